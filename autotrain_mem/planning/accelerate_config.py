@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,13 @@ def with_accelerate(request: RunRequest) -> RunRequest:
         UsageError: the config cannot be read or planned with, or contradicts flags; all that does.
     """
     request = with_deepspeed(request)
-    content, name = _content(request)
+    given, name = request.autofit.accelerate_config, FLAG
+    if given is None:
+        content, name = request.accelerate, "the plan's config of accelerate launch"
+    elif isinstance(given, Mapping):
+        content = given
+    else:
+        content, name = request.accelerate or read_yaml(str(given), FLAG), str(Path(given))
     if content is None:
         return request
     from autotrain_mem.parallel.user_config import read_launch  # most have no such config
@@ -41,9 +47,7 @@ def with_accelerate(request: RunRequest) -> RunRequest:
     if _is_first_version(content):
         content = _second_version(content, name)
     launch = read_launch(content, name)
-    if problems := [*_contradictions(request, launch, name)]:
-        reasons, cures = zip(*problems, strict=True)
-        raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(cures))
+    refuse_all([*_contradictions(request, launch, name)])
     autofit = request.autofit
     gpus = launch.processes // launch.nodes if launch.processes else autofit.gpus
     processes = launch.processes or autofit.gpu_counts[0] * launch.nodes
@@ -93,15 +97,6 @@ def launch_warnings(request: RunRequest) -> tuple[str, ...]:
     if written and _is_first_version(written):
         return "the config is for FSDP's first version, and is read as fsdp_version: 2", *said
     return said
-
-
-def _content(request: RunRequest) -> tuple[Mapping[str, Any] | None, str]:
-    given = request.autofit.accelerate_config
-    if given is None:
-        return request.accelerate, "the plan's config of accelerate launch"
-    if isinstance(given, Mapping):
-        return given, FLAG
-    return request.accelerate or read_yaml(str(given), FLAG), str(Path(given))
 
 
 _RESHARDS = {"FULL_SHARD": True, "1": True, "TRUE": True, "SHARD_GRAD_OP": False, "2": False, "FALSE": False}
@@ -162,6 +157,13 @@ def _trl_arguments(request: RunRequest, launch: Launch) -> dict[str, Any]:
     precision = launch.mixed_precision
     computes = {} if precision == "no" or request.names(precision) else {precision: True}
     return computes | ({CHECKPOINTING: False} if launch.recomputes else {})
+
+
+def refuse_all(problems: Sequence[tuple[str, str]]) -> None:
+    """Raises UsageError for all problems, each with its cure, at once."""
+    if problems:
+        reasons, cures = zip(*problems, strict=True)
+        raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
 
 
 def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[tuple[str, str]]:
@@ -232,14 +234,17 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
     others = [name for name in OF_DEEPSPEED if getattr(request.autofit, name) not in (None, getattr(zero, name))]
     cure = "Remove the flag, or write it into the file."
     problems += [(f"--{name} is not what --{_ARGUMENT} says", cure) for name in others]
-    if problems:
-        reasons, cures = zip(*problems, strict=True)
-        raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
+    refuse_all(problems)
     offload = {name: getattr(zero, name) or getattr(request.autofit, name) for name in OF_DEEPSPEED}
     left, said = with_auto(content)
+    argv, is_value = [], False  # without this flag, whose content stands in the request's keys
+    for token in request.argv:
+        if not is_value and token != f"--{_ARGUMENT}" and not token.startswith(f"--{_ARGUMENT}="):
+            argv.append(token)
+        is_value = token == f"--{_ARGUMENT}"
     return replace(
         request,
-        argv=_without(request.argv),
+        argv=tuple(argv),
         config={**said, **request.config, _ARGUMENT: left},
         autofit=replace(request.autofit, sharding=zero.sharding, **offload),
     )
@@ -263,17 +268,3 @@ def deepspeed_content(given: Any) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise UsageError(f"--{_ARGUMENT} {path} holds no keys.", hint="Give DeepSpeed's own JSON.")
     return content
-
-
-def _without(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Flags but this one: its content stands in the request's keys."""
-    kept: list[str] = []
-    is_value = False
-    for token in argv:
-        if token == f"--{_ARGUMENT}":
-            is_value = True
-        elif not is_value and not token.startswith(f"--{_ARGUMENT}="):
-            kept.append(token)
-        else:
-            is_value = False
-    return tuple(kept)

@@ -138,7 +138,11 @@ def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
         for phase, peak in _measured(last).items()
         if phase in predicted
     }
-    correction = Correction(lines=lines, cached_bytes=_cached_bytes(last), measured=last.probe.knobs)
+    seen, cached_bytes = last.probe.measured, 0
+    if seen is not None and not last.probe.refused and not seen.num_alloc_retries:
+        cached_bytes = seen.peak_reserved_bytes - seen.peak_allocated_bytes
+        cached_bytes -= last.predicted.reserved.peak_reserved_bytes - last.predicted.memory.peak_allocated_bytes
+    correction = Correction(lines=lines, cached_bytes=cached_bytes, measured=last.probe.knobs)
     if last.probe.fits:
         return correction
     misfits = sum(not point.probe.fits for point in points)
@@ -181,26 +185,16 @@ def _measured(point: Point) -> dict[Phase, int]:
 def _scale(phase: Phase, points: Sequence[Point]) -> float:
     if phase is Phase.LOAD:
         return 1.0
-    for other in reversed(points[:-1]):
-        slope = _slope(phase, other, points[-1])
-        if slope is not None:
-            return _cut(slope)
-    measured, predicted = _measured(points[-1]), points[-1].predicted.memory.phases
+    last, predicted, measured = points[-1], points[-1].predicted.memory.phases, _measured(points[-1])
+    for other in reversed(points[:-1]):  # two points of one kind that lie apart give a slope
+        before, seen = other.predicted.memory.phases.get(phase, 0), _measured(other).get(phase)
+        is_apart = abs(predicted[phase] - before) > LEAST_DISTANCE * max(before, predicted[phase])
+        is_one_kind = _kind(other.probe.knobs) == _kind(last.probe.knobs)
+        if seen is not None and is_apart and is_one_kind and not (other.probe.refused or last.probe.refused):
+            return _cut((measured[phase] - seen) / (predicted[phase] - before))
     moved_predicted = predicted[phase] - predicted.get(Phase.LOAD, 0)
     moved_measured = measured[phase] - measured.get(Phase.LOAD, predicted.get(Phase.LOAD, 0))
     return _cut(moved_measured / moved_predicted) if moved_predicted > 0 else 1.0
-
-
-def _slope(phase: Phase, one: Point, other: Point) -> float | None:
-    """Between two points of one kind that lie apart; None for all others."""
-    predicted = [point.predicted.memory.phases.get(phase, 0) for point in (one, other)]
-    measured = [_measured(point).get(phase) for point in (one, other)]
-    first, second = measured
-    if first is None or second is None or one.probe.refused or other.probe.refused:
-        return None
-    is_apart = abs(predicted[1] - predicted[0]) > LEAST_DISTANCE * max(predicted)
-    is_one_kind = _kind(one.probe.knobs) == _kind(other.probe.knobs)
-    return (second - first) / (predicted[1] - predicted[0]) if is_apart and is_one_kind else None
 
 
 _HOW_MUCH = (*(name for lever in BATCHES for name in LEVERS[lever].knobs), MAX_LENGTH)
@@ -214,14 +208,6 @@ def _kind(knobs: Knobs) -> Knobs:
 
 def _cut(scale: float) -> float:
     return min(max(scale, SCALES[0]), SCALES[1])
-
-
-def _cached_bytes(point: Point) -> int:
-    measured = point.probe.measured
-    if measured is None or point.probe.refused or measured.num_alloc_retries:
-        return 0
-    predicted = point.predicted.reserved.peak_reserved_bytes - point.predicted.memory.peak_allocated_bytes
-    return measured.peak_reserved_bytes - measured.peak_allocated_bytes - predicted
 
 
 _NOT_STATIC = (Owner.OTHER, Owner.GATHERED_WEIGHTS, Owner.TEMPORARY, Owner.ACTIVATIONS, Owner.KV_CACHE)

@@ -98,9 +98,8 @@ def _judged(
         refusal = next(reversed(limits.refusals), NOTHING_FITS)
         return CardVerdict(hardware=card, refusal=refusal, price=subject.price)
     steps = optimizer_steps(subject, best.estimate.knobs)
-    return CardVerdict(
-        hardware=card, level=best.level, estimate=best.estimate, optimizer_steps=steps, price=subject.price
-    )
+    found, price = best.estimate, subject.price
+    return CardVerdict(hardware=card, level=best.level, estimate=found, optimizer_steps=steps, price=price)
 
 
 MOST_POINTS = 400
@@ -148,8 +147,7 @@ def estimate_all(
     def call(settings: tuple[AxisValue, ...], one: Rehearsals | AutofitError, worker: Worker) -> SweepPoint:
         outcome: Estimate | AutofitError
         try:
-            alone = Workers.holding(worker)
-            outcome = one if isinstance(one, AutofitError) else estimate(replace(one, workers=alone))
+            outcome = one if isinstance(one, AutofitError) else estimate(replace(one, workers=Workers.holding(worker)))
         except REFUSALS as refusal:
             outcome = refusal
         point = SweepPoint(settings=settings, outcome=outcome)

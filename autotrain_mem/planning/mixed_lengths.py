@@ -47,12 +47,6 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
     return not knobs.pads_rows or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
-def shorter_tokens(batches: DrawnBatches, longest: int) -> int:
-    """Chooses the tokens of the second rehearsal's rows."""
-    least, most = (round(share * longest) for share in SHORTER)
-    return min(most, max(least, round(statistics.median(batches.tokens))))
-
-
 def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_bytes: int | None) -> MixedLengths | None:
     """Replays rows of every length; None where that is not known: see :func:`batches_of`, and ``UnclearStepsError``.
 
@@ -63,7 +57,8 @@ def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_byte
     if batches is None or not subject.caches or subject.lengths.images:
         return None
     longest = subject.row_length(knobs)
-    shorter, settings = shorter_tokens(batches, longest), subject.endless_room.settings
+    least, most = (round(share * longest) for share in SHORTER)
+    shorter, settings = min(most, max(least, round(statistics.median(batches.tokens)))), subject.endless_room.settings
     long = Rehearsed(tokens=longest, trace=trace_of(longest))
     try:
         step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
@@ -98,39 +93,30 @@ def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed
     """
     if mixed is None:
         return estimate
-
-    def moved(grows: bool) -> ReservedByOrder:
-        reserved = [memory.reserved.modes[grows] for memory in (estimate.memory, rehearsed)]
-        return mixed.modes[grows].moved(reserved[0].peak_reserved_bytes - reserved[1].peak_reserved_bytes)
-
-    both = MixedLengths.of_both(moved)
+    before, now = rehearsed.reserved.modes, estimate.memory.reserved.modes
+    more = {grows: now[grows].peak_reserved_bytes - before[grows].peak_reserved_bytes for grows in (False, True)}
+    both = MixedLengths.of_both(lambda grows: mixed.modes[grows].moved(more[grows]))
     return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
 
 
 def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
-    """Returns the estimate with the reason why rows of every length were not replayed, where they would matter."""
-    memory = estimate.memory
-    why = "" if memory.mixed_lengths is not None else _why_unknown(subject, estimate.knobs)
-    if not why:
+    """Returns the estimate with the reason why rows of every length were not replayed, and its cure; unchanged where
+    they were, all batches are alike, or nothing is cached."""
+    memory, job, lengths = estimate.memory, subject.job, subject.lengths
+    if memory.mixed_lengths is not None or not subject.caches or _count_as_alike(job, estimate.knobs):
         return estimate
+    if lengths.profile is None and not job.names_data:
+        why = "nothing says how long they are; give --dataset"
+    elif lengths.profile is None:
+        why = f"the data could not be read: {lengths.why_not.rstrip('.')}"
+    elif batches_of(subject, estimate.knobs) is None:
+        return estimate
+    elif lengths.images:
+        why = "how many pixels stand beside how much text is another thing in every row"
+    else:
+        why = "the steps of this rehearsal cannot be played again with others (several processes, offloading)"
     not_counted = (f"what rows of every length make the allocator reserve over hours: {why}", *memory.not_counted)
     return replace(estimate, memory=replace(memory, not_counted=not_counted))
-
-
-def _why_unknown(subject: Subject, knobs: Knobs) -> str:
-    """Returns the reason with its cure; empty where all batches are alike, or nothing is cached."""
-    job, lengths = subject.job, subject.lengths
-    if not subject.caches or _count_as_alike(job, knobs):
-        return ""
-    if lengths.profile is None:
-        if not job.names_data:
-            return "nothing says how long they are; give --dataset"
-        return f"the data could not be read: {lengths.why_not.rstrip('.')}"
-    if batches_of(subject, knobs) is None:
-        return ""
-    if lengths.images:
-        return "how many pixels stand beside how much text is another thing in every row"
-    return "the steps of this rehearsal cannot be played again with others (several processes, offloading)"
 
 
 def exceeds(mixed: MixedLengths, capacity_bytes: int) -> bool:

@@ -76,16 +76,12 @@ def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[ob
     """
     folder = pathlib.Path(output_dir).resolve()
     kinds = [*(("model", name) for name in models), *(("dataset", name) for name in datasets)]
-    for kind, name in kinds:
-        path = pathlib.Path(str(name)).resolve() if name else folder
-        if not name or not path.is_dir():
+    for kind, name in (each for each in kinds if each[1]):
+        path = pathlib.Path(str(name)).resolve()
+        is_inside, holds = (path.is_dir() and _lies_in(*pair) for pair in ((folder, path), (path, folder)))
+        if not is_inside and not holds:
             continue
-        if _lies_in(folder, path):
-            relation = "is" if _lies_in(path, folder) else "lies in"
-        elif _lies_in(path, folder):
-            relation = "holds"
-        else:
-            continue
+        relation = "is" if is_inside and holds else "lies in" if is_inside else "holds"
         raise OutputFolderError(
             f"The output folder {output_dir} {relation} the {kind}'s folder, {name}, which the training reads.",
             hint="Give another --output_dir, beside that folder: what is saved could replace what is read.",

@@ -7,7 +7,7 @@ smaller where nothing else that the user allows fits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from autotrain_mem.search.largest import find_most
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
 from autotrain_mem.search.memo import Memo, OnAttempt
 from autotrain_mem.search.search import Limits, SearchResult, find, no_plan
-from autotrain_mem.search.shardings import SharedTokens, degrees, way_of
+from autotrain_mem.search.shardings import degrees, way_of
 from autotrain_mem.search.space import Space, why_fp16
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
@@ -52,10 +52,6 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
     check_colocated(subject, space.base)
     limits = limits_of(subject, space.base)
     footprints = {} if footprints is None else footprints
-
-    def least_needed(other: Job, knobs: Knobs) -> Estimate:
-        return Predictions(replace(subject, job=other)).rehearse([knobs], whole=True)[0]
-
     if question is None and (shared := with_shared_tokens(subject, space, limits, on_attempt, footprints)):
         return shared
     memo = Memo(space, Predictions(subject, footprints), on_attempt)
@@ -63,6 +59,10 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
     if found is not None:
         return found
     error = no_plan(space, memo, limits)
+
+    def least_needed(other: Job, knobs: Knobs) -> Estimate:
+        return Predictions(replace(subject, job=other)).rehearse([knobs], whole=True)[0]
+
     if isinstance(error, DoesNotFitError):
         raise with_other_methods(error, subject.job, space, least_needed) from error
     raise error
@@ -154,8 +154,18 @@ def with_shared_tokens(
     if not sizes or (way.in_half_precision and subject.hardware.capability < FLASH_CAPABILITY):
         return None
     tried: list[Candidate] = []
+    job, defaults = subject.job, subject.defaults
     for size in (1, *sizes):
-        alike = _sharing(subject, way, size, space.effective_batch_size)
+        # The same job, with nothing but time to lose, and rows that so many share.
+        harmless = replace(
+            job,
+            arguments={**job.arguments, **({way.name: size} if size > 1 else {})},
+            fit="lossless",
+            forbid=job.forbid | {name for name, row in LEVERS.items() if row.offloads},
+            effective_batch_size=space.effective_batch_size,
+        )
+        shares: dict[str, Any] = {"sharding": way.shardings[-1] if size > 1 else defaults.sharding, way.name: size}
+        alike = replace(subject, job=harmless, defaults=replace(defaults, **shares))
         others = alike.space()
         memo = Memo(others, Predictions(alike, footprints), _heard(tried, on_attempt))
         try:
@@ -179,19 +189,6 @@ def _heard(tried: list[Candidate], on_attempt: OnAttempt) -> OnAttempt:
         on_attempt(attempt)
 
     return hear
-
-
-def _sharing(subject: Subject, way: SharedTokens, size: int, effective_batch_size: int) -> Subject:
-    """The same job, with nothing but time to lose, and rows that so many share."""
-    job, defaults = subject.job, subject.defaults
-    arguments = {**job.arguments, **({way.name: size} if size > 1 else {})}
-    forbid = job.forbid | {name for name, row in LEVERS.items() if row.offloads}
-    harmless = replace(
-        job, arguments=arguments, fit="lossless", forbid=forbid, effective_batch_size=effective_batch_size
-    )
-    sizes: dict[str, Any] = {way.name: size}
-    sharding = way.shardings[-1] if size > 1 else defaults.sharding
-    return replace(subject, job=harmless, defaults=replace(defaults, sharding=sharding, **sizes))
 
 
 MOST_STEPS = 4
@@ -225,7 +222,15 @@ def searched_with_images(
         if smaller is None:
             return subject, found
     other, found = smaller
-    levers = (*found.levers, _lever_of_images(subject, other, found, tried))
+    # What full size would need at least, and what becomes of the row with most tokens of images.
+    row, whole = LEVERS[SMALLER_IMAGES], [each.required_bytes for each in tried if each.knobs.max_pixels is None]
+    needed = f"at full size it needs at least {against(min(whole), subject.budget_bytes)}: " if whole else ""
+    counts = [each.lengths.profile for each in (subject, other)]
+    most = [each.images.summary().most for each in counts if each is not None and each.images is not None]
+    tokens = f" (a row has {most[1]} tokens of images at most, in place of {most[0]})" if len(most) == 2 else ""
+    why, pixels = f"{needed}{row.reason}{tokens}", found.estimate.knobs.max_pixels
+    lever = Lever(name=row.name, before=None, after=pixels, harm=row.harm, why=why)
+    levers = (*found.levers, lever)
     return other, replace(found, level=SMALLER_IMAGES_LEVEL, levers=levers, attempts=tuple(tried))
 
 
@@ -246,14 +251,3 @@ def _with_smaller_images(
         with contextlib.suppress(DoesNotFitError):
             return smaller, searched(uncut, on_attempt, footprints)
     return None
-
-
-def _lever_of_images(before: Subject, after: Subject, found: SearchResult, tried: Sequence[Candidate]) -> Lever:
-    """Returns what full size would need at least, and what becomes of the row with most tokens of images."""
-    row, pixels = LEVERS[SMALLER_IMAGES], found.estimate.knobs.max_pixels
-    whole = [each.required_bytes for each in tried if each.knobs.max_pixels is None]
-    needed = f"at full size it needs at least {against(min(whole), before.budget_bytes)}: " if whole else ""
-    counts = [each.lengths.profile for each in (before, after)]
-    most = [each.images.summary().most for each in counts if each is not None and each.images is not None]
-    tokens = f" (a row has {most[1]} tokens of images at most, in place of {most[0]})" if len(most) == 2 else ""
-    return Lever(name=row.name, before=None, after=pixels, harm=row.harm, why=f"{needed}{row.reason}{tokens}")

@@ -51,20 +51,21 @@ def check_preflight(
     def ask() -> Preflight:
         return rehearsals.workers.first.preflight(job, capability, **facts)
 
+    def is_settled(result: Preflight) -> bool:
+        """What was found may be mended without a change of the job or its files, as the network may."""
+        return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
+
     words = {"compute_capability": capability, **facts}
     result = answered(
-        rehearsals.store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=_is_settled
+        rehearsals.store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=is_settled
     )
     warnings = settle(result.findings)
-    unseen = any(finding.error == _OUT_OF_REACH for finding in warnings)
-    trains_on_cpu = on_cpu if to_train else None
-    return Checked(warnings=warnings, data_out_of_reach=unseen, result=result, trains_on_cpu=trains_on_cpu)
-
-
-def _is_settled(result: Preflight) -> bool:
-    """Returns whether nothing was found that may be mended without a change of the job or its files, such as the
-    network."""
-    return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
+    return Checked(
+        warnings=warnings,
+        data_out_of_reach=any(finding.error == _OUT_OF_REACH for finding in warnings),
+        result=result,
+        trains_on_cpu=on_cpu if to_train else None,
+    )
 
 
 def examine(
@@ -106,5 +107,4 @@ def check_room(
         processes=rehearsals.hardware.topology.devices,
         download=checked.result.download,
     )
-    room = room_findings(load)
-    return settle((*checked.warnings, *room))
+    return settle((*checked.warnings, *room_findings(load)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.prices import prices
-from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
+from autotrain_mem.planning.accelerate_config import launch_warnings, refuse_all, with_accelerate
 from autotrain_mem.planning.for_processes import arguments_over, autofit_of, for_processes, is_shared_otherwise
 from autotrain_mem.planning.kept_answers import parsed
 from autotrain_mem.planning.output_dir import RESUME
@@ -31,13 +31,9 @@ from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
-from autotrain_mem.types import Job, Plan
+from autotrain_mem.types import Plan
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.worker.pool import Workers
-
-if TYPE_CHECKING:
-    from autotrain_mem.planning.run_request import RunRequest
-
 
 _MODEL_NAMES = ("model", "model_name_or_path")
 _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
@@ -117,9 +113,16 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
             f"{_called(given)} was made in Python, from data or a model that no file holds.",
             hint=hints.objects.format(plan=given),
         )
-    job = plan.job
-    for message in _taken(job, request):
-        warn(message)
+    job, given_here = plan.job, request.environment
+    if job.arguments.get("trust_remote_code") and not request.names("trust_remote_code"):
+        warn(f"the plan runs code that comes with {job.model} (trust_remote_code)")
+    if taken := [f"{name}={value}" for name, value in job.environment.items() if name not in given_here]:
+        warn(f"the plan sets {' '.join(taken)} for the processes that load the model")
+    if missing := sorted({*(job.unrecorded or ())} - given_here.keys() - os.environ.keys()):
+        warn(
+            f"the plan was made with {', '.join(missing)}, whose value no plan holds, and which is not set here: "
+            f"{missing[0]}=... before the command sets it, or the env: block of a config"
+        )
     autofit, arguments = request.autofit.over(plan, here=to_train and not request.simulate), dict(job.trl_arguments)
     if is_shared_otherwise(request.autofit, plan):
         autofit = autofit_of(request.autofit, autofit, plan)
@@ -134,20 +137,6 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
         accelerate=job.accelerate if request.accelerate is None else request.accelerate,
         environment={**job.environment, **request.environment},
     )
-
-
-def _taken(planned: Job, request: RunRequest) -> Iterator[str]:
-    """Yields what to know of a plan's variables, and of code that it runs, where the user does not say the same."""
-    given = request.environment
-    if planned.arguments.get("trust_remote_code") and not request.names("trust_remote_code"):
-        yield f"the plan runs code that comes with {planned.model} (trust_remote_code)"
-    if taken := [f"{name}={value}" for name, value in planned.environment.items() if name not in given]:
-        yield f"the plan sets {' '.join(taken)} for the processes that load the model"
-    if missing := sorted({*(planned.unrecorded or ())} - given.keys() - os.environ.keys()):
-        yield (
-            f"the plan was made with {', '.join(missing)}, whose value no plan holds, and which is not set here: "
-            f"{missing[0]}=... before the command sets it, or the env: block of a config"
-        )
 
 
 def _called(given: Plan | str | Path) -> str:
@@ -177,19 +166,18 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
     model = request.model or given.get("model_name_or_path")
     if not model:
         raise no_model()
-    counts = autofit.gpu_counts
+    counts, nodes = autofit.gpu_counts, autofit.nodes or 1
     if len(counts) > 1:
         raise UsageError(
             f"--gpus {','.join(map(str, counts))} names several plans.",
             hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
         )
-    table = prices(None if autofit.prices is None else str(autofit.prices))
     hardware = choose(
         autofit.gpu,
         use_cpu=bool(given.get("use_cpu")),
         gpus=counts[0] if counts else None,
-        nodes=autofit.nodes or 1,
-        spared=gpus_served_here(given.get, autofit.nodes or 1),
+        nodes=nodes,
+        spared=gpus_served_here(given.get, nodes),
         link=autofit.link,
         environment=request.environment,
         warn=warn,
@@ -201,7 +189,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
         hardware=hardware,
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
         store=store,
-        prices=table,
+        prices=prices(None if autofit.prices is None else str(autofit.prices)),
     )
 
 
@@ -210,6 +198,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
 FLAG = f"--{PEFT_CONFIG}"
 FILE = "adapter_config.json"
 """``peft/utils/constants.py: CONFIG_NAME``."""
+_WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folder that holds it."
 
 
 def with_peft_config(request: RunRequest) -> RunRequest:
@@ -224,9 +213,24 @@ def with_peft_config(request: RunRequest) -> RunRequest:
     if given is None:
         return request
     text = canonical(_content(given))
-    if problems := [*_problems(request, text)]:
-        reasons, cures = zip(*problems, strict=True)
-        raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(cures))
+    kind, why = kind_of(text), why_not_quantized(text)
+    problems = []
+    if function := needs_data_first(text):
+        problem = f"{FLAG}: its init_lora_weights needs peft's {function}, which no trainer calls"
+        cure = "Call it in a script of yours, with a trainer of autotrain_mem; or remove init_lora_weights."
+        problems.append((problem, cure))
+    if request.names("use_peft") and not request.argument("use_peft"):
+        problems.append((f"--use_peft false and {FLAG} contradict each other", "Remove one."))
+    if twice := [name for name in SAID[1:] if request.names(name)]:
+        flags = ", ".join(f"--{name}" for name in twice)
+        cure = f"Remove {flags}, or write it into the config."
+        problems.append((f"{flags} and {FLAG} both say what the adapter is", cure))
+    quantized = [name for name in BASE_BITS if why and request.argument(name)]
+    problems += [(f"--{name} does not go with {kind}: {why}", f"Remove --{name}, or take LoRA.") for name in quantized]
+    if arguments_of(text).get(CHECKPOINTING) is False and any(map(request.argument, RECOMPUTES)):
+        problem = f"--gradient_checkpointing does not go with {kind}: a layer that is computed again has no prefix"
+        problems.append((problem, "Remove --gradient_checkpointing."))
+    refuse_all(problems)
     return replace(request, autofit=replace(request.autofit, peft_config=text))
 
 
@@ -249,29 +253,3 @@ def _content(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(content, Mapping) or not isinstance(content.get("peft_type"), str):
         raise UsageError(f"{FLAG} {given} names no peft_type, as every config of PEFT's does.", hint=_WANTED)
     return content
-
-
-_WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folder that holds it."
-
-
-def _problems(request: RunRequest, text: str) -> Iterator[tuple[str, str]]:
-    kind = kind_of(text)
-    if function := needs_data_first(text):
-        yield (
-            f"{FLAG}: its init_lora_weights needs peft's {function}, which no trainer calls",
-            "Call it in a script of yours, with a trainer of autotrain_mem; or remove init_lora_weights.",
-        )
-    if request.names("use_peft") and not request.argument("use_peft"):
-        yield f"--use_peft false and {FLAG} contradict each other", "Remove one."
-    if twice := [name for name in SAID[1:] if request.names(name)]:
-        flags = ", ".join(f"--{name}" for name in twice)
-        yield f"{flags} and {FLAG} both say what the adapter is", f"Remove {flags}, or write it into the config."
-    why = why_not_quantized(text)
-    for name in BASE_BITS:
-        if why and request.argument(name):
-            yield f"--{name} does not go with {kind}: {why}", f"Remove --{name}, or take LoRA."
-    if arguments_of(text).get(CHECKPOINTING) is False and any(map(request.argument, RECOMPUTES)):
-        yield (
-            f"--gradient_checkpointing does not go with {kind}: a layer that is computed again has no prefix",
-            "Remove --gradient_checkpointing.",
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 from autotrain_mem.allocator.settings import AllocatorSettings, environment_setting, environment_settings
@@ -85,31 +85,22 @@ def check_lengths(profile: DataProfile, space: Space) -> None:
             f"{images.end:,}.",
             hint=f"{'; or '.join(cures)}.",
         )
-    _check_answers(profile, space)
-
-
-def _check_answers(profile: DataProfile, space: Space) -> None:
-    """Refuses a length at which an answer fills a row, so that the prompt is cut away and TRL's collator fails at that
-    row; and answers that do not fit after the longest prompt."""
-    limit = space.base.max_length
     if not profile.longest_answer or limit is None:
         return
-    if limit <= profile.longest_answer:
+    if limit <= profile.longest_answer:  # the prompt would be cut away, and TRL's collator fails at such a row
         raise UsageError(
             f"{limit:,} tokens leave nothing of a prompt: TRL cuts the beginning of a row, and the longest answer has "
             f"{profile.longest_answer:,}.",
             hint=f"--max_length {profile.least_length} or more, or auto, keeps a token of every prompt; or drop the "
             "rows with the longest answers.",
         )
-    answer = space.base.max_new_tokens or 0
-    prompt = min(profile.longest_prompt, limit - 1)
+    answer, prompt = space.base.max_new_tokens or 0, min(profile.longest_prompt, limit - 1)
     if space.context_length is not None and prompt + answer > space.context_length:
         room = space.context_length - prompt
-        cure = f"use --max_new_tokens {room} or less" if room > 0 else "drop the longest prompts from the data"
         raise ContextLengthError(
             f"the longest prompt ({prompt} tokens) and --max_new_tokens {answer} are beyond the model's context of "
             f"{space.context_length} tokens",
-            hint=cure,
+            hint=f"use --max_new_tokens {room} or less" if room > 0 else "drop the longest prompts from the data",
         )
 
 
@@ -205,12 +196,12 @@ class Rehearsals:
 
     def describe(self) -> ModelFacts:
         """Reads the model's config. Raises ModelError, and UsageError for what does not go with it."""
-        capability = self.hardware.capability
+        capability, words = self.hardware.capability, {"compute_capability": self.hardware.capability}
 
         def ask() -> ModelFacts:
             return self.workers.first.describe(self.job, capability)
 
-        return answered(self.store, self.job, "model", {"compute_capability": capability}, ModelFacts, ask)
+        return answered(self.store, self.job, "model", words, ModelFacts, ask)
 
     def count_lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
         """Token lengths of the data, counted once and then kept.
@@ -242,14 +233,16 @@ class Rehearsals:
 
     def _profile(self, on_counting: OnCounting = lambda counting: None) -> DataProfile:
         job, worker = self.job, self.workers.first
-
-        def ask() -> Fingerprint:
-            return worker.fingerprint(job)
-
-        def keeps(found: Fingerprint) -> bool:
-            return not found.names_files
-
-        found = answered(self.store, job, "fingerprint", {}, Fingerprint, ask, reads_data=True, keeps=keeps)
+        found = answered(
+            self.store,
+            job,
+            "fingerprint",
+            {},
+            Fingerprint,
+            lambda: worker.fingerprint(job),
+            reads_data=True,
+            keeps=lambda found: not found.names_files,
+        )
         key = {"fingerprint": found.digest, "versions": versions_key()}
         kept = self.store.get("profile", key)
         if kept is not None:
@@ -260,19 +253,8 @@ class Rehearsals:
 
     def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> Subject:
         """Returns the same with what is known of the model and the rows; asks for what is not given."""
-        return Subject(
-            workers=self.workers,
-            job=self.job,
-            defaults=self.defaults,
-            hardware=self.hardware,
-            headroom_bytes=self.headroom_bytes,
-            store=self.store,
-            prices=self.prices,
-            correction=self.correction,
-            traces=self.traces,
-            facts=facts or self.describe(),
-            lengths=lengths or self.count_lengths(),
-        )
+        known = {each.name: getattr(self, each.name) for each in fields(Rehearsals)}
+        return Subject(**known, facts=facts or self.describe(), lengths=lengths or self.count_lengths())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,8 +322,7 @@ class Subject(Rehearsals):
 
     def space(self) -> Space:
         """Returns what a search may move; raises UsageError, BatchSplitError and ContextLengthError."""
-        profile, nodes = self.lengths.profile, self.hardware.topology.nodes
-        longest = self.lengths.longest
+        profile, nodes, longest = self.lengths.profile, self.hardware.topology.nodes, self.lengths.longest
         space = make_space(self.defaults, self.job, self.facts, longest=longest, profile=profile, nodes=nodes)
         if profile is not None:
             check_lengths(profile, space)

@@ -63,7 +63,6 @@ class RunRequest:
     simulate: bool = setting(
         False, group=Group.DEVICE, before="headroom", help="train on the CPU, with a simulated card of that name"
     )
-    """Train on the CPU, with a simulated card."""
     plan_only: bool = setting(False, group=Group.OUTPUT, before="plan", help="plan and stop")
     overwrite_output_dir: bool = setting(
         False,
@@ -71,7 +70,6 @@ class RunRequest:
         commands=(TRAIN, PLAN),
         help="where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted",
     )
-    """Move another run's folder aside."""
     max_restarts: int = setting(
         RESTARTS,
         kind=int,
@@ -80,14 +78,12 @@ class RunRequest:
         metavar="N",
         help=f"resume up to N times in a row when the training process dies (default {RESTARTS}), 0 for never",
     )
-    """How often in a row another process may go on with a training, without a new checkpoint."""
     probe: bool = setting(
         True,
         group=Group.OUTPUT,
         commands=(TRAIN, PLAN),
         help="train without the probe: two real steps on the longest rows in a process of their own",
     )
-    """Try the plan before it trains."""
     machine_rank: int | None = setting(
         None,
         kind=int,
@@ -97,7 +93,6 @@ class RunRequest:
         metavar="N",
         help="which of --nodes machines this one is, from 0 (default: as Slurm, torchrun or SkyPilot says)",
     )
-    """Which of several machines this is."""
     main_process_ip: str | None = setting(
         None,
         kind=str,
@@ -107,7 +102,6 @@ class RunRequest:
         metavar="HOST",
         help="address of machine 0, which plans and leads",
     )
-    """Address of the first of them."""
     main_process_port: int | None = setting(
         None,
         kind=int,
@@ -126,7 +120,6 @@ class RunRequest:
         metavar="N",
         help="continue with N machines or more when one is lost and does not come back (default: all)",
     )
-    """The number of machines with which the training may continue when others are lost."""
     place: Place | None = None
     """This machine's, as ``run.several_machines.placed`` found it; None where there is one."""
     command: tuple[str, ...] = field(default=(), compare=False)
@@ -138,9 +131,8 @@ class RunRequest:
     def own(self) -> dict[str, Any]:
         """Returns those of our own settings that may contradict one of TRL's, or each other."""
         names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length", "image_sizes")
-        same = {name: getattr(self.autofit, name) for name in names}
-        ways = {"simulate": self.simulate, "plan_only": self.plan_only}
-        return {**same, **ways, "forbid": sorted(self.autofit.forbid)}
+        ways = {"simulate": self.simulate, "plan_only": self.plan_only, "forbid": sorted(self.autofit.forbid)}
+        return {name: getattr(self.autofit, name) for name in names} | ways
 
     @property
     def folder(self) -> str | None:
@@ -204,7 +196,6 @@ class RunRequest:
 _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Variables that torchrun and MPI set for the processes that they start (``accelerate/utils/environment.py:
 get_cpu_distributed_information``)."""
-
 
 _SHARDS = (
     *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"),
