@@ -117,6 +117,8 @@ def micro_batches(space: Space) -> tuple[int, ...]:
 def with_rows(knobs: Knobs, rows: int, effective_batch_size: int | None = None) -> Knobs:
     """Splits the effective batch, that of the knobs unless given, into micro-batches of so many rows on each device."""
     steps = (effective_batch_size or knobs.effective_batch_size) // (rows * knobs.data_parallel_size)
+    if (rows, steps) == (knobs.per_device_train_batch_size, knobs.gradient_accumulation_steps):
+        return knobs
     return replace(knobs, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
 
 

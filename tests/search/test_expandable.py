@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, found_or_none, space_of
 
 from autotrain_mem.search.levels import allowed
@@ -111,17 +109,3 @@ def test_where_neither_kind_fits_the_one_that_needs_less_counts() -> None:
     assert Memo(ONE_POINT, model)(ONE_POINT.base).knobs.expandable_segments
     worse = LinearMemory(budget_bytes=3 * GIB, unmapped=-SAVED)
     assert not Memo(ONE_POINT, worse)(ONE_POINT.base).knobs.expandable_segments
-
-
-@given(st.integers(2 * GIB, 64 * GIB), st.sampled_from((1, 8, 64)), st.sampled_from((0.0, 0.02)))
-@settings(max_examples=40, deadline=None)
-def test_a_plan_has_them_if_and_only_if_it_does_not_fit_without(budget: int, effective: int, noise: float) -> None:
-    model = LinearMemory(budget_bytes=budget, noise=noise, unmapped=SAVED)
-    found = found_or_none(space_of(effective_batch_size=effective), model)
-    if found is None:
-        return
-    assert found.estimate.fits
-    knobs = found.estimate.knobs
-    assert knobs.expandable_segments != model.estimate(replace(knobs, expandable_segments=False)).fits
-    assert (EXPANDABLE in [lever.name for lever in found.levers]) == knobs.expandable_segments
-    assert len(model.calls) == len(set(model.calls))

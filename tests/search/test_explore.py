@@ -1,7 +1,6 @@
 """The search inside a level against a whole grid, what it costs, and where a line stops fitting."""
 
 from dataclasses import replace
-from functools import cache
 from random import Random
 from statistics import median, quantiles
 
@@ -20,7 +19,7 @@ from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate, Knobs, Owner, StepTime
 
-JOBS = 100
+JOBS = 60
 
 
 def job(number: int) -> Space:
@@ -44,12 +43,12 @@ def shared_job(number: int) -> Space:
     return replace(space, base=base, effective_batch_size=rows, nodes=random.choice((1, 1, 2)))
 
 
-def card(number: int, space: Space, *, noise: float) -> LinearMemory:
+def card(number: int, space: Space) -> LinearMemory:
     """Another model on another card each time; copies are as exact as they are shown to be."""
-    random = Random(number + JOBS)
+    random = Random(number + 100)
     return LinearMemory(
         budget_bytes=int(2 * GIB * 32 ** random.random()),
-        noise=noise,
+        noise=0.02,
         unmapped=random.choice((0.0, 0.02)),
         copied_layers=random.choice((None, 3)),
         amiss=random.choice((-0.005, 0.005)),
@@ -83,39 +82,38 @@ def quality(space: Space, model: LinearMemory, found: SearchResult | None) -> fl
     return found.estimate.tokens_per_second / best[1]
 
 
-@cache
-def every_job(noise: float, *, shares: bool = False) -> list[tuple[Space, LinearMemory, SearchResult | None]]:
+def every_job(*, shares: bool = False) -> list[tuple[Space, LinearMemory, SearchResult | None]]:
     """Each with what was found; the model keeps the rehearsals.
 
     Args:
         shares: Whether there are several processes.
     """
     spaces = [(shared_job if shares else job)(number) for number in range(JOBS)]
-    models = [card(number, space, noise=noise) for number, space in enumerate(spaces)]
+    models = [card(number, space) for number, space in enumerate(spaces)]
     return [(space, model, found_or_none(space, model)) for space, model in zip(spaces, models, strict=True)]
 
 
-@pytest.mark.parametrize(("noise", "share"), [(0.0, 1.0), (0.02, 0.97)])
-def test_plans_are_as_fast_as_the_best_of_the_grid(noise: float, share: float) -> None:
-    """A point is lost where bytes stray from the line: one that needs less by the line may need more."""
-    ratios = [ratio for searched in every_job(noise) if (ratio := quality(*searched)) is not None]
+def test_plans_are_as_fast_as_the_best_of_the_grid_and_rehearsals_are_few() -> None:
+    """A point is lost where bytes stray from the line: one that needs less by the line may need more.
+
+    Measured: 7 rehearsals in the median, 12 in the ninth decile, with those of the next level and of the confirmation;
+    a search without hope ends after thirteen.
+    """
+    found = every_job()
+    ratios = [ratio for searched in found if (ratio := quality(*searched)) is not None]
     assert len(ratios) > JOBS / 2
-    assert sum(ratio >= 0.99 for ratio in ratios) >= share * len(ratios)
-
-
-def test_rehearsals_are_few_with_those_of_the_next_level_and_of_the_confirmation() -> None:
-    """Measured: 7 in the median, 12 in the ninth decile; a search without hope ends after thirteen."""
-    counts = [len(model.calls) for _, model, _ in every_job(0.02)]
+    assert sum(ratio >= 0.99 for ratio in ratios) >= 0.97 * len(ratios)
+    counts = [len(model.calls) for _, model, _ in found]
     assert median(counts) <= 8
     assert quantiles(counts, n=10)[-1] <= 14
-    hopeless = [len(model.calls) for _, model, found in every_job(0.02) if found is None]
+    hopeless = [len(model.calls) for _, model, plan in found if plan is None]
     assert len(hopeless) > JOBS / 10
     assert max(hopeless) <= 13
 
 
 def test_plans_of_several_processes_are_as_fast_as_the_best_way_of_sharing_in_few_rehearsals() -> None:
     """Measured: 5 rehearsals in the median, 9 in the ninth decile."""
-    found = every_job(0.02, shares=True)
+    found = every_job(shares=True)
     ratios = [ratio for searched in found if (ratio := quality(*searched)) is not None]
     assert len(ratios) > JOBS / 2
     assert sum(ratio >= 0.99 for ratio in ratios) >= 0.97 * len(ratios)
