@@ -50,17 +50,19 @@ def test_the_rank_has_room_for_what_the_data_say(method: str, tokens: int | None
     assert adapter_for(TRL, job_of(method), FACTS, profile_of(tokens)).lora_r == rank
 
 
-def settings_of(estimate: Estimate) -> tuple[object, ...]:
-    knobs = estimate.knobs
-    return knobs.use_peft, knobs.lora_target_modules, knobs.learning_rate
-
-
-def test_lora_of_the_plan_is_on_all_layers_with_a_rate_of_its_own_and_the_users_words_stay() -> None:
-    small = LinearMemory(budget_bytes=4 * GIB)
-    assert settings_of(search(space_of(), small).estimate) == (True, ("all-linear",), 2e-4)
-    given = search(space_of(learning_rate=3e-5, lora_target_modules=["q_proj", "o_proj"]), small).estimate
-    assert settings_of(given) == (True, ("q_proj", "o_proj"), 3e-5)
-    assert settings_of(search(space_of(use_peft=True), small).estimate) == (True, None, TRL.learning_rate)
+@pytest.mark.parametrize(
+    ("words", "targets", "rate"),
+    [
+        ({}, ("all-linear",), 2e-4),
+        ({"learning_rate": 3e-5, "lora_target_modules": ["q_proj", "o_proj"]}, ("q_proj", "o_proj"), 3e-5),
+        ({"use_peft": True}, None, TRL.learning_rate),
+    ],
+)
+def test_lora_of_the_plan_is_on_all_layers_with_a_rate_of_its_own_and_the_users_words_stay(
+    words: dict[str, object], targets: object, rate: float
+) -> None:
+    knobs = search(space_of(**words), LinearMemory(budget_bytes=4 * GIB)).estimate.knobs
+    assert (knobs.use_peft, knobs.lora_target_modules, knobs.learning_rate) == (True, targets, rate)
 
 
 class Ranked(LinearMemory):
@@ -102,9 +104,8 @@ def test_half_precision_of_frozen_weights_that_are_saved_so_is_no_harm() -> None
     found = search(replace(space_of(use_peft=True), fit="lossless"), LinearMemory(budget_bytes=4 * GIB))
     assert found.level == "lossless"
     assert [lever.harm for lever in found.levers if lever.name == "dtype"] == [Harm.NONE]
-    assert search(
-        space_of(use_peft=True, dtype="float32"), LinearMemory(budget_bytes=8 * GIB)
-    ).estimate.knobs.dtype == ("float32")
+    kept = search(space_of(use_peft=True, dtype="float32"), LinearMemory(budget_bytes=8 * GIB))
+    assert kept.estimate.knobs.dtype == "float32"
 
 
 def test_a_coarser_level_is_asked_about_where_it_is_much_faster() -> None:

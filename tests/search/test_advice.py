@@ -62,9 +62,7 @@ def test_what_saves_padding_or_the_worst_batch_is_proposed(
     profile: DataProfile, planned: Knobs, asked: Job, flash: str | None, expected: list[str]
 ) -> None:
     assert flags(profile, planned, asked, flash) == expected
-
-
-def test_the_examples_lie_just_below_what_pays() -> None:
+    # The examples lie just below what pays.
     assert 0 < LITTLE_PADDING.padding_fraction(8) < PADDING_PAYS
     assert HARDLY_SHORTER.percentile(0.999) > (1 - WORST_BATCH_PAYS) * HARDLY_SHORTER.longest
 

@@ -173,16 +173,14 @@ def test_following_the_hint_leads_to_a_plan_that_fits(
             assert followed.estimate.knobs.effective_batch_size == space_of(**words).effective_batch_size  # type: ignore[arg-type]
 
 
-def test_an_error_names_vllms_share_among_the_parts() -> None:
+def test_an_error_names_vllms_share_and_counts_what_the_method_trains_on_and_says_what_is_offloaded() -> None:
     class BesideVllm(LinearMemory):
         def estimate(self, knobs: Knobs) -> Estimate:
             return replace(super().estimate(knobs), vllm_share_bytes=7 * GIB)
 
-    assert "outside torch 300.0 MiB, vLLM's share 7.00 GiB)" in refused(BesideVllm(budget_bytes=GIB // 2)).message
-
-
-def test_an_error_counts_what_the_method_trains_on_and_says_what_is_offloaded() -> None:
-    message = error_of(0.5, method="dpo", activation_offloading=True, fit="lossless").message
+    words = {"method": "dpo", "activation_offloading": True, "fit": "lossless"}
+    message = refused(BesideVllm(budget_bytes=GIB // 2), **words).message
+    assert "outside torch 300.0 MiB, vLLM's share 7.00 GiB)" in message
     assert "1 x 8 pairs, max_length 1024" in message
     assert "with gradient checkpointing, activations offloaded" in message
 

@@ -23,15 +23,10 @@ def tried(tokens: int = LONG_ROW_TOKENS, *, layers: bool = True, **words: Any) -
     return degrees(replace(space, shares_tokens=layers), Job(model="toy", dataset=None, method="sft", arguments=given))
 
 
-def test_tokens_are_shared_by_what_divides_the_gpus_and_where_rows_are_long() -> None:
-    assert tried() == (2, 4, 8)
-    assert tried(LONG_ROW_TOKENS - 1) == ()
-    assert tried(layers=False) == ()
-
-
 @pytest.mark.parametrize(
     "words",
     [
+        *({"tokens": LONG_ROW_TOKENS - 1}, {"layers": False}),
         {"cp_size": 2},
         {"forbid": ("cp_size",)},
         {"sp_size": 2},
@@ -43,8 +38,10 @@ def test_tokens_are_shared_by_what_divides_the_gpus_and_where_rows_are_long() ->
     ],
     ids=str,
 )
-def test_no_other_is_tried_than_what_is_said_allows(words: dict[str, Any]) -> None:
-    assert tried(**words) == ()
+def test_tokens_of_long_rows_are_shared_by_what_divides_the_gpus_and_as_what_is_said_allows(
+    words: dict[str, Any],
+) -> None:
+    assert (tried(), tried(**words)) == ((2, 4, 8), ())
 
 
 def test_under_zero_they_are_shared_in_its_way() -> None:
@@ -61,9 +58,6 @@ def test_the_effective_batch_is_of_those_that_have_rows_of_their_own() -> None:
     assert space.share == 8
     assert micro_batches(space) == (8, 4, 2, 1)
     assert {with_rows(space.base, rows).effective_batch_size for rows in micro_batches(space)} == {32}
-
-
-def test_an_effective_batch_that_groups_do_not_divide_is_refused() -> None:
     with pytest.raises(BatchSplitError, match="4 groups of 2 GPUs do not divide the effective batch size 6"):
         space_of(defaults=PAIRS, effective_batch_size=6)
 

@@ -72,24 +72,25 @@ def test_sizes_below_one_are_all_named_at_once() -> None:
         space_of(per_device_train_batch_size=0, max_length=-1, effective_batch_size=0)
 
 
-@pytest.mark.parametrize("words", [{}, {"max_length": "auto"}], ids=["absent", "auto"])
+AUTO = {"max_length": "auto"}
+P99 = {"max_length": "p99"}
+
+
 @pytest.mark.parametrize(
-    ("longest", "context_length", "length"),
-    [(80, 2048, 80), (9000, 2048, 2048), (80, None, 80), (None, 2048, 1024), (None, 512, 512), (None, None, 1024)],
+    ("words", "longest", "context_length", "length"),
+    [
+        *(({}, 80, 2048, 80), (AUTO, 9000, 2048, 2048), (AUTO, 80, None, 80)),
+        *(({}, None, 2048, 1024), (AUTO, None, 512, 512), ({}, None, None, 1024)),
+        *((P99, 80, 2048, 70), (P99, 80, 64, 64)),
+    ],
 )
-def test_auto_length_is_the_longest_row_within_the_context(
+def test_the_length_is_what_the_data_answer_within_the_context(
     words: dict[str, str], longest: int | None, context_length: int | None, length: int
 ) -> None:
-    space = space_of(**words, longest=longest, context_length=context_length)
-    assert space.base.max_length == length
-    assert "max_length" not in space.pinned
-
-
-@pytest.mark.parametrize(("context_length", "length"), [(2048, 70), (64, 64)])
-def test_a_percentile_is_what_the_data_answer_to_it_within_the_context(context_length: int, length: int) -> None:
-    job = Job(method="sft", model="any", dataset=None, arguments={"max_length": "p99"})
+    job = Job(method="sft", model="any", dataset=None, arguments=words)
     facts = ModelFacts(context_length=context_length, is_quantized=False)
-    space = make_space(TRL, job, facts, longest=80, profile=DataProfile(rows_by_length={70: 99, 80: 1}))
+    profile = None if longest is None else DataProfile(rows_by_length={70: 99, longest: 1})
+    space = make_space(TRL, job, facts, longest=longest, profile=profile)
     assert space.base.max_length == length
     assert "max_length" not in space.pinned
 
