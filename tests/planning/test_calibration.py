@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nouns import TRL_DEFAULTS
 
-from autotrain_mem.planning.calibration import SCALES, Correction, Line, Point, asked_bytes, corrected
+from autotrain_mem.planning.calibration import Correction, Line, Point, asked_bytes, corrected
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Estimate, Phase
 from tests.probe_examples import BUDGET, measured, predicted, probe
@@ -41,19 +41,19 @@ def test_what_was_measured_is_what_is_then_predicted_for_it(
     assert made.reserved.native.peak_reserved_bytes == tried.measured.peak_reserved_bytes  # type: ignore[union-attr]
 
 
-def test_one_point_gives_an_offset_of_what_is_loaded_and_a_scale_of_the_rest() -> None:
-    """80 MiB on 20 were predicted, 92 on 24 measured: the example in Correction's docstring."""
-    point = Point(predicted=predicted(80, load_mib=20), probe=probe(measured(92, load_mib=24)))
-    made = told(corrected([point], BUDGET), predicted(50, load_mib=20))
-    assert made[Phase.LOAD] == 24 * MIB
-    assert made[Phase.BACKWARD] == 58 * MIB
-
-
-def test_a_scale_that_is_no_error_of_a_prediction_is_cut_and_the_rest_is_offset() -> None:
-    point = Point(predicted=predicted(21, load_mib=20), probe=probe(measured(60, load_mib=20)))
-    correction = corrected([point], BUDGET)
-    assert correction.lines[Phase.BACKWARD].scale == SCALES[1]
-    assert told(correction, predicted(31, load_mib=20))[Phase.BACKWARD] == 80 * MIB
+@pytest.mark.parametrize(
+    ("before", "seen", "load", "asked", "expected"),
+    [
+        (80, 92, 24, 50, 58),  # an offset of what is loaded and a scale of the rest: Correction's example
+        (21, 60, 20, 31, 80),  # a scale that is no error of a prediction is cut, and the rest is offset
+    ],
+)
+def test_one_point_gives_an_offset_of_what_is_loaded_and_a_scale_of_the_rest(
+    before: int, seen: int, load: int, asked: int, expected: int
+) -> None:
+    point = Point(predicted=predicted(before, load_mib=20), probe=probe(measured(seen, load_mib=load)))
+    made = told(corrected([point], BUDGET), predicted(asked, load_mib=20))
+    assert (made[Phase.LOAD], made[Phase.BACKWARD]) == (load * MIB, expected * MIB)
 
 
 def test_two_points_of_one_kind_give_the_slope_between_them_and_of_two_kinds_none() -> None:

@@ -65,29 +65,18 @@ def test_several_of_a_card_are_compared_and_the_smallest_set_of_all_is_named() -
         ("small", 4, "lossless"),
         ("small", 8, "lossless"),
     ]
-    smallest = cards.smallest_lossless
-    assert smallest is not None
-    assert smallest.hardware.topology.devices == 4
+    assert cards.smallest_lossless == cards.verdicts[3]
     assert [each.estimate.knobs.effective_batch_size for each in cards.verdicts if each.estimate] == [32, 64]
     written = codec.to_json(cards)
     assert [each["gpus"] for each in written["cards"]] == [1, 1, 2, 4, 8]
 
 
-def test_every_card_has_its_verdict_smallest_first() -> None:
-    cards = compared(FakeWorker(), LARGE, TINY, SMALL)
-    assert list(levels(cards).items()) == [
-        ("tiny", NOTHING_FITS),
-        ("small", "lossless, offloading"),
-        ("large", "lossless"),
-    ]
-    smallest = cards.smallest_lossless
-    assert smallest is not None
-    assert smallest.hardware.name == "large"
-
-
 def test_a_verdict_is_what_the_card_alone_would_get_and_cards_of_one_kernel_class_share_rehearsals() -> None:
     verdicts = [compared(FakeWorker(), each).verdicts[0] for each in (TINY, SMALL, LARGE)]
-    assert list(compared(FakeWorker(), TINY, SMALL, LARGE).verdicts) == verdicts
+    cards = compared(FakeWorker(), LARGE, TINY, SMALL)
+    assert list(cards.verdicts) == verdicts, "the smallest first"
+    assert [*levels(cards).values()] == [NOTHING_FITS, "lossless, offloading", "lossless"]
+    assert cards.smallest_lossless == verdicts[2]
     alone = [rehearsed_for(each) for each in (TINY, SMALL, LARGE)]
     together = rehearsed_for(TINY, SMALL, LARGE)
     assert len(together) == len(set(together))

@@ -36,34 +36,20 @@ FREE = planned()
 FREE_SECONDS = FREE.run_seconds or 0.0
 
 
-def test_a_limit_that_is_kept_anyway_changes_nothing() -> None:
+def test_the_gentlest_level_whose_plan_keeps_a_limit_is_taken_and_the_others_say_what_they_take() -> None:
     kept = planned(within_seconds=FREE_SECONDS)
-    assert (kept.level, kept.knobs) == (FREE.level, FREE.knobs)
-    assert FREE.price is None
-
-
-def test_the_gentlest_level_whose_plan_is_done_in_time_is_taken_and_the_others_say_what_they_take() -> None:
+    assert (kept.level, kept.knobs, FREE.price) == (FREE.level, FREE.knobs, None)
     assert FREE.level.startswith("lossless")
     faster = planned(within_seconds=0.9 * FREE_SECONDS)
-    assert faster.level == "rounding"
-    assert faster.run_seconds is not None
-    assert faster.run_seconds <= 0.9 * FREE_SECONDS
-    (gentler,) = [each for each in faster.alternatives if each.level == FREE.level]
-    assert gentler.fits
-    assert passed_over(gentler, faster).startswith(f"{FREE.level} fits, but takes ")
-    assert "max_slowdown" not in passed_over(gentler, faster)
-
-
-def test_a_budget_is_kept_by_the_price_of_all_cards_for_the_time_that_they_take() -> None:
-    cost = FREE_SECONDS / 100  # 36 an hour are 0.01 a second
-    cheaper = planned(budget=0.9 * cost)
-    assert cheaper.cost is not None
-    assert cheaper.run_seconds is not None
-    assert cheaper.cost == pytest.approx(cheaper.run_seconds / 100)
-    assert cheaper.cost <= 0.9 * cost
-    assert cheaper.level == "rounding"
-    (gentler,) = [each for each in cheaper.alternatives if each.level == FREE.level]
-    assert " USD" in passed_over(gentler, cheaper)
+    cheaper = planned(budget=0.9 * FREE_SECONDS / 100)  # 36 an hour are 0.01 a second
+    for plan, said in ((faster, f"{FREE.level} fits, but takes "), (cheaper, " USD")):
+        assert plan.level == "rounding"
+        assert (plan.run_seconds or 0.0) <= 0.9 * FREE_SECONDS
+        (gentler,) = [each for each in plan.alternatives if each.level == FREE.level]
+        assert gentler.fits
+        assert said in passed_over(gentler, plan)
+        assert "max_slowdown" not in passed_over(gentler, plan)
+    assert cheaper.cost == pytest.approx((cheaper.run_seconds or 0.0) / 100)
 
 
 def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:

@@ -44,47 +44,43 @@ def values(
     return list(found.values), found.stopped_by
 
 
-def test_lengths_end_with_the_context_or_with_the_longest_row_unless_rows_are_packed() -> None:
-    profile = DataProfile(rows_by_length={100: 9, 700: 1})
-    lengths, stopped_by = values("max_length")
-    assert (lengths[:2], lengths[-2:], stopped_by) == ([64, 80], [8128, 8192], "the model's context")
-    lengths, stopped_by = values("max_length", profile=profile)
-    assert (lengths[-2:], stopped_by) == ([640, 700], "no row of the data is longer")
-    assert values("max_length", profile=profile, packing=True)[0][-1] == 8192
+ROWS, GROUP = "per_device_train_batch_size", "num_generations"
+DATA = DataProfile(rows_by_length={100: 9, 700: 1})
+CONTEXT, DIVISORS = "the model's context", "the effective batch size"
 
 
-def test_rows_divide_an_effective_batch_that_is_given_and_make_one_that_is_not() -> None:
-    rows = "per_device_train_batch_size"
-    assert values(rows, max_length=64, effective_batch_size=12) == ([1, 2, 3, 4, 6, 12], "the effective batch size")
-    assert values(rows, max_length=64, effective_batch_size=12, gradient_accumulation_steps=4)[0] == [3]
-    assert values(rows, max_length=64)[0][:3] == [1, 2, 3]
-    assert values(rows, "kto", max_length=64)[0][0] == 2
-    assert values(rows, "grpo", GRPO)[0][:2] == [8, 16], "whole groups"
-    profile = DataProfile(rows_by_length={100: 9})
-    assert values(rows, profile=profile, max_length=64) == ([*range(1, 10)], "the data have no more rows")
+@pytest.mark.parametrize(
+    ("name", "words", "first", "last", "stopped_by"),
+    [
+        ("max_length", {}, [64, 80], 8192, CONTEXT),
+        ("max_length", {"profile": DATA}, [64, 80], 700, "no row of the data is longer"),
+        ("max_length", {"profile": DATA, "packing": True}, [64, 80], 8192, CONTEXT),
+        # Rows divide an effective batch that is given, and make one that is not.
+        (ROWS, {"max_length": 64, "effective_batch_size": 12}, [1, 2, 3, 4, 6, 12], 12, DIVISORS),
+        (ROWS, {"max_length": 64, "effective_batch_size": 12, "gradient_accumulation_steps": 4}, [3], 3, DIVISORS),
+        (ROWS, {"max_length": 64}, [1, 2, 3], 16_384, "16,384 rows"),
+        (ROWS, {"method": "kto", "max_length": 64}, [2, 3], 16_384, "16,384 rows"),
+        (ROWS, {"method": "grpo", "defaults": GRPO}, [8, 16], 16_384, "16,384 rows"),  # whole groups
+        (ROWS, {"profile": DATA, "max_length": 64}, [*range(1, 11)], 10, "the data have no more rows"),
+        # So do groups.
+        (GROUP, {"effective_batch_size": 12}, [2, 3, 4, 6, 12], 12, "the completions of a generation"),
+        (GROUP, {}, [2, 3, 4], 16_384, "16,384 completions"),
+        (GROUP, {"per_device_train_batch_size": 4}, [2, 4], 4, "the completions of a generation"),
+        ("max_completion_length", {}, [64, 80], 8092, f"{CONTEXT}, less a prompt of 100 tokens"),
+        ("lora_r", {"max_length": 64}, [1, 2, 4, 8, 16], 896, "the width of the model's layers"),
+    ],
+)
+def test_what_is_tried_begins_and_ends_as_the_job_allows(
+    name: str, words: dict[str, Any], first: list[int], last: int, stopped_by: str
+) -> None:
+    online = {"method": "grpo", "defaults": GRPO} if name in (GROUP, "max_completion_length") else {}
+    tried, why = values(name, **{**online, **words})
+    assert (tried[: len(first)], tried[-1], why[: len(stopped_by)]) == (first, last, stopped_by)
 
 
-def test_groups_divide_a_batch_that_is_given_and_make_one_that_is_not() -> None:
-    group = "num_generations"
-    assert values(group, "grpo", GRPO, effective_batch_size=12)[0] == [2, 3, 4, 6, 12]
-    assert values(group, "grpo", GRPO)[0][:3] == [2, 3, 4]
-    assert values(group, "grpo", GRPO, per_device_train_batch_size=4)[0] == [2, 4]
-
-
-def test_completions_end_where_the_longest_prompt_leaves_no_room() -> None:
-    name = "max_completion_length"
-    lengths, stopped_by = values(name, "grpo", GRPO)
-    assert lengths[-1] == 8092
-    assert "less a prompt of 100 tokens" in stopped_by
-    profile = DataProfile(rows_by_length={8192: 1})
+def test_completions_need_room_behind_the_longest_prompt() -> None:
     with pytest.raises(ContextLengthError, match="The longest prompt has 8192"):
-        values(name, "grpo", GRPO, profile=profile)
-
-
-def test_ranks_end_with_the_width_of_the_layers() -> None:
-    ranks, stopped_by = values("lora_r", max_length=64)
-    assert ranks[:5] == [1, 2, 4, 8, 16]
-    assert (ranks[-1], stopped_by) == (896, "the width of the model's layers")
+        values("max_completion_length", "grpo", GRPO, profile=DataProfile(rows_by_length={8192: 1}))
 
 
 @pytest.mark.parametrize(
@@ -124,12 +120,9 @@ def test_a_plan_that_was_made_for_a_number_is_none_for_the_most() -> None:
         api.plan(wished, earlier=api.plan(given))
 
 
-def test_an_estimate_is_of_a_number() -> None:
+def test_an_estimate_is_of_a_number_and_what_is_wrong_with_every_value_is_said() -> None:
     with pytest.raises(UsageError, match="--max_length max asks how much fits"):
         api.estimate(asked("max_length"))
-
-
-def test_what_is_wrong_with_every_value_is_said() -> None:
     with pytest.raises(BatchSplitError):
         values("num_generations", "grpo", GRPO, effective_batch_size=7, per_device_train_batch_size=2)
 

@@ -18,27 +18,21 @@ class Unreadable(FakeWorker):
         raise DatasetNotFoundError("There is no file rows.jsonl.")
 
 
-def unknown(worker: FakeWorker | None = None, *, dataset: str | None, **arguments: Any) -> list[str]:
-    """What is not counted of rows of every length."""
-    job = Job(method="sft", model="m", dataset=dataset, arguments={"max_length": 512, **arguments})
-    memory = api.estimate(rehearsals(worker or FakeWorker(), job, CARD)).memory
+@pytest.mark.parametrize(
+    ("worker", "dataset", "words", "reasons"),
+    [
+        (FakeWorker, None, {}, ["nothing says how long they are; give --dataset"]),
+        (Unreadable, "rows.jsonl", {}, ["the data could not be read: There is no file rows.jsonl"]),
+        (FakeWorker, "rows.jsonl", {}, ["the steps of this rehearsal cannot be played again"]),
+        *((FakeWorker, data, {"packing": True}, []) for data in ("rows.jsonl", None)),
+        (FakeWorker, "rows.jsonl", {"padding_free": True}, []),
+    ],
+)
+def test_the_reason_is_told_unless_all_batches_are_alike(
+    worker: type[FakeWorker], dataset: str | None, words: dict[str, Any], reasons: list[str]
+) -> None:
+    job = Job(method="sft", model="m", dataset=dataset, arguments={"max_length": 512, **words})
+    memory = api.estimate(rehearsals(worker(), job, CARD)).memory
     assert memory.mixed_lengths is None
-    return [each.removeprefix(HOURS) for each in memory.not_counted if each.startswith(HOURS)]
-
-
-def test_an_estimate_without_data_asks_for_them() -> None:
-    assert unknown(dataset=None) == ["nothing says how long they are; give --dataset"]
-
-
-def test_data_that_cannot_be_read_end_no_estimate_and_are_the_reason() -> None:
-    assert unknown(Unreadable(), dataset="rows.jsonl") == ["the data could not be read: There is no file rows.jsonl"]
-
-
-def test_a_rehearsal_of_no_two_steps_is_the_reason() -> None:
-    (reason,) = unknown(dataset="rows.jsonl")
-    assert reason.startswith("the steps of this rehearsal cannot be played again")
-
-
-@pytest.mark.parametrize("alike", ["packing", "padding_free"])
-def test_nothing_is_missing_where_all_batches_are_alike(alike: str) -> None:
-    assert unknown(dataset="rows.jsonl", **{alike: True}) == unknown(dataset=None, **{alike: True}) == []
+    told = [each.removeprefix(HOURS) for each in memory.not_counted if each.startswith(HOURS)]
+    assert [each[: len(reason)] for each, reason in zip(told, reasons, strict=True)] == reasons

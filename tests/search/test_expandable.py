@@ -11,7 +11,7 @@ from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Estimate, Harm, Knobs, Phase, StepTime
+from autotrain_mem.types import Estimate, Harm
 from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
 SAVED = 0.02
@@ -56,25 +56,6 @@ class Fragmenting(LinearMemory):
 
         both = MixedLengths(native=order(2 * GIB, expandable=False), expandable_segments=order(0, expandable=True))
         return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
-
-
-class OfOneSpeed(Fragmenting):
-    """A device without rates, of which no speeds are known; rows of every length weigh on a single row alone."""
-
-    def time(self, knobs: Knobs) -> StepTime:
-        return StepTime(tokens=1.0, phases={Phase.BACKWARD: 1.0})
-
-    def over_steps(self, estimate: Estimate) -> Estimate:
-        is_single = estimate.knobs.per_device_train_batch_size == 1
-        return super().over_steps(estimate) if is_single else estimate
-
-
-def test_where_hours_overturn_the_smallest_batch_a_larger_one_is_taken() -> None:
-    space = space_of(effective_batch_size=64, fit="lossless", expandable_segments=False, **ON_DEVICE)
-    single = replace(space.base, per_device_train_batch_size=1, gradient_accumulation_steps=64)
-    needed = LinearMemory(budget_bytes=200 * GIB).estimate(single).required_bytes
-    found = search(space, OfOneSpeed(budget_bytes=needed + GIB))
-    assert found.estimate.knobs.per_device_train_batch_size > 1
 
 
 def test_the_reason_says_so_where_it_is_the_hours_after_that_do_not_fit() -> None:

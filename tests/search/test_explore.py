@@ -7,7 +7,7 @@ from statistics import median, quantiles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_memory import EIGHT, TRL, LinearMemory, brute_force, found_or_none, space_of
+from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, space_of
 
 from autotrain_mem.search.explore import best_of, most_that_fits
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
@@ -121,14 +121,6 @@ def test_plans_of_several_processes_are_as_fast_as_the_best_way_of_sharing_in_fe
     counts = [len(model.calls) for _, model, _ in found]
     assert median(counts) <= 7
     assert quantiles(counts, n=10)[-1] <= 12
-
-
-def test_what_shards_cannot_hold_is_not_rehearsed_whole() -> None:
-    """An 8B model is 16 GiB a process on eight, and 119 under DDP."""
-    space = space_of(defaults=replace(EIGHT, per_device_train_batch_size=1), longest=2048, fit="lossless")
-    model = LinearMemory(budget_bytes=78 * GIB, parameters=8_000_000_000, longest=2048)
-    assert search(space, model).estimate.knobs.is_sharded
-    assert all(knobs.is_sharded for knobs in model.calls)
 
 
 @pytest.mark.parametrize("budget_gib", [6, 22, 38])

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import LinearMemory, space_of
 
-from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.search import find, search
+from autotrain_mem.search.search import search
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, format_bytes
@@ -113,19 +112,6 @@ def test_the_nearest_that_is_suggested_was_rehearsed_on_the_whole_model() -> Non
     assert f"({format_bytes(model.estimate(model.whole_calls[-1]).required_bytes)})" in error.hint
 
 
-def test_a_level_that_only_a_batch_in_one_micro_batch_fits_is_the_nearest() -> None:
-    """Pinned are single rows, each of which finds the gradients of those before."""
-    words = {"optimizer_offload": True, "activation_offloading": False, "fit": "lossless", "max_length": 1024}
-    one_row = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}
-    at_once = LinearMemory(200 * GIB).estimate(space_of(effective_batch_size=8, **words).base)  # type: ignore[arg-type]
-    model = LinearMemory(budget_bytes=at_once.required_bytes)
-    error = refused(model, **words, **one_row)
-    assert error.hint.startswith(
-        "nearest that fits: --effective_batch_size 8, without --per_device_train_batch_size and "
-        "--gradient_accumulation_steps  ("
-    ), error.hint
-
-
 def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, object]:
     """The job's words after the user followed the hint, read as a command line would."""
     flags, _, without = error.hint.removeprefix("nearest that fits: ").split("  (")[0].partition(", without ")
@@ -137,12 +123,6 @@ def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, obj
 
 EVALUATED: dict[str, object] = {"eval_strategy": "steps", "per_device_eval_batch_size": 8}
 PINS = FULL | ON_THE_DEVICE | NO_BITS | EVALUATED
-
-
-def test_a_pinned_evaluation_that_alone_does_not_fit_is_named() -> None:
-    model = LinearMemory(budget_bytes=2 * GIB, evaluated_bytes=400_000)
-    error = refused(model, **FULL | {"use_peft": True, "dtype": "bfloat16"} | NO_BITS | EVALUATED)
-    assert error.hint.startswith("nearest that fits: --per_device_eval_batch_size 1 ")
 
 
 @given(
@@ -204,15 +184,6 @@ def test_a_suggestion_comes_to_an_end_where_the_whole_model_is_never_rehearsed()
 
     error = refused(CopiesAlone(budget_bytes=4 * GIB, copied_layers=3), fit="lossless")
     assert "nearest that fits: --use_peft" in error.hint
-
-
-def test_where_only_the_answer_counts_nothing_is_rehearsed_for_a_suggestion() -> None:
-    model, asked = LinearMemory(budget_bytes=4 * GIB), LinearMemory(budget_bytes=4 * GIB)
-    space = space_of(fit="lossless")
-    assert find(space, Memo(space, model)) is None
-    refused(asked, fit="lossless")
-    assert not [call for call in model.calls if call.use_peft]
-    assert len(model.calls) < len(asked.calls)
 
 
 def test_what_is_needed_at_least_is_that_of_levels_passed_over_for_their_weights_too() -> None:

@@ -22,7 +22,7 @@ from autotrain_mem.settings.levers import EXPANDABLE, LADDER, LEVERS
 from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support.errors import DoesNotFitError, PlanError
 from autotrain_mem.support.units import GIB, MIB, format_bytes
-from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Owner, Phase, StepTime
+from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Owner, StepTime
 
 PINS: Mapping[str, tuple[object, ...]] = {
     "per_device_train_batch_size": (1, 2, 4),
@@ -151,12 +151,6 @@ def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputi
     assert (as_asked.levers, as_asked.estimate.knobs) == ((), TRL)
 
 
-def test_one_rounding_lever_is_enough_where_one_is_enough() -> None:
-    words = {"effective_batch_size": 1, "gradient_checkpointing": True, "optimizer_offload": False}
-    found = search(space_of(**words, learning_rate=1e-4), LinearMemory(budget_bytes=13 * GIB))
-    assert [lever.name for lever in found.levers if lever.harm is Harm.ROUNDING] == ["dtype"]
-
-
 def crawling(by: float = 8.0, budget_gib: float = 11) -> LinearMemory:
     """Full fine-tuning in float32 fits with the optimizer on the host alone, which takes so many times as long."""
     slowed = {"gradient_checkpointing": 1.2, "activation_offloading": 1.2, "optimizer_offload": by}
@@ -196,15 +190,10 @@ def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need_if_that_w
     below = ["lossless", "rounding", "rounding, offloading"]  # float32 weights are beyond the card, wherever state is
     assert [rival.level for rival in found.alternatives] == below  # an 8-bit base would gain nothing
     named = {level.name: level for level in levels(space)}
-    for rival in found.alternatives[:3]:
-        floors = [knobs for knobs in named[rival.level].floors if knobs in model.calls]
-        least = candidate(min(map(model.estimate, floors), key=lambda each: each.required_bytes))
-        assert (rival.knobs, rival.required_bytes) == (least.knobs, least.required_bytes)
+    for rival in found.alternatives:
+        floors = [model.estimate(knobs) for knobs in named[rival.level].floors if knobs in model.calls]
+        assert rival.required_bytes == min(each.required_bytes for each in floors)
         assert rival.would_fit == ("an L4",)
-    # Weights of two bytes are beyond this card: what an adapter on them would need at least was never asked.
-    found = search(space, LinearMemory(budget_bytes=int(1.6 * GIB)))
-    rehearsed = {attempt.knobs for attempt in found.attempts}
-    assert all(rival.knobs in rehearsed for rival in found.alternatives)
 
 
 ON_THE_DEVICE = {"optimizer_offload": False, "activation_offloading": False}
@@ -254,30 +243,6 @@ def test_rows_are_never_cut_for_speed() -> None:
     space = space_of(use_peft=True, load_in_4bit=True, fit="all")
     found = search(space, Quadratic(budget_bytes=24 * GIB))
     assert found.estimate.knobs.max_length == space.base.max_length
-
-
-def test_a_slow_plan_is_taken_where_the_whole_model_leaves_no_faster_one() -> None:
-    """The next level's one point fits as a copy has it, and does not on the whole model."""
-    pins = {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "activation_offloading": False}
-    space = space_of(fit="rounding", optim="sgd", optimizer_offload=False, expandable_segments=False, **pins)
-
-    class Misled(LinearMemory):
-        def estimate(self, knobs: Knobs) -> Estimate:
-            return replace(super().estimate(knobs), budget_bytes=4 * GIB if halved(knobs) else self.budget_bytes)
-
-        def expanded(self, knobs: Knobs) -> Estimate:
-            return replace(super().expanded(knobs), budget_bytes=self.budget_bytes)
-
-        def time(self, knobs: Knobs) -> StepTime:
-            time = super().time(knobs)
-            return replace(time, phases={Phase.BACKWARD: time.step_seconds * (1 if halved(knobs) else 10)})
-
-    def halved(knobs: Knobs) -> bool:
-        return knobs.dtype == "bfloat16"
-
-    found = search(space, Misled(budget_bytes=30 * GIB, copied_layers=2))
-    assert found.level == "lossless"
-    assert found.estimate.fits
 
 
 @given(spaces(), budgets, st.floats(-0.02, 0.02))
@@ -337,8 +302,7 @@ def test_scales_of_a_4_bit_base_are_a_change_where_it_was_asked_for_and_part_of_
             saved = 9 if knobs.use_bnb_nested_quant else 10
             return {**owners, Owner.WEIGHTS: owners[Owner.WEIGHTS] * saved // 10}
 
-    on_device = {"activation_offloading": False, "optimizer_offload": False}
-    words = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16", "optim": "sgd", **on_device}
+    words = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16", "optim": "sgd", **ON_THE_DEVICE}
     found = search(space_of(max_length=64, **words), Scaled(budget_bytes=830 * MIB))
     (rounded,) = [lever for lever in found.levers if lever.harm is Harm.ROUNDING]
     assert (found.level, rounded.name, rounded.after) == ("rounding", "use_bnb_nested_quant", True)
@@ -347,7 +311,6 @@ def test_scales_of_a_4_bit_base_are_a_change_where_it_was_asked_for_and_part_of_
     assert found.level.startswith("LoRA on a 4-bit base")
     assert found.estimate.knobs.use_bnb_nested_quant
     assert "use_bnb_nested_quant" not in [lever.name for lever in found.levers]
-    assert not [each for each in found.attempts if each.knobs.load_in_4bit and not each.knobs.use_bnb_nested_quant]
 
 
 def test_a_need_that_reads_as_the_budget_is_told_by_what_is_missing() -> None:
@@ -368,19 +331,6 @@ def test_a_lever_pulled_for_speed_says_so() -> None:
     assert f"without it a plan fits that takes {ratio:.1f} times as long" in {why.partition(": ")[0] for why in whys}
     measured = r"without it (a plan fits that takes|the same fits at|\d+ rows? at once needs?) [\d.]+ .*: "
     assert all(re.match(measured, why) for why in whys)
-
-
-def test_rounding_is_not_excused_by_what_another_kind_of_rounding_needs() -> None:
-    """The level's own least demanding point keeps AdamW too, and fits: it says nothing of the job without rounding."""
-    space = space_of(fit="rounding", optimizer_offload=False, effective_batch_size=1, gradient_checkpointing=True)
-    model = crawling(budget_gib=14.5)
-    found = search(space, model)
-    floor = levels(space)[0].least
-    (why, *_) = [lever.why for lever in found.levers if lever.name in ("dtype", "optim")]
-    needed = format_bytes(model.estimate(floor).required_bytes)
-    assert re.match(
-        rf"without (it 1 row at once|rounding it) needs (at least )?{needed}, the budget is 14.5 GiB: ", why
-    )
 
 
 def test_what_parameters_alone_exceed_is_asked_while_the_choice_is_confirmed_and_changes_no_plan() -> None:
