@@ -20,7 +20,7 @@ from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.doctor import examine_machine
 from autotrain_mem.planning.accelerate_config import with_accelerate
-from autotrain_mem.planning.comparisons import check_size, combinations, compare_cards, estimate_all
+from autotrain_mem.planning.comparisons import compare_cards
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
 from autotrain_mem.planning.maximum import frontier_of, question_of, settled
 from autotrain_mem.planning.mixed_lengths import with_reason
@@ -71,8 +71,8 @@ from autotrain_mem.worker.pool import Workers
 
 __all__ = ["begin", "cards", "estimate", "fit", "plan", "train", "training_environment"]
 __all__ += ["LEVERS", "RESTARTS", "Machines", "PlanHints", "Rehearsals", "RunRequest"]
-__all__ += ["Worker", "Workers", "catalog", "check_launch", "check_size", "choose"]
-__all__ += ["combinations", "estimate_all", "example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
+__all__ += ["Worker", "Workers", "catalog", "check_launch", "choose"]
+__all__ += ["example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
 __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
 __all__ += ["health", "versions_key"]
 __all__ += ["compared", "detect", "frontier", "leading", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]

@@ -10,7 +10,7 @@ from typing import Any
 from autotrain_mem.checks import table
 from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.settings.trl_parser import TrlFlags, actions_of, flags_of, read_given, unknown_names
+from autotrain_mem.settings.trl_parser import TrlFlags, actions_of, flags_of, read_given
 from autotrain_mem.settings.words import MOST, SAME_ARGUMENT
 from autotrain_mem.support.errors import MissingExtraError
 from autotrain_mem.types import Knobs
@@ -62,19 +62,6 @@ def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Kno
 
 def _knobs(defaults: Mapping[str, Any]) -> Knobs:
     return Knobs(**{field.name: defaults[field.name] for field in fields(Knobs) if field.name in defaults})
-
-
-def read_value(method: str, name: str, argv: tuple[str, ...], also_known: tuple[str, ...]) -> Any:
-    """The value of one flag by itself; whether it goes with the others is ``parse``'s to say.
-
-    Example: ``read_value("sft", "load_in_4bit", ["--load_in_4bit=true"], ())`` is True, which ``parse`` refuses without
-    LoRA. Raises UsageError for an unknown flag (with the nearest) or a value of a wrong kind.
-    """
-    parser = method_of(method).make_parser()
-    actions = actions_of(parser)
-    if name not in actions:
-        raise unknown_names(method, [f"--{name}"], [*actions, *also_known], "flag", "--", _methods_with)
-    return read_given(parser, method, argv, {}, (), _methods_with)[name]
 
 
 def flag_tables() -> dict[str, TrlFlags]:

@@ -9,24 +9,19 @@ from autotrain_mem.cli import flags
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import printable
 from autotrain_mem.support.versions import TESTED, installed_versions, untested
-from autotrain_mem.types.methods_table import METHODS, OTHER_MODEL_ARGUMENTS
+from autotrain_mem.types.methods_table import METHODS
 
 _WORDS = {"plan": "plan ", "estimate": "estimate ", "train": ""}
 """Functions of ``cli.commands`` -> what stands before the method."""
 _EXAMPLES = {
     "train": ("--dataset data.jsonl", "--dataset data.jsonl --max_length p99 --effective_batch_size 64"),
     "plan": ("--gpu rtx4090 --max_length 2048", "--gpu all", "--gpu l4 --max_length max --out plan.json"),
-    "estimate": ("--gpu rtx4090 --max_length 2048", "--gpu rtx4090 --sweep max_length=512,1024,2048 --csv"),
+    "estimate": ("--gpu rtx4090 --max_length 2048", "--gpu 24GiB --use_peft --load_in_4bit --json"),
 }
 _EXPERIMENTAL = """\
 TRL calls {0.trainer} experimental: it is in {0.module}, and may change or go in any release.
 
 """
-_DEVICE_AND_MODEL = (
-    *("model", "model_name_or_path", *OTHER_MODEL_ARGUMENTS),
-    *("gpu", "gpus", "nodes", "link", "use_cpu"),
-)
-"""The subjects of early refusals."""
 
 
 def run(command: str, method: str, argv: Sequence[str]) -> int:
@@ -49,13 +44,10 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
             refuse_to_follow(request)
             several_machines.follow_first(request, _say)
             return 0
-    # A sweep may have other devices and models at each of its points. Where a file is to be written and no card is
-    # named, what flags contradict is told before that there is no GPU.
-    swept = {axis.partition("=")[0].strip().lstrip("-").replace("-", "_") for axis in output.sweep}
-    is_late = request.autofit.gpu is None and (output.stops or output.snapshot or output.sweep)
-    is_one = not is_late and swept.isdisjoint(_DEVICE_AND_MODEL)
-    count = 1 if command == "estimate" and not output.sweep else None
-    with opened(request, to_train=to_train, reads_data=command != "estimate", is_one=is_one, count=count) as workers:
+    # Where a file is to be written and no card is named, what flags contradict is told before that there is no GPU.
+    is_late = request.autofit.gpu is None and (output.stops or output.snapshot is not None)
+    count = 1 if command == "estimate" else None
+    with opened(request, to_train=to_train, reads_data=command != "estimate", is_late=is_late, count=count) as workers:
         is_watched = sys.stderr.isatty() and not (output.json or output.stops)
         if command != "estimate" and is_watched and (line := coarse_answer(request)):
             sys.stderr.write(f"{line}\n")

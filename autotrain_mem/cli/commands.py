@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem import api
-from autotrain_mem.cli import flags, plan_files, sweep_axes
+from autotrain_mem.cli import flags, plan_files
 from autotrain_mem.cli.run_flags import flag_parser, parsed
 from autotrain_mem.report.comparison_view import cards_view, frontier_view
 from autotrain_mem.report.estimate_view import check_snapshot, estimate_view, snapshot_view
@@ -20,7 +20,6 @@ from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.machine_view import gpus_view
 from autotrain_mem.report.run_view import report_view
-from autotrain_mem.report.sweep_view import sweep_csv, sweep_view
 from autotrain_mem.report.terminal import (
     CardsProgress,
     Console,
@@ -35,31 +34,20 @@ from autotrain_mem.report.terminal import (
 from autotrain_mem.settings.words import MOST
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.units import printable
 from autotrain_mem.types import Hardware, Plan
-from autotrain_mem.types.gpu_comparison import Sweep, SweepPoint
 
 
 def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
-    """``autofit estimate METHOD``: one configuration exactly as given, or each of a sweep."""
-    axes = sweep_axes.read_axes(output)
+    """``autofit estimate METHOD``: one configuration exactly as given."""
     snapshot = None if output.snapshot is None else pathlib.Path(output.snapshot)
     if snapshot is not None:
         check_snapshot(snapshot)
-    if axes:
-        points = sweep_axes.run(workers, request, axes, lambda point: api.rehearsals_for(workers, point, warn))
-    else:
-        with _waiting("importing TRL") as (doing, note):
-            rehearsals = api.rehearsals_for(workers, request, note)
-            doing("rehearsing")
-            estimated = api.estimate(rehearsals, snapshot)
-        points = Sweep(axes=(), points=(SweepPoint(settings=(), outcome=estimated),))
+    with _waiting("importing TRL") as (doing, note):
+        rehearsals = api.rehearsals_for(workers, request, note)
+        doing("rehearsing")
+        estimated = api.estimate(rehearsals, snapshot)
     if output.json:
-        _print_json(codec.to_json(points if axes else estimated))
-    elif output.csv:
-        sys.stdout.write(printable(sweep_csv(points)))
-    elif axes:
-        whole_lines().print(sweep_view(points))
+        _print_json(codec.to_json(estimated))
     else:
         Console().print(estimate_view(estimated) if output.verbose else estimate_screen(estimated))
     if snapshot is not None:

@@ -16,7 +16,7 @@ from autotrain_mem.planning.read_request import with_peft_config
 from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.run.several_machines import shared_words
 from autotrain_mem.settings.declaration import ESTIMATE, PLAN, TRAIN, Group, Setting, setting, settings_of
-from autotrain_mem.settings.own import OWN, SWITCHES_OF_OURS
+from autotrain_mem.settings.own import OWN
 from autotrain_mem.settings.words import MAXIMIZED
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import read_yaml
@@ -101,29 +101,6 @@ class Output:
         "torch.cuda.memory._dump_snapshot would write at the end of two steps; a file of that name is overwritten",
     )
     """The file for the predicted history of the allocator."""
-    sweep: tuple[str, ...] = setting(
-        (),
-        group=Group.OUTPUT,
-        commands=(ESTIMATE,),
-        elsewhere=(
-            "it finds the values itself.",
-            "autofit estimate METHOD ... --sweep max_length=512,1024 shows what each value needs.",
-        ),
-        repeats=True,
-        metavar="NAME=A,B,...",
-        help="estimate with each of these values of a flag, TRL's or ours; again for another flag: all combinations",
-    )
-    """``NAME=VALUE,VALUE,...``, one for each axis."""
-    csv: bool = setting(
-        False,
-        group=Group.OUTPUT,
-        commands=(ESTIMATE,),
-        elsewhere=(
-            "a table of figures is what estimate prints.",
-            "autofit estimate METHOD ... --sweep max_length=512,1024 --csv, or --json here.",
-        ),
-        help="a line for each point on stdout, and nothing else there",
-    )
     verbose: bool = setting(
         False, group=Group.OUTPUT, short="-v", help="everything that is known, not the first screen"
     )
@@ -175,18 +152,6 @@ def own_names(prog: str = "autofit") -> tuple[str, ...]:
     return tuple(each.flag for each in flags_of(prog))
 
 
-def read_one(prog: str, name: str, text: str) -> Any:
-    """The value of one of our own flags; a switch takes true or false. Raises UsageError."""
-    if name in SWITCHES_OF_OURS:
-        if text.lower() not in ("true", "false"):
-            raise UsageError(f"--{name} takes no {text!r}.", hint="It takes true or false.")
-        return text.lower() == "true"
-    value = getattr(make_parser(prog).parse_args([f"--{name}={text}"]), name)
-    if name in SETTINGS:
-        AutoFit(**{name: value})
-    return value
-
-
 _BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
 """Keys of a YAML file that hold keys."""
 
@@ -228,7 +193,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(prog, settings) | flags
     forbid = (name.strip().replace("-", "_") for name in ours.get("forbid", "").split(","))
-    ours |= {"forbid": frozenset(filter(None, forbid)), "sweep": tuple(ours.get("sweep", ()))}
+    ours |= {"forbid": frozenset(filter(None, forbid))}
     ours |= {"probe": "no_probe" not in ours}
     if ours.get("max_restarts", 0) < 0:
         raise UsageError(f"--max_restarts {ours['max_restarts']} is less than never.", hint="It takes 0 or more.")

@@ -27,8 +27,6 @@ _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradi
 def with_accelerate(request: RunRequest) -> RunRequest:
     """Returns the request with the processes, machines and sharding of its config of accelerate.
 
-    It may be asked for twice: what was said since, such as the point of a sweep, must not contradict the config.
-
     Raises:
         UsageError: the config cannot be read or planned with, or contradicts flags; all that does.
     """

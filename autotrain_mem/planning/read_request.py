@@ -204,8 +204,6 @@ _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folde
 def with_peft_config(request: RunRequest) -> RunRequest:
     """The request with its config of PEFT's read, so that a plan holds what it says and not where it was.
 
-    It may be asked for twice, as of the point of a sweep.
-
     Raises:
         UsageError: the config cannot be read, or contradicts flags; all that does.
     """

@@ -45,7 +45,7 @@ _READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENT
 
 @contextmanager
 def opened(
-    request: RunRequest, *, to_train: bool, reads_data: bool = True, is_one: bool = True, count: int | None = None
+    request: RunRequest, *, to_train: bool, reads_data: bool = True, is_late: bool = False, count: int | None = None
 ) -> Iterator[Workers]:
     """Workers for a request, which end with the block.
 
@@ -54,7 +54,7 @@ def opened(
     Args:
         to_train: A training follows, on this machine.
         reads_data: Where data are named, they will be read.
-        is_one: There is one configuration, to plan or train; each point of a sweep may have another device or model.
+        is_late: What :func:`refuse` looks at is refused later, with what TRL's parser finds.
         count: Of the workers; None for as many as there is room for.
 
     Raises:
@@ -66,7 +66,7 @@ def opened(
         from autotrain_mem.machine.prices import prices  # only a file of the user's can be wrong
 
         prices(str(request.autofit.prices))
-    if is_one:
+    if not is_late:
         refuse(request, to_train=to_train, reads_data=reads_data)
     from autotrain_mem.planning.kept_answers import is_parsed  # what is refused above waits for neither
     from autotrain_mem.worker.pool import Workers

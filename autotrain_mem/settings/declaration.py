@@ -149,8 +149,6 @@ class Setting:
     """The setting's key in the config of ``accelerate launch``, where it has one of its own."""
     of_deepspeed: bool = False
     """DeepSpeed's config has it."""
-    of_estimate: bool = False
-    """An estimate depends on it, so that it can be swept."""
 
     help: str = ""
     group: Group = Group.SEARCH
@@ -158,8 +156,6 @@ class Setting:
     choices: tuple[str, ...] | None = None
     read: Callable[[str], Any] | None = None
     """Reads a flag's text, where the kind alone does not."""
-    repeats: bool = False
-    """The flag may be given several times."""
     short: str = ""
     commands: tuple[str, ...] = EVERYWHERE
     elsewhere: Problem | None = None
@@ -192,8 +188,7 @@ class Setting:
             return {"action": "store_true", "help": self.help}
         reads = self.read or (self.kind if self.kind in (int, float) else None)
         options = {"type": reads, "choices": self.choices, "metavar": self.metavar}
-        repeated = {"action": "append"} if self.repeats else {}
-        return {name: value for name, value in options.items() if value is not None} | repeated | {"help": self.help}
+        return {name: value for name, value in options.items() if value is not None} | {"help": self.help}
 
 
 def setting(default: Any, **said: Any) -> Any:

@@ -45,7 +45,6 @@ class OwnSettings:
     optimizer_offload: bool = setting(
         False,
         where=TakenBy.OWN,
-        of_estimate=True,
         help="optimizer state and step on the host",
         lever=LeverRow(
             harm=Harm.TIME,
@@ -73,7 +72,6 @@ class OwnSettings:
     expandable_segments: bool = setting(
         False,
         where=TakenBy.OWN,
-        of_estimate=True,
         help="PYTORCH_ALLOC_CONF for the training",
         lever=LeverRow(
             harm=Harm.NONE,
@@ -100,7 +98,6 @@ class OwnSettings:
     sharding: Sharding | None = setting(
         None,
         where=TakenBy.LAUNCH,
-        of_estimate=True,
         choices=SHARDINGS,
         help="how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest",
         check=one_of(SHARDINGS),
@@ -146,7 +143,6 @@ class OwnSettings:
         False,
         where=TakenBy.LAUNCH,
         accelerate="fsdp_offload_params",
-        of_estimate=True,
         help="shards wait in host memory, where the optimizer steps too (FSDP)",
         lever=LeverRow(
             harm=Harm.TIME,

@@ -56,7 +56,6 @@ class AutoFit(OwnSettings):
     gpu: str | None = setting(
         None,
         takes="a text such as 'rtx4090'",
-        of_estimate=True,
         group=Group.DEVICE,
         metavar="NAME",
         help="a card by name (autofit gpus), or a size such as 6GiB",
@@ -66,7 +65,6 @@ class AutoFit(OwnSettings):
         None,
         takes="a whole number, or several to compare",
         check=at_least_one("GPUs"),
-        of_estimate=True,
         group=Group.DEVICE,
         metavar="N",
         read=read_counts,
@@ -78,7 +76,6 @@ class AutoFit(OwnSettings):
     nodes: int | None = setting(
         None,
         check=at_least_one("machines"),
-        of_estimate=True,
         group=Group.DEVICE,
         metavar="N",
         help="machines with so many GPUs each; a training is started on all of them, by the same command",
@@ -87,7 +84,6 @@ class AutoFit(OwnSettings):
     link: str | None = setting(
         None,
         takes="a text such as 'nvlink4'",
-        of_estimate=True,
         group=Group.DEVICE,
         metavar="NAME",
         help="what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr "
@@ -109,19 +105,15 @@ class AutoFit(OwnSettings):
         check=that(
             lambda text: size_or_share(text, 1) is not None, "{value!r} is neither a size nor a share", _HEADROOM
         ),
-        of_estimate=True,
         group=Group.DEVICE,
         metavar="SIZE",
         help="left free: 500MiB or 8%% (default 4%%, at least 400 MiB)",
     )
     """Left free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
-    effective_batch_size: int | None = setting(
-        None, of_estimate=True, metavar="N", help="rows per optimizer step, kept constant"
-    )
+    effective_batch_size: int | None = setting(None, metavar="N", help="rows per optimizer step, kept constant")
     """Rows per optimizer step, of all processes; None: as the batch size, the accumulation and the processes say."""
     prompt_length: int | None = setting(
         None,
-        of_estimate=True,
         group=Group.JOB,
         metavar="N",
         help="GRPO, RLOO, distillation, online DPO, PPO: plan for prompts of N tokens",
@@ -135,7 +127,6 @@ class AutoFit(OwnSettings):
             "{value!r} is no list of sizes of images",
             "the sizes of a row's images: 1024x768 for one, 1024x768,640x480 for two.",
         ),
-        of_estimate=True,
         group=Group.JOB,
         metavar="WxH,...",
         help="plan for rows with images of these sizes: 1024x768",

@@ -29,7 +29,7 @@ _OF_TRAINERS = {
     "plan_only": "plan(...)",
 }
 """What is no field of a trainer's config."""
-_OF_THE_COMMAND = frozenset({"config", "csv", "debug", "frontier", "help", "json", "recipe", "snapshot", "sweep"})
+_OF_THE_COMMAND = frozenset({"config", "debug", "frontier", "help", "json", "recipe", "snapshot"})
 """Flags that Python has no need of, or not."""
 
 

@@ -97,10 +97,6 @@ class Worker:
         """TRL's defaults for a config that a script made: :func:`checks.arguments.accept`."""
         return codec.from_json(Knobs, self._ask("accept", method=method, given=given, own=own))
 
-    def read_value(self, method: str, name: str, argv: Sequence[str], also_known: Iterable[str]) -> Any:
-        """The value of one flag by itself: :func:`checks.arguments.read_value`."""
-        return self._ask("read_value", method=method, name=name, argv=argv, also_known=list(also_known))
-
     def flags(self) -> dict[str, TrlFlags]:
         """TRL's flags and help texts for every method, which the worker also keeps on disk."""
         return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}

@@ -130,9 +130,7 @@ def variants() -> dict[str, Case]:
 def others() -> dict[str, Case]:
     """Commands that are made of plans and estimates."""
     job = "sft --model model --dataset short_text"
-    axes = "--sweep max_length=48,96 --sweep per_device_train_batch_size=2,4"
     return {
-        "sweep": partial(printed, f"estimate {job} {axes} --gpu rtx4090"),
         "cards": partial(printed, f"plan {job} --effective_batch_size 16 --gpu all"),
         "followed plan": partial(followed, f"plan {job} --effective_batch_size 16 --gpu 30MiB", "--gpu 32MiB"),
         "catalog": partial(printed, "gpus"),

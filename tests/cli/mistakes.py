@@ -12,7 +12,6 @@ PLAN = f"plan sft {TINY}"
 DATA = f"{PLAN} --dataset data.jsonl"
 ESTIMATE = f"estimate sft {CARD}"
 SHORT = f"{ESTIMATE} --model tiny --max_length 16"
-SWEEP = f"{ESTIMATE} --model tiny --max_steps 2 --sweep"
 GRPO = f"plan grpo {TINY} --dataset prompts.jsonl"
 PPO = f"plan ppo {TINY} --dataset prompts.jsonl"
 FLASH = "--attn_implementation flash_attention_2"
@@ -168,18 +167,6 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "export_to_nobody": (2, "plan sft --model none --export torchtune", "trl accelerate axolotl llamafactory"),
     "export_of_an_estimate": (2, "estimate sft --model none --export trl", "'autofit plan METHOD ... --export TOOL'"),
     "out_folder_missing": (62, f"{PLAN} --out nowhere/plan.json", "nowhere/plan.json --out"),
-    # -- sweeps
-    "sweep_unknown_name": (2, f"{SWEEP} max_lenght=4,32", "--max_lenght --max_length"),
-    "sweep_empty_value": (2, f"{SWEEP} max_length=4,,32", "max_length=4,,32 max_length=512,1024"),
-    "sweep_ours_of_wrong_type": (2, f"{SWEEP} effective_batch_size=4,x --sweep headroom=8%,some", "int x some 500MiB"),
-    "sweep_twice": (2, f"{SWEEP} max_length=4,32 --sweep max-length=64", "'--sweep max_length'"),
-    "sweep_given": (2, f"{SWEEP} max_length=4,32 --max-length 64", "--max-length max_length"),
-    "sweep_model_by_two_names": (2, f"{SWEEP} model_name_or_path=tiny,other", "--model model_name_or_path"),
-    "sweep_not_of_an_estimate": (2, f"{SWEEP} fit=all,lossless", "--fit headroom effective_batch_size"),
-    "sweep_snapshot": (2, f"{SWEEP} max_length=4,32 --snapshot run.pickle", "--snapshot --sweep"),
-    "sweep_csv_and_json": (2, f"{SWEEP} max_length=4,32 --csv --json", "--csv --json"),
-    "sweep_all_refused": (22, f"{SWEEP} max_length=100000,200000", "100000 2048"),
-    "csv_of_a_plan": (2, f"{PLAN} --csv", "--csv 'autofit estimate METHOD' --json"),
     # -- limits
     "never_in_time": (
         43,

@@ -1,8 +1,6 @@
 """What each command prints: the keys of its JSON, its table and CSV, and help that needs no GPU and no network; what it
 makes of the allocator's two modes."""
 
-import csv
-import io
 import json
 import math
 import os
@@ -130,8 +128,7 @@ def test_help_fits_a_terminal_and_plan_and_estimate_have_their_own(autofit: Auto
     every, plan, estimate = (autofit(*argv).out for argv in (("--help",), ("plan", "--help"), ("help", "estimate")))
     assert all(len(line) <= 80 for text in (every, plan, estimate) for line in text.splitlines())
     assert "--frontier" in plan
-    assert "--sweep" not in plan
-    assert "--sweep" in estimate
+    assert "--frontier" not in estimate
     assert "autofit chat" in every
     assert "autofit chat" not in plan + estimate
     for argv in ((), ("explain", "--help"), ("--version",)):
@@ -236,57 +233,12 @@ def test_the_history_is_written_with_its_settings_and_goes_on_after_an_oom(autof
 CARD = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB")
 
 
-def test_every_point_is_what_estimate_says_of_it_alone(autofit: Autofit) -> None:
-    axes = ("--sweep", "gpu=20MiB,300MiB", "--sweep", "per_device_train_batch_size=1,4")
-    ran = autofit("estimate", "sft", "--model", "tiny", "--max_length", "4", *axes, "--json")
-    points = told(ran, "autofit.sweep/1")["points"]
-    assert points[0]["swept"] == {"gpu": "20MiB", "per_device_train_batch_size": 1}
-    assert {point["estimate"]["knobs"]["gradient_accumulation_steps"] for point in points} == {1}
-    alone = json.loads(autofit(*CARD, "--max_length", "4", "--per_device_train_batch_size", "4", "--json").out)
-    found = points[-1]["estimate"]
-    del alone["rehearsal_seconds"], found["rehearsal_seconds"]
-    assert found == alone
-
-
-def test_a_refused_combination_says_why_and_the_others_stand(autofit: Autofit) -> None:
-    axes = ("--sweep", "load_in_4bit=true,false", "--sweep", "use_peft=true,false")
-    ran = autofit(*CARD, "--max_length", "16", *axes)
-    assert (ran.code, ran.err) == (0, "")  # no progress in a pipe
-    assert ran.out.startswith("3 of 4 points fit 300MiB")
-    assert "[1]  --load_in_4bit" in ran.out
-    assert not [line for line in ran.out.splitlines() if line != line.rstrip()]
-    line = "estimate grpo --model tiny --gpu 300MiB --reward_funcs accuracy_reward --prompt_length 8 --csv "
-    line += "--max_completion_length 8 --num_generations 4 --sweep per_device_train_batch_size=3,4"
-    three, four = csv.DictReader(io.StringIO(autofit(*shlex.split(line)).out))
-    assert ("3" in three["refused"], three["required_bytes"]) == (True, "")
-    assert int(four["required_bytes"]) > 0
-
-
-def test_a_value_of_several_words_is_one_setting_and_a_swept_flag_wins_over_the_yaml_file(
-    autofit: Autofit, tmp_path: Path
-) -> None:
-    config = tmp_path / "job.yaml"
-    config.write_text("model: tiny\ngpu: 300MiB\nmax_length: 16\nautofit:\n  expandable_segments: true\n")
-    axes = ("--sweep", "expandable-segments=false", "--sweep", "lora_target_modules=q_proj v_proj,all-linear")
-    ran = autofit("estimate", "sft", "--config", str(config), "--use_peft", "--json", *axes)
-    points = told(ran, "autofit.sweep/1")["points"]
-    assert [point["swept"]["lora_target_modules"] for point in points] == [["q_proj", "v_proj"], ["all-linear"]]
-    one, two = (point["estimate"]["owners_at_peak"]["weights"] for point in points)
-    assert two > one
-    knobs = [point["estimate"]["knobs"] for point in points]
-    assert [(each["max_length"], each["expandable_segments"]) for each in knobs] == [(16, False)] * 2
-
-
-def test_nothing_is_rehearsed_before_the_last_value_is_read_and_ctrl_c_ends_it_with_one_message(
-    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(rehearsals: api.Rehearsals, *, checks: bool) -> None:
+def test_ctrl_c_ends_an_estimate_with_one_message(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(api, "estimate", interrupted)
-    ran = autofit(*CARD, "--sweep", "max_length=16,32,abc")
-    assert (ran.code, "'abc'" in ran.err) == (2, True)
-    ran = autofit(*CARD, "--sweep", "max_length=16,32")
+    ran = autofit(*CARD, "--max_length", "16")
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.startswith("error: ")
 

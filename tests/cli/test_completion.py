@@ -29,7 +29,7 @@ class Finder(argcomplete.CompletionFinder):
         (["plan", "sft", "--fit", ""], {"all", "rounding", "lossless"}, {"--fit"}),
         (["sft", "--forbid", ""], {"lora", "4bit_base"}, {"sft"}),
         (["sft", "--recipe", "sft-q"], {"sft-qwen2.5-0.5b"}, {"ppo-qwen2.5-0.5b"}),
-        (["estimate", "sft", "--sw"], {"--sweep"}, {"--export"}),
+        (["estimate", "sft", "--sn"], {"--snapshot"}, {"--export"}),
         (["explain", "--"], {"--debug"}, {"--gpu"}),
         (["sft", "--model", ""], set(), {"sft"}),
     ],

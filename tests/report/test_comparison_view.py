@@ -1,18 +1,13 @@
-"""What fits on each card at 80 columns and in a pipe, how much fits at each level, and the table of a sweep with its
-CSV; golden texts are elsewhere."""
+"""What fits on each card at 80 columns and in a pipe; golden texts are elsewhere."""
 
-import csv
-import io
 import re
 from dataclasses import replace
 
 import pytest
 from test_console import rendered
-from view_examples import CARDS, NO_FLASH, SHORTER, SWEEPS, TEN
+from view_examples import CARDS, NO_FLASH, SHORTER, TEN
 
 from autotrain_mem.report.comparison_view import cards_view
-from autotrain_mem.report.layout import scale_for
-from autotrain_mem.report.sweep_view import FIGURES, sweep_csv, sweep_view
 from autotrain_mem.types.gpu_comparison import Cards
 
 
@@ -48,35 +43,3 @@ def test_every_sign_in_the_table_is_explained_and_no_other() -> None:
         used = set("".join(re.findall(r"\d+ x \d+ ([*hs+]+)", "\n".join(table(cards, 80)))))
         legend = rendered(cards_view(cards), 80).partition("\n\n")[2].partition("\n\n")[2]
         assert set(re.findall(r"^([*hs+])  ", legend, re.MULTILINE)) == used
-
-
-@pytest.mark.parametrize("name", ["matrix", "cube"])
-@pytest.mark.parametrize("width", [40, 80, 4000])
-def test_a_sweep_shows_every_point_once_at_any_width(name: str, width: int) -> None:
-    sweep = SWEEPS[name]
-    _, _, table = rendered(sweep_view(sweep), width).partition("needed: ")
-    shown = re.findall(r"\* \d+\.\d\d|\d+\.\d\d|\[\d\]", re.split(r"refused|\* fits;", table)[0])
-    scale = scale_for(max(each.required_bytes for each in sweep.estimates))
-    assert len(shown) == len(sweep.points)
-    for figure, estimate in zip(shown, (point.estimate for point in sweep.points), strict=True):
-        assert figure.startswith("[") is (estimate is None)
-        if estimate is not None:
-            assert figure == f"{'* ' if estimate.fits else ''}{scale.size(estimate.required_bytes)}"
-
-
-@pytest.mark.parametrize("name", SWEEPS)
-def test_the_csv_has_a_whole_line_for_each_point(name: str) -> None:
-    sweep = SWEEPS[name]
-    text = sweep_csv(sweep)
-    heading, *rows = csv.reader(io.StringIO(text))
-    assert heading == [*(axis.name for axis in sweep.axes), *FIGURES, "refused"]
-    assert len(text.splitlines()) == len(sweep.points) + 1
-    for row, point in zip(rows, sweep.points, strict=True):
-        named = dict(zip(heading, row, strict=True))
-        assert row[: len(sweep.axes)] == [setting.text for setting in point.settings]
-        assert bool(named["refused"]) is (point.estimate is None)
-        if point.estimate is None:
-            assert not any(named[name] for name in FIGURES)
-            continue
-        assert int(named["required_bytes"]) == point.estimate.required_bytes
-        assert (named["fits"], named["peak_phase"]) == (str(point.estimate.fits).lower(), "backward")

@@ -1,4 +1,4 @@
-"""Views that the report's tests render: one job on ten cards, sweeps, and full cards."""
+"""Views that the report's tests render: one job on ten cards, and full cards."""
 
 from dataclasses import dataclass, replace
 
@@ -6,26 +6,20 @@ from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, OWNERS, PLAN, RTX306
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from autotrain_mem.planning.comparisons import combinations
 from autotrain_mem.report.comparison_view import cards_view, frontier_view
 from autotrain_mem.report.error_text import error_text
 from autotrain_mem.report.shortage_view import explained
-from autotrain_mem.report.sweep_view import sweep_view
 from autotrain_mem.search.memo import candidate
-from autotrain_mem.support.errors import AutofitError, BatchSplitError, ContextLengthError, UsageError
+from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase
+from autotrain_mem.types import Hardware, Knobs, Owner, Phase
 from autotrain_mem.types.gpu_comparison import (
     NOTHING_FITS,
-    Axis,
-    AxisValue,
     Cards,
     CardVerdict,
     Frontier,
     LargestValue,
     LevelReach,
-    Sweep,
-    SweepPoint,
 )
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.report import Shortage
@@ -119,41 +113,6 @@ FRONTIER = Frontier(
 
 CARDS = {"ten": TEN, "shorter_rows": SHORTER, "none": NONE, "sets": SETS}
 
-TOO_LONG = ContextLengthError("--max_length 65536 is beyond the model's context of 32768 tokens", hint="Less.")
-NO_GROUPS = BatchSplitError("3 rows do not divide\ninto groups of 8", hint="--num_generations 3")
-NO_LORA = UsageError("--load_in_4bit without LoRA would train nothing.", hint="--use_peft")
-
-
-def axis(name: str, *texts: str) -> Axis:
-    values = {text: int(text) if text.isdecimal() else text for text in texts}
-    return Axis(name=name, settings=tuple(AxisValue(name=name, text=text, value=values[text]) for text in texts))
-
-
-def swept(*axes: Axis, **refusals: AutofitError) -> Sweep:
-    """Each point needs a little more than the one before; ``point_3=error`` refuses the fourth."""
-    points = []
-    for number, settings in enumerate(combinations(axes)):
-        knobs = replace(CHOSEN, **{axis.name: each.value for axis, each in zip(axes, settings, strict=True)})
-        found: Estimate | AutofitError = estimate(scale=0.4 + 0.12 * number, knobs=knobs)
-        points.append(SweepPoint(settings=settings, outcome=refusals.get(f"point_{number}", found)))
-    return Sweep(axes=axes, points=tuple(points))
-
-
-ROWS = axis("per_device_train_batch_size", "1", "2", "4", "8")
-LIST = swept(axis("max_length", "4", "32", "128", "512", "65536"), point_4=TOO_LONG)
-MATRIX = swept(
-    axis("max_length", "4", "32", "65536"), ROWS, point_5=NO_GROUPS, **{f"point_{n}": TOO_LONG for n in (8, 9, 10, 11)}
-)
-CUBE = swept(
-    axis("per_device_train_batch_size", "1", "2"),
-    axis("gradient_checkpointing", "true", "false"),
-    axis("load_in_4bit", "true", "false"),
-    axis("local_rollout_forward_batch_size", "8", "16"),
-    point_2=NO_LORA,
-    point_3=NO_LORA,
-)
-SWEEPS = {"list": LIST, "matrix": MATRIX, "cube": CUBE}
-
 # Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much.
 
 OWNED = {**OWNERS, Owner.ACTIVATIONS: 5_905_374_720, Owner.TEMPORARY: 1_100_000_256}
@@ -199,7 +158,6 @@ class ErrorView:
 
 VIEWS = {
     **{f"cards_{name}": cards_view(cards) for name, cards in CARDS.items()},
-    **{f"sweep_{name}": sweep_view(sweep) for name, sweep in SWEEPS.items()},
     "frontier": frontier_view(FRONTIER),
     "error_shortage_simulated": ErrorView(explained(SIMULATED, PLAN, "--max_length 512 --load_in_4bit true")),
     "error_shortage_real": ErrorView(explained(ON_A_CARD, PLAN, "--optimizer_offload")),
