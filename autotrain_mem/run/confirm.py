@@ -40,20 +40,15 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replanned:
-    """The best plan under a correction."""
+    """The best plan under a correction, and the estimate of its settings without that correction."""
 
     plan: Plan
-    """The plan, with the corrected prediction."""
     predicted: Estimate
-    """The estimate of the same settings, without any probe's correction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeBackend:
-    """Runs what confirming a plan needs of the machine, for one job on one device.
-
-    Its workers may have ended: others are started if the plan has to move, and end before the next probe.
-    """
+    """Runs probes and searches for one job on one device. A search starts workers, which end before the next probe."""
 
     rehearsals: Rehearsals
     device: Hardware
@@ -65,10 +60,10 @@ class ProbeBackend:
     machines: Machines | None = None
     """The others that train along."""
     footprints: dict[Any, Footprint] = field(default_factory=dict)
-    """What was rehearsed for one move serves the next."""
+    """Rehearsals of earlier searches."""
 
     def look(self) -> Hardware:
-        """The device that is planned for, with what is free of it now; only a card that is here has others on it."""
+        """Returns the planned device with its free memory as of now; only a card that is here has other processes."""
         planned_for = self.rehearsals.hardware
         return planned_for if self.simulate or planned_for.origin != "detected" else _now(planned_for)
 
@@ -77,10 +72,8 @@ class ProbeBackend:
         return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
-        """Tries the plan's settings in a process of its own; this one never opens a CUDA context.
-
-        ``fits`` says only that nothing was refused and no cache given back.
-        """
+        """Tries the plan's settings in another process: this one never opens a CUDA context. The answer's ``fits`` says
+        only that nothing was refused and no cache emptied."""
         job = self.rehearsals.job
         device = self.device if self.simulate else _now(self.device)
         others = () if self.simulate else others_on(device)
@@ -96,7 +89,7 @@ class ProbeBackend:
         return replace(run_probe(request, environment, self.folder, self.machines), others=others)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
-        """Searches again, by the same words; what was rehearsed for it is mostly kept. Raises DoesNotFitError."""
+        """Searches again with a correction. Raises DoesNotFitError."""
         with self.workers() as workers:
             started, plain = time.perf_counter(), replace(self.rehearsals, workers=workers, hardware=hardware)
             asked = replace(plain, correction=correction).subject()
@@ -121,10 +114,9 @@ def probed(
     on_event: OnEvent,
     machines: Machines | None,
 ) -> Plan:
-    """Tries a plan before it trains: two real steps on the longest rows, in a process that then ends.
+    """Probes a plan before it trains, unless a run resumes with it or nothing can be measured.
 
-    A plan that the user follows does not move (:func:`confirmed`). Nothing is probed where nothing measures, nor a plan
-    that a run goes on with and that nothing has changed since.
+    A plan that the user follows does not move (:func:`confirmed`).
 
     Args:
         folder: The run's output folder, which exists.
@@ -150,10 +142,10 @@ def probed(
 
 
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
-    """Returns whether a probe can tell anything.
+    """Returns whether a probe can measure the trainer's memory.
 
-    On a plain CPU nothing measures. A vLLM engine in the trainer's own process takes its share of the card through the
-    same allocator, so that nobody can tell what is the trainer's. A drop-in trainer holds its card already.
+    It cannot on a plain CPU, nor beside a vLLM engine in the trainer's process, which uses the same allocator. A
+    drop-in trainer already holds its card.
     """
     return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None
 
@@ -161,14 +153,14 @@ def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
 def confirmed(
     chosen: Plan, backend: ProbeBackend, on_event: OnEvent = lambda event: None, *, may_move: bool = True
 ) -> Plan:
-    """The plan as a probe has shown it to fit; its experience holds every probe.
+    """Returns a plan that a probe has shown to fit; its experience holds every probe.
 
     A probe that does not fit corrects the prediction, and the search is repeated with that: at most three probes. One
-    that needs far less than predicted moves the plan up, once; where that does not fit, the first one stays. A plan
-    that was probed before, and fits what is free now, is not probed again.
+    that needs far less than predicted moves the plan up, once; if that does not fit, the first one stays. A plan that
+    was probed before, and fits what is free now, is not probed again.
 
     Args:
-        on_event: Hears ``probing``, ``probe``, ``replanned`` and ``room`` events.
+        on_event: Gets ``probing``, ``probe``, ``replanned`` and ``room`` events.
         may_move: Settings are the search's; else they are the user's, and a probe that does not fit ends it.
 
     Raises:
@@ -181,7 +173,7 @@ def confirmed(
 class _Confirmation:
     plan: Plan
     predicted: Estimate
-    """For its settings, as no probe has corrected it."""
+    """The estimate of its settings, without a probe's correction."""
     backend: ProbeBackend
     on_event: OnEvent
     may_move: bool
@@ -190,7 +182,6 @@ class _Confirmation:
     fitting: Plan | None = None
     """The plan that fitted, once it was moved up."""
     non_torch_bytes: int | None = None
-    """As measured."""
 
     @property
     def budget_bytes(self) -> int:
@@ -222,7 +213,7 @@ class _Confirmation:
             self._look()
 
     def _look(self) -> None:
-        """Who came to the card or left it since the plan was made counts: the budget is what is free now."""
+        """Updates the budget if other processes came to the card or left it since the plan was made."""
         planned_for, device = self.predicted.hardware, self.backend.look()
         if abs(device.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
             return
@@ -246,7 +237,6 @@ class _Confirmation:
     def _probe(self) -> Probe:
         self.on_event({"event": "probing", "knobs": codec.to_json(self.plan.knobs)})
         probe = self.backend.probe(self.plan)
-        # What is reserved and what lies outside counts; where the latter is not known, as predicted.
         outside_bytes = self.predicted.outside_bytes if probe.non_torch_bytes is None else probe.non_torch_bytes
         held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
         probe = replace(probe, fits=probe.fits and held_bytes <= self.budget_bytes)
@@ -264,8 +254,7 @@ class _Confirmation:
         return probe
 
     def _as_measured(self) -> Plan:
-        """Replaces the prediction with what was measured; the prediction holds the mistrust of probes that failed
-        before."""
+        """Replaces a prediction that failed probes have raised with what was measured."""
         if all(point.probe.fits for point in self.points):
             return self.plan
         correction = corrected(self.points[-1:], self.budget_bytes)
@@ -274,16 +263,15 @@ class _Confirmation:
         return replace(self.plan, estimate=replace(self.plan.estimate, memory=memory))
 
     def _has_room(self) -> bool:
-        """False where another probe came before, or where the real rows are shorter than those planned for."""
+        """Returns whether the first probe needed far less than predicted, on rows as long as those planned for."""
         (point, *others), probe = self.points, self.points[-1].probe
         if others or probe.required_bytes is None or (probe.row_tokens or 0) < self.plan.row_tokens:
             return False
         return probe.required_bytes < (1 - ROOM_WORTH_A_MOVE) * point.predicted.required_bytes
 
     def _moves_up(self) -> bool:
-        """Returns whether there is something better by what was measured; the plan that fits is kept beside it."""
-        before = self.plan
-        better = self._planned()
+        """Moves to a better plan by what was measured, if there is one; keeps the plan that fits."""
+        before, better = self.plan, self._planned()
         if better.plan.knobs == before.knobs:
             return False
         self.fitting = before

@@ -1,7 +1,7 @@
 """Finds the form in which a checkpoint holds model and optimizer, and which trainings can resume from it.
 
-A training goes on with a checkpoint of its own form as the libraries do. What it reads of another form is in
-``training.process.resharding``; what it cannot is refused here, before anything starts. ZeRO's is DeepSpeed's alone.
+The libraries resume from a checkpoint of a training's own form, ``training.process.resharding`` from some of another
+form. The rest is rejected here, before anything starts. Only DeepSpeed reads ZeRO's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 from autotrain_mem.settings.optimizer_verdicts import PARAMETER_SHAPED
 from autotrain_mem.support.errors import OutputFolderError
-from autotrain_mem.training.checkpoints import is_deepspeeds, is_in_shards, processes_of
+from autotrain_mem.training.checkpoints import is_deepspeeds, processes_of
 from autotrain_mem.types import Knobs
 
 Form = Literal["whole", "shards", "zero", "zero3"]
@@ -35,11 +35,10 @@ class Resumer:
     sharding: str | None
     processes: int
     optim: str | None = None
-    """None where it is not known yet."""
+    """None if it is not known yet."""
 
     @classmethod
     def of(cls, knobs: Knobs) -> Resumer:
-        """The one that these settings make."""
         return cls(sharding=knobs.sharding, processes=knobs.processes, optim=knobs.optim)
 
     @property
@@ -55,21 +54,22 @@ class Resumer:
 
 
 def form_of(checkpoint: Path) -> Form:
-    """The form that its files have (``deepspeed/runtime/engine.py: _get_ckpt_name`` names those of ZeRO-3)."""
+    """Returns the form of its files (ZeRO-3's: ``deepspeed/runtime/engine.py: _get_ckpt_name``; FSDP's:
+    ``accelerate/utils/constants.py: FSDP_MODEL_NAME``)."""
     if is_deepspeeds(checkpoint):
         return "zero3" if any(checkpoint.glob("global_step*/zero_pp_rank_*_model_states.pt")) else "zero"
-    return "shards" if is_in_shards(checkpoint) else "whole"
+    return "shards" if any(path.is_dir() for path in checkpoint.glob("pytorch_model_fsdp*")) else "whole"
 
 
 def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
-    """Returns whether the libraries would not go on with it by themselves: DeepSpeed does with as many ranks as wrote
-    it alone (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
+    """Returns whether the libraries cannot resume from it. DeepSpeed needs as many ranks as wrote it
+    (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
     form = form_of(checkpoint)
     return form != resumer.form or (form in ("zero", "zero3") and processes_of(checkpoint) != resumer.processes)
 
 
 def why_not(checkpoint: Path, resumer: Resumer) -> str:
-    """Returns what keeps a training from going on with a checkpoint; empty for nothing."""
+    """Returns why a training cannot resume from a checkpoint; empty if it can."""
     if not is_of_another_form(checkpoint, resumer):
         return ""
     name, processes = _NAMES[form_of(checkpoint)], processes_of(checkpoint)
@@ -83,17 +83,13 @@ def why_not(checkpoint: Path, resumer: Resumer) -> str:
 
 
 def check_form(checkpoint: Path, resumer: Resumer) -> None:
-    """Refuses a checkpoint that a training cannot go on with.
-
-    Raises:
-        OutputFolderError: it is one, with the flags that go on with it as it was written.
-    """
+    """Raises OutputFolderError for a checkpoint that a training cannot resume from; the hint has flags that can."""
     if why := why_not(checkpoint, resumer):
         raise OutputFolderError(f"Cannot resume from {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
 
 
 def as_it_was_begun(checkpoint: Path) -> str:
-    """Returns the flags that resume it as it was written, and what else there is to do."""
+    """Returns the flags that resume it as it was written, and other ways."""
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form == "whole":
         return f"Go on as it was begun: --gpus {before}" + (" --sharding ddp." if before > 1 else ".")

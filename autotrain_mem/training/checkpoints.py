@@ -1,9 +1,9 @@
 """Distinguishes whole checkpoints from torn ones, and finds the one to resume from.
 
-transformers writes a checkpoint in place, file by file, and takes the one with the highest number to go on from
-(``trainer_utils.py: get_last_checkpoint``), whole or not. So whoever trains here writes a manifest of all files, their
-sizes and their checksums into it, last; and who goes on reads that first. A checkpoint without one, as TRL alone writes
-it, is looked at file by file.
+transformers writes a checkpoint in place, file by file, and resumes from the one with the highest number
+(``trainer_utils.py: get_last_checkpoint``), whole or not. A run of autofit writes a manifest last, with the size and
+checksum of every file, and checks it before it resumes. Without a manifest, as TRL alone writes one, the files
+themselves are checked.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MANIFEST = "autofit.checkpoint.json"
 STATE = "trainer_state.json"
 """The file that transformers writes last (``trainer.py: _save_checkpoint``)."""
 TORN = "torn-"
-"""Before the name of one that was set aside: transformers counts whatever begins with ``checkpoint-``
-(``trainer_utils.py: sort_checkpoints``), and would delete a whole one in its stead."""
+"""Prefix of a torn checkpoint's new name: transformers counts names that begin with ``checkpoint-``
+(``trainer_utils.py: sort_checkpoints``), and would delete a whole one for it."""
 
 _NUMBERED = re.compile(r"checkpoint-(\d+)")
 _WEIGHTS = (
@@ -45,9 +45,9 @@ _PICKLED = (".pt", ".pth", ".bin")
 """torch.save writes a zip archive, whose directory is at its end (``torch/serialization.py: save``)."""
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
-"""The first bytes of an older file, without an archive: only reading it would tell whether it is whole."""
+"""The first bytes of an older file, without an archive: its header has no length."""
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""What file systems answer that have nothing to wait for (``man 2 fsync``); some do for folders only."""
+"""Errors of file systems that have nothing to wait for (``man 2 fsync``), some for folders only."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -63,9 +63,9 @@ class Checkpoint:
 def reach_disk(checkpoint: Path) -> dict[str, int]:
     """Waits until all files of a checkpoint are on the disk; returns the CRC-32 of each, computed meanwhile.
 
-    The sums cost no time of their own while the disk is slower than they are: 3 GB, weights and optimizer state, were
-    on the disk 1.04 to 1.17 s after they had been written, and 1.01 to 1.19 s without sums; SHA-256 took 2.1 to 2.3 s
-    (2 cores of a Xeon, Python 3.11, 2026-11; xxHash is no better there).
+    The sums take no extra time on a slower disk: 3 GB, weights and optimizer state, were on the disk 1.04 to 1.17 s
+    after they had been written, and 1.01 to 1.19 s without sums; SHA-256 took 2.1 to 2.3 s (2 cores of a Xeon, Python
+    3.11, 2026-11; xxHash is no better there).
 
     Raises:
         OSError: the disk did not take them.
@@ -113,15 +113,15 @@ def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", ord
 
 
 def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) -> None:
-    """Removes the oldest checkpoints, so many that ``limit`` are left (``save_total_limit``).
+    """Removes the checkpoints with the fewest steps, until ``limit`` (``save_total_limit``) are left.
 
-    The oldest are those of the fewest steps; transformers goes by the time of their last change, and deletes the newest
-    where the clock was set back (``trainer_utils.py: rotate_checkpoints``). Those beyond ``step`` are of a run that
-    this one branched off: they stay.
+    transformers goes by modification times, and deletes the newest after the clock was set back
+    (``trainer_utils.py: rotate_checkpoints``). Those beyond ``step`` stay: this run branched off the run that wrote
+    them.
 
     Args:
-        step: Of the one that was just written; it stays.
-        best: The one with the best model, which stays as well; known by its name, since a run's folder may be moved.
+        step: That of the checkpoint just written, which stays.
+        best: The one with the best model, which stays too; only its name counts, since a run's folder may be moved.
     """
     if limit is None or limit <= 0:
         return
@@ -133,7 +133,7 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
 
 
 def why_torn(checkpoint: Path) -> str:
-    """Returns what of a checkpoint is incomplete, by names and sizes; empty for a complete one.
+    """Returns what is missing in a checkpoint, by names and sizes; empty for a complete one.
 
     >>> why_torn(Path("checkpoint-that-is-not-there"))
     'trainer_state.json is missing'
@@ -142,16 +142,15 @@ def why_torn(checkpoint: Path) -> str:
 
 
 def why_not_whole(checkpoint: Path) -> str:
-    """Returns what :func:`why_torn` returns, and checks every file's content: a disk may return other bytes than were
-    written."""
+    """As :func:`why_torn`, and compares every file's content with its checksum."""
     return why_torn(checkpoint) or _first_of(_against_checksums, checkpoint)
 
 
 def why_no_start(checkpoint: Path) -> str:
-    """Returns what keeps a training from resuming from a checkpoint; empty for nothing.
+    """Returns why a training cannot resume from a checkpoint; empty if it can.
 
-    With a model alone (``save_only_model``) transformers starts optimizer and schedule afresh, and says nothing
-    (``trainer.py: _load_optimizer_and_scheduler``): another training than the one that was asked for.
+    From a model alone (``save_only_model``) transformers silently resumes with a new optimizer and schedule
+    (``trainer.py: _load_optimizer_and_scheduler``).
     """
     why = why_not_whole(checkpoint)
     return why or (
@@ -160,21 +159,20 @@ def why_no_start(checkpoint: Path) -> str:
 
 
 def newest_whole(output_dir: Path) -> Checkpoint | None:
-    """Finds the newest that holds all that was to be in it; None where there is none."""
+    """Finds the newest whole checkpoint; None for none."""
     return next((each for each in newest_first(output_dir) if not why_not_whole(each.path)), None)
 
 
 def newest_start(
     output_dir: Path, run: str | None = None, on_torn: Callable[[str], None] = lambda message: None
 ) -> Checkpoint | None:
-    """Finds the checkpoint to resume from, and renames incomplete ones, so that nothing uses or counts them; None where
-    there is none.
+    """Finds the newest checkpoint to resume from, or None; renames torn ones, so that nothing uses or counts them.
 
-    Sizes are compared in all checkpoints, contents in those alone that come into question, newest first.
+    Sizes are compared in all checkpoints, contents only in candidates, newest first.
 
     Args:
-        run: The id of the run whose checkpoints count; None: anybody's.
-        on_torn: Is told of each that is torn: what is wrong, and where it is now.
+        run: The id of the run whose checkpoints count; None for any run.
+        on_torn: Gets a message for each torn one: what is wrong, and its new name.
     """
     for each in newest_first(output_dir):
         if why := why_torn(each.path):
@@ -190,16 +188,10 @@ def newest_start(
 
 
 def run_of(checkpoint: Path) -> str:
-    """Reads the id of the run that wrote a checkpoint; empty where the manifest has none, or there is no manifest."""
+    """Reads the id of the run that wrote a checkpoint from its manifest; empty for none."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return str(_manifest(checkpoint).get("run", ""))
     return ""
-
-
-def is_in_shards(checkpoint: Path) -> bool:
-    """Returns whether it holds no model but its parts, as FSDP's ranks write them (``accelerate/utils/constants.py:
-    FSDP_MODEL_NAME``)."""
-    return any(path.is_dir() for path in checkpoint.glob("pytorch_model_fsdp*"))
 
 
 def is_deepspeeds(checkpoint: Path) -> bool:
@@ -214,7 +206,7 @@ def processes_of(checkpoint: Path) -> int:
 
 
 def instead_of(checkpoint: Path) -> str:
-    """Names the newest older checkpoint that is whole, as a hint for one that cannot be read; or a new start."""
+    """Returns the hint for an unreadable checkpoint: to resume from the newest whole one before it, or start again."""
     older = (each.path for each in newest_first(checkpoint.parent) if each.step < step_of(checkpoint))
     found = next((path for path in older if not why_no_start(path)), None)
     again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
@@ -222,13 +214,13 @@ def instead_of(checkpoint: Path) -> str:
 
 
 def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
-    """Refuses to leave out the first rows of an order where a checkpoint was trained on those of another.
+    """Refuses to skip the first rows of an order if a checkpoint was trained on another order.
 
     Args:
-        order: As far as it is known: of the keys of :func:`training.process.checkpointing.order_of`.
+        order: The known ones of the keys of :func:`training.process.checkpointing.order_of`.
 
     Raises:
-        OutputFolderError: it was. Without a manifest that is not known.
+        OutputFolderError: its manifest has another order.
     """
     before = order
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -245,13 +237,13 @@ def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
 
 
 def discard(checkpoint: Path) -> None:
-    """Removes one that was never finished, or is not to be kept. What cannot be removed stays, and is torn later."""
+    """Removes a checkpoint. What cannot be removed stays, and counts as torn."""
     with contextlib.suppress(OSError):
         shutil.rmtree(checkpoint)
 
 
 def step_of(checkpoint: Path) -> int:
-    """Reads a checkpoint's step from its state, whatever the folder is called; 0 for one that does not say."""
+    """Reads a checkpoint's step from its state, not from its name; 0 if it has none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
     return 0
@@ -313,10 +305,11 @@ def _against_manifest(checkpoint: Path) -> Iterator[str]:
 
 
 def _against_checksums(checkpoint: Path) -> Iterator[str]:
-    """There are none without a manifest, and in one of an earlier version."""
+    """Compares contents; without a manifest, or with one of an earlier version, there are no checksums."""
     sums = _manifest(checkpoint).get("crc32", {}) if (checkpoint / MANIFEST).is_file() else {}
-    changed = (name for name, value in sums.items() if _checksum(checkpoint / name) != value)
-    yield from (f"{name} is not as it was written" for name in changed)
+    for name, value in sums.items():
+        if _checksum(checkpoint / name) != value:
+            yield f"{name} is not as it was written"
 
 
 def _by_structure(checkpoint: Path) -> Iterator[str]:

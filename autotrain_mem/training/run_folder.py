@@ -1,10 +1,10 @@
 """Keeps an output folder to one run: refuses a folder that holds another's work, and locks it while a run is alive.
 
-The lock is flock(2)'s, on a file in the folder. It belongs to the open file, which the training process inherits: it
-lasts until both processes have ended, however they end, and the file that is left means nothing. Linux carries it over
-NFS (flock(2): "since Linux 2.6.12"); where a filesystem has no locks a run goes on without, and says so.
+The lock is flock(2)'s, on a file in the folder. It belongs to the open file, which the training process inherits, so
+that it lasts until both processes have ended. Linux supports it over NFS (flock(2): "since Linux 2.6.12"); on a
+filesystem without locks a run continues without, with a note.
 
-The file also says whose run was there last, for the run that goes on with it.
+The file also records the last run, for the run that resumes it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if sys.platform != "win32":  # which has none of its kind: a run there goes on w
     import fcntl
 
 LOCK_NAME, KEY_NAME = "_autofit.lock", "_autofit.key"
-"""Names with a ``_``, since files that begin so are not pushed to the hub (``transformers/trainer.py: push_to_hub``).
-By the key the machines of a run authenticate each other (``training.machines``)."""
+"""Files whose names begin with ``_`` are not pushed to the hub (``transformers/trainer.py: push_to_hub``). The machines
+of a run authenticate each other by the key (``training.machines``)."""
 
 LOCK_SECONDS = 1.0
-"""How long a lock is waited for: a command that only asks whether a folder is free holds it for a moment."""
+"""How long a lock is waited for: a command that only checks a folder holds it for a moment."""
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
-"""Files of weights, and what tells their shards. ``save_pretrained`` deletes those that it does not write itself
+"""Files of weights and the indices of their shards. ``save_pretrained`` deletes those that it does not write itself
 (``transformers/modeling_utils.py: save_pretrained``, "Clean the folder from a previous save")."""
 
 WRITTEN = (
@@ -65,9 +65,9 @@ class LastRun:
     number: str
     """The run's id, which its checkpoints carry."""
     start: Path | None
-    """The checkpoint that it went on from; None for a run from the beginning."""
+    """The checkpoint that it resumed from; None for none."""
     command: tuple[str, ...] = ()
-    """The words that all machines of the run were started with; none where there is one."""
+    """The arguments that all machines of the run were started with; none for a single machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,26 +76,22 @@ class RunFolder:
 
     path: Path
     lock: int
-    """The open file that holds the lock: for the training process, so that it holds it too."""
+    """The open file that holds the lock; the training process inherits it."""
 
     @property
     def identity(self) -> str:
-        """Returns what identifies the lock's file, for :func:`check_in_place`."""
+        """Identifies the lock's file, for :func:`check_in_place`."""
         return _identity(os.fstat(self.lock))
 
     def last_run(self) -> LastRun | None:
-        """Returns whose run was here last; None where none is recorded."""
+        """Returns the last run here; None if none is recorded."""
         record = _read_record(self.lock)
         if not record.get("run"):
             return None
         return LastRun(number=str(record["run"]), start=Path(record["start"]) if record.get("start") else None)
 
     def begin(self, run: LastRun) -> None:
-        """Records whose run is here from now on.
-
-        Raises:
-            OutputFolderError: it cannot be written.
-        """
+        """Records a run as the last one here. Raises OutputFolderError if the record cannot be written."""
         start = None if run.start is None else str(run.start.resolve())
         try:
             record = {**_read_record(self.lock), "run": run.number, "start": start, "command": _digest(run.command)}
@@ -110,8 +106,7 @@ class RunFolder:
 
 
 def is_left_by(output_dir: str, command: Sequence[str]) -> bool:
-    """Returns whether the run in a folder was started on several machines by this command, has checkpoints, and has not
-    ended."""
+    """Returns whether a folder has checkpoints of an unfinished run that this command of several machines started."""
     record = _record_in(Path(output_dir))
     is_same = record.get("command") == _digest(command) and not record.get("has_ended", True)
     return is_same and any(Path(output_dir).glob("checkpoint-*"))
@@ -128,9 +123,9 @@ def hold_folder(
     """Makes the output folder, and keeps every other run out of it until the end.
 
     Args:
-        resuming: The run in the folder is the one to go on with.
+        resuming: The run in the folder is to be resumed.
         overwrite: Another run's folder is moved aside first.
-        on_event: Hears ``moved_aside`` with the ``path`` of that, and a ``note`` where nothing can be locked.
+        on_event: Gets ``moved_aside`` with the new ``path``, and a ``note`` if the filesystem has no locks.
 
     Raises:
         OutputFolderError: it cannot be made or written, a run is under way in it, or it holds another's work.
@@ -179,12 +174,11 @@ def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iter
 
 
 def move_aside(output_dir: str) -> Path | None:
-    """Renames the folder of another run, ``NAME.previous-1`` or the next free number; returns where it is now.
-
-    None where there is none to move.
+    """Renames the folder of another run to ``NAME.previous-1`` or the next free number; returns its new path, or None
+    if there is no run to move.
 
     Raises:
-        OutputFolderError: it cannot be renamed, or the process works in it.
+        OutputFolderError: it cannot be renamed, or is the working directory.
     """
     folder = Path(output_dir).absolute()
     if not folder.is_dir() or not _holds(folder):
@@ -206,7 +200,7 @@ def move_aside(output_dir: str) -> Path | None:
 
 
 def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) -> None:
-    """Refuses what :func:`hold_folder` would, as far as it can be told without making anything.
+    """Raises the errors of :func:`hold_folder` that can be found without making anything.
 
     Raises:
         OutputFolderError: the nearest folder that exists cannot be written, a run is under way in the folder, or it
@@ -225,13 +219,10 @@ def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) ->
 
 
 def check_in_place(output_dir: str, identity: str) -> None:
-    """Refuses to write where the run's folder was moved by hand and another run has begun one of that name.
+    """Raises OutputFolderError if the run's folder was moved and another run has begun in one of that name.
 
     Args:
-        identity: Of the run's own folder (:attr:`RunFolder.identity`).
-
-    Raises:
-        OutputFolderError: another run's lock is there.
+        identity: That of the run's own folder (:attr:`RunFolder.identity`).
     """
     with contextlib.suppress(FileNotFoundError):  # moved, and nothing in its place: the folder is made again
         if _identity(os.stat(Path(output_dir) / LOCK_NAME)) != identity:
@@ -243,7 +234,7 @@ def check_in_place(output_dir: str, identity: str) -> None:
 
 
 def identity_of(folder: Path) -> str:
-    """Returns what identifies the lock's file in a folder on this machine; empty where there is none."""
+    """Identifies the lock's file in a folder on this machine; empty if there is none."""
     with contextlib.suppress(OSError):
         return _identity(os.stat(folder / LOCK_NAME))
     return ""
@@ -266,14 +257,14 @@ def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
 
 
 def _holds(folder: Path) -> list[str]:
-    """Returns the names of files that a run, or whoever wrote weights there, would lose."""
+    """Lists the files of a run or of weights that would be lost."""
     weights = sorted({path.name for kind in WEIGHTS for path in folder.glob(kind)})
     checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
     return [*([RUN_NAME] if (folder / RUN_NAME).exists() else []), *checkpoints, *weights]
 
 
 def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
-    """Refuses another run and weights, unless they are to be moved aside, and what no run of ours has written."""
+    """Refuses another run and weights, unless they will be moved aside, and files that no run of ours wrote."""
     names = _holds(folder)
     if names and not overwrite:
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
@@ -318,7 +309,7 @@ def is_under_way(folder: Path) -> bool | None:
 
 
 def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
-    """Locks the file that has the lock's name; None where another has locked it, or has just moved its folder away."""
+    """Locks the lock's file; None if another process has locked it, or has just moved its folder away."""
     path = folder / LOCK_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -348,12 +339,11 @@ def _identity(status: os.stat_result) -> str:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """Returns a digest of words that may hold a token, for a file that others can read."""
+    """Hashes a command, which may hold a token, for a file that others can read."""
     return hashlib.sha256(json.dumps([*command]).encode()).hexdigest()
 
 
 def _record_in(folder: Path) -> dict[str, Any]:
-    """Returns what the lock's file says; nothing where there is none."""
     with contextlib.suppress(OSError), os.fdopen(open_own(folder / LOCK_NAME), "rb") as file:
         return _read_record(file.fileno())
     return {}

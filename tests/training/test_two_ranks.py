@@ -15,7 +15,8 @@ from safetensors import safe_open
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.training import launch
-from autotrain_mem.training.checkpoints import is_in_shards, newest_start, processes_of
+from autotrain_mem.training.checkpoint_kinds import form_of
+from autotrain_mem.training.checkpoints import newest_start, processes_of
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.launch import Event
 from autotrain_mem.training.task import Request
@@ -67,7 +68,7 @@ def test_ranks_that_hold_shards_end_after_the_same_step_go_on_and_train_as_one_p
     checkpoint = newest_start(tmp_path / "two")
     assert checkpoint is not None
     assert checkpoint.step == len(first) < STEPS
-    assert (is_in_shards(checkpoint.path), processes_of(checkpoint.path)) == (True, 2)
+    assert (form_of(checkpoint.path), processes_of(checkpoint.path)) == ("shards", 2)
     rest = train(2, "two", lambda event: None, resume_from_checkpoint=str(checkpoint.path))
     alone = train(1, "one", lambda event: None)
     assert [*first, *rest] == pytest.approx(alone, rel=1e-5)  # sums of two halves

@@ -1,12 +1,6 @@
 """Keeps a training going when the device is full: with less at once, and the same mathematics.
 
-::
-
-    guard = attach_guard(trainer, learned=Learned(), on_incident=lambda incident, learned: print(incident.remedy))
-    trainer.train()
-
-Where a shortage cannot be met without another gradient, a torch.OutOfMemoryError says why, and only a new start with a
-smaller micro-batch helps.
+If that would change the gradient, a torch.OutOfMemoryError says why; only a restart with a smaller micro-batch helps.
 """
 
 from __future__ import annotations
@@ -17,16 +11,15 @@ from transformers import TrainerCallback
 
 from autotrain_mem.settings.optimizer_verdicts import optimizer_of
 from autotrain_mem.training.guard.context import GuardContext, OnIncident, OnNotice
-from autotrain_mem.training.guard.evaluation import Evaluation
 from autotrain_mem.training.guard.generation_split import Generation, Scoring
 from autotrain_mem.training.guard.loss_weights import why_not_exact
-from autotrain_mem.training.guard.micro_step import MicroSteps
+from autotrain_mem.training.guard.micro_step import Evaluation, MicroSteps
 from autotrain_mem.training.guard.ranks import Ranks, ranks_of, shares_by_ddp
 from autotrain_mem.types import LearnedLimits
 
 GROW_AFTER = 50
 """Optimizer steps without a shortage after which twice as much is tried at once. A failed try costs one micro-step: at
-most 2 % of the time where it fails whenever it is tried, and less each time."""
+most 2 % of the time if every try fails, and less each time."""
 
 
 def attach_guard(
@@ -37,19 +30,19 @@ def attach_guard(
     grow_after: int = GROW_AFTER,
     on_notice: OnNotice = lambda message: None,
 ) -> Guard:
-    """Guard one trainer from now on; its class is left alone. Call it after building the trainer, before ``train()``.
+    """Guards one trainer, not its class. Call it after building the trainer, before ``train()``.
 
     Guarded are a micro-step, an evaluation step, and the generation and scoring of completions. Clipping, the
-    optimizer's step and a reward model's forward are not: the allocator has given its cache back before it fails
-    (``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc``), and they cannot be made smaller.
+    optimizer's step and a reward model's forward are not: they cannot be made smaller, and the allocator has emptied
+    its cache before it fails (``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc``).
 
     Args:
-        trainer: Of transformers. SFT, Reward, DPO, GRPO, RLOO and Distillation of TRL are split; others are repeated at
-            most, and PPO's not even that.
-        learned: What an earlier run of the same plan found out. What a checkpoint holds counts as well.
-        on_incident: Is called after each shortage that was met.
+        trainer: Steps of TRL's SFT, Reward, DPO, GRPO, RLOO and Distillation are split; those of others are repeated
+            whole, and PPO's not even that.
+        learned: What an earlier run of the same plan found out, beside what a checkpoint holds.
+        on_incident: Called after each shortage that was met.
         grow_after: Optimizer steps without a shortage after which more is tried at once.
-        on_notice: Is called with what a user has to know of how micro-batches and their parts are put together.
+        on_notice: Called with what a user has to know about how micro-batches and their parts are combined.
     """
     why_not = why_no_guard(trainer)
     ranks = Ranks(trainer.accelerator) if why_not else ranks_of(trainer)
@@ -90,10 +83,10 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         self.context.gradients.release()
 
     def leave(self) -> LearnedLimits:
-        """Removes the hooks, however the training ended; methods of trainer and model stay.
+        """Removes the hooks; methods of trainer and model stay.
 
-        The context, which holds the trainer, is let go: whoever drops the trainer then has its memory back at once, and
-        not when Python next looks for cycles.
+        The context, which holds the trainer, is dropped, so that the trainer's memory is freed with it, and not when
+        Python next collects cycles.
         """
         learned = self.learned
         self.context.gradients.release()

@@ -1,13 +1,11 @@
-"""Repeats a micro-step that ran out of memory on parts of its batch, inside the same optimizer step.
-
-An evaluation step is repeated in the same way (:class:`InParts`).
+"""Repeats a micro-step or an evaluation step that ran out of memory on parts of its batch.
 
 Each parameter gets exactly the gradient of the whole micro-batch: the parts' losses are weighted so that they add up to
 the whole's, and parameters whose gradient was there already when a backward pass failed get nothing more.
 
 Four modules handle an out-of-memory error: :mod:`~autotrain_mem.training.cuda_oom` recognises it and frees what
-the failed attempt held, this one repeats the micro-step in parts, :mod:`context` keeps the limits and reports or gives
-up, and :mod:`~autotrain_mem.training.process.oom_report` says who held the device when a run ends with it.
+the failed attempt held, this one repeats the step in parts, :mod:`context` keeps the limits and reports or gives up,
+and :mod:`~autotrain_mem.training.process.oom_report` says who held the device when a run ends with it.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.training.cuda_oom import RanOut, attempt, release
-from autotrain_mem.training.guard.batch_split import Piece, count
+from autotrain_mem.training.guard.batch_split import Piece, count, joined
 from autotrain_mem.training.guard.context import ON_HOST, REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.loss_weights import (
     UNKNOWN,
@@ -222,11 +220,11 @@ class InParts:
     """Works on one prepared batch, whole or in parts, until all of it is through.
 
     Args:
-        limit: The limit of ``context`` that is kept to.
-        once: Works on a piece once; is given this object, since it may not hold it: the trainer would be in a cycle.
-            Its last argument tells whether what the backward pass needs waits on the host.
-        rule: Tells how to split the batch; asked where something is split, since a model's own loss is tried then.
-        phase: Tells in which phase a try failed.
+        limit: The name of the limit of ``context``.
+        once: Works on a piece once. Gets this object, which it may not hold, since the trainer would be in a cycle; the
+            last argument says whether activations wait on the host.
+        rule: Returns how to split the batch; called only before a split, since it may try a model's own loss.
+        phase: Returns the phase in which a try failed.
         trains: Else it evaluates: no activations wait on the host, and no columns of padding are left out.
     """
 
@@ -320,3 +318,69 @@ class InParts:
             context.give_up(phase, full, self.rule.why_not or piece.why_not or "a single row is too large")
         context.report(phase, remedy, full, rows=piece.rows, tokens=piece.tokens)
         return units < 2
+
+
+# -- evaluation -------------------------------------------------------------------------------------------------------
+
+
+class Prediction(NamedTuple):
+    """The result of ``Trainer.prediction_step``."""
+
+    loss: Any
+    logits: Any
+    labels: Any
+
+
+class Evaluation:
+    """Replaces ``prediction_step`` of one trainer: parts of a batch give the same loss and the same predictions."""
+
+    def __init__(self, context: GuardContext, micro_steps: MicroSteps) -> None:
+        self._context = context
+        self._micro_steps = micro_steps
+        self._trainer = context.trainer
+        self._prediction_step: Callable[..., Any] = context.trainer.prediction_step
+        context.trainer.prediction_step = self.prediction_step
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Prediction:
+        rule = rule_of(self._trainer, counted=False)
+        prepared = self._trainer._prepare_inputs(inputs)
+        whole = Piece(inputs=prepared, layout=rule.layout, image_token=self._context.image_token)
+        metrics = MetricsLedger(self._trainer, "eval", self._context.ranks)
+        answers: list[tuple[Piece, Prediction]] = []
+
+        items = None  # the tokens by which the loss is divided, which all ranks count together before each forward
+        if not self._context.why_not and self._context.ranks.count > 1:
+            items = self._trainer._get_num_items_in_batch([whole.inputs], self._trainer.args.device)
+
+        def share(run: InParts, piece: Piece) -> float:
+            basis = run.rule.evaluate
+            return count(piece, basis) / (count(whole, basis) or 1.0)
+
+        def once(run: InParts, piece: Piece, on_host: bool) -> None:
+            counted = None if items is None else items * (1.0 if piece is whole else share(run, piece))
+            told = patch.object(self._trainer, "_get_num_items_in_batch", lambda *_: counted)
+            with self._micro_steps.prepared(), nullcontext() if counted is None else told:
+                answer = self._prediction_step(model, dict(piece.inputs), prediction_loss_only, ignore_keys=ignore_keys)
+            answers.append((piece, Prediction(*answer)))
+
+        def rule_of_whole() -> Rule:
+            return self._micro_steps.rule(whole, counted=False)
+
+        run = InParts(
+            self._context, "evaluate_tokens", metrics, once, rule_of_whole, lambda: Phase.EVALUATE, trains=False
+        )
+        with self._context.ranks.micro_step():
+            run.through(whole)
+            self._context.ranks.loss_is_made()
+            metrics.write(whole)
+        if len(answers) == 1:
+            return answers[0][1]
+        loss, layout = answers[0][1].loss, run.rule.layout
+        if loss is not None:
+            shares = [(answer.loss, share(run, piece)) for piece, answer in answers]
+            weighted = [each * weight for each, weight in shares if weight]
+            loss = sum(weighted[1:], weighted[0]) if weighted else loss
+        logits = joined([answer.logits for _, answer in answers], layout)
+        return Prediction(loss, logits, joined([answer.labels for _, answer in answers], layout))
