@@ -86,13 +86,6 @@ def test_other_bytes_of_the_same_number_are_seen_before_a_run_goes_on_with_them(
     assert told == [f"checkpoint-10 is torn ({why}): it was moved to torn-checkpoint-10"]
 
 
-def test_a_manifest_of_sizes_alone_is_still_read(tmp_path: Path) -> None:
-    made = checkpoint(tmp_path, 5)
-    _prove(made)
-    (made / MANIFEST).write_text(json.dumps({"files": json.loads((made / MANIFEST).read_text())["files"]}))
-    assert newest_start(tmp_path).step == 5
-
-
 @pytest.mark.parametrize(
     ("name", "is_one"),
     [
@@ -125,13 +118,6 @@ def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(
     assert newest_start(tmp_path, on_torn=told.append).step == 3
     why = "trainer_state.json says that it is of step 5"
     assert told == [f"checkpoint-9 is torn ({why}): it was moved to torn-checkpoint-9"]
-
-
-def test_a_file_of_zeros_is_none_of_torchs(tmp_path: Path) -> None:
-    """As a power cut may leave one that nobody waited for."""
-    made = checkpoint(tmp_path, 5)
-    (made / "optimizer.pt").write_bytes(bytes(1000))
-    assert why_torn(made) == "optimizer.pt is cut short"
 
 
 def test_the_manifest_is_written_when_all_files_are_on_the_disk_and_waits_for_it_itself(
@@ -172,17 +158,18 @@ def test_the_checkpoints_of_the_fewest_steps_go_whatever_the_clock_says(
     assert sorted(step_of(path) for path in tmp_path.iterdir()) == left
 
 
-def test_a_shard_that_the_index_names_must_be_there(tmp_path: Path) -> None:
+def test_what_files_say_of_themselves_counts_without_a_manifest_and_a_torn_manifest_is_none(tmp_path: Path) -> None:
     made = checkpoint(tmp_path, 5)
     (made / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}}))
     assert why_torn(made) == "model-00001.safetensors is missing"
-
-
-def test_a_note_makes_a_checkpoint_no_less_whole_and_a_torn_manifest_does(tmp_path: Path) -> None:
-    made = checkpoint(tmp_path, 5)
+    (made / "model.safetensors.index.json").unlink()
+    (made / "optimizer.pt").write_bytes(bytes(1000))
+    assert why_torn(made) == "optimizer.pt is cut short", "zeros, as a power cut may leave"
     _prove(made)
     (made / "README.md").write_text("A note.")
     assert why_torn(made) == ""
+    (made / MANIFEST).write_text(json.dumps({"files": json.loads((made / MANIFEST).read_text())["files"]}))
+    assert why_not_whole(made) == "", "of an earlier version, without checksums"
     (made / MANIFEST).write_text('{"files": {"mod')
     assert why_torn(made).startswith("it cannot be read")
 
@@ -222,14 +209,11 @@ def test_what_is_torn_is_moved_where_transformers_does_not_look(tmp_path: Path) 
     assert sort_checkpoints(str(tmp_path)) == [str(tmp_path / "checkpoint-5")]
     newest_start(tmp_path, on_torn=told.append)
     assert len(told) == 1
-
-
-def test_a_second_torn_one_of_the_same_step_does_not_replace_the_first(tmp_path: Path) -> None:
-    for _ in range(2):
-        (tmp_path / "checkpoint-5").mkdir()
-        assert newest_start(tmp_path) is None
-    discard(tmp_path / "checkpoint-5")  # what is not there is no error
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["torn-checkpoint-5", "torn-checkpoint-5-2"]
+    (tmp_path / "checkpoint-10").mkdir()
+    newest_start(tmp_path)
+    discard(tmp_path / "checkpoint-10")  # what is not there is no error
+    torn = ["torn-checkpoint-10", "torn-checkpoint-10-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-5", *torn]
 
 
 def test_an_older_one_that_a_run_can_go_on_with_is_named_instead_and_never_the_same_or_a_newer_one(

@@ -1,6 +1,7 @@
 """How a process ended, and what is made of it."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -63,6 +64,13 @@ def test_an_error_while_a_checkpoint_is_written_is_the_checkpoints() -> None:
     ending = Ending(error=_raised("RuntimeError: cannot rename"), saving="run/checkpoint-5")
     assert cause_of(ending).name == "saving failed"
     assert cause_of(ending).remedy is Remedy.UNLESS_REPEATED
+
+
+def test_a_cause_names_its_rank() -> None:
+    ending = Ending(error=TrainingError("Rank 1 of the training ended."), code=-9, rank=1)
+    assert cause_of(ending).why == "rank 1: signal 9"
+    hang = replace(ending, code=None, waited_for="its process stands still")
+    assert (cause_of(hang).name, cause_of(hang).why) == ("hang", "rank 1: its process stands still")
 
 
 def test_every_cause_can_come_and_has_a_line_of_its_own() -> None:

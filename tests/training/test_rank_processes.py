@@ -23,7 +23,6 @@ from autotrain_mem.support.errors import TrainingError, UsageError
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
 from autotrain_mem.training import rank_processes as several
 from autotrain_mem.training.environment import PORT, meeting_port, process_environment, rank_environments
-from autotrain_mem.training.exit_causes import Ending, cause_of
 from autotrain_mem.training.launch import most_of
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
 from autotrain_mem.training.rank_processes import RankDied, RankProcesses, RankTimeout
@@ -170,13 +169,6 @@ def test_the_rank_that_failed_is_named_and_not_the_one_that_it_left(monkeypatch:
     with pytest.raises(RankDied) as crashed:
         died.receive()
     assert (crashed.value.rank, crashed.value.code) == (1, -11)
-
-
-def test_a_cause_names_its_rank() -> None:
-    ending = Ending(error=TrainingError("Rank 1 of the training ended."), code=-9, rank=1)
-    assert cause_of(ending).why == "rank 1: signal 9"
-    hang = replace(ending, code=None, waited_for="its process stands still")
-    assert (cause_of(hang).name, cause_of(hang).why) == ("hang", "rank 1: its process stands still")
 
 
 def test_a_probe_of_several_ranks_has_the_most_of_each_figure_and_a_refusal_first() -> None:

@@ -142,16 +142,6 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
     assert not warned
 
 
-def test_a_run_that_goes_on_goes_on_in_the_same_record_and_a_torn_line_harms_none(tmp_path: Path) -> None:
-    toy_trainer(tmp_path, watch()).train()
-    record = tmp_path / "memory.jsonl"
-    record.write_text(record.read_text() + '{"event": "sam')
-    toy_trainer(tmp_path, watch()).train()
-    whole = [line for line in record.read_text().splitlines() if line.endswith("}")]
-    assert [json.loads(line)["event"] for line in whole].count("start") == 2
-    assert len(whole) == len(record.read_text().splitlines()) - 1 == 10
-
-
 @pytest.mark.parametrize("kind", ["host", "full"])
 def test_other_ranks_write_files_of_their_own_and_tell_of_their_own_device(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -224,15 +214,6 @@ def test_a_batch_that_is_not_of_tokens_is_not_counted() -> None:
     toy(torch.zeros(5, 6, dtype=torch.long))
     assert rows.take() == Batches(rows=2, tokens=7, all_tokens=14 + 30)
     assert rows.take() is None
-
-
-def test_a_watch_changes_nothing_of_a_training(gpt2: Path, tmp_path: Path) -> None:
-    def weights(callbacks: list[Any]) -> list[bytes]:
-        trainer = tiny_trainers.trainer("dpo", gpt2, tmp_path, build={"callbacks": callbacks}, max_steps=2)
-        trainer.train()
-        return tiny_trainers.outcome(trainer)[1]
-
-    assert weights([watch()]) == weights([])
 
 
 def test_evaluation_and_saving_do_not_slow_the_training_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
