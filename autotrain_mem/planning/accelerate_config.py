@@ -67,8 +67,7 @@ def with_accelerate(request: RunRequest) -> RunRequest:
 
 
 def _with_zero(request: RunRequest, content: Mapping[str, Any], launch: Launch, *, gpus: Any) -> RunRequest:
-    """Returns the request with a config's DeepSpeed settings as flags and in DeepSpeed's own file, and without the
-    config."""
+    """Returns the request with a config's DeepSpeed settings as flags and in DeepSpeed's own file."""
     from autotrain_mem.parallel.user_config import zero_settings
 
     given = zero_settings(content)

@@ -1,30 +1,27 @@
 """Corrects a prediction by what probes measured, so that it agrees with them.
 
-It corrects settings of the kind that was measured, which differ only in how much is in a micro-batch. Each phase has a
-line: corrected = measured + scale x (predicted - predicted there), so that what was measured is what is predicted for
-it, byte for byte, and what is predicted for other batches moves by a scale of its own. Of another kind (with or without
-checkpointing, LoRA, quantization) nothing was measured, and a scale would say nothing: forward with checkpointing
-holds other tensors than without. Such a prediction stays as it is after a probe that fitted; after one that did not, it
-is raised by the bytes that were missing.
+Settings that differ from the measured ones only in how much is in a micro-batch are of its kind. Each phase has a line:
+corrected = measured + scale x (predicted - predicted there), so that what was measured is predicted for it, byte for
+byte. Of another kind (with or without checkpointing, LoRA, quantization) nothing was measured, and other tensors are
+held: such a prediction stays as it is after a probe that fitted, and is raised by the missing bytes after one that did
+not.
 
-The scale. A phase's peak is a static part, which is there as soon as the models are loaded, and a moving part on top.
+A phase's peak is a static part, which is there as soon as the models are loaded, and a moving part on top.
 
-- One point: what is wrong in the static part is wrong by bytes, whatever the batch is (weights counted twice, a buffer
-  not seen), and loading measures it by itself: that much is offset. What is then left is of the moving part, where
-  errors go with the size (a saved tensor too many in each layer, of each token): that is scale, measured over
-  predicted, each beyond its loading.
-- Two points that differ only in how much is in a micro-batch: the slope between them, which needs no such assumption.
+- One point: what is wrong in the static part (weights counted twice, a buffer not seen) is wrong by bytes, whatever the
+  batch is, and loading measures it by itself: that much is offset. Errors of the moving part go with its size (a saved
+  tensor too many in each layer, of each token): the scale is measured over predicted, each beyond its loading.
+- Two points of one kind: the slope between them, which needs no such assumption.
 
-A scale outside of 0.5 to 2 is no error of a prediction but of that reasoning (a phase whose moving part is next to
-nothing): it is cut there, and the rest is offset. A phase that no probe reached takes the line of the last one that was
-reached.
+A scale outside of 0.5 to 2 is an error of that reasoning (a phase whose moving part is next to nothing): it is cut
+there, and the rest is offset. A phase that no probe reached takes the line of the last one that was reached.
 
 What the allocator holds beyond what tensors take is corrected by bytes, and only where nothing was refused and no cache
 was given back: else the card, not the run, said how much it could hold.
 
-A refusal measures too little. What was allocated in each phase, and what was asked for in vain, are lower bounds, which
-can raise a prediction and not lower it; and all of it is taken to need a byte more than the budget at least, a
-twentieth of it more for every probe that failed before.
+After a refusal what was allocated in each phase, and what was asked for in vain, are lower bounds, which can raise a
+prediction and not lower it. All of it is taken to need a byte more than the budget at least, and a twentieth of it more
+for every probe that failed before.
 """
 
 from __future__ import annotations
@@ -41,8 +38,7 @@ from autotrain_mem.types import Estimate, Knobs, MemoryEstimate, Owner, Phase, R
 from autotrain_mem.types.experience import Probe
 
 SCALES = (0.5, 2.0)
-"""The limits of a correction: no prediction was off a public run by more than 15 % (docs/understand/accuracy.md); cut
-far outside."""
+"""No prediction was off a public run by more than 15 % (docs/understand/accuracy.md); cut far outside."""
 LEAST_DISTANCE = 0.05
 """Two points whose predictions are closer than this share determine no slope: what is measured moves in segments of 2
 MiB, and in 20 MiB where the allocator takes them (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
@@ -92,8 +88,7 @@ class Correction:
     measured: Knobs | None = None
     """The settings that the probe tried; None corrects all alike."""
     missing_bytes: int = 0
-    """The least by which the prediction was too low, where they did not fit: settings of other kinds need that much
-    more."""
+    """The least by which the prediction was too low, which settings of other kinds need more, too."""
 
     def of(self, memory: MemoryEstimate, knobs: Knobs) -> MemoryEstimate:
         """The corrected prediction. Owners keep adding up to the peak: what is more is nobody's that is known."""

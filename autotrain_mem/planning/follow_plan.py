@@ -1,7 +1,6 @@
 """Follows a plan that was made before: as it is where nothing that it rests on has changed, else rehearsed once.
 
-Nothing is searched: the settings are the plan's. What the user says beside it is law too, so a word that contradicts
-one of them is refused, not obeyed in silence.
+Nothing is searched: the settings are the plan's. A word of the user's that contradicts one of them is refused.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ GIVEN_ANEW = (
     *(MAX_LENGTH, *COMPLETION_KNOBS),
     *("lora_r", "lora_alpha", "lora_target_modules"),
 )
-"""Knobs that may be given anew beside a plan, where they were the user's own words when it was made: another length or
-adapter is another question for the same settings. All others are what a plan decides, or what it was decided around."""
+"""Knobs that may be given anew beside a plan, where the user gave them when it was made: a plan does not decide
+them."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
 _FILES = " files"
-"""The suffix of the key of a digest of a package's files (``versions.versions_key``), which means nothing to a
-reader."""
+"""The suffix of the key of a digest of a package's files (``versions.versions_key``)."""
 
 
 def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: str) -> Plan:
@@ -157,8 +155,8 @@ def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
 def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     """Yields what is asked otherwise, each in words that a flag and a keyword of Python share.
 
-    What says how to search counts as far as the settings that were found do not meet it. How much slower than others
-    they may be was the search's to ask: there are no others here.
+    What says how to search counts as far as the settings that were found do not meet it; ``max_slowdown`` compares with
+    other settings, and there are none here.
 
     Raises:
         UsageError: ``forbid`` names no lever.
@@ -226,7 +224,7 @@ def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
 
 
 def _card_name(hardware: Hardware) -> str:
-    """Returns the catalog's name, so that ``rtx3060`` and NVML's ``NVIDIA GeForce RTX 3060`` are one card."""
+    """Returns the catalog's name: ``rtx3060`` and NVML's ``NVIDIA GeForce RTX 3060`` are one card."""
     known = recognise(hardware.name, hardware.total_bytes)
     return hardware.name if known is None else known.name
 

@@ -22,7 +22,7 @@ from autotrain_mem.settings.knobs import NOT_REHEARSED
 from autotrain_mem.support import codec
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Job, Knobs, Trace
+from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
 from autotrain_mem.types.planned import as_recorded
 from autotrain_mem.worker.pool import Workers
@@ -31,8 +31,6 @@ Answer = TypeVar("Answer")
 
 NOWHERE = Store(None)
 """Keeps nothing."""
-TRACES_KEPT = 6
-"""The number of rehearsals that are kept; each takes some megabytes."""
 
 MOST_FILES = 10_000
 """The most files of a folder; one with more is not searched, and nothing about it is kept."""
@@ -106,40 +104,25 @@ def answered(
         hub_ids = [*_texts([*named, data if reads_data else None])]
         read = {name: value for name, value in given.items() if name not in _WRITTEN}
         key = _key({"job": codec.to_json(job), **words}, [*hub_ids, *_texts(read)], hub_ids)
-    kept = None if key is None else store.get(question, key)
+    return kept_or_asked(store, question, key, noun, ask, keeps)
+
+
+def kept_or_asked(
+    store: Store,
+    kind: str,
+    key: Mapping[str, Any] | None,
+    noun: type[Answer],
+    ask: Callable[[], Answer],
+    keeps: Callable[[Answer], bool] = lambda answer: True,
+) -> Answer:
+    """Returns what is stored under a key, or else asks for it and stores it; nothing is stored without a key."""
+    kept = None if key is None else store.get(kind, key)
     if kept is not None:
         return codec.from_json(noun, kept)
     answer = ask()
     if key is not None and keeps(answer):
-        store.put(question, key, codec.to_json(answer))
+        store.put(kind, key, codec.to_json(answer))
     return answer
-
-
-class LastTraces:
-    """Keeps this run's last rehearsals for what is asked of a plan once it is chosen: none is made again."""
-
-    def __init__(self) -> None:
-        self._traces: dict[Any, Trace] = {}
-
-    def get(self, job: Job, kernels: Any, knobs: Knobs, tokens: int) -> Trace | None:
-        """Returns the rehearsal of rows of so many tokens, where it is one of the last."""
-        return self._traces.get(_trace_key(job, kernels, knobs, tokens))
-
-    def keep(self, job: Job, kernels: Any, knobs: Knobs, tokens: int, trace: Trace) -> None:
-        """Adds one; the oldest goes."""
-        key = _trace_key(job, kernels, knobs, tokens)
-        self._traces.pop(key, None)
-        self._traces[key] = trace
-        for oldest in list(self._traces)[:-TRACES_KEPT]:
-            del self._traces[oldest]
-
-    def clear(self) -> None:
-        """Frees them all."""
-        self._traces.clear()
-
-
-def _trace_key(job: Job, kernels: Any, knobs: Knobs, tokens: int) -> Any:
-    return job.method, kernels, knobs.growing(False).as_rehearsed(), tokens
 
 
 # -- what a rehearsal depends on ---------------------------------------------------------------------------------------

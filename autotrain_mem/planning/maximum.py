@@ -1,9 +1,8 @@
 """``--max_length max`` and its like: which values a job allows, and the search for the largest that fits.
 
-``--per_device_train_batch_size max`` asks how many rows a card takes at once: an effective batch that is given is kept,
-and its divisors are what is tried; else the effective batch follows from the rows, as it does from a number. Where
-``--num_generations max`` comes without words on batches, a step has as many prompts as TRL's defaults make of it, and
-the effective batch follows. ``--lora_r max`` asks for an adapter, so it asks for LoRA.
+``--per_device_train_batch_size max`` keeps an effective batch that is given, whose divisors are tried; else the
+effective batch follows from the rows. Where ``--num_generations max`` comes without words on batches, a step has as
+many prompts as by TRL's defaults, and the effective batch follows. ``--lora_r max`` asks for LoRA.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
 
 def settled(job: Job, knobs: Knobs) -> Job:
     """The job with the numbers that a plan found for what was asked as ``max``, and with the images that it made
-    smaller; the same where neither was."""
+    smaller."""
     arguments = {name: getattr(knobs, name) if each == MOST else each for name, each in job.arguments.items()}
     if knobs.max_pixels is not None:
         arguments["max_pixels"] = knobs.max_pixels

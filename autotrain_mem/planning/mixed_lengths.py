@@ -42,8 +42,7 @@ def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
 
 
 def _count_as_alike(job: Job, knobs: Knobs) -> bool:
-    """Returns whether all batches have the same tokens, since their rows are packed, or joined without padding; or
-    whether nothing of those before is cached, since vLLM's sleep gives the cache back at every generation."""
+    """Returns whether all batches have the same tokens, or nothing is cached: vLLM's sleep empties the cache."""
     return not knobs.pads_rows or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
@@ -100,8 +99,7 @@ def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed
 
 
 def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
-    """Returns the estimate with the reason why rows of every length were not replayed, and its cure; unchanged where
-    they were, all batches are alike, or nothing is cached."""
+    """Returns the estimate with the reason why rows of every length were not replayed, where they would matter."""
     memory, job, lengths = estimate.memory, subject.job, subject.lengths
     if memory.mixed_lengths is not None or not subject.caches or _count_as_alike(job, estimate.knobs):
         return estimate

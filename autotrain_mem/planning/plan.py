@@ -1,7 +1,7 @@
 """Searches for a job's settings and makes a plan of them, with what stands beside them.
 
-Before all else it tries by how many GPUs rows must be shared for a plan that costs nothing but time. Images are made
-smaller where nothing else that the user allows fits.
+First it tries by how many GPUs rows must be shared for a plan that costs nothing but time. Images are made smaller
+where nothing else that the user allows fits.
 """
 
 from __future__ import annotations
@@ -137,8 +137,7 @@ def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str
 
 
 FLASH_CAPABILITY = (8, 0)
-"""The compute capability of the oldest cards with the kernels that ring attention uses
-(``rehearsal.cuda.attention_kernels``)."""
+"""The oldest cards with the kernels of ring attention (``rehearsal.cuda.attention_kernels``)."""
 
 
 def with_shared_tokens(
@@ -192,8 +191,7 @@ def _heard(tried: list[Candidate], on_attempt: OnAttempt) -> OnAttempt:
 
 
 MOST_STEPS = 4
-"""The most steps tried: a sixteenth of the area of images whose processor halves it. Smaller images are another
-question, for ``--max_pixels``."""
+"""A sixteenth of the area of images whose processor halves it; ``--max_pixels`` takes smaller ones."""
 
 
 def searched_with_images(

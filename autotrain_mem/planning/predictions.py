@@ -29,8 +29,12 @@ from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker
 
 LEAST_RECOMPUTED = 0.3
-"""Share of a forward pass that checkpointing does again, at least: all layers, and not the head, which has half of the
-work in the smallest models."""
+"""Least share of a forward pass that checkpointing repeats: all layers; the head is half of the smallest models'
+work."""
+
+
+TRACES_KEPT = 6
+"""The number of rehearsals that are kept whole; each takes some megabytes."""
 
 
 class Predictions:
@@ -87,8 +91,8 @@ class Predictions:
             self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """Estimates the speed by the work of a rehearsed point: at best, where recomputation differs, with offloading
-        as it is; about so, where processes share the model otherwise."""
+        """Estimates the speed by a rehearsed point's work: at best where recomputation differs, offloading as it is
+        there."""
         rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
         work = self._there(known.knobs, False).work
         if knobs.sharding != known.knobs.sharding:
@@ -139,7 +143,7 @@ class Predictions:
 
     def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
         """Returns a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
-        trace = self._subject.traces.get(self._subject.job, self._kernels, knobs, tokens)
+        trace = self._subject.traces.get(self._subject.trace_key(knobs, tokens))
         if trace is None:
             if (depths := self._depths(knobs)) is not None:
                 (trace,) = self._of_copies({knobs: depths}, tokens)
@@ -149,8 +153,12 @@ class Predictions:
         return trace
 
     def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
-        """Keeps a rehearsal of rows of so many tokens, so that none like it is made again."""
-        self._subject.traces.keep(self._subject.job, self._kernels, knobs, tokens, trace)
+        """Keeps one of the last rehearsals, of rows of so many tokens, so that none like it is made again."""
+        key, traces = self._subject.trace_key(knobs, tokens), self._subject.traces
+        traces.pop(key, None)
+        traces[key] = trace
+        for oldest in list(traces)[:-TRACES_KEPT]:
+            del traces[oldest]
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
         """Returns what settings need on a number of cards that share the model; None where that is refused."""

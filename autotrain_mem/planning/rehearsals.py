@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from typing import Any, Self
 
 from autotrain_mem.allocator.settings import AllocatorSettings, environment_setting, environment_settings
 from autotrain_mem.estimator.replay import DeviceCapacity
@@ -12,11 +12,10 @@ from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.prices import Prices, listed_prices, price_of
 from autotrain_mem.planning.calibration import Correction
 from autotrain_mem.planning.for_processes import for_processes
-from autotrain_mem.planning.kept_answers import NOWHERE, LastTraces, answered
+from autotrain_mem.planning.kept_answers import NOWHERE, answered, kept_or_asked
 from autotrain_mem.search.space import Space, make_space, precise_for
 from autotrain_mem.settings.levers import EXPANDABLE, SMALLER_IMAGES
 from autotrain_mem.settings.words import MAX_LENGTH, is_maximized
-from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, ContextLengthError, ModelNotFoundError, UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
@@ -53,11 +52,8 @@ def example_dataset(job: Job) -> str | None:
 
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
-    """Returns whether planning counts tokens: not when the length is given, no data are named, and none will be trained
-    on.
-
-    Nor of a script's stream, whose rows nobody knows before they are trained on.
-    """
+    """Returns whether planning counts tokens: not of a script's stream, nor where the length is given and data are
+    not."""
     if job.python_call is not None:
         return job.python_call.holds_rows
     return to_train or not job.pins_length or example_dataset(job) is None
@@ -124,7 +120,8 @@ class Rehearsals:
     """The prices of renting cards."""
     correction: Correction = field(default_factory=Correction)
     """The correction that probes measured; what is cached stays as rehearsed."""
-    traces: LastTraces = field(default_factory=LastTraces, compare=False)
+    traces: dict[Any, Trace] = field(default_factory=dict, compare=False)
+    """This run's last rehearsals, for what is asked of a plan once it is chosen (``Predictions.remember``)."""
 
     @property
     def price(self) -> Price | None:
@@ -168,8 +165,8 @@ class Rehearsals:
         return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes(self.defaults))
 
     def outside_bytes(self, knobs: Knobs) -> int:
-        """Sums what the run holds outside the trainer's own allocator at its least: of an engine that sleeps, what it
-        keeps then."""
+        """Sums what the run holds outside the trainer's own allocator at its least, such as while a vLLM engine
+        sleeps."""
         communicators_bytes = self.hardware.communicator_bytes * knobs.communicators
         return self.hardware.non_torch_bytes + communicators_bytes + asleep_bytes(self.job, self.hardware)
 
@@ -221,8 +218,7 @@ class Rehearsals:
         return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile, images=images)
 
     def lengths_to_estimate(self, facts: ModelFacts) -> Lengths:
-        """Counts what an estimate needs: tokens where that is requested, and prompts, whose length is not known
-        otherwise."""
+        """Counts tokens where an estimate is asked for by their lengths, and prompts of unknown length."""
         job = self.job
         counts = is_maximized(job.arguments.get(MAX_LENGTH))
         if job.is_online:
@@ -244,12 +240,7 @@ class Rehearsals:
             keeps=lambda found: not found.names_files,
         )
         key = {"fingerprint": found.digest, "versions": versions_key()}
-        kept = self.store.get("profile", key)
-        if kept is not None:
-            return codec.from_json(DataProfile, kept)
-        profile = worker.profile(job, on_counting)
-        self.store.put("profile", key, codec.to_json(profile))
-        return profile
+        return kept_or_asked(self.store, "profile", key, DataProfile, lambda: worker.profile(job, on_counting))
 
     def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> Subject:
         """Returns the same with what is known of the model and the rows; asks for what is not given."""
@@ -274,19 +265,19 @@ class Subject(Rehearsals):
             return replace(self, lengths=replace(self.lengths, why_not=error.message))
 
     def row_length(self, knobs: Knobs) -> int:
-        """Tokens of the longest row that a batch can hold: packed blocks are always full, rows only as long as they
-        are.
-
-        For online methods that is the longest prompt, which nothing truncates.
-        """
+        """Tokens of the longest row of a batch: packed blocks are full; online it is the longest prompt, which nothing
+        cuts."""
         if self.job.is_online:
             return self.lengths.longest or PROMPT_UNKNOWN
         limits = [self.job.row_limit(knobs), self.lengths.longest if knobs.pads_rows else None]
         return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
 
+    def trace_key(self, knobs: Knobs, tokens: int) -> Any:
+        """Returns under what ``traces`` hold the rehearsal of rows of so many tokens."""
+        return self.job.method, kernel_class(self.hardware.capability), knobs.growing(False).as_rehearsed(), tokens
+
     def padded_share(self, knobs: Knobs) -> float:
-        """Returns the share of the longest micro-batch that one has on average, padded to the longest row that it
-        drew."""
+        """Returns the average share of the longest micro-batch, each padded to the longest row that it drew."""
         profile = self.lengths.profile
         if profile is None or not knobs.pads_rows:
             return 1.0
@@ -295,8 +286,7 @@ class Subject(Rehearsals):
         return min(1.0, (drawn + knobs.completion_length) / longest)
 
     def row_tokens(self, knobs: Knobs) -> float:
-        """Tokens of a row that count, on average and without padding; both sequences of a pair, prompt and
-        completion."""
+        """Average tokens of a row without padding; both sequences of a pair, prompt and completion."""
         job, profile = self.job, self.lengths.profile
         sequences = job.method_facts.sequences_per_row
         if profile is None or not knobs.pads_rows:
@@ -308,8 +298,8 @@ class Subject(Rehearsals):
 
     @property
     def rehearsed_job(self) -> Job:
-        """Returns the job as it is rehearsed: every row with the images of the one that has most of them, and with the
-        longest prompt and answer where these are told apart."""
+        """Returns the job with the images of the row that has most of them, and the longest prompt and answer if
+        known."""
         shown, profile = replace(self.job, images=self.lengths.images), self.lengths.profile
         if profile is None or not profile.longest_prompt:
             return shown

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from autotrain_mem.types import Plan
 
 
+_OF_JOB: dict[str, Any] = {"kind": str, "group": Group.JOB, "before": "peft_config"}
+_OF_RUN: dict[str, Any] = {"group": Group.OUTPUT, "commands": (TRAIN, PLAN)}
+_OF_MACHINES: dict[str, Any] = {"kind": int, "commands": (TRAIN,), "group": Group.DEVICE, "before": "link"}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
     """A training as any face asks for it: flags and YAML, the verbs of Python, or a trainer's call.
@@ -31,21 +36,11 @@ class RunRequest:
     method: str
     """One of ``methods_table.METHODS``."""
     model: str | None = setting(
-        None,
-        kind=str,
-        group=Group.JOB,
-        before="peft_config",
-        metavar="MODEL",
-        help="a hub id or a folder (short for --model_name_or_path)",
+        None, **_OF_JOB, metavar="MODEL", help="a hub id or a folder (short for --model_name_or_path)"
     )
     """A hub id or a folder; None where one of TRL's arguments names it."""
     dataset: str | None = setting(
-        None,
-        kind=str,
-        group=Group.JOB,
-        before="peft_config",
-        metavar="DATA",
-        help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file",
+        None, **_OF_JOB, metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file"
     )
     autofit: AutoFit = field(default_factory=AutoFit)
     argv: tuple[str, ...] = ()
@@ -66,57 +61,36 @@ class RunRequest:
     plan_only: bool = setting(False, group=Group.OUTPUT, before="plan", help="plan and stop")
     overwrite_output_dir: bool = setting(
         False,
-        group=Group.OUTPUT,
-        commands=(TRAIN, PLAN),
+        **_OF_RUN,
         help="where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted",
     )
     max_restarts: int = setting(
         RESTARTS,
+        **_OF_RUN,
         kind=int,
-        group=Group.OUTPUT,
-        commands=(TRAIN, PLAN),
         metavar="N",
         help=f"resume up to N times in a row when the training process dies (default {RESTARTS}), 0 for never",
     )
     probe: bool = setting(
         True,
-        group=Group.OUTPUT,
-        commands=(TRAIN, PLAN),
+        **_OF_RUN,
         help="train without the probe: two real steps on the longest rows in a process of their own",
     )
     machine_rank: int | None = setting(
         None,
-        kind=int,
-        commands=(TRAIN,),
-        group=Group.DEVICE,
-        before="link",
+        **_OF_MACHINES,
         metavar="N",
         help="which of --nodes machines this one is, from 0 (default: as Slurm, torchrun or SkyPilot says)",
     )
     main_process_ip: str | None = setting(
-        None,
-        kind=str,
-        commands=(TRAIN,),
-        group=Group.DEVICE,
-        before="link",
-        metavar="HOST",
-        help="address of machine 0, which plans and leads",
+        None, **_OF_MACHINES | {"kind": str}, metavar="HOST", help="address of machine 0, which plans and leads"
     )
     main_process_port: int | None = setting(
-        None,
-        kind=int,
-        commands=(TRAIN,),
-        group=Group.DEVICE,
-        before="link",
-        metavar="N",
-        help="where machine 0 listens for the others (default 29500)",
+        None, **_OF_MACHINES, metavar="N", help="where machine 0 listens for the others (default 29500)"
     )
     min_nodes: int | None = setting(
         None,
-        kind=int,
-        commands=(TRAIN,),
-        group=Group.DEVICE,
-        before="link",
+        **_OF_MACHINES,
         metavar="N",
         help="continue with N machines or more when one is lost and does not come back (default: all)",
     )

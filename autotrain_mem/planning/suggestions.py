@@ -39,7 +39,7 @@ Shared = Callable[[Knobs, int], Estimate | None]
 def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:
     """Names what a run that does not fit here would fit: the next larger cards, and more of this one.
 
-    On another card by what this one's rehearsal reserves; cards with other kernels may need a few percent more or less.
+    On another card by what this one's rehearsal reserves; with other kernels it may be a few percent more or less.
 
     Args:
         shared: Rehearses settings on more cards; None for arithmetic alone.
@@ -51,8 +51,7 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None)
 
 
 def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> Iterator[str]:
-    """Finds the fewest that hold it under FSDP2: where what is divided leaves room for all else, confirmed by a
-    rehearsal."""
+    """Finds the fewest that hold it under FSDP2, by what is divided, confirmed by a rehearsal."""
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
     whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
     # What waits on the host to save bytes need not, where shards save them.

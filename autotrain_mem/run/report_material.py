@@ -45,7 +45,7 @@ _OTHER_VERSIONS = (
 def keep_for_report(subject: Subject, plan: Plan) -> None:
     """Stores what the report of a plan shows that its file does not hold; then drops the traces."""
     key, store = _key(plan), subject.footprint_store
-    trace = subject.traces.get(subject.job, kernel_class(subject.hardware.capability), plan.knobs, plan.row_tokens)
+    trace = subject.traces.get(subject.trace_key(plan.knobs, plan.row_tokens))
     if trace is not None and store.get(_TIMELINE, key) is None:
         store.put(_TIMELINE, key, codec.to_json(_drawn(plan, trace)))
     if subject.lengths.profile is not None:

@@ -23,8 +23,7 @@ LEARNING_RATE_FACTOR = 10
 TRL's documentation gives 1e-5 in place of 1e-6 (DPO, GRPO) and 1e-3 in place of 1e-4 (Reward)."""
 
 NEAR = 4
-"""The factor by which a learning rate may differ from what is chosen here without a word: sweeps in steps of 3 to 4
-find no difference that is worth one."""
+"""Factor by which a learning rate may differ without advice: sweeps in steps of 3 to 4 find no difference."""
 
 RANKS = (16, 32, 64, 128, 256)
 """TRL's default (``trl/trainer/model_config.py: lora_r``), which is Unsloth's too, up to what "LoRA Without Regret"
@@ -82,8 +81,7 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
 
 
 def adapter_learning_rate(base: Knobs, job: Job) -> float:
-    """Returns the learning rate of an adapter, by TRL's default: 2e-4 for SFT's 2e-5, with an optimizer whose
-    steps are Adam's."""
+    """Returns the learning rate of an adapter, by TRL's default: 2e-4 for SFT's 2e-5. For Adam-like optimizers."""
     default = base.learning_rate if "learning_rate" not in job.arguments else None
     full = default or METHODS[job.method].defaults["learning_rate"]
     return float(f"{LEARNING_RATE_FACTOR * full:.6g}")

@@ -82,8 +82,7 @@ def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[
 
 
 PADDING_PAYS = 0.1
-"""The least share of a step's computation to save: less is within the error of a predicted step time, and not worth
-other batches."""
+"""The least share of a step's computation to save: less is within the error of a predicted step time."""
 WORST_BATCH_PAYS = 0.2
 """The factor by which the worst batch has to shrink: from 4 rows on, that is room for another row."""
 SHARES = (0.999, 0.99)
@@ -148,8 +147,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
 
 
 def _padding_of_groups(profile: DataProfile, knobs: Knobs, limit: int) -> float:
-    """Returns about how much padding batches of like lengths leave: each is padded to the upper end of its slice of the
-    sorted lengths."""
+    """Returns about the share of padding in batches of like lengths: each is padded to the end of its sorted slice."""
     steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
     slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
     ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]

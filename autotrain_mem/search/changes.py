@@ -86,8 +86,7 @@ def _value(row: LeverRow, knobs: Knobs) -> Any:
 
 
 def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
-    """Returns whether a lever of time is let go, not pulled, which does no harm: more rows at once, or no
-    recomputation."""
+    """Returns whether a lever of time is released, which does no harm: more rows at once, or no recomputation."""
     if row.name == MICRO_BATCH:
         return knobs.per_device_train_batch_size > base.per_device_train_batch_size
     return row.name == CHECKPOINTING and not knobs.recomputes
@@ -144,8 +143,7 @@ def _why_shared(knobs: Knobs, memo: Memo) -> str:
 
 
 def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
-    """Describes the next larger micro-batch that was rehearsed: one that does not fit, or else one that fits and is no
-    faster; empty where there is none."""
+    """Describes the next larger micro-batch that was rehearsed: it does not fit, or is no faster; empty without one."""
     larger = [each for each in memo.estimates if _rows(each) > knobs.per_device_train_batch_size]
     alike = sorted((each for each in larger if _alike(each.knobs, knobs, but=())), key=_rows)
     if failed := [each for each in alike if not each.fits]:
@@ -172,9 +170,8 @@ def _rows_need(space: Space, estimate: Estimate) -> str:
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     """Describes the memory or speed without a lever, by what was rehearsed; empty where that says nothing.
 
-    The plan with just this change taken back comes first. Then, for a lever of time, settings that lack this lever
-    alone: no more rows, and at least the other levers of time. For others, the least that the levels without the lever
-    need.
+    The plan with just this change taken back comes first. Then, for a lever of time, settings that lack it alone, with
+    no more rows and at least the other levers of time; for others, the least that levels without the lever need.
     """
     without = taken_back(row, knobs, space.base)
     found = next(iter(memo.known([without])), None) if without is not None else None

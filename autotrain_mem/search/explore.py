@@ -25,8 +25,7 @@ ROUGHLY = 0.1
 """The same for a plan that is only shown beside another."""
 
 MIDDLE_EVERY = 3
-"""Each third guess is the middle of what is left, so that a curve that misleads the slope costs at most three times
-what plain bisection would."""
+"""Each third guess is the middle, so that a misleading curve costs at most three times what bisection would."""
 
 LENGTH_TURNS = 6
 """Guesses at a length after the shortest and the one asked for: with these two, at most 8 rehearsals."""
@@ -90,8 +89,7 @@ def adapter_bytes(estimate: Estimate) -> int:
 
 
 def _around(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
-    """The points beside a choice: the next more demanding one of its line, and those that lack one of its levers, as
-    far as they were not rehearsed and may fit: one of these that is as fast takes its place."""
+    """Returns the next larger point of a choice's line, and those that lack one of its levers and may fit."""
     around = []
     rows, checkpointing = knobs.per_device_train_batch_size, knobs.gradient_checkpointing
     shortened = (each for each in level.at_every_length if each[0].per_device_train_batch_size == rows)
@@ -164,8 +162,7 @@ def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
 
 
 def fits_at_once(level: Level, memo: Memo) -> bool:
-    """Returns whether the whole batch at once fits where the fewest rows at once do not; rehearsed only where it
-    may."""
+    """Returns whether the whole batch at once fits where the fewest rows do not; rehearsed only where it may."""
     return may_fit_at_once(level.space, memo(level.least), level.at_once) and surely_fits(memo, level.at_once)
 
 

@@ -26,8 +26,7 @@ GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVA
 LEAST_SLOWER = 1.02
 """How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
 FEWER_ROWS_FASTER = 1.06
-"""The factor by which fewer rows may be faster than more: the most seen of rehearsals of 0.5B to 1.5B models (5 %),
-rounded."""
+"""How much faster fewer rows may be: the most seen of rehearsals of 0.5B to 1.5B models (5 %), rounded."""
 SHARED_FASTER = 1.05
 """The factor by which a point may be faster than the work of one that shares the model otherwise makes it: what is sent
 is computed from the bytes of weights and gradients, and not counted."""
@@ -96,8 +95,7 @@ def may_fit(memo: Memo, space: Space, line: Line, among: Sequence[Line], knobs: 
 
 
 def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
-    """Returns whether a point that does not accumulate may fit where one of the same setting with fewer rows does
-    not."""
+    """Returns whether a point that does not accumulate may fit where fewer rows of the same setting do not."""
     return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
 
 

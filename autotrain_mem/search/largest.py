@@ -32,12 +32,10 @@ TURNS = 12
 """Guesses for one level, at most; plain bisection of 16,384 values takes 14."""
 
 FAR = 8
-"""How many times the smallest value the second one is at least: nearer ones may have their peak in the optimizer's
-step, which does not grow."""
+"""The second value over the smallest, at least: nearer ones may peak in the optimizer's step, which does not grow."""
 
 STEEPER = 1.5
-"""How many times as steep as in proportion a line through one point alone is taken to be: the second point of a line is
-worth most where it fits."""
+"""Steepness of a line through one point over proportion: the second point of a line is worth most where it fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,8 +56,7 @@ def lever_name(row: LeverRow) -> str:
 
 
 def harm_of(row: LeverRow, space: Space) -> Harm:
-    """Returns the harm that a lever does in this job: none where it rounds weights that are frozen to the precision
-    that they are saved in."""
+    """Returns a lever's harm in this job: none where frozen weights are rounded to the precision they are saved in."""
     if row.name == HALF_WEIGHTS and loses_nothing(space.base, space.checkpoint_dtype):
         return Harm.NONE
     return row.harm
@@ -133,8 +132,7 @@ def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A level before it meets a job: at least one of its own levers is pulled, and with them at least one of those that
-    offload, if it has any."""
+    """Describes a level: at least one of its own levers is pulled, and one of those that offload, if it has any."""
 
     name: str
     own: tuple[str, ...]
@@ -184,8 +182,7 @@ class Level:
     space: Space
     harm: Harm
     settings: tuple[Knobs, ...]
-    """What its levers make of the knobs asked for, the gentlest first. Batches and checkpointing stay free, and so does
-    sharding."""
+    """What its levers make of the knobs asked for, gentlest first; batches, checkpointing and sharding stay free."""
     lengths: tuple[int, ...] = ()
     offloads: bool = False
     """Whether each of its settings needs the host's memory."""
@@ -222,8 +219,7 @@ class Level:
 
     @property
     def at_once(self) -> Knobs:
-        """The same in one micro-batch: it holds more activations and, until its backward pass makes them, no
-        gradients."""
+        """The same in one micro-batch: more activations, and no gradients until its backward pass makes them."""
         return self._shortest(self._least_line[-1])
 
     @property

@@ -20,8 +20,7 @@ OnAttempt = Callable[[Candidate], None]
 
 
 class Predictor(Protocol):
-    """Answers the planner's questions. It knows the job, the device and the workers, of which the planner is
-    independent."""
+    """Answers the planner's questions, and alone knows the job, the device and the workers."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
         """Returns what these points need; each takes 1 to 20 seconds, and several run at once where that is possible.
@@ -40,8 +39,7 @@ class Predictor(Protocol):
         """Adds what rows of every length make the allocator reserve over a run, where that is known; takes a second."""
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """The speed of a point that differs from a rehearsed one by its micro-batch, by levers that only slow it, or by
-        how processes share the model."""
+        """Tokens per second of a point with another micro-batch, more levers that only slow it, or another sharding."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
         """Returns where a run that does not fit here would: other cards, each in a few words.
@@ -108,12 +106,11 @@ class Memo:
         return self._speeds[key]
 
     def weights_exceed(self, knobs: Knobs) -> bool:
-        """Returns whether the same weights were beyond the budget as soon as they were loaded: nothing can make that
-        fit."""
+        """Returns whether the same weights exceeded the budget as they were loaded: nothing makes that fit."""
         return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
 
     def of_each_weights(self, points: Sequence[Knobs]) -> list[Knobs]:
-        """Returns the first point with each kind of weights, but for those that are known to be beyond the budget."""
+        """Returns the first point with each kind of weights, except those known to exceed the budget."""
         first: dict[object, Knobs] = {}
         for knobs in points:
             first.setdefault(_weights(knobs), knobs)
@@ -148,8 +145,7 @@ class Memo:
 
 
 def _is_beyond_loading(estimate: Estimate) -> bool:
-    """Returns whether a model is too large before its first batch, which is on the device by then and large where it
-    has images."""
+    """Returns whether a model alone is too large, without its first batch, which may hold images."""
     memory = estimate.memory
     loaded_bytes = memory.phases.get(Phase.LOAD, 0) - memory.owners_at_peak.get(Owner.OTHER, 0)
     return loaded_bytes + estimate.outside_bytes > estimate.budget_bytes

@@ -27,8 +27,7 @@ class SearchResult:
     attempts: tuple[Candidate, ...]
     levers: tuple[Lever, ...]
     alternatives: tuple[Candidate, ...]
-    """Points of the levels around: those of less harm that do not fit or are too slow, and the next one, least harm
-    first."""
+    """Points of gentler levels that do not fit or are too slow, and of the next one, least harm first."""
     most: LargestValue | None = None
     """Where as much as fits of one thing was asked for."""
 
@@ -202,6 +201,5 @@ class _Climb:
 
 
 def slowdown(one: Estimate, other: Estimate) -> float:
-    """Returns by which factor a token takes longer with the first: 1.5 where it takes half as long again, 1 where no
-    time is known."""
+    """Returns how much longer a token takes with the first: 1.5 for half as long again; 1 if no time is known."""
     return other.tokens_per_second / one.tokens_per_second if one.tokens_per_second else 1.0

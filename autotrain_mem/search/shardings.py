@@ -107,8 +107,7 @@ class SharedTokens:
     attends: str
     """Why no other."""
     in_half_precision: bool
-    """Runs the kernels of half precision alone, which need a card of compute capability 8.0
-    (``rehearsal.cuda.attention_kernels``)."""
+    """Runs kernels of half precision alone, from compute capability 8.0 (``rehearsal.cuda.attention_kernels``)."""
     parts: int
     """Into how many parts a row is cut for each process."""
 

@@ -54,8 +54,8 @@ class Space:
     least_length: int = 0
     """Tokens below which ``max_length`` may not go (``DataProfile.least_length``)."""
     rows_allowed: tuple[int, ...] | None = None
-    """Micro-batches to choose from, largest first, where the trainer's own batches leave fewer than the divisors of
-    the effective batch."""
+    """Micro-batches to choose from, largest first, where the trainer takes fewer than the effective batch's
+    divisors."""
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that takes so many times as long as the best of the next level is not taken by itself."""
     method: str = "sft"
@@ -312,8 +312,7 @@ def half_of(knobs: Knobs) -> str:
 
 
 def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
-    """Returns whether half precision is what the weights are saved in, of a model that stays frozen: nothing of what is
-    trained is rounded.
+    """Returns whether half precision is what the weights are saved in, of a model that stays frozen.
 
     PEFT keeps an adapter in float32 beside such a base (``peft/tuners/tuners_utils.py: cast_adapter_dtype``); TRL makes
     that of a quantized base bfloat16 in any case (``trl/trainer/sft_trainer.py: __init__``).
