@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import bench
+
 from accuracy_rows.rows import FLOAT32, Case, framework, ran_older_trl
 from autotrain_mem import api
 from autotrain_mem.checks.model_files import read_config
@@ -107,7 +109,8 @@ def _error(measured_gib: str, predicted_bytes: int) -> float | None:
 
 def _line(result: Result, predicted: Estimate) -> str:
     case, row = result.case, result.case.row
-    label = f"{row['id'][:11]:11}{_mark(case)} {case.family[:78]:78} {row['batch'] + ' x ' + row['seq_len']:>10}"
+    mark = "t" if ran_older_trl(row) else "*" if case.whole_logits else "f" if "foak" in framework(row) else " "
+    label = f"{row['id'][:11]:11}{mark} {case.family[:78]:78} {row['batch'] + ' x ' + row['seq_len']:>10}"
     rehearsed = predicted.reserved.peak_allocated_bytes / GIB
     beside = " " * 7 if result.other is None else f"{result.other:+7.2%}"
     reserved = _with_error(predicted.reserved.peak_reserved_bytes, result.reserved)
@@ -121,12 +124,6 @@ def _line(result: Result, predicted: Estimate) -> str:
 
 def _with_error(predicted_bytes: int, error: float | None) -> str:
     return "" if error is None else f"{predicted_bytes / GIB:.3f} {error:+7.2%}"
-
-
-def _mark(case: Case) -> str:
-    if ran_older_trl(case.row):
-        return "t"
-    return "*" if case.whole_logits else "f" if "foak" in framework(case.row) else " "
 
 
 # -- families --------------------------------------------------------------------------------------------------------
@@ -143,51 +140,27 @@ def report(results: Iterable[Result], bars: Bars) -> bool:
         return True
     print("\nper family: rows, then median of absolute errors and worst error: of allocated bytes; of what they are")
     print("compared with; of reserved bytes; of reserved and non-torch bytes against nvidia-smi")
+    medians: dict[str, list[float]] = defaultdict(list)
+    every: dict[str, list[float]] = defaultdict(list)
     for family, rows in families.items():
-        columns = (
-            [row.allocated for row in rows],
-            *([getattr(row, name) for row in rows if getattr(row, name) is not None] for name in _OTHERS),
-        )
-        print(f"{len(rows):3d}  {'   '.join(map(_median_and_worst, columns))}   {family}")
-    kept = [_allocated_kept(families, bars), _reserved_kept(families, bars), _smi_kept(families, bars)]
-    return all(kept)
+        shown = []
+        for name in ("allocated", "other", "reserved", "smi"):
+            errors = [error for row in rows if (error := getattr(row, name)) is not None]
+            if errors:
+                every[name] += map(abs, errors)
+                medians[name].append(statistics.median(map(abs, errors)))
+            shown.append(f"{medians[name][-1]:6.2%} {max(errors, key=abs):+7.2%}" if errors else " " * 14)
+        print(f"{len(rows):3d}  {'   '.join(shown)}   {family}")
 
-
-_OTHERS = ("other", "reserved", "smi")
-
-
-def _allocated_kept(families: dict[str, list[Result]], bars: Bars) -> bool:
-    worst = max(abs(row.allocated) for rows in families.values() for row in rows)
-    middle = statistics.median(_median(row.allocated for row in rows) for rows in families.values())
+    middle, worst = statistics.median(medians["allocated"]), max(every["allocated"])
     print(f"allocated: median over families {middle:.2%} (bar {bars.median:.1%}), ", end="")
     print(f"worst row {worst:.2%} (bar {bars.limit:.1%})")
-    return worst <= bars.limit and middle <= bars.median
-
-
-def _reserved_kept(families: dict[str, list[Result]], bars: Bars) -> bool:
-    errors = [row.reserved for rows in families.values() for row in rows if row.reserved is not None]
-    if not errors:
-        return True
-    worst, middle = max(map(abs, errors)), _median(errors)
-    print(f"reserved: median over {len(errors)} rows {middle:.2%} (bar {bars.reserved_median:.1%}), ", end="")
-    print(f"worst row {worst:.2%} (bar {bars.reserved_limit:.1%})")
-    return worst <= bars.reserved_limit and middle <= bars.reserved_median
-
-
-def _smi_kept(families: dict[str, list[Result]], bars: Bars) -> bool:
-    errors = {family: [row.smi for row in rows if row.smi is not None] for family, rows in families.items()}
-    medians = [_median(each) for each in errors.values() if each]
-    if not medians:
-        return True
-    middle = statistics.median(medians)
-    print(f"reserved and non-torch, against nvidia-smi: median over {len(medians)} families {middle:.2%} ", end="")
-    print(f"(bar {bars.smi_median:.1%})")
-    return middle <= bars.smi_median
-
-
-def _median(errors: Iterable[float]) -> float:
-    return statistics.median(abs(error) for error in errors)
-
-
-def _median_and_worst(errors: list[float]) -> str:
-    return f"{_median(errors):6.2%} {max(errors, key=abs):+7.2%}" if errors else " " * 14
+    kept = worst <= bars.limit and middle <= bars.median
+    if every["reserved"]:
+        kept &= bench.within("reserved", every["reserved"], bars.reserved_median, bars.reserved_limit)
+    if medians["smi"]:
+        middle = statistics.median(medians["smi"])
+        print(f"reserved and non-torch, against nvidia-smi: median over {len(medians['smi'])} families ", end="")
+        print(f"{middle:.2%} (bar {bars.smi_median:.1%})")
+        kept &= middle <= bars.smi_median
+    return kept

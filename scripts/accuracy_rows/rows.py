@@ -59,7 +59,7 @@ class Case:
     @property
     def fused(self) -> Case | None:
         """The same run with the fused layers that the row's framework put in; None where it put in none."""
-        model = _model_type(self.job.model)
+        model = read_config(replace(self.job, method="sft", arguments={})).model_type
         if "foak" not in framework(self.row) or self.whole_logits or model not in LIGER_MODELS:
             return None
         kernels = {"rope": True, "rms_norm": True, "swiglu": False, "geglu": False, "fused_linear_cross_entropy": True}
@@ -136,10 +136,6 @@ def _common(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
         "load_in_4bit": quantized,
         "use_bnb_nested_quant": "double" in row["quant"],
     }
-
-
-def _model_type(model: str) -> str:
-    return str(read_config(Job(method="sft", model=model, dataset=None)).model_type)
 
 
 def framework(row: Row) -> str:

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bench import ROOT
+
 from autotrain_mem.support.units import KIB, format_bytes
 from survival_cases import jobs
-from survival_cases.command import ROOT, autofit, surroundings
+from survival_cases.command import autofit, surroundings
+from survival_cases.jobs import LARGE, card_of
 from survival_cases.kept import Row
-from survival_cases.sizes import LARGE, card_of
 
 METHODS = ("sft", "reward", "dpo", "grpo")
 MICRO_BATCH, ACCUMULATION = 20, 2

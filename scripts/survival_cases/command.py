@@ -9,16 +9,19 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from bench import ONE_THREAD, ROOT
 
 AUTOFIT = "autotrain_mem.cli.main"
 UNCLEAN = ("Traceback", "Unforeseen:", "The trainer raised ")
 LIMIT_SECONDS = 300.0
 """Of one command; a run that hangs is as bad as one that dies."""
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +110,7 @@ def autofit(
     """Run one command in ``place``.
 
     Args:
-        on: What it begins with, where it runs on another machine (``survival_cases/hosts.py``).
+        on: What it begins with, where it runs on another machine (``survival_cases/nodes.py``).
         folder: Its output folder, used as it is; None: ``runs/RUN`` there, made anew.
         meanwhile: Is called when it has begun; the time of its first step is then not looked for.
         module: That is run.
@@ -117,6 +120,7 @@ def autofit(
         shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     said, cried = folder.parent / f"{run}.json", folder.parent / f"{run}.txt"
+    code: int | None
     started, first_step_seconds = time.monotonic(), None
     with said.open("w") as out, cried.open("w") as err:
         command = [*on, sys.executable, "-m", module, *argv, "--output_dir", str(folder), "--json"]
@@ -126,7 +130,12 @@ def autofit(
             meanwhile(running)
         elif running.reaches(1):
             first_step_seconds = round(time.monotonic() - started, 2)
-        code = _ended(process, started + LIMIT_SECONDS - time.monotonic())
+        try:
+            code = process.wait(max(0.0, started + LIMIT_SECONDS - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            code = None
+            process.kill()  # its children end with it: their stdin closes
+            process.wait()
     printed, errors = said.read_text(), cried.read_text()
     return Ended(
         code=code,
@@ -138,24 +147,26 @@ def autofit(
     )
 
 
-def _ended(process: subprocess.Popen[bytes], limit_seconds: float) -> int | None:
-    """Its exit code; None where it had to be ended. Its children end with it: their stdin closes."""
-    try:
-        return process.wait(max(0.0, limit_seconds))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return None
-
-
 def surroundings(place: pathlib.Path, more: Mapping[str, str]) -> dict[str, str]:
     """One thread, no network, rehearsals kept beside the runs."""
     fixed = {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "",
         "AUTOFIT_CACHE": str(place / "cache"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH")))),
     }
-    return {**os.environ, **fixed, **more}
+    return {**os.environ, **ONE_THREAD, **fixed, **more}
+
+
+@contextmanager
+def forge() -> Iterator[None]:
+    """Inside, commands and workers are forked off a process that has imported everything (``tests/forked.py``)."""
+    from tests.forked import Forge
+
+    with tempfile.TemporaryDirectory() as folder:
+        running = Forge(pathlib.Path(folder))
+        running.connect().close()  # before several threads want it
+        try:
+            with running.commands(sys.modules[__name__]):
+                yield
+        finally:
+            running.end()

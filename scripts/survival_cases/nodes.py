@@ -6,11 +6,17 @@ turn, the first machine and the second in turn.
 
 Losses are held against those of the undisturbed run, as in ``survival_cases/faults.py``. Nothing may be left behind:
 each run's processes carry its name in their environment.
+
+The machines are network namespaces of this host, joined by a pair of virtual interfaces. Each has its own loopback and
+its own address, and a machine without power is one whose link goes down: nobody is told that its connections are gone
+(ip-netns(8), veth(4)). That takes root; elsewhere both are this host, at 127.0.0.1.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import pathlib
 import shutil
 import socket
@@ -26,9 +32,8 @@ import psutil
 from autotrain_mem import api
 from survival_cases import command, faults
 from survival_cases.command import Ended, Running, autofit, surroundings
-from survival_cases.hosts import Hosts, two_hosts
+from survival_cases.jobs import filled_card
 from survival_cases.kept import Kept, Row
-from survival_cases.sizes import filled_card
 
 RUNS = 20
 FAULT = "node"
@@ -66,12 +71,12 @@ def flags(sharding: str) -> list[str]:
 
 
 def undisturbed(
-    workers: api.Workers, place: pathlib.Path, kept: Kept, shardings: Iterable[str] = SHARDINGS, *, apart: bool = False
+    workers: api.Workers, place: pathlib.Path, kept: Kept, shardings: Iterable[str], *, apart: bool
 ) -> dict[str, Row]:
     """By sharding: the card, the losses, and how long it took.
 
     Args:
-        apart: The machines have a network (``survival_cases/hosts.py``).
+        apart: Each machine has a network of its own.
     """
 
     def trained(sharding: str) -> Row:
@@ -101,7 +106,7 @@ def cases() -> list[Case]:
     ]
 
 
-def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: bool = False) -> Row:
+def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: bool) -> Row:
     """One case; judged as a fault's."""
     still, name = quiet[case.sharding], f"nodes-{case.number:02}"
     at = round(case.moment * still["seconds"], 2)
@@ -110,7 +115,12 @@ def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: boo
         ended, second, came = _run(hosts, words, place, name, replace(case, moment=at))
     losses = {int(step): loss for step, loss in still["losses"].items()}
     row = faults.judged(ended, came=came, losses=losses)
-    if left := _left_behind(name):
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == name and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(" ".join(process.cmdline())[:200])
+    if left:
         row["outcome"] = f"left behind: {left}"
     elif second:
         row["outcome"] = f"machine 1: {second[-300:]}"
@@ -122,16 +132,80 @@ def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: boo
 # -- two machines ------------------------------------------------------------------------------------------------------
 
 
+_NUMBERS = itertools.count()
+"""Of the pairs of this process: several run at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """Two machines."""
+
+    names: tuple[str, ...] = ()
+    """Of their namespaces; empty where both are this host."""
+    address: str = "127.0.0.1"
+    """Of the first, as both reach it."""
+
+    def on(self, machine: int) -> list[str]:
+        """Returns what a command on this machine begins with."""
+        return ["ip", "netns", "exec", self.names[machine]] if self.names else []
+
+    def unplug(self, machine: int) -> None:
+        """Take a machine off the network: it falls silent."""
+        if self.names:
+            _ip("-n", self.names[machine], "link", "set", "wire", "down")
+
+    def plug(self, machine: int) -> None:
+        """Bring it back."""
+        if self.names:
+            _ip("-n", self.names[machine], "link", "set", "wire", "up")
+
+
+def can_be_made() -> bool:
+    """Tells whether this user may make such machines here."""
+    if os.geteuid() or shutil.which("ip") is None:
+        return False
+    name = f"autofit-{os.getpid()}-try"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return tried.returncode == 0
+
+
+@contextlib.contextmanager
+def two_hosts(*, apart: bool) -> Iterator[Hosts]:
+    """Inside, two machines are there.
+
+    Args:
+        apart: Else both are this host.
+    """
+    if not apart:
+        yield Hosts()
+        return
+    number = next(_NUMBERS)
+    names = tuple(f"autofit-{os.getpid()}-{number}-{machine}" for machine in range(2))
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+        _ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+        for machine, name in enumerate(names):
+            _ip("-n", name, "addr", "add", f"10.77.0.{machine + 1}/24", "dev", "wire")
+            _ip("-n", name, "link", "set", "wire", "up")
+        yield Hosts(names=names, address="10.77.0.1")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
 def _words(sharding: str, card: str, hosts: Hosts) -> list[str]:
-    port = _free_port()
-    place = ["--nodes", "2", "--main_process_ip", hosts.address, "--main_process_port", str(port)]
-    return ["sft", *flags(sharding), "--gpu", card, "--simulate", "--no_probe", *place]
-
-
-def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("", 0))
-        return int(free.getsockname()[1])
+        port = free.getsockname()[1]
+    place = ["--nodes", "2", "--main_process_ip", hosts.address, "--main_process_port", str(port)]
+    return ["sft", *flags(sharding), "--gpu", card, "--simulate", "--no_probe", *place]
 
 
 def _run(
@@ -152,7 +226,8 @@ def _run(
             nonlocal came
             if killed is None:
                 return
-            _sleep(running, killed.moment)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(killed.moment)
             came = running.process.poll() is None  # else it ended sooner than the undisturbed run
             if killed.silent:
                 hosts.unplug(killed.machine)
@@ -212,11 +287,6 @@ def _second(
         _kill(second.process)
 
 
-def _sleep(running: Running, seconds: float) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        running.process.wait(seconds)
-
-
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """As a machine that loses its power: all processes at once."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -229,12 +299,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
     process.wait()
-
-
-def _left_behind(run: str) -> list[str]:
-    left = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == run and process.status() != psutil.STATUS_ZOMBIE:
-                left.append(" ".join(process.cmdline())[:200])
-    return left

@@ -11,10 +11,9 @@ import pytest
 TESTS = pathlib.Path(__file__).parents[1]
 
 sys.path.insert(0, str(TESTS.parent / "scripts"))
-sys.path.append(str(TESTS / "report" / "page"))  # page_examples: a report that is made up
 sys.path.append(str(TESTS / "search"))  # synthetic_memory: a predictor without rehearsals
-sys.path.append(str(TESTS / "allocator"))  # real_allocator: events played through our simulator
 
+import bench  # noqa: E402, F401  # it adds the other folders
 from recorded_run import Cuda  # noqa: E402
 from script_runner import Script  # noqa: E402
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from accuracy_rows.public import Bars, Result, report
 from command_cases import material
+from script_runner import Script
 from search_quality_grid import grid
 from search_quality_grid.grid import Outcome, compare
 from synthetic_memory import LinearMemory, brute_force, space_of
-from throughput_rows.ranks import Result as Ranked
-from throughput_rows.ranks import tau
 
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import DeviceCapacity
@@ -132,5 +131,6 @@ def test_a_search_that_passes_over_a_level_that_fits_is_named(monkeypatch: pytes
     ],
 )
 def test_tau_counts_pairs_that_were_measured_as_different(pairs: list[tuple[float, float]], expected: float) -> None:
-    rows = [Ranked(model="m", family="f", mark=" ", measured=one, predicted=other) for one, other in pairs]
-    assert tau(rows) == pytest.approx(expected)
+    names = Script("throughput").names
+    rows = [names.Result(model="m", family="f", mark=" ", measured=one, predicted=other) for one, other in pairs]
+    assert names.tau(rows) == pytest.approx(expected)

@@ -29,6 +29,7 @@ import hollow_cuda.runs
 import hollow_cuda.values
 import mixed_runs
 import pytest
+from accuracy_rows import adapters
 from gpu_records.card import CudaCard
 from gpu_records.cases import make, small
 from gpu_records.native import native_path
@@ -37,7 +38,7 @@ from hollow_cuda.build import Hollow
 from hollow_cuda.cases import small_cases
 from recorded_run import Cuda, a_record
 from script_runner import SCRIPTS, Script
-from survival_cases import against, command, faults, hosts, jobs, material, nodes, resume, together
+from survival_cases import against, command, faults, jobs, material, nodes, resume, together
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.estimator.mixed_steps import reserved_after
@@ -62,7 +63,10 @@ def test_every_script_has_a_smoke_test_and_is_checked_for_style_and_types() -> N
     ours = sorted(set(INSTRUMENTS) - set(OF_BASH))
     packages = sorted(path.parent.name for path in SCRIPTS.glob("*/__init__.py"))
     assert sorted(tools["ruff"]["extend-include"]) == [f"scripts/{name}" for name in ours]
-    assert sorted(tools["mypy"]["files"]) == ["autotrain_mem", *(f"scripts/{name}" for name in sorted(ours + packages))]
+    assert sorted(tools["mypy"]["files"]) == [
+        "autotrain_mem",
+        *(f"scripts/{name}" for name in sorted([*ours, *packages, "bench.py"])),
+    ]
     elsewhere = {"test_oracle"}  # in a file of that name
     assert {f"test_{name}" for name in (*ours, "quickstart")} <= set(globals()) | elsewhere
 
@@ -343,28 +347,24 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge, monkeypatch: py
     )
 
 
-def test_adapters(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    adapters, model, length = script("adapters", LONGEST=128), models / "Qwen/Qwen2.5-0.5B", 100
-    adapters.replace(BAR=0.1)  # of so small a model a segment is 2 %
-    made = {"optimizer_type": "AdamW", "dtype": "bfloat16", "compile": False, "use_amp": False, "use_gc": False}
-    config = {"batch_size": 4, "autocast_adapter_dtype": True, **made}
+def test_accuracy_of_adapters(
+    script: Load, models: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models / "Qwen/Qwen2.5-0.5B"
+    monkeypatch.setattr(adapters, "LONGEST", 2)
+    config = {"batch_size": 4, "autocast_adapter_dtype": True, **adapters.PLAIN}
     targets = {"target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
-    for name, adapter in {adapters.names.KNOWN: "LORA", "vera--here": "VERA", "frod--here": "FROD"}.items():
-        result = {"run_info": {"peft_config": {"peft_type": adapter, **targets}, "train_config": config}}
+    for name, adapter in {adapters.KNOWN: "LORA", "vera--here": "VERA", "frod--here": "FROD"}.items():
+        result: dict[str, Any] = {
+            "run_info": {"peft_config": {"peft_type": adapter, **targets}, "train_config": config}
+        }
         result["train_info"] = {"status": "success", "accelerator_memory_max": 1}
-        if adapter != "FROD":
-            run = adapters.names.Row(name, result)
-            options = SimpleNamespace(model=model)
-            result["train_info"]["accelerator_memory_max"] = adapters.names.rehearsed_bytes(options, run, length)
+        if adapter == "VERA":
+            made = adapters.rehearsed_bytes(model, adapters.Run(name, result), 1)
+            result["train_info"]["accelerator_memory_max"] = made
         (tmp_path / f"{name}.json").write_text(json.dumps(result), encoding="utf-8")
-    ran = adapters.run("--results", tmp_path, "--model", model)
-    assert ran.code == 0
-    found = re.search(r"rows of (\d+) tokens", ran.out)
-    assert found is not None
-    assert int(found[1]) <= length
-    assert re.search(r"^vera--here .*GiB reserved [+-]\d\.", ran.out, re.MULTILINE)
-    assert "frod--here" in ran.out
-    assert "not rehearsed: which parts of a weight" in ran.out
+    ran = script("accuracy").run("--adapters", tmp_path, "--model", model)
+    ran.assert_says("rows of 1 tokens", "GiB reserved +0.0%", "not rehearsed: which parts of a weight")
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_survival(
     monkeypatch.setattr(nodes, "cases", lambda: in_the_middle)
     for module in (faults, nodes):
         monkeypatch.setattr(module, "filled_card", lambda *_: "64MiB")
-    monkeypatch.setattr(hosts, "can_be_made", lambda: False)  # what is forked is in no network of its own
+    monkeypatch.setattr(nodes, "can_be_made", lambda: False)  # what is forked is in no network of its own
     forge.connect().close()  # so that moments are shares of what a run takes, and not of what the imports take
     with forge.commands(command, against, nodes):
         ran = script("survival").run(f"--{section}", "--work", tmp_path, "--only", only, "--processes", 1)

@@ -1,1 +1,0 @@
-"""What ``scripts/throughput`` is made of: measured speeds beside predicted ones, and their order."""
