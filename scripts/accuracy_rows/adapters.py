@@ -151,6 +151,7 @@ def rehearse_loop(folder: pathlib.Path, run: Run, length: int) -> Trace:
     ids = torch.ones((run.config["batch_size"], length), dtype=torch.int64)
     mask = ids.clone()
     mask[-1, -1] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors())
         stack.enter_context(without_weights(materialize))
@@ -164,7 +165,7 @@ def rehearse_loop(folder: pathlib.Path, run: Run, length: int) -> Trace:
         model.train()
         recorder.adopt_model(model)
         with recorder.recording():
-            _train(model, {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}, recorder, values)
+            _train(model, batch, recorder, values)
     return recorder.trace()
 
 

@@ -11,21 +11,56 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hollow_cuda.stubs import RUNTIME, imports_of, write_stubs
-from hollow_cuda.wheel import fetch, headers_of
+from bench import ROOT
+
+from hollow_cuda.stubs import RUNTIME, Imports, imports_of, rest_of_runtime, write_stubs
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-REAL_ALLOCATOR = ROOT / "scripts" / "real_allocator"
+TORCH = "2.13.0"
+HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
+"""CUDA 13.0, which this torch is built with: the layout of cudaDeviceProp depends on it."""
+CACHE = Path(sys.prefix) / "cuda_build"
+"""Where the scripts that examine it keep what they fetch and build, unless they are told otherwise."""
 LINKED = ("torch", "torch_cpu", "torch_cuda", "torch_cuda_linalg", "torch_python", "torch_global_deps", "torch_nvshmem")
 OTHERS_LINKED = ("libc10_cuda.so", "libcaffe2_nvrtc.so", "libshm.so")
 BITSANDBYTES = "libbitsandbytes_cuda130.so"
-RENAMED = {"cudaGetDeviceProperties": "standin_properties", "cudaEventQuery": "standin_event_query"}
-"""Functions of cudart_standin.c that are other ones here (cudart_device.c)."""
+NVML = "libnvidia-ml.so.1"
 NOT_REWRITTEN = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
+VERSIONS = f"{RUNTIME} {{ global: cuda*; __cuda*; standin_*; local: *; }};"
+"""Symbols of libcudart carry its SONAME as their version; the loader refuses them without."""
+
+
+def fetch(cache: Path) -> Path:
+    """The wheel, which pip fetches once (530 MB). Headers for the compiler are unpacked beside it.
+
+    It is the wheel that ``pip install torch`` takes on Linux. Its version is asked for with ``===``, which a wheel of
+    the same version for the CPU does not meet (``2.13.0+cpu``), wherever pip is told to look.
+    """
+    downloads = cache / "downloads"
+    if not (downloads / ".fetched").exists():
+        print(f"Fetching torch {TORCH} for CUDA (530 MB) and headers into {downloads} ...", flush=True)
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
+        wanted = (f"torch==={TORCH}", *HEADERS)
+        subprocess.run([*pip, "--only-binary", ":all:", "--dest", str(downloads), *wanted], check=True)
+        for path in downloads.glob("nvidia_cuda_*.whl"):
+            shutil.unpack_archive(path, cache / "headers", "zip")
+        (downloads / ".fetched").touch()
+    (wheel,) = downloads.glob("torch-*.whl")
+    return wheel
+
+
+def headers_of(cache: Path) -> Path:
+    """The folder for the compiler's ``-I``."""
+    return cache / "headers" / "nvidia" / "cu13" / "include"
+
+
+def is_newer(path: Path, built: Path) -> bool:
+    """Whether a source is newer than what was built of all."""
+    return not built.exists() or built.stat().st_mtime < path.stat().st_mtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +96,7 @@ class Hollow:
         }
 
     def environment_with_values(self, ledger: Path) -> dict[str, str]:
-        """Over that of a command, whose processes then share cards that compute; values_nvml.c says how many and which.
+        """Over that of a command, whose processes then share cards that compute; nvml.c says how many and which.
 
         Args:
             ledger: A folder that says which process holds what.
@@ -78,57 +113,57 @@ class Hollow:
 
 
 def build(cache: Path) -> Hollow:
-    """What is missing is made, or made anew where its sources are newer."""
+    """Make what is missing, and make anew what has newer sources."""
     hollow = Hollow(cache)
     if not (hollow.packages / ".installed").exists():
-        _install(hollow)
+        wheel = fetch(cache)
+        shutil.rmtree(hollow.packages, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
+        subprocess.run([*pip, "--target", str(hollow.packages), str(wheel)], check=True)
+        (hollow.packages / ".installed").touch()
     runtime = hollow.libraries_with_values / RUNTIME
-    sources = [path for folder in (HERE, REAL_ALLOCATOR) for path in folder.glob("*.[ch]*")]
-    sources += [HERE / "stubs.py", HERE / "libcudart.map", Path(__file__)]
-    if not runtime.exists() or runtime.stat().st_mtime < max(path.stat().st_mtime for path in sources):
-        _compile(hollow)
+    if any(is_newer(path, runtime) for path in sources()):
+        print(f"Compiling stand-ins for NVIDIA's libraries into {hollow.libraries} ...", flush=True)
+        torch = hollow.packages / "torch" / "lib"
+        linked = [torch / name for name in (*(f"lib{name}.so" for name in LINKED), *OTHERS_LINKED)]
+        bitsandbytes = importlib.util.find_spec("bitsandbytes")
+        if bitsandbytes is not None and bitsandbytes.submodule_search_locations:
+            linked.append(Path(bitsandbytes.submodule_search_locations[0]) / BITSANDBYTES)
+        imports = imports_of(path for path in linked if path.exists())
+        compile_runtime(cache, imports, hollow.libraries)
+        write_stubs(imports, hollow.libraries)
+        compile_runtime(cache, imports, hollow.libraries_with_values, HERE / "values_memory.c")
     return hollow
 
 
-def _install(hollow: Hollow) -> None:
-    wheel = fetch(hollow.cache)
-    shutil.rmtree(hollow.packages, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
-    subprocess.run([*pip, "--target", str(hollow.packages), str(wheel)], check=True)
-    (hollow.packages / ".installed").touch()
+def sources() -> list[Path]:
+    """All that the stand-ins are made of."""
+    return [*HERE.glob("*.[ch]*"), HERE / "stubs.py", Path(__file__)]
 
 
-def _compile(hollow: Hollow) -> None:
-    print(f"Compiling stand-ins for NVIDIA's libraries into {hollow.libraries} ...", flush=True)
-    hollow.libraries.mkdir(parents=True, exist_ok=True)
-    torch = hollow.packages / "torch" / "lib"
-    linked = [torch / name for name in (*(f"lib{name}.so" for name in LINKED), *OTHERS_LINKED)]
-    bitsandbytes = importlib.util.find_spec("bitsandbytes")
-    if bitsandbytes is not None and bitsandbytes.submodule_search_locations:
-        linked.append(Path(bitsandbytes.submodule_search_locations[0]) / BITSANDBYTES)
-    write_stubs(imports_of(path for path in linked if path.exists()), hollow.libraries)
+def compile_runtime(cache: Path, imports: Imports, folder: Path, *more: Path) -> None:
+    """Compile NVML and the runtime into a folder.
 
-    _compile_nvml(REAL_ALLOCATOR / "nvml_standin.c", hollow.libraries)
-    _compile_nvml(HERE / "values_nvml.c", hollow.libraries_with_values)
-    runtime = [REAL_ALLOCATOR / "cudart_standin.c", HERE / "cudart_device.c", HERE / "cudart_nothing.c"]
-    _compile_runtime(hollow, runtime, hollow.libraries)
-    _compile_runtime(hollow, [*runtime, HERE / "values_memory.c"], hollow.libraries_with_values)
-
-
-def _compile_nvml(source: Path, folder: Path) -> None:
+    Args:
+        imports: Of the libraries that use them.
+        more: Further sources of the runtime.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    name = "libnvidia-ml.so.1"
-    options = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run(["gcc", *options, str(source), f"-Wl,-soname,{name}", "-o", str(folder / name)], check=True)
+    options = ["-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", f"-I{headers_of(cache)}"]
 
+    def compiled(source: Path) -> Path:
+        out = folder / f"{source.stem}.o"
+        subprocess.run(["gcc", "-c", *options, str(source), "-o", str(out)], check=True)
+        return out
 
-def _compile_runtime(hollow: Hollow, sources: list[Path], folder: Path) -> None:
-    objects = [folder / f"{path.stem}.o" for path in sources]
-    for path, compiled in zip(sources, objects, strict=True):
-        renamed = [f"-D{old}={new}" for old, new in RENAMED.items()] if path.parent == REAL_ALLOCATOR else []
-        include = f"-I{headers_of(hollow.cache)}"
-        options = ["-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", include, *renamed]
-        subprocess.run(["gcc", "-c", *options, str(path), "-o", str(compiled)], check=True)
-    shared = ["gcc", "-shared", *map(str, objects), f"-Wl,-soname,{RUNTIME}"]
-    version = f"-Wl,--version-script={HERE / 'libcudart.map'}"
-    subprocess.run([*shared, version, "-o", str(folder / RUNTIME)], check=True)
+    def link(name: str, objects: Iterable[Path], *options: str) -> None:
+        shared = ["gcc", "-shared", *map(str, objects), f"-Wl,-soname,{name}", *options]
+        subprocess.run([*shared, "-o", str(folder / name)], check=True)
+
+    link(NVML, [compiled(HERE / "nvml.c")])
+    objects = [compiled(path) for path in (HERE / "cudart_memory.c", HERE / "cudart_device.c", *more)]
+    rest, versions = folder / "cudart_rest.c", folder / "libcudart.map"
+    rest.write_text(rest_of_runtime(imports, objects), encoding="utf-8")
+    versions.write_text(VERSIONS, encoding="utf-8")
+    options.append("-fno-builtin")
+    link(RUNTIME, [*objects, compiled(rest)], f"-Wl,--version-script={versions}")

@@ -1,12 +1,11 @@
-/* The part of libcudart.so.13 that scripts/real_allocator/cudart_standin.c lacks for the whole of torch: what a device
- * is said to be, copies, kernels, streams, host memory. Real: sizes, addresses, order. Not real: whatever a device would
- * have computed.
+/* What the whole of torch needs of libcudart.so.13 beside cudart_memory.c: what a device is said to be, copies, kernels,
+ * streams, host memory. Real: sizes, addresses, order. Not real: whatever a device would have computed. Functions that
+ * only succeed, or are not supported, are written by stubs.py.
  *
  * Kernels   are launched and compute nothing.
  * Copies    to the device and within it go nowhere. One from the device gives zeros, or what standin_answer() laid
  *           ready for it: so a caller who knows what the device would have computed can say it. values_memory.c
  *           replaces them (WEAK) where the device's memory holds values.
- * Events    are always ready: the device is never behind. A block that another stream used is free at once.
  * The device is described as an H100 SXM, or with HOLLOW_CARD=a100 as an A100 SXM: what torch and bitsandbytes decide by
  *           is its compute capability, its multiprocessors and its shared memory.
  */
@@ -17,11 +16,12 @@
 
 /* -- memory ------------------------------------------------------------------------------------------------------- */
 
-/* Addresses that cudart_standin.c gives out lie above FIRST, those of the host's heap and stacks above LAST. */
+/* Addresses that cudart_memory.c gives out lie above FIRST, those of the host's heap and stacks above LAST. */
 #define FIRST 0x100000000000ull
 #define LAST 0x500000000000ull
 
-void standin_set_memory(size_t capacity_bytes, size_t total_bytes);
+void standin_set_device_memory(int device, size_t capacity_bytes, size_t total_bytes);
+size_t standin_total(int device);
 int standin_device_of(const void *address);
 int standin_card(int device);
 
@@ -30,7 +30,7 @@ int standin_card(int device);
 __attribute__((constructor(101))) static void set_memory(void) {
     const char *capacity = getenv("HOLLOW_CAPACITY");
     size_t bytes = capacity ? strtoull(capacity, NULL, 10) : 80ull << 30;
-    standin_set_memory(bytes, bytes);
+    standin_set_device_memory(0, bytes, bytes);
 }
 
 static int is_on_device(const void *address) {
@@ -132,9 +132,6 @@ cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
 
 /* -- the device ----------------------------------------------------------------------------------------------------- */
 
-/* cudart_standin.c's own, under another name: see build.py. It fills in the name, the memory and sm_90. */
-cudaError_t standin_properties(struct cudaDeviceProp *properties, int device);
-
 /* CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability", columns 8.0 and 9.0; datasheets of
  * H100 SXM and A100 SXM. */
 enum {
@@ -162,7 +159,10 @@ static const Card *described(void) {
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
-    standin_properties(properties, device);
+    memset(properties, 0, sizeof *properties);
+    strcpy(properties->name, "stand-in");
+    properties->totalGlobalMem = standin_total(device);
+    properties->warpSize = 32;
     const Card *card = described();
     properties->major = card->major;
     properties->multiProcessorCount = card->multiprocessors;
@@ -320,5 +320,3 @@ cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlag
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
     return (void)flags, cudaEventRecord(event, stream);
 }
-
-cudaError_t cudaEventQuery(cudaEvent_t event) { return (void)event, cudaSuccess; }

@@ -15,7 +15,9 @@ from pathlib import Path
 
 NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem)")
 RUNTIME = "libcudart.so.13"
-"""Made of C sources instead (``build.py``)."""
+"""Made of C sources (``build.py``), and of :func:`rest_of_runtime`."""
+NOT_SUPPORTED = re.compile("Graph|Ipc|MemPool|MallocAsync|FreeAsync|PeerAccess|Capture")
+"""Of the runtime: one device, one process, no graphs, no other allocator. All else that is not in C succeeds."""
 UNVERSIONED = {
     "libcuda.so.1": r"cu(?!File)[A-Z]",
     "libcufile.so.0": r"cuFile",
@@ -71,6 +73,16 @@ def imports_of(libraries: Iterable[Path]) -> Imports:
     )
 
 
+def rest_of_runtime(imports: Imports, defined: Iterable[Path]) -> str:
+    """C source of the runtime's functions that are imported and that these objects do not define."""
+    known = {line.split()[-1] for each in defined for line in _said("nm", "--defined-only", each).splitlines()}
+    names = sorted(imports.versioned[RUNTIME] - known)
+    return "".join(
+        f"int {name}(void) {{ return {801 if NOT_SUPPORTED.search(name) else 0}; }}\n"  # cudaErrorNotSupported
+        for name in names
+    )
+
+
 def write_stubs(imports: Imports, folder: Path) -> None:
     """A library for each of NVIDIA's, but for the runtime."""
     for library in sorted(imports.libraries):
@@ -88,18 +100,18 @@ def _write_stub(library: str, imports: Imports, folder: Path) -> None:
         options = [f"-Wl,--version-script={script}"]
     if library in UNVERSIONED:
         names |= {name for name in imports.unversioned if re.match(UNVERSIONED[library], name)}
+    lines = []
+    for name in sorted(names):
+        if name in HANDLES:
+            lines.append(f"int {name}(void **handle) {{ static long next; *handle = (void *)(next += 16); return 0; }}")
+        elif name in TEXTS:
+            lines.append(f'const char *{name}(void) {{ return "stand-in"; }}')
+        else:
+            lines.append(f"long {name}{BY_HAND.get(name, '(void) { return 0; }')}")
     source = folder / f"{library}.c"
-    source.write_text("".join(f"{_function(name)}\n" for name in sorted(names)), encoding="utf-8")
+    source.write_text("\n".join(lines), encoding="utf-8")
     shared = ["gcc", "-w", "-shared", "-fPIC", "-fno-builtin", str(source), f"-Wl,-soname,{library}", *options]
     subprocess.run([*shared, "-o", str(folder / library)], check=True)
-
-
-def _function(name: str) -> str:
-    if name in HANDLES:
-        return f"int {name}(void **handle) {{ static long next; *handle = (void *)(next += 16); return 0; }}"
-    if name in TEXTS:
-        return f'const char *{name}(void) {{ return "stand-in"; }}'
-    return f"long {name}{BY_HAND.get(name, '(void) { return 0; }')}"
 
 
 def _said(*command: str | Path) -> str:

@@ -1,4 +1,4 @@
-/* Memory of the device that holds values: memory of the host, mapped where cudart_standin.c gives out addresses. So copies
+/* Memory of the device that holds values: memory of the host, mapped where cudart_memory.c gives out addresses. So copies
  * and fills are real, and what the device would have computed can be computed on the same bytes (values_kernels.py).
  *
  * Cards       HOLLOW_CARDS of them (1). Those that CUDA_VISIBLE_DEVICES names, by number or by the beginning of a UUID,
@@ -9,7 +9,7 @@
  * Driver      HOLLOW_DRIVER is the newest CUDA that it knows (13000): no device opens under an older one.
  *             HOLLOW_VGPU: it has no virtual memory for expandable segments, as under a vGPU.
  */
-#include "values_ledger.h"
+#include "ledger.h"
 #include <cuda_runtime_api.h>
 
 #define FIRST_ADDRESS 0x100000000000ull

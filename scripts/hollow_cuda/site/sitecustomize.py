@@ -1,16 +1,24 @@
 """Python imports this first, where its folder is on PYTHONPATH, so that torch's kernels compute once torch is imported.
 
 Only where HOLLOW_VALUES is set, and not in workers, which hide the device and plan as they would anywhere.
+
+With HOLLOW_FAULT (``PHASE:N:refuse:COUNT`` or ``PHASE:N:fill:MIB``) the device is full at a phase of a training: when
+the run enters that phase for the Nth time, its cache is emptied, and the next COUNT requests to the device are refused
+(torch makes two for one allocation, the second after it gave its cache back); or another process takes so many MiB of
+the card, and keeps them. Either comes once for a folder of HOLLOW_LEDGER. The error is torch's own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.abc
 import importlib.machinery
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 WORKER = "autotrain_mem.worker.server"
 
@@ -57,11 +65,30 @@ def compute_quantized(backend: ModuleType) -> None:
     values_kernels.install("bitsandbytes")
 
 
-def fail(build: ModuleType) -> None:
-    """Have the device full at a phase of the training."""
-    from hollow_cuda import values_faults
+def fail(build: Any) -> None:
+    """Have the device full at a phase of the training that the module ``training.process.build`` measures."""
+    phase_name, number, kind, amount = os.environ["HOLLOW_FAULT"].split(":")
+    came = Path(os.environ["HOLLOW_LEDGER"]) / "fault"
+    enter_phase, entered = build.PhasePeaks.enter_phase, 0
 
-    values_faults.install(build)
+    def enter(peaks: Any, phase: Any) -> None:
+        nonlocal entered
+        is_new = phase is not peaks.phase and str(phase) == phase_name
+        enter_phase(peaks, phase)
+        entered += is_new
+        if not is_new or entered != int(number) or came.exists():
+            return
+        import torch
+
+        came.touch()
+        runtime = ctypes.CDLL("libcudart.so.13")
+        torch.cuda.empty_cache()
+        if kind == "refuse":
+            runtime.standin_refuse(int(amount))
+        else:
+            runtime.standin_fill_card(0, ctypes.c_ulonglong(int(amount) << 20))
+
+    build.PhasePeaks.enter_phase = enter
 
 
 if os.environ.get("HOLLOW_VALUES") and WORKER not in sys.orig_argv:

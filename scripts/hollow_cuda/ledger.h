@@ -1,5 +1,5 @@
-/* Who holds what of each card: one page per card in HOLLOW_LEDGER, which all processes share. values_memory.c writes it,
- * values_nvml.c reads it. What a process that is gone has held is free. */
+/* Who holds what of each card: one page per card in HOLLOW_LEDGER, which all processes share; without such a folder the
+ * page is this process's own. values_memory.c writes it, nvml.c reads it. What a process that is gone has held is free. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,14 +24,17 @@ static Holder *holders(int card) {
     if (!pages[card]) {
         char name[512];
         const char *folder = getenv("HOLLOW_LEDGER");
-        snprintf(name, sizeof name, "%s/card-%d", folder ? folder : "/dev/shm", card);
-        int file = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-        if (file < 0 || ftruncate(file, PAGE_BYTES)) {
+        snprintf(name, sizeof name, "%s/card-%d", folder ? folder : "", card);
+        int file = folder ? open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+        if (folder && (file < 0 || ftruncate(file, PAGE_BYTES))) {
             perror(name);
             abort();
         }
-        pages[card] = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        close(file);
+        int how = folder ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+        pages[card] = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, how, file, 0);
+        if (folder) {
+            close(file);
+        }
     }
     return pages[card];
 }

@@ -8,7 +8,7 @@
  * HOLLOW_UNIFIED    memory is not told, as on cards that share the host's
  * HOLLOW_DRIVER     the newest CUDA that the driver knows, 13000 by itself
  */
-#include "values_ledger.h"
+#include "ledger.h"
 
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, GPU_IS_LOST = 15 }; /* nvml.h: nvmlReturn_t */
 

@@ -1,13 +1,13 @@
-/* Stands in for libcudart.so.13, and for the part of libcuda.so.1 that it hands out: a device that has memory to count
- * and nothing else. libc10_cuda.so, unchanged, runs its caching allocator on top of it.
+/* The part of libcudart.so.13, and of libcuda.so.1 which it hands out, that a caching allocator needs: a device that has
+ * memory to count and nothing else. cudart_device.c is the rest.
  *
  * Memory    Addresses count up from FIRST_ADDRESS, 2 MiB aligned, and are never given twice and never dereferenced. So
  *           of two segments the newer has the higher address, and an address tells which segment it was. cudaMalloc
  *           and cuMemCreate take from the same `capacity`, to the byte, and refuse what is beyond it.
- * Events    An event is ready once standin_complete_events() was called after it was recorded, or once somebody waited
- *           for it. Nothing else makes it ready: a real cudaFree waits for the device, this one does not.
- * Devices   One, unless a function that is marked WEAK here is replaced (scripts/hollow_cuda/values_memory.c).
- * The rest  Succeeds and does nothing, or (cudart_unsupported.c) says that it is not supported.
+ * Events    Ready at once: the device is never behind. After standin_hold_events() an event is ready once
+ *           standin_complete_events() was called after it was recorded, or once somebody waited for it; a real cudaFree
+ *           waits for the device, this one does not.
+ * Devices   One, unless a function that is marked WEAK here is replaced (values_memory.c).
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -49,9 +49,7 @@ void standin_set_device_memory(int device, size_t capacity_bytes, size_t total_b
     total[device] = total_bytes;
 }
 
-void standin_set_memory(size_t capacity_bytes, size_t total_bytes) {
-    standin_set_device_memory(0, capacity_bytes, total_bytes);
-}
+size_t standin_total(int device) { return total[device]; }
 
 /* The number of the cudaMalloc or cuMemAddressReserve that an address came from, counted from 0. */
 size_t standin_region(const void *address) {
@@ -235,16 +233,6 @@ cudaError_t cudaDriverGetVersion(int *version) {
     return *version = older ? atoi(older) : CUDA_VERSION, cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
-    memset(properties, 0, sizeof *properties);
-    strcpy(properties->name, "stand-in");
-    properties->totalGlobalMem = total[device];
-    properties->major = 9;
-    properties->multiProcessorCount = 1;
-    properties->warpSize = 32;
-    return cudaSuccess;
-}
-
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     *least = *greatest = 0;
     return cudaSuccess;
@@ -262,7 +250,9 @@ struct CUevent_st {
 };
 
 static unsigned long long recorded, completed;
+static int held;
 
+void standin_hold_events(void) { held = 1; }
 void standin_complete_events(void) { completed = recorded; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
@@ -278,7 +268,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return event->recorded <= completed ? cudaSuccess : cudaErrorNotReady;
+    return !held || event->recorded <= completed ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {

@@ -25,7 +25,8 @@
 #include <vector>
 
 extern "C" {
-void standin_set_memory(size_t capacity, size_t total);
+void standin_set_device_memory(int device, size_t capacity, size_t total);
+void standin_hold_events();
 void standin_complete_events();
 size_t standin_region(const void* address);
 unsigned long long standin_region_base(size_t region);
@@ -224,7 +225,8 @@ int main(int count, char** arguments) {
     std::cerr << "usage: replay CAPACITY TOTAL < events\n";
     return 2;
   }
-  standin_set_memory(std::stoull(arguments[1]), std::stoull(arguments[2]));
+  standin_hold_events();
+  standin_set_device_memory(0, std::stoull(arguments[1]), std::stoull(arguments[2]));
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   allocator::init(1);
   c10::cuda::detail::init_p2p_access_cache(1);  // expandable segments look into it
