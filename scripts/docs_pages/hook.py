@@ -13,8 +13,7 @@ for folder in (ROOT, ROOT / "scripts"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from docs_pages.figures import figure  # noqa: E402  # its folder is on the path only now
-from docs_pages.plan_schema import plan_schema  # noqa: E402
+from docs_pages.plan_schema import plan_schema  # noqa: E402  # its folder is on the path only now
 from docs_pages.tables import TABLES  # noqa: E402
 
 PLACE = re.compile(r"^\{\{ (\w+)(?: ([\w-]+))? \}\}$", re.MULTILINE)
@@ -32,8 +31,10 @@ def filled(markdown: str) -> str:
 
 
 def _shown(kind: str, name: str) -> str:
-    if kind == "figure":
-        return figure(name)
+    if kind == "figure":  # as one block of HTML, in the page's colours
+        lines = (ROOT / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8").splitlines()
+        svg = "\n".join(line for line in lines if line.strip())  # an empty line would end the block
+        return f'<figure class="drawn">\n{svg}\n</figure>'
     if kind == "transcript":
         text = (ROOT / "docs" / "transcripts" / f"{name}.txt").read_text(encoding="utf-8")
         return f"```text\n{text}```"

@@ -6,10 +6,10 @@ python -m docs_pages.picture REPORT.html docs/assets/report.png
 from __future__ import annotations
 
 import base64
-import shutil
 import sys
 from pathlib import Path
-from typing import Any
+
+import bench
 
 WIDTH = 1000
 FIGURE = "const box = document.querySelector('.figure').getBoundingClientRect()"
@@ -17,14 +17,7 @@ FIGURE = "const box = document.querySelector('.figure').getBoundingClientRect()"
 
 def take(report: Path, picture: Path) -> None:
     """Writes the PNG, as wide as the report."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={WIDTH},900"):
-        options.add_argument(flag)
-    driver: Any = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver") or ""))
+    driver = bench.chromium("--disable-gpu", f"--window-size={WIDTH},900")
     try:
         driver.get(report.resolve().as_uri())
         driver.execute_script("document.querySelector('.figure').scrollIntoView()")

@@ -1,18 +1,22 @@
 """The device that a case runs on: a CUDA card, with every call of ``torch.cuda`` that a recording needs; or a dry run.
 
-Both offer the same, so that all else is the same for both and runs where there is no GPU.
+Both offer the same, so that all else is the same for both and runs where there is no GPU. ``Marks`` labels the lines of
+torch's memory history with phase and module: a stack trace for each allocation would take most of the time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from dataclasses import fields
+from typing import Any
 
+from autotrain_mem.trainers.phases import follow
+from autotrain_mem.types import Owner, Phase
 from gpu_records.history import Event, History
-from gpu_records.marks import Marks
 from gpu_records.record import CardFacts, Levels, Outside
 
 EditRows = Callable[[list[Any]], list[Any]]
@@ -20,36 +24,69 @@ STEADY_SECONDS = 5.0
 """How long NVML may take to show a process's memory, or to forget that of one that ended."""
 
 
-class Card(Protocol):
-    """One process's use of one device, from before anything lies on it to after the last step."""
+class Marks:
+    """What ``trainers.phases.follow`` tells a recorder, as far as a label needs it: phase and module.
 
-    on_host: bool
-    """Whether the trainer must be told to stay on the CPU."""
+    Args:
+        say: Labels what is allocated from now on.
+    """
 
-    def open(self) -> None:
-        """Begin the history. Nothing is on the device yet."""
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._names: dict[int, str] = {}
+        self._stack: list[int] = []
+        self.phase = Phase.LOAD
+        self._label()
 
-    def cuda_semantics(self) -> AbstractContextManager[None]:
-        """Inside, the trainer is built and trains."""
+    def enter_phase(self, phase: Phase) -> None:
+        if phase is not self.phase:
+            self.phase = phase
+            self._stack.clear()
+            self._label()
 
-    def train(self, trainer: Any, edit_rows: EditRows) -> None:
-        """``trainer.train()`` on edited rows."""
+    def adopt_model(self, model: Any) -> None:
+        self._names |= {id(module): name for name, module in model.named_modules()}
 
-    def facts(self) -> CardFacts: ...
+    def mark(self, tensor: Any, owner: Owner, name: str) -> None: ...
 
-    def levels(self) -> Levels: ...
+    def disown(self, tensor: Any) -> None: ...
 
-    def outside(self) -> Outside: ...
+    def optimizer_stepped(self, optimizer: Any) -> None: ...
 
-    def memory_stats(self) -> dict[str, int]: ...
+    @contextmanager
+    def following(self, trainer: Any) -> Iterator[None]:
+        """Inside, the trainer trains."""
+        import torch
 
-    def history(self) -> History: ...
+        follow(trainer, self)
+        hooks = torch.nn.modules.module
+        entering = hooks.register_module_forward_pre_hook(self._enter)
+        leaving = hooks.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            entering.remove()
+            leaving.remove()
+
+    def _enter(self, module: Any, args: Any) -> None:
+        self._stack.append(id(module))
+        self._label()
+
+    def _leave(self, module: Any, args: Any, output: Any) -> None:
+        while self._stack and self._stack.pop() != id(module):
+            pass  # a checkpoint that stops its recomputation early leaves past modules further in
+        self._label()
+
+    def _label(self) -> None:
+        module = self._names.get(self._stack[-1], "") if self._stack else ""
+        self._say(f"{self.phase.value} {module}".rstrip())
 
 
 class CudaCard:
     """The first card that this process sees."""
 
     on_host = False
+    """Whether the trainer must be told to stay on the CPU."""
 
     def __init__(self) -> None:
         self._nvml = _Nvml()
@@ -57,6 +94,7 @@ class CudaCard:
         self._marks: Marks | None = None
 
     def open(self) -> None:
+        """Begin the history. Nothing is on the device yet."""
         self._free_before = self._nvml.free_bytes()  # asked before torch makes a context
         import torch
 
@@ -64,9 +102,11 @@ class CudaCard:
         self._marks = Marks(getattr(torch.cuda.memory, "_set_memory_metadata", lambda label: None))
 
     def cuda_semantics(self) -> AbstractContextManager[None]:
+        """Inside, the trainer is built and trains."""
         return nullcontext()
 
     def train(self, trainer: Any, edit_rows: EditRows) -> None:
+        """``trainer.train()`` on edited rows."""
         assert self._marks is not None
         collate = trainer.data_collator
         trainer.data_collator = lambda rows: collate(edit_rows(rows))
@@ -100,8 +140,6 @@ class CudaCard:
 
     def outside(self) -> Outside:
         """By NVML's figure for this process, where it gives one; else by what is free now and was before."""
-        import os
-
         import torch
 
         reserved = torch.cuda.memory_reserved()
@@ -110,11 +148,10 @@ class CudaCard:
             return Outside(non_torch_bytes=own - reserved, source="NVML's figure for this process")
         free, total = torch.cuda.mem_get_info(0)
         if self._free_before is not None:
-            taken = self._free_before - free
-            return Outside(non_torch_bytes=taken - reserved, source="free before and after; right if nobody else ran")
-        return Outside(
-            non_torch_bytes=total - free - reserved, source="all that is used; right if nobody else is there"
-        )
+            source, taken = "free before and after; right if nobody else ran", self._free_before - free
+        else:
+            source, taken = "all that is used; right if nobody else is there", total - free
+        return Outside(non_torch_bytes=taken - reserved, source=source)
 
     def memory_stats(self) -> dict[str, int]:
         import torch
@@ -124,7 +161,7 @@ class CudaCard:
     def history(self) -> History:
         import torch
 
-        (entries,) = (trace for trace in torch.cuda.memory._snapshot()["device_traces"][:1])
+        entries = torch.cuda.memory._snapshot()["device_traces"][0]
         torch.cuda.memory._record_memory_history(enabled=None)
         return History.of_trace(entries)
 
@@ -137,50 +174,43 @@ class _Nvml:
 
     def __init__(self) -> None:
         self._library: Any = None
-        self._handle: Any = None
         with contextlib.suppress(Exception):  # ImportError, or whatever NVML has to say
             import pynvml
 
             pynvml.nvmlInit()
-            self._handle = _handle(pynvml)
+            name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+            by_number, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+            self._handle = by_number(int(name)) if name.isdigit() else by_uuid(name)
             self._library = pynvml
 
     def driver(self) -> str | None:
-        return None if self._library is None else self._asked(self._library.nvmlSystemGetDriverVersion)
+        version: str | None = self._asked("nvmlSystemGetDriverVersion")
+        return version
 
     def free_bytes(self) -> int | None:
-        if self._library is None:
-            return None
-        memory = self._asked(lambda: self._library.nvmlDeviceGetMemoryInfo(self._handle))
+        memory = self._library and self._asked("nvmlDeviceGetMemoryInfo", self._handle)
         return None if memory is None else int(memory.free)
 
     def process_bytes(self, pid: int) -> int | None:
         """NVML lists a process a moment after it took memory; in a container, under another number or not at all."""
         deadline = time.monotonic() + STEADY_SECONDS
         while self._library is not None and time.monotonic() < deadline:
-            processes = self._asked(lambda: self._library.nvmlDeviceGetComputeRunningProcesses(self._handle)) or []
+            processes = self._asked("nvmlDeviceGetComputeRunningProcesses", self._handle) or []
             found = [process.usedGpuMemory for process in processes if process.pid == pid]
             if found and found[0]:
                 return int(found[0])
-            if processes and pid not in [process.pid for process in processes]:
+            if processes and not found:
                 return None
             time.sleep(0.2)
         return None
 
-    def _asked(self, question: Callable[[], Any]) -> Any:
+    def _asked(self, function: str, *of: Any) -> Any:
+        if self._library is None:
+            return None
         try:
-            return question()
+            return getattr(self._library, function)(*of)
         except self._library.NVMLError:
             return None
-
-
-def _handle(nvml: Any) -> Any:
-    import os
-
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    if chosen.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(chosen))
-    return nvml.nvmlDeviceGetHandleByUUID(chosen)
 
 
 class DryCard:
@@ -202,10 +232,8 @@ class DryCard:
 
     def open(self) -> None: ...
 
-    @contextmanager
-    def cuda_semantics(self) -> Iterator[None]:
-        with self._watch.cuda_semantics():
-            yield
+    def cuda_semantics(self) -> AbstractContextManager[None]:
+        return self._watch.cuda_semantics()
 
     def train(self, trainer: Any, edit_rows: EditRows) -> None:
         self._watch.train(trainer, edit_rows)
@@ -222,12 +250,7 @@ class DryCard:
         )
 
     def levels(self) -> Levels:
-        return Levels(
-            allocated_bytes=self._allocator.allocated_bytes,
-            reserved_bytes=self._allocator.reserved_bytes,
-            peak_allocated_bytes=self._allocator.peak_allocated_bytes,
-            peak_reserved_bytes=self._allocator.peak_reserved_bytes,
-        )
+        return Levels(**{each.name: getattr(self._allocator, each.name) for each in fields(Levels)})
 
     def outside(self) -> Outside:
         return Outside(non_torch_bytes=None, source=self.LABEL)

@@ -22,7 +22,7 @@ from gpu_records.cases import SEED, GpuCase
 from gpu_records.record import Record, versions, write
 
 if TYPE_CHECKING:
-    from gpu_records.card import Card  # which needs torch
+    from gpu_records.card import CudaCard, DryCard  # which need torch
 
 SETTING = "PYTORCH_ALLOC_CONF"
 
@@ -75,7 +75,9 @@ def complete_as_rehearsed(ids: Any, prompt: Any, end: Sequence[int]) -> None:
             ids[1:, -place].fill_(token)
 
 
-def record(case: GpuCase, card: Card, model: Path, scratch: str, complete: Complete = complete_as_rehearsed) -> Record:
+def record(
+    case: GpuCase, card: CudaCard | DryCard, model: Path, scratch: str, complete: Complete = complete_as_rehearsed
+) -> Record:
     """Build the trainer as a rehearsal does, with true weights, and train its two steps on the same worst batch."""
     import torch
 

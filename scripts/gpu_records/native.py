@@ -12,8 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +22,7 @@ from autotrain_mem.types import Trace
 from autotrain_mem.types.methods_table import METHODS
 from gpu_records.cases import GpuCase
 from gpu_records.child import import_all, real_trainer_spec
+from gpu_records.record import write_json
 from gpu_records.sequences import births_of_trace, differences, summary
 
 SMALLEST_BYTES = 1 << 20
@@ -38,11 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="native-", ignore_cleanup_errors=True) as scratch:
         trace, capability = rehearse_natively(case, Path(request["model"]), scratch)
     content = {"case": request["case"], "compute_capability": capability, "trace": codec.to_json(trace)}
-    path = native_path(Path(request["out"]), case.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(partial, path)
+    write_json(native_path(Path(request["out"]), case.name), content)
     sys.stdout.flush()
     os._exit(0)
 
@@ -115,10 +111,18 @@ def rehearse_natively(case: GpuCase, model: Path, scratch: str) -> tuple[Trace, 
     from autotrain_mem.rehearsal import fake_run
     from autotrain_mem.rehearsal.cuda.rules import cuda_semantics
     from autotrain_mem.rehearsal.cuda.workspaces import workspaces
+    from autotrain_mem.trainers.weightless import without_weights
 
     capability = torch.cuda.get_device_capability(0)
     spec = real_trainer_spec(case, model, scratch, on_host=False, dataloader_pin_memory=False)
-    with fake_run.fake_tensors() as mode, _models_on_cuda():
+
+    def on_cuda(model: Any) -> Any:
+        """Models come into being on the device."""
+        with torch.device("cuda"):
+            return fake_run.materialize(model)
+
+    moved = patch.object(torch.nn.Module, "_apply", _apply)
+    with fake_run.fake_tensors() as mode, without_weights(on_cuda), moved:
         values = _values_on_host(mode)
         recorder = _recorder_of_cuda(values.run, workspaces(capability))
         with cuda_semantics(recorder, capability, "fake cuda"):
@@ -126,25 +130,10 @@ def rehearse_natively(case: GpuCase, model: Path, scratch: str) -> tuple[Trace, 
     return recorder.trace(), capability
 
 
-@contextmanager
-def _models_on_cuda() -> Iterator[None]:
-    """Models come into being on the device, and what is moved there becomes a new parameter: a fake tensor's data
-    cannot be exchanged for one of another device.
-    """
-    import torch
-
-    from autotrain_mem.rehearsal.fake_run import materialize
-    from autotrain_mem.trainers.weightless import without_weights
-
-    def on_cuda(model: Any) -> Any:
-        with torch.device("cuda"):
-            return materialize(model)
-
-    with without_weights(on_cuda), patch.object(torch.nn.Module, "_apply", _apply):
-        yield
-
-
 def _apply(module: Any, convert: Callable[[Any], Any], recurse: bool = True, made: Any = None) -> Any:
+    """``Module._apply``, by which a parameter that is moved becomes a new one: a fake tensor's data cannot be exchanged
+    for one of another device.
+    """
     import torch
 
     made = {} if made is None else made
@@ -156,23 +145,17 @@ def _apply(module: Any, convert: Callable[[Any], Any], recurse: bool = True, mad
         if id(parameter) not in made:
             with torch.no_grad():
                 new = convert(parameter)
-            made[id(parameter)] = parameter, _exchanged(parameter, new)
+            if new is not parameter and new.device == parameter.device:
+                parameter.data = new
+                new = parameter
+            elif new is not parameter:
+                new = torch.nn.Parameter(new, parameter.requires_grad)
+            made[id(parameter)] = parameter, new  # the old one too, so that its id is not given again
         module._parameters[name] = made[id(parameter)][1]
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = convert(buffer)
     return module
-
-
-def _exchanged(parameter: Any, new: Any) -> Any:
-    import torch
-
-    if new is parameter:
-        return parameter
-    if new.device == parameter.device:
-        parameter.data = new
-        return parameter
-    return torch.nn.Parameter(new, parameter.requires_grad)
 
 
 def _recorder_of_cuda(execute: Any, workspace: Any) -> Any:

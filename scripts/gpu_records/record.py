@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -81,13 +82,11 @@ class Record:
 def versions() -> dict[str, str | None]:
     """Of the libraries that decide about memory; None where one is missing."""
 
-    def version(package: str) -> str | None:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    return {package: version(package) for package in VERSIONED}
+    found: dict[str, str | None] = dict.fromkeys(VERSIONED)
+    for package in VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -102,14 +101,14 @@ def failure_path(folder: Path, case: str) -> Path:
 
 
 def write(folder: Path, record: Record) -> None:
-    """The record appears whole or not at all; an earlier failure of the case is forgotten."""
-    _write(record_path(folder, record.case.name), codec.to_json(record))
+    """Write the record; an earlier failure of the case is forgotten."""
+    write_json(record_path(folder, record.case.name), codec.to_json(record))
     failure_path(folder, record.case.name).unlink(missing_ok=True)
 
 
 def write_failure(folder: Path, case: GpuCase, error: str) -> None:
     """Why there is no record."""
-    _write(failure_path(folder, case.name), {"schema": FAILURE_SCHEMA, "case": codec.to_json(case), "error": error})
+    write_json(failure_path(folder, case.name), {"schema": FAILURE_SCHEMA, "case": codec.to_json(case), "error": error})
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -124,7 +123,8 @@ def read_failures(folder: Path) -> dict[str, str]:
     return {failure["case"]["name"]: failure["error"] for failure in found}
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file that appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import accumulate, groupby, zip_longest
 
 from autotrain_mem.allocator.settings import parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
@@ -68,25 +68,20 @@ def replay(history: History, allocator: str) -> Replay:
         emptying = event.action in SHRINKS
     recorded = list(_changes((index, event.action, event.size_bytes) for index, event in _requests(history)))
     simulated = list(_changes(told))
+    divergence = ""
+    for number, (theirs, ours) in enumerate(zip_longest(recorded, simulated)):
+        if ours != theirs:
+            divergence = f"change {number}: recorded {_words(theirs)}, simulated {_words(ours)}"
+            break
+    signs = dict.fromkeys(GROWS, 1) | dict.fromkeys(SHRINKS, -1)
+    reserved = accumulate(signs.get(event.action, 0) * event.size_bytes for event in history)
     return Replay(
-        recorded_peak_bytes=peak_reserved(history),
+        recorded_peak_bytes=max(reserved, default=0),
         simulated_peak_bytes=simulator.peak_reserved_bytes,
         segments=len(recorded),
-        divergence=_divergence(recorded, simulated),
+        divergence=divergence,
         strangers=strangers,
     )
-
-
-def peak_reserved(history: Iterable[Event]) -> int:
-    """The largest sum of segments."""
-    reserved = peak = 0
-    for event in history:
-        if event.action in GROWS:
-            reserved += event.size_bytes
-            peak = max(peak, reserved)
-        elif event.action in SHRINKS:
-            reserved -= event.size_bytes
-    return peak
 
 
 def _requests(history: History) -> Iterator[tuple[int, Event]]:
@@ -117,13 +112,6 @@ def _changes(events: Iterable[tuple[int, str, int]]) -> Iterator[Change]:
                 yield Change(index, tuple(size for _, _, size in one))
         else:
             yield Change(changes[0][0], tuple(sorted(size for _, _, size in changes)))
-
-
-def _divergence(recorded: list[Change], simulated: list[Change]) -> str:
-    for number, (ours, theirs) in enumerate(zip_longest(simulated, recorded)):
-        if ours != theirs:
-            return f"change {number}: recorded {_words(theirs)}, simulated {_words(ours)}"
-    return ""
 
 
 def _words(change: Change | None) -> str:

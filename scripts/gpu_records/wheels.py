@@ -6,7 +6,6 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 NEEDED = (
@@ -17,14 +16,9 @@ NEEDED = (
 NEVER_REPLACED = ("torch", "triton")
 
 
-def missing_wheels(folder: Path) -> list[Path]:
-    """Wheels of packages that are not installed in that version. torch itself is never taken from there."""
-    return [wheel for wheel in sorted(folder.glob("*.whl")) if not _is_here(*_name_and_version(wheel))]
-
-
 def install(folder: Path, target: Path) -> Path:
-    """Put what is missing into ``target``, for PYTHONPATH."""
-    wheels = missing_wheels(folder)
+    """Put packages that are not installed in the version of a wheel into ``target``, for PYTHONPATH."""
+    wheels = [wheel for wheel in sorted(folder.glob("*.whl")) if not _is_here(wheel)]
     marker = target / ".installed"
     names = "\n".join(wheel.name for wheel in wheels)
     if wheels and not (marker.is_file() and marker.read_text(encoding="utf-8") == names):
@@ -35,25 +29,21 @@ def install(folder: Path, target: Path) -> Path:
     return target
 
 
-def not_importable(packages: Path | None, names: Iterable[str] = NEEDED) -> list[str]:
+def not_importable(packages: Path | None) -> list[str]:
     """Those of the needed packages that are neither installed nor in ``packages``."""
     places = [*([str(packages)] if packages else []), *sys.path]
     found = {_plain(one.metadata["Name"]) for one in importlib.metadata.distributions(path=places)}
-    return [name for name in names if _plain(name) not in found]
+    return [name for name in NEEDED if _plain(name) not in found]
 
 
-def _is_here(name: str, version: str) -> bool:
-    if name in NEVER_REPLACED:
+def _is_here(wheel: Path) -> bool:
+    name, version = wheel.name.split("-")[:2]
+    if _plain(name) in NEVER_REPLACED:
         return True
     try:
-        return importlib.metadata.version(name) == version
+        return importlib.metadata.version(_plain(name)) == version
     except importlib.metadata.PackageNotFoundError:
         return False
-
-
-def _name_and_version(wheel: Path) -> tuple[str, str]:
-    name, version = wheel.name.split("-")[:2]
-    return _plain(name), version
 
 
 def _plain(name: str) -> str:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from gpu_records import child as gpu_child
-from gpu_records.card import CudaCard
+from gpu_records.card import CudaCard, Marks
 from gpu_records.cases import GpuCase
 from gpu_records.history import History
-from gpu_records.marks import Marks
 from gpu_records.record import CardFacts, Outside, write
 
 from autotrain_mem.support import codec

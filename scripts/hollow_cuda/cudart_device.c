@@ -76,13 +76,11 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyK
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)stream;
     return standin_copy(to, from, size, kind);
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    (void)stream;
     for (size_t row = 0; row < height; row++) {
         standin_copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind);
     }
@@ -90,22 +88,20 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 }
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int peer, size_t size, cudaStream_t stream) {
-    (void)device, (void)peer, (void)stream;
     return standin_copy(to, from, size, cudaMemcpyDeviceToDevice);
 }
 
 cudaError_t standin_fill(void *to, int value, size_t size);
 
-WEAK cudaError_t standin_fill(void *to, int value, size_t size) { return (void)to, (void)value, (void)size, cudaSuccess; }
+WEAK cudaError_t standin_fill(void *to, int value, size_t size) { return cudaSuccess; }
 cudaError_t cudaMemset(void *to, int value, size_t size) { return standin_fill(to, value, size); }
 
 cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t stream) {
-    return (void)stream, standin_fill(to, value, size);
+    return standin_fill(to, value, size);
 }
 
 /* Pinned memory is ordinary memory of the host. */
 cudaError_t cudaHostAlloc(void **address, size_t size, unsigned int flags) {
-    (void)flags;
     return posix_memalign(address, 4096, size ? size : 1) ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
@@ -126,7 +122,6 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
     static char constants[1 << 16];
-    (void)symbol;
     return *address = constants, cudaSuccess;
 }
 
@@ -187,7 +182,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-    (void)device;
     switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
     case cudaDevAttrMaxBlockDimX:
@@ -220,13 +214,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSI
 
 static int module; /* one for all: nothing is ever looked up in it */
 
-void **__cudaRegisterFatBinary(void *binary) { return (void)binary, (void **)&module; }
-void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
-void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
-void __cudaRegisterFunction(void) {}
-void __cudaRegisterVar(void) {}
-int __cudaInitModule(void **handle) { return (void)handle, 0; }
-unsigned int __cudaPushCallConfiguration(void) { return 0; }
+void **__cudaRegisterFatBinary(void *binary) { return (void **)&module; }
 
 typedef struct {
     unsigned int x, y, z;
@@ -242,21 +230,17 @@ cudaError_t __cudaPopCallConfiguration(Dimensions *grid, Dimensions *block, size
 cudaError_t __cudaGetKernel(void **kernel, const void *function) { return *kernel = (void *)function, cudaSuccess; }
 
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
-    (void)library, (void)name;
     return *kernel = (void *)&module, cudaSuccess;
 }
 
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum cudaJitOption *options, void **values,
                                 unsigned int count, enum cudaLibraryOption *library_options, void **library_values,
                                 unsigned int library_count) {
-    (void)code, (void)options, (void)values, (void)count, (void)library_options, (void)library_values;
-    (void)library_count;
     return *library = (cudaLibrary_t)(void *)&module, cudaSuccess;
 }
 
 /* Of no kernel are registers or shared memory known. Some sizes of scratch depend on how many blocks run at once. */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
-    (void)function;
     memset(attributes, 0, sizeof *attributes);
     attributes->maxThreadsPerBlock = THREADS_PER_BLOCK;
     attributes->binaryVersion = attributes->ptxVersion = 90;
@@ -266,7 +250,6 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function, int threads,
                                                                    size_t shared, unsigned int flags) {
-    (void)function, (void)threads, (void)shared, (void)flags;
     return *blocks = 2, cudaSuccess;
 }
 
@@ -282,32 +265,25 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     return *stream = (cudaStream_t)(next += 16), cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) {
-    return (void)flags, cudaStreamCreate(stream);
-}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) { return cudaStreamCreate(stream); }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
-    return (void)flags, (void)priority, cudaStreamCreate(stream);
+    return cudaStreamCreate(stream);
 }
 
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
-    return (void)stream, *priority = 0, cudaSuccess;
-}
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) { return *priority = 0, cudaSuccess; }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void *data, unsigned int flags) {
-    (void)flags;
     return callback(stream, cudaSuccess, data), cudaSuccess;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
-    (void)stream;
     return function(data), cudaSuccess;
 }
 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *graph, const cudaGraphNode_t **dependencies,
                                      const cudaGraphEdgeData **edges, size_t *count) {
-    (void)stream, (void)graph, (void)dependencies, (void)edges, (void)count;
     *status = cudaStreamCaptureStatusNone;
     if (id) {
         *id = 0;
@@ -318,5 +294,5 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags) {
-    return (void)flags, cudaEventRecord(event, stream);
+    return cudaEventRecord(event, stream);
 }

@@ -10,16 +10,13 @@ from __future__ import annotations
 import json
 import math
 import random
-import statistics
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import bench
 from gpu_records.cases import GpuCase, make
-from gpu_records.runs import ENVIRONMENT
 
 from autotrain_mem import api
 from autotrain_mem.allocator.settings import AllocatorSettings
@@ -28,11 +25,12 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import DataProfile
 from hollow_cuda.build import Hollow
-from hollow_cuda.models import SHALLOW, sparse_folder
-from hollow_cuda.runs import CAPACITY_BYTES
+from hollow_cuda.models import SHALLOW
+from hollow_cuda.runs import RunFailed, model_of, run_child
 
 CAPABILITY = (9, 0)
 MEDIAN_BAR, WORST_BAR = 0.02, 0.05
+LIMIT_SECONDS = 4 * 3600.0
 LOOKED_AT = (10, 20, 50, 100, 200, 500, 1000)
 SHORTER = 5 / 16
 """Of the longest rows, the second rehearsal's."""
@@ -73,36 +71,30 @@ class HoursCase:
 def hours_cases(steps: int) -> list[HoursCase]:
     """Three each of SFT, DPO, Reward and GRPO, whose steps take ten times as long and are a fifth as many."""
     fewer = max(1, steps // 5)
+    longest_first, expandable = {"longest_first": True}, {"expandable_segments": True}
     return [
         _case("sft", "lora", False, steps),
-        _case("sft", "lora", False, steps, longest_first=True),
-        _case("sft", "full", True, steps, expandable_segments=True),
+        _case("sft", "lora", False, steps, **longest_first),
+        _case("sft", "full", True, steps, **expandable),
         _case("dpo", "lora", True, steps),
-        _case("dpo", "full", False, steps, longest_first=True),
-        _case("dpo", "lora", False, steps, expandable_segments=True),
+        _case("dpo", "full", False, steps, **longest_first),
+        _case("dpo", "lora", False, steps, **expandable),
         _case("reward", "full", False, steps),
-        _case("reward", "lora", True, steps, longest_first=True),
-        _case("reward", "full", True, steps, expandable_segments=True),
+        _case("reward", "lora", True, steps, **longest_first),
+        _case("reward", "full", True, steps, **expandable),
         _case("grpo", "lora", True, fewer),
-        _case("grpo", "full", False, fewer, longest_first=True),
-        _case("grpo", "lora", False, fewer, expandable_segments=True),
+        _case("grpo", "full", False, fewer, **longest_first),
+        _case("grpo", "lora", False, fewer, **expandable),
     ]
 
 
 def _case(
     method: str, weights: str, checkpointing: bool, steps: int, *, longest_first: bool = False, **knobs: Any
 ) -> HoursCase:
-    online = method == "grpo"
-    run = make(
-        method,
-        weights,
-        PROMPT if online else LENGTH,
-        checkpointing,
-        model=SHALLOW,
-        gradient_accumulation_steps=1,
-        per_device_train_batch_size=8 if method == "sft" else 4,
-        **knobs,
-    )
+    rows = 8 if method == "sft" else 4
+    sizes: dict[str, Any] = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": rows}
+    length = PROMPT if method == "grpo" else LENGTH
+    run = make(method, weights, length, checkpointing, model=SHALLOW, **sizes, **knobs)
     return HoursCase(run=run, steps=steps, longest_first=longest_first)
 
 
@@ -115,25 +107,19 @@ def compare_hours(hollow: Hollow, chosen: Sequence[HoursCase], *, again: bool) -
         for case in chosen:
             try:
                 errors += compared(case, real_run(hollow, case, again=again), *rehearsed(hollow, worker, case))
-            except subprocess.CalledProcessError as error:
+            except RunFailed as error:
                 failed += 1
-                print(f"{case.name:46} failed: {error.stderr.strip().splitlines()[-1:]}", flush=True)
-    return verdict(errors) and not failed
+                print(f"{case.name:46} failed: {str(error).strip().splitlines()[-2:]}", flush=True)
+    return bool(errors) and bench.within("reserved", errors, MEDIAN_BAR, WORST_BAR) and not failed
 
 
 def real_run(hollow: Hollow, case: HoursCase, *, again: bool) -> list[dict[str, int]]:
-    """What torch's allocator held after each step. Raises CalledProcessError."""
-    folder = hollow.cache / "hours"
-    folder.mkdir(exist_ok=True)
-    out, request = folder / f"{case.name}-{case.steps}.json", folder / f"{case.name}.request.json"
+    """What torch's allocator held after each step. Raises RunFailed."""
+    out = hollow.cache / "hours" / f"{case.name}-{case.steps}.json"
+    out.parent.mkdir(exist_ok=True)
     if again or not out.is_file():
-        model = sparse_folder(hollow.cache / "models", case.run.model)
-        asked = {"case": codec.to_json(case), "model": str(model), "out": str(out)}
-        request.write_text(json.dumps(asked), encoding="utf-8")
-        environment = hollow.environment(CAPACITY_BYTES, case.run.allocator) | ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "hollow_cuda.hours_child", str(request)]
-        subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        request.unlink()
+        asked = {"case": codec.to_json(case), "out": str(out)}
+        run_child("hollow_cuda.hours_child", hollow, case.run, asked, LIMIT_SECONDS)
     rows: list[dict[str, int]] = json.loads(out.read_text(encoding="utf-8"))
     return rows
 
@@ -141,10 +127,7 @@ def real_run(hollow: Hollow, case: HoursCase, *, again: bool) -> list[dict[str, 
 def rehearsed(hollow: Hollow, worker: api.Worker, case: HoursCase) -> tuple[Rehearsed, Rehearsed]:
     """The longest rows, and shorter ones."""
     run = case.run
-    job, knobs = (
-        run.job(sparse_folder(hollow.cache / "models", run.model)),
-        replace(run.knobs, expandable_segments=False),
-    )
+    job, knobs = run.job(model_of(hollow, run)), replace(run.knobs, expandable_segments=False)
     longest, shorter = (
         Rehearsed(tokens=tokens, trace=worker.rehearse(job, knobs, tokens, CAPABILITY))
         for tokens in (run.length, round(run.length * SHORTER))
@@ -185,17 +168,3 @@ def by_histogram(case: HoursCase, longest: Rehearsed, shorter: Rehearsed) -> str
     return "; ".join(
         f"{name} {' '.join(f'{size / GIB:.2f}' for size in order.reserved_bytes)}" for name, order in orders.items()
     )
-
-
-def verdict(errors: Sequence[float]) -> bool:
-    """Prints whether the bars are kept."""
-    if not errors:
-        return False
-    sizes = [abs(error) for error in errors]
-    median, worst = statistics.median(sizes), max(sizes)
-    kept = median <= MEDIAN_BAR and worst <= WORST_BAR
-    print(
-        f"{len(errors)} figures: {median:.2%} off in the median (bar {MEDIAN_BAR:.0%}), "
-        f"{worst:.2%} at most ({WORST_BAR:.0%}): {'kept' if kept else 'MISSED'}"
-    )
-    return kept

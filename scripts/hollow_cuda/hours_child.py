@@ -34,23 +34,16 @@ def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]
     import torch
     from transformers import TrainerCallback
 
-    from autotrain_mem.training.process.longest_batch import LongestBatch
+    from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch
     from hollow_cuda.values import HostValues
 
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.cuda.init()
-    rows: list[Mapping[str, int]] = []
+    reserved: list[int] = []
 
-    class Levels(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
+    class Reserved(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            stats = torch.cuda.memory_stats()
-            rows.append(
-                {
-                    "allocated": torch.cuda.max_memory_allocated(),
-                    "reserved": torch.cuda.max_memory_reserved(),
-                    "retries": stats["num_alloc_retries"],
-                }
-            )
+            reserved.append(torch.cuda.max_memory_reserved())
 
     drawn: list[int] = []
     torch.manual_seed(0)
@@ -69,14 +62,13 @@ def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]
                 drawn.pop()
 
         trainer.data_collator = collated
-        trainer.add_callback(Levels())
+        trainer.add_callback(Reserved())
         with spec.patches(trainer):
             if case.longest_first:
-                from autotrain_mem.training.process.longest_batch import attach_longest_batch
-
                 attach_longest_batch(trainer, forget)
             trainer.train()
-    return [{**row, "tokens": tokens} for row, tokens in zip(rows, drawn, strict=False)]  # one batch is drawn ahead
+    pairs = zip(reserved, drawn, strict=False)  # one batch is drawn ahead
+    return [{"reserved": size, "tokens": tokens} for size, tokens in pairs]
 
 
 def _tokens(row: Mapping[str, Any]) -> int:

@@ -30,7 +30,6 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-BYTES_OF = {"BF16": 2}
 
 _TEXT = SIZES[SMALL][1]
 _TOWER = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 6, "num_hidden_layers": 4}
@@ -115,7 +114,7 @@ def sparse_folder(root: Path, name: str) -> Path:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for parameter, tensor in model.named_parameters():
-        begin, end = end, end + tensor.numel() * BYTES_OF["BF16"]
+        begin, end = end, end + tensor.numel() * 2
         header[parameter] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

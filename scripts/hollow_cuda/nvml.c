@@ -26,14 +26,11 @@ static unsigned long long left(int card) {
 
 static int state_of(int card) { return (int)setting("HOLLOW_REFUSED", 0, MOST_CARDS) == card ? GPU_IS_LOST : OK; }
 
-static int handle(int card, void **device) {
-    *device = &numbers[card];
-    return state_of(card);
-}
+static int handle(int card, void **device) { return *device = &numbers[card], state_of(card); }
 
 int nvmlInit_v2(void) { return OK; }
 int nvmlInit(void) { return OK; }
-int nvmlInitWithFlags(unsigned flags) { return (void)flags, OK; }
+int nvmlInitWithFlags(unsigned flags) { return OK; }
 int nvmlShutdown(void) { return OK; }
 
 const char *nvmlErrorString(int error) {
@@ -68,22 +65,16 @@ int nvmlDeviceGetUUID(void *device, char *text, unsigned size) {
 
 int nvmlDeviceGetIndex(void *device, unsigned *index) { return *index = (unsigned)card_of(device), OK; }
 int nvmlDeviceGetName(void *device, char *text, unsigned size) {
-    return (void)device, snprintf(text, size, "NVIDIA A100-SXM4-80GB"), OK;
+    return snprintf(text, size, "NVIDIA A100-SXM4-80GB"), OK;
 }
 
-int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *pending) {
-    return (void)device, (void)now, (void)pending, NOT_SUPPORTED;
-}
+int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *pending) { return NOT_SUPPORTED; }
 
 /* The card is an A100 SXM: 108 multiprocessors of 64 cores; boost clock by its datasheet. */
-int nvmlDeviceGetNumGpuCores(void *device, unsigned *number) { return (void)device, *number = 108 * 64, OK; }
-int nvmlDeviceGetMaxClockInfo(void *device, int which, unsigned *mhz) {
-    return (void)device, (void)which, *mhz = 1410, OK;
-}
+int nvmlDeviceGetNumGpuCores(void *device, unsigned *number) { return *number = 108 * 64, OK; }
+int nvmlDeviceGetMaxClockInfo(void *device, int which, unsigned *mhz) { return *mhz = 1410, OK; }
 
-int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
-    return (void)device, *major = 8, *minor = 0, OK;
-}
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { return *major = 8, *minor = 0, OK; }
 
 typedef struct {
     unsigned long long total, free, used;
@@ -144,13 +135,11 @@ int nvmlDeviceGetComputeRunningProcesses_v2(void *device, unsigned *number, Proc
 }
 
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *number, void *processes) {
-    return (void)device, (void)processes, *number = 0, OK;
+    return *number = 0, OK;
 }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { return snprintf(text, size, "580.95.05"), OK; }
-int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    return *version = (int)setting("HOLLOW_DRIVER", 0, 13000), OK;
-}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = (int)setting("HOLLOW_DRIVER", 0, 13000), OK; }
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NOT_SUPPORTED; }

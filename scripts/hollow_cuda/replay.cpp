@@ -115,28 +115,34 @@ std::string place(const void* address) {
   return json.str();
 }
 
-std::string segments() {
+// What a function says of each item, separated by commas.
+template <typename Items, typename Say>
+std::string listed(const Items& items, Say say) {
   std::ostringstream json;
-  json << "\"segments\": [";
   const char* between = "";
-  for (const auto& segment : allocator::snapshot().segments) {
-    json << between << "{" << place(reinterpret_cast<void*>(segment.address)) << ", \"total_size\": "
-         << segment.total_size << ", \"allocated_size\": " << segment.allocated_size
-         << ", \"active_size\": " << segment.active_size << ", \"requested_size\": " << segment.requested_size
-         << ", \"stream\": " << reinterpret_cast<uintptr_t>(segment.stream) / 16 << ", \"segment_type\": \""
-         << (segment.is_large ? "large" : "small") << "\", \"is_expandable\": "
-         << (segment.is_expandable ? "true" : "false") << ", \"blocks\": [";
-    const char* comma = "";
-    for (const auto& block : segment.blocks) {
-      const char* state = block.allocated ? "active_allocated" : block.active ? "active_pending_free" : "inactive";
-      json << comma << "{\"size\": " << block.size << ", \"requested_size\": " << block.requested_size
-           << ", \"state\": \"" << state << "\"}";
-      comma = ", ";
-    }
-    json << "]}";
+  for (const auto& item : items) {
+    json << between << say(item);
     between = ", ";
   }
-  json << "]";
+  return json.str();
+}
+
+std::string block_json(const c10::CachingDeviceAllocator::BlockInfo& block) {
+  const char* state = block.allocated ? "active_allocated" : block.active ? "active_pending_free" : "inactive";
+  std::ostringstream json;
+  json << "{\"size\": " << block.size << ", \"requested_size\": " << block.requested_size << ", \"state\": \"" << state
+       << "\"}";
+  return json.str();
+}
+
+std::string segment_json(const c10::CachingDeviceAllocator::SegmentInfo& segment) {
+  std::ostringstream json;
+  json << "{" << place(reinterpret_cast<void*>(segment.address)) << ", \"total_size\": " << segment.total_size
+       << ", \"allocated_size\": " << segment.allocated_size << ", \"active_size\": " << segment.active_size
+       << ", \"requested_size\": " << segment.requested_size
+       << ", \"stream\": " << reinterpret_cast<uintptr_t>(segment.stream) / 16 << ", \"segment_type\": \""
+       << (segment.is_large ? "large" : "small") << "\", \"is_expandable\": "
+       << (segment.is_expandable ? "true" : "false") << ", \"blocks\": [" << listed(segment.blocks, block_json) << "]}";
   return json.str();
 }
 
@@ -165,7 +171,7 @@ class Replay {
     } else if (action == "fraction") {
       allocator::setMemoryFraction(number<double>(event) / 100, kDevice);
     } else if (action == "snapshot") {
-      return segments();
+      return "\"segments\": [" + listed(allocator::snapshot().segments, segment_json) + "]";
     } else {
       return "\"error\": " + quoted("no such event: " + action);
     }
@@ -230,13 +236,7 @@ int main(int count, char** arguments) {
   c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
   allocator::init(1);
   c10::cuda::detail::init_p2p_access_cache(1);  // expandable segments look into it
-  std::cout << "{\"names\": [";
-  const char* between = "";
-  for (const auto& name : numbers().names) {
-    std::cout << between << quoted(name);
-    between = ", ";
-  }
-  std::cout << "]}\n";
+  std::cout << "{\"names\": [" << listed(numbers().names, quoted) << "]}\n";
   Replay replay;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream event(line);
@@ -246,13 +246,8 @@ int main(int count, char** arguments) {
     } catch (const c10::Error& error) {
       answer = "\"error\": " + quoted(error.what_without_backtrace());
     }
-    std::cout << "{" << answer << ", \"numbers\": [";
-    between = "";
-    for (auto value : numbers().values) {
-      std::cout << between << value;
-      between = ", ";
-    }
-    std::cout << "]}\n";
+    const auto values = listed(numbers().values, [](int64_t value) { return value; });
+    std::cout << "{" << answer << ", \"numbers\": [" << values << "]}\n";
   }
   std::cout.flush();
   _exit(0);  // the allocator's own destructors are of no interest

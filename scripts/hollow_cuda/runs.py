@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from bench import ONE_THREAD
 from gpu_records.cases import GpuCase
-from gpu_records.record import Record, failure_path, record_path, write_failure
-from gpu_records.runs import ENVIRONMENT
+from gpu_records.record import Record, record_path, write_failure
+from gpu_records.runs import ENVIRONMENT, Process
 
 from autotrain_mem.support import codec
 from hollow_cuda.build import Hollow
@@ -19,7 +20,6 @@ CAPACITY_BYTES = 400 << 30
 """More than any case asks for: what is compared is what it would take."""
 CASE_SECONDS = 300.0
 """A case takes 10 to 30. One whose end depends on a value that is not known might go on for ever."""
-SAID_CHARACTERS = 4000
 
 
 class RunFailed(Exception):
@@ -32,41 +32,35 @@ def model_of(hollow: Hollow, case: GpuCase) -> Path:
 
 
 def real_run(hollow: Hollow, case: GpuCase, *, functions: bool = False) -> Record:
-    """The record of a case, made now if it is not there.
+    """The record of a case, made now if it is not there. Raises RunFailed.
 
     Args:
         functions: With torch's own functions in the stack of each allocation, which takes minutes where much is
             generated, and gigabytes.
-
-    Raises:
-        RunFailed: the run ended without one.
     """
     out = hollow.cache / "runs"
     if not record_path(out, case.name).is_file():
-        _run(hollow, case, out, functions)
+        try:
+            asked = {"case": codec.to_json(case), "out": str(out), "functions": functions}
+            run_child("hollow_cuda.child", hollow, case, asked, CASE_SECONDS)
+        except RunFailed as error:
+            write_failure(out, case, str(error))
+            raise
     return codec.from_json(Record, json.loads(record_path(out, case.name).read_text(encoding="utf-8")))
+
+
+def run_child(module: str, hollow: Hollow, case: GpuCase, asked: Mapping[str, Any], limit_seconds: float) -> None:
+    """Run a module on the device, which reads what is asked, and the folder of the model. Raises RunFailed."""
+    environment = hollow.environment(CAPACITY_BYTES, case.allocator) | ENVIRONMENT | ONE_THREAD
+    process = Process(module, {"model": str(model_of(hollow, case)), **asked}, environment)
+    try:
+        error = process.go(limit_seconds)
+    finally:
+        process.stop()
+    if error:
+        raise RunFailed(error)
 
 
 def forget(hollow: Hollow, case: GpuCase) -> None:
     """Let the case be run anew."""
     record_path(hollow.cache / "runs", case.name).unlink(missing_ok=True)
-
-
-def _run(hollow: Hollow, case: GpuCase, out: Path, functions: bool) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    request = out / f"{case.name}.request.json"
-    model = model_of(hollow, case)
-    asked = {"case": codec.to_json(case), "model": str(model), "out": str(out), "functions": functions}
-    request.write_text(json.dumps(asked), encoding="utf-8")
-    environment = hollow.environment(CAPACITY_BYTES, case.allocator) | ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "hollow_cuda.child", str(request)]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=CASE_SECONDS)
-        error = f"{done.stderr[-SAID_CHARACTERS:]}\nended with status {done.returncode}" if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        error = f"stopped after {CASE_SECONDS:.0f} s"
-    request.unlink()
-    if error:
-        write_failure(out, case, error)
-        raise RunFailed(error)
-    failure_path(out, case.name).unlink(missing_ok=True)

@@ -1,20 +1,25 @@
 """What scripts/survival trains, when its faults fall, how it judges what came of them, its machines."""
 
+import itertools
 import json
 import pathlib
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
-from survival_cases import faults, full_disk, nodes, ranks, runs
+from script_runner import Script
+from survival_cases import against, command, faults, full_disk, material, nodes, ranks, resume, runs, together
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 
 from autotrain_mem.machine.fault_injection import MARKS_NAME, parse_mishaps
 from autotrain_mem.training.run_folder import lock_folder
+from tests.forked import Forge
 
 PHASES = ("forward", "optimizer_step", "evaluate", "generate")
 QUIET = {
@@ -30,17 +35,17 @@ QUIET = {
 def ended(folder: pathlib.Path, *, losses: dict[int, float], code: int = 0, **changes: Any) -> Ended:
     """A run of two steps of 40 rows, and its checkpoint."""
     (folder / "checkpoint-2").mkdir(parents=True)
-    history = [{"step": step, "loss": loss} for step, loss in losses.items()]
+    history = [{"step": step, "loss": loss, "num_tokens": 9 * step} for step, loss in losses.items()]
     state = {"global_step": 2, "epoch": 1.0, "log_history": history}
     (folder / "checkpoint-2" / "trainer_state.json").write_text(json.dumps(state))
-    knobs = {"per_device_train_batch_size": 10, "gradient_accumulation_steps": 4}
+    knobs = {"per_device_train_batch_size": 10, "gradient_accumulation_steps": 4, "processes": 1}
     plan = {
         "knobs": knobs | changes,
         "optimizer_steps": 2,
         "estimate": {"required_bytes": 90, "budget_bytes": 100},
         "experience": {"incidents": [{"remedy": "split into 5 + 5 rows"}], "restarts": [], "probes": []},
     }
-    told = {"plan": plan, "run": {"steps": 2}} if code == 0 else None
+    told = {"plan": plan, "run": {"steps": 2, "prediction_error": 0.0}} if code == 0 else None
     error = "" if code == 0 else "error: The card is full.\n  Take a larger one."
     return Ended(code=code, seconds=1.0, told=told, error=error, folder=folder, first_step_seconds=0.5)
 
@@ -68,6 +73,80 @@ def test_a_run_with_another_batch_and_one_that_died_are_missed(tmp_path: pathlib
         assert row["outcome"] == outcome
         assert runs.missed({"one": row}) is (outcome != "finished")
         assert outcome != "finished" or (row["fill"], row["incidents"]) == (0.9, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("section", "only", "outcome"),
+    [("faults", "rot:save", "survived"), ("against", "sft, from the start, TRL", "OutOfMemoryError")],
+)
+def test_survival(
+    section: str,
+    only: str,
+    outcome: str,
+    script: Callable[..., Script],
+    tmp_path: pathlib.Path,
+    forge: Forge,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps of 8 rows: killed when a byte of a checkpoint has rotted, and in plain TRL on a card too small."""
+    monkeypatch.setattr(material, "rows", partial(material.rows, count=16))
+    monkeypatch.setattr(material, "SHORT_ROWS", 16)
+    monkeypatch.setattr(against, "MICRO_BATCH", 4)
+    monkeypatch.setattr(faults, "FAULTS", {"rot:save": ("sft",), "oom:evaluate": ()})
+    monkeypatch.setattr(faults, "BATCHES", {"sft": 8})
+    monkeypatch.setattr(faults, "MOMENTS", 1)
+    monkeypatch.setattr(faults, "SHARED", faults.SHARED.replace("--save_steps 4", "--save_steps 1"))
+    monkeypatch.setattr(faults, "filled_card", lambda *_: "64MiB")
+    forge.connect().close()  # so that moments are shares of what a run takes, and not of what the imports take
+    with forge.commands(command, against):
+        ran = script("survival").run(f"--{section}", "--work", tmp_path, "--only", only, "--processes", 1)
+    assert ran.code == 0, ran.out
+    (row,) = json.loads((tmp_path / f"{section}.json").read_text()).values()
+    assert row["outcome"].partition(":")[0] == outcome
+
+
+@pytest.mark.parametrize(
+    ("section", "only", "outcome"),
+    [
+        ("runs", "sft full 1.0", "finished"),
+        ("together", "sft LoRA fsdp2", "finished"),
+        ("ranks", "SIGTERM 00", "never came"),
+        ("nodes", "node 00", "survived"),
+        ("resume", "full ddp 2 > fsdp2 2", "the same"),
+    ],
+)
+def test_each_section_judges_and_shows_what_its_commands_left(
+    section: str,
+    only: str,
+    outcome: str,
+    script: Callable[..., Script],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every command is replaced by two steps that went well."""
+    numbers = itertools.count()
+
+    def autofit(*_: Any, **options: Any) -> Ended:
+        done = ended(tmp_path / f"run{next(numbers)}", losses={1: 2.0, 2: 1.0})
+        (done.folder / MARKS_NAME).write_text("all 5 allocations\n")
+        return done
+
+    for module in (faults, resume, runs, together):
+        monkeypatch.setattr(module, "autofit", autofit)
+    for module in (faults, nodes):
+        monkeypatch.setattr(module, "filled_card", lambda *_: "64MiB")
+    for module in (together, resume):
+        monkeypatch.setattr(module, "STEPS", 2)
+    monkeypatch.setattr(material, "write", lambda place: None)
+    monkeypatch.setattr(ranks, "FAULTS", ("SIGTERM",))
+    monkeypatch.setattr(nodes, "_run", lambda *_: (autofit(), "", True))
+    monkeypatch.setattr(nodes, "can_be_made", lambda: False)
+    monkeypatch.setattr(resume, "cut_short", lambda *_: autofit().folder)
+    survival = script("survival", filled_card=lambda *_: "64MiB")
+    ran = survival.run(f"--{section}", "--work", tmp_path / "work", "--only", only, "--processes", 1)
+    (row,) = json.loads((tmp_path / "work" / f"{section}.json").read_text()).values()
+    assert (ran.code, row["outcome"]) == (0, outcome), ran.out
 
 
 @pytest.mark.parametrize(
