@@ -37,11 +37,11 @@ worst prediction of a public run's reserved bytes was 5.3 % low (DESIGN.md, "The
 def with_less_on_device(
     rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None, others_bytes: int = 0
 ) -> Plan | None:
-    """The fastest that is predicted to take clearly less than what ran out; None where nothing does.
+    """Returns the fastest plan that is predicted to take clearly less than what ran out; None for none.
 
     Args:
-        peak_reserved_bytes: That was measured, if it was.
-        others_bytes: What other processes were seen to hold of the device as it ran out.
+        peak_reserved_bytes: As measured; None if it was not.
+        others_bytes: What other processes held of the device when it ran out.
     """
     card = rehearsals.hardware
     came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
@@ -57,18 +57,17 @@ def with_less_on_device(
 
 
 def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
-    """Plans without what the plan, not the user, moved to the host; None where it moved nothing, or the card is too
-    small."""
+    """Plans without what the plan, not the user, moved to the host; None if it moved nothing, or nothing else fits."""
     asked = rehearsals.job.arguments
     moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
     return _searched(rehearsals, chosen, moved) if moved else None
 
 
 def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tuple[Rehearsals, Plan]:
-    """The same training on other machines, and its plan: as many rows in each step, the model divided as before.
+    """Plans the same training on other machines: as many rows in each step, the model divided as before.
 
     Raises:
-        TrainingError: the rows cannot be divided among so many processes, or what each of them takes does not fit.
+        TrainingError: so many processes do not divide the rows, or their part does not fit.
     """
     knobs, processes = chosen.knobs, topology.processes
     each, rest = divmod(knobs.effective_batch_size * knobs.token_shards, processes)
@@ -124,11 +123,11 @@ def flags_of(before: Knobs, after: Knobs) -> str:
 def _searched(
     rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = (), *, is_other: bool = False
 ) -> Plan | None:
-    """Searches around the settings of a plan; None where nothing fits, or they alone do.
+    """Searches around the settings of a plan; None if nothing fits, or only they do.
 
     Args:
-        without: Levers that are let go.
-        is_other: The plan's settings are new themselves.
+        without: Levers that are released.
+        is_other: The plan's own settings are new, and count.
     """
     subject = rehearsals.subject()
     space = subject.space()
@@ -164,14 +163,13 @@ def _searched(
 
 
 def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> str | None:
-    """Flags that lead from the settings that ran out to the nearest that would fit; None where nothing does.
+    """Returns the flags that lead from the settings that ran out to the nearest that would fit; None for none.
 
-    First what the user's words allow: the fastest of the least harm. Then, as when nothing can be planned, what would
-    fit if pins and limits gave way. Predictions are held against a budget that is smaller by as much as the chosen
-    settings took more than predicted.
+    First the fastest plan of the least harm that the user's words allow, then, as when nothing can be planned, one
+    without their pins and limits. The budget is smaller by as much as the chosen settings exceeded their prediction.
 
-    Example: planned 10.0 GiB of a budget of 11.0, and needed 11.8 when it ran out: what is looked for may be predicted
-    to take 11.0 - 1.8 = 9.2 GiB.
+    Example: planned 10.0 GiB of a budget of 11.0, and needed 11.8 when it ran out: the new prediction may be
+    11.0 - 1.8 = 9.2 GiB.
     """
     # Another plan may be predicted to take less than the chosen one, in any case.
     too_low = max(0, shortage.needed_bytes - chosen.required_bytes)

@@ -23,6 +23,8 @@ class RunFigures:
     """Holds the figures of a run, from its first process to its last."""
 
     _losses: list[float] = field(default_factory=list)
+    _mean_loss: float | None = None
+    """That of the last process, which is all there is of a run shorter than ``--logging_steps``."""
     _rewards: list[float] = field(default_factory=list)
     _began: list[tuple[int, float]] = field(default_factory=list)
     """For each process the step that it resumed at, and the time, by this process's clock."""
@@ -45,6 +47,7 @@ class RunFigures:
             case "log" if self._not_finite_step is None:
                 logs = event["logs"]
                 self._losses += [logs["loss"]] if "loss" in logs else []
+                self._mean_loss = logs.get("train_loss", self._mean_loss)
                 self._rewards += [logs[name] for name in REWARD_NAMES if name in logs]
             case "not_finite" if event["spoils"]:
                 self._not_finite_step = event["step"]
@@ -64,8 +67,8 @@ class RunFigures:
         seconds = time.perf_counter() - began if len(self._began) > 1 else end["seconds"]
         has_trained = end["steps"] != began_at
         losses, rewards = self._losses, self._rewards
-        if has_trained and self._not_finite_step is None:  # too short to log
-            losses, rewards = losses or end["losses"], rewards or end["rewards"]
+        if has_trained and not losses and self._mean_loss is not None:
+            losses = [self._mean_loss]
         last = self._began[-1][0] if self._began else 0
         if end["memory"] is not None and end["steps"] != last:
             self._reading = codec.from_json(MemoryReading, end["memory"])

@@ -78,11 +78,11 @@ class SupervisedRun:
     """The others that train along; None where one machine trains."""
     _first: Checkpoint | None = None
     _tracked: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """What makes all processes one run of Weights & Biases."""
+    """The id of one run of Weights & Biases for all processes."""
     _number: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The run's id, which its checkpoints carry: no other run's checkpoints are resumed."""
     _notes: set[str] = field(default_factory=set)
-    """What was said of output that could not be written."""
+    """The messages about output that could not be written."""
     _figures: RunFigures = field(default_factory=RunFigures)
     _log: EventLog = field(init=False)
 
@@ -97,18 +97,17 @@ class SupervisedRun:
         """Trains to the end, and writes ``plan.json`` before it and ``run.json`` after it.
 
         Args:
-            restarts: How often in a row without a new checkpoint.
+            restarts: The most restarts in a row without a new checkpoint.
 
         Raises:
-            OutputFolderError: there is no whole checkpoint to go on from; a file cannot be written.
+            OutputFolderError: there is no whole checkpoint to resume from; a file cannot be written.
             InterruptedByUser: Ctrl-C; what was written is whole.
             GpuOutOfMemoryError, TrainingError and what else ``supervise`` raises.
         """
         checkpoint = self.first_checkpoint()
         if checkpoint is not None:
             self._check_processes(checkpoint.path)
-        machines = self.machines
-        command = () if machines is None else machines.command
+        command = () if self.machines is None else self.machines.command
         start = None if checkpoint is None else checkpoint.path
         self.output.begin(LastRun(number=self._number, start=start, command=command))
         self.plan = as_begun(self.plan)
@@ -122,7 +121,9 @@ class SupervisedRun:
         self._log.end("interrupted" if end["interrupted"] else "finished", end["steps"])
         report = self._figures.report(end, self.plan, str(self.folder))
         if report.has_trained or not (self.folder / RUN_NAME).exists():  # else that of the run that trained stays
-            self._write(RUN_NAME, self._run(report))
+            job, experience = as_recorded(self.rehearsals.job), self.plan.experience
+            more = {"versions": versions_key(), "job": codec.to_json(job), "experience": codec.to_json(experience)}
+            self._write(RUN_NAME, codec.to_json(report) | more)
         if self._notes:  # there may be room by now
             self._keep(self.plan)
         if end["interrupted"]:
@@ -134,8 +135,8 @@ class SupervisedRun:
     # -- what the supervisor asks for ---------------------------------------------------------------------------------
 
     def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
-        job = self.rehearsals.job
-        resume_from = None if attempt.resume_from is None else str(attempt.resume_from)
+        job, checkpoint = self.rehearsals.job, attempt.checkpoint
+        resume_from = None if checkpoint is None else str(checkpoint.path)
         arguments: dict[str, Any] = {**without_maximized(job.arguments), RESUME: resume_from}
         request = Request(
             task="train",
@@ -156,9 +157,8 @@ class SupervisedRun:
         )
         environment = process_environment(self.device, attempt.knobs, job.environment, simulate=self.simulate)
         environment |= one_tracked_run(self._tracked, job.environment)
-        log = self.folder / launch.LOG_NAME
-        machines = self.machines
-        return launch.train(request, environment, log, on_event, lock=self.output.lock, machines=machines)
+        log, lock = self.folder / launch.LOG_NAME, self.output.lock
+        return launch.train(request, environment, log, on_event, lock=lock, machines=self.machines)
 
     def newest(self, ending: Ending) -> Checkpoint | None:
         if ending.saving and why_torn(Path(ending.saving)):
@@ -170,7 +170,7 @@ class SupervisedRun:
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         if cause.remedy is Remedy.MACHINES:
-            # The machine that was lost is waited for; where it does not come, those that are left get a plan.
+            # Wait for the lost machine; if it does not come, plan for those that are left.
             machines = self.machines
             assert machines is not None
             device = machines.gather(self.device)
@@ -234,15 +234,6 @@ class SupervisedRun:
             self._keep(replace(self.plan, experience=experience))
         self.on_event(event)
 
-    def _run(self, report: Report) -> dict[str, Any]:
-        """Adds to a report what else ``run.json`` holds."""
-        return {
-            **codec.to_json(report),
-            "versions": versions_key(),
-            "job": codec.to_json(as_recorded(self.rehearsals.job)),
-            "experience": codec.to_json(self.plan.experience),
-        }
-
     def _keep(self, plan: Plan) -> None:
         self.plan = plan
         self._write(PLAN_NAME, codec.to_json(plan))
@@ -257,7 +248,7 @@ class SupervisedRun:
     # -- what there is to go on from ----------------------------------------------------------------------------------
 
     def first_checkpoint(self) -> Checkpoint | None:
-        """The one that the user wishes to resume from: the newest whole one of the folder's run, or the one named."""
+        """Returns the checkpoint to resume from: the one the user names, or the newest whole one of the last run."""
         request = self.rehearsals.job.arguments.get(RESUME)
         if not request:
             return None
@@ -284,11 +275,8 @@ class SupervisedRun:
         return self._first
 
     def _check_processes(self, checkpoint: Path) -> None:
-        """Checks a checkpoint that another number of processes wrote, or another way of sharing a model.
-
-        Raises:
-            OutputFolderError: the training cannot go on with it.
-        """
+        """Notes that a checkpoint is of other processes or of another form. Raises OutputFolderError if the training
+        cannot resume from it."""
         resumer, before = Resumer.of(self.plan.knobs), processes_of(checkpoint)
         check_form(checkpoint, resumer)
         changes = []
@@ -304,10 +292,8 @@ class SupervisedRun:
             self.record({"event": "note", "message": message})
 
     def _last_start(self) -> Checkpoint | None:
-        """Finds where the run that was in the folder last has got to, and goes on as that run.
-
-        Where no run has left its id (TRL alone trained there) the newest checkpoint counts, whoever wrote it.
-        """
+        """Finds the newest start of the last run in the folder, and continues as that run. Without a recorded run, as
+        TRL alone leaves a folder, any run's checkpoint counts."""
         last = self.output.last_run()
         if last is None:
             return self._newest_start()
@@ -325,10 +311,8 @@ _HOST = "--dataloader_num_workers 0 and settings without offloading take less of
 
 
 def as_begun(chosen: Plan) -> Plan:
-    """The plan as the output folder is to hold it: with all that befell the run that it resumes.
-
-    Of another run it keeps only what its guard and its probes measured. Whoever follows it begins a run of his own.
-    """
+    """Returns the plan for the output folder: with the whole experience of a run that is resumed, and of another run
+    with only what its guard and its probes measured."""
     experience, job = chosen.experience, chosen.job
     if not resumes(job):
         experience = Experience(learned=experience.learned, probes=experience.probes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from autotrain_mem.support import codec
@@ -35,10 +34,6 @@ class RunAttempt:
     @property
     def began_at(self) -> int:
         return 0 if self.checkpoint is None else self.checkpoint.step
-
-    @property
-    def resume_from(self) -> Path | None:
-        return None if self.checkpoint is None else self.checkpoint.path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

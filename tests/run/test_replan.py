@@ -161,15 +161,7 @@ def test_a_full_disk_ends_no_run_and_is_said_once(tmp_path: Path, monkeypatch: p
 
 def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resumed, it trains nothing: what trained before stays on record."""
-    end = {
-        "event": "end",
-        "interrupted": False,
-        "losses": [],
-        "rewards": [],
-        "seconds": 0.8,
-        "memory": None,
-        "steps": 9,
-    }
+    end = {"event": "end", "interrupted": False, "seconds": 0.8, "memory": None, "steps": 9}
     monkeypatch.setattr(supervised, "supervise", lambda *_, **__: end)
     reports = []
     for start in (0, 9):

@@ -12,7 +12,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.types import MixedLengths, Report, ReservedByOrder, ReservedOverSteps
 from tests.report.report_examples import PLAN
 
-END = {"event": "end", "interrupted": False, "losses": [], "rewards": [], "seconds": 2.0}
+END = {"event": "end", "interrupted": False, "seconds": 2.0}
 
 
 def memory(peak: int, retries: int = 0) -> dict[str, int]:
@@ -29,8 +29,8 @@ def step(number: int, peak: int | None = None, retries: int = 0) -> dict[str, An
     return {"event": "step", "step": number, "memory": None if peak is None else memory(peak, retries)}
 
 
-def log(number: int, loss: float) -> dict[str, Any]:
-    return {"event": "log", "step": number, "logs": {"loss": loss}}
+def log(number: int, loss: float, name: str = "loss") -> dict[str, Any]:
+    return {"event": "log", "step": number, "logs": {name: loss}}
 
 
 def start(number: int) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def test_a_report_says_what_was_trained_with_the_settings_that_the_training_ende
 
 
 def test_a_finished_run_that_is_resumed_has_trained_nothing() -> None:
-    report = reported(start(79), steps=79, peak=100, losses=[0.0])
+    report = reported(start(79), log(79, 0.0, "train_loss"), steps=79, peak=100)
     assert (report.has_trained, report.first_loss, report.measured) == (False, None, None)
     report = reported(start(58), log(60, 2.0), log(79, 1.0), steps=79, peak=100)
     assert (report.has_trained, report.began_at, report.first_loss, report.last_loss) == (True, 58, 2.0, 1.0)
-    report = reported(start(0), step(3), steps=3, losses=[7.5])
+    report = reported(start(0), step(3), log(3, 7.5, "train_loss"), steps=3)
     assert (report.first_loss, report.last_loss) == (7.5, 7.5), "shorter than --logging_steps"
 
 
@@ -97,7 +97,7 @@ def test_a_loss_that_is_no_number_is_none_from_its_step_on() -> None:
     spoilt = [start(0), log(1, 7.7), not_finite(2), log(2, 0.0)]
     report = reported(*spoilt, steps=3)
     assert (report.first_loss, report.last_loss, report.not_finite_step) == (7.7, None, 2)
-    assert reported(start(0), not_finite(1), steps=1, losses=[0.0]).first_loss is None
+    assert reported(start(0), not_finite(1), log(1, 0.0, "train_loss"), steps=1).first_loss is None
     mended = reported(*spoilt, restart(), start(1), log(2, 7.6), log(3, 7.5), steps=3)
     assert (mended.last_loss, mended.not_finite_step) == (7.5, None), "it went on from a checkpoint before"
     assert reported(start(0), log(1, 7.7), not_finite(2, spoils=False), log(3, 7.5), steps=3).last_loss == 7.5

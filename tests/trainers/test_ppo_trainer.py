@@ -167,7 +167,7 @@ def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Buil
     assert built.state.global_step == 2
     assert events[-1]["episode"] == 2 * ROLLOUT
     assert (tmp_path / "checkpoint-2").is_dir()
-    assert narrator.losses == logged(built, "loss")
+    assert [event["logs"]["loss"] for event in events if event["event"] == "log"] == logged(built, "loss")
 
 
 def test_the_logged_loss_is_the_mean_of_what_is_minimised(build: Build) -> None:

@@ -85,13 +85,13 @@ class Script:
 def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_guard_learned() -> None:
     script = Script([(killed(47), 40), (END, 60)])
     assert script.run() is END
-    assert [attempt.resume_from for attempt in script.attempts] == [None, Path("run/checkpoint-40")]
+    assert [attempt.began_at for attempt in script.attempts] == [0, 40]
     assert [attempt.learned for attempt in script.attempts] == [LearnedLimits(), LEARNED]
     restart = {"step": 47, "resumed_at": 40, "cause": "killed", "why": "signal 9", "change": ""}
     assert script.restarts == [restart]
     script = Script([(killed(3), None), (END, None)])
     assert script.run() is END
-    assert script.attempts[1].resume_from is None, "without a checkpoint it begins again"
+    assert script.attempts[1].checkpoint is None, "without a checkpoint it begins again"
 
 
 def test_a_new_checkpoint_sets_the_count_back() -> None:

@@ -54,11 +54,16 @@ def test_ranks_that_hold_shards_end_after_the_same_step_go_on_and_train_as_one_p
             simulate=True,
             output_dir=str(tmp_path / folder),
         )
-        environment = process_environment(hardware, knobs, {}, simulate=True)
+        environment, losses = process_environment(hardware, knobs, {}, simulate=True), []
+
+        def hear(event: Event) -> None:
+            losses.extend([event["logs"]["loss"]] if "loss" in event.get("logs", ()) else [])
+            on_event(event)
+
         with forge.children():
-            ended = launch.train(request, environment, tmp_path / folder / "train.log", on_event)
+            ended = launch.train(request, environment, tmp_path / folder / "train.log", hear)
         assert isinstance(ended, dict), ended
-        return [*ended["losses"]]
+        return losses
 
     def interrupt(event: Event) -> None:
         if event["event"] == "step" and event["step"] == 1:

@@ -38,7 +38,7 @@ from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.task import Request, SendEvent
 from autotrain_mem.training.watch.callback import MemoryWatch
 from autotrain_mem.types import Incident, LearnedLimits
-from autotrain_mem.types.report import REWARD_NAMES, MemoryReading, Shortage
+from autotrain_mem.types.report import MemoryReading, Shortage
 
 
 def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:
@@ -68,8 +68,6 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         "event": "end",
         "interrupted": progress.interrupted,
         "steps": trainer.state.global_step,
-        "losses": progress.losses,
-        "rewards": progress.rewards,
         "memory": None if reading is None else codec.to_json(reading),
         "seconds": seconds,
     }
@@ -181,21 +179,16 @@ def keep_order(trainer: Any) -> None:
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Sends ``start``, ``step`` and ``loss`` events, and ends the training after the step in which Ctrl-C came.
+    """Sends ``start``, ``step`` and ``log`` events, and ends the training after the step in which Ctrl-C came.
 
     Args:
-        send: Takes one event.
-        read: Reads the device's allocator; gives None where nothing measures.
-        world: Ctrl-C comes to one rank in one step and to another in the next: all end after the same.
+        read: Reads the device's allocator; returns None if nothing is measured.
+        world: Ctrl-C may reach ranks in different steps: all end after the same one.
     """
 
     def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World | None = None) -> None:
-        self._send = send
-        self._read = read
-        self._world = world
+        self._send, self._read, self._world = send, read, world
         self.interrupted = False
-        self.losses: list[float] = []
-        self.rewards: list[float] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From here on, an interrupt waits for the end of the step, so that no file is left half written."""
@@ -220,11 +213,6 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         numbers = {name: float(value) for name, value in (logs or {}).items() if isinstance(value, (int, float))}
-        self.rewards += [numbers[name] for name in REWARD_NAMES if name in numbers]
-        if "loss" in numbers:
-            self.losses.append(numbers["loss"])
-        elif "train_loss" in numbers and not self.losses:
-            self.losses.append(numbers["train_loss"])  # shorter than --logging_steps: the mean is all there is
         self._send({"event": "log", "step": state.global_step, "logs": numbers})
 
 
