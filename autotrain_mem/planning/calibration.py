@@ -149,9 +149,7 @@ def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
         for memory in (correction.of(rehearsed, last.probe.knobs), rehearsed)
     )
     return replace(
-        correction,
-        more_bytes=max(0, needed_bytes - by_line),
-        missing_bytes=max(0, needed_bytes - as_rehearsed),
+        correction, more_bytes=max(0, needed_bytes - by_line), missing_bytes=max(0, needed_bytes - as_rehearsed)
     )
 
 

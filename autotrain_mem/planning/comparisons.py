@@ -53,11 +53,7 @@ def compare_cards(
 
 
 def _judged(
-    rehearsals: Rehearsals,
-    card: Hardware,
-    lengths: Lengths,
-    shared: dict[Any, Footprint],
-    on_attempt: OnAttempt,
+    rehearsals: Rehearsals, card: Hardware, lengths: Lengths, shared: dict[Any, Footprint], on_attempt: OnAttempt
 ) -> CardVerdict:
     """The plan for one card, or why there is none. Raises UsageError where it is refused there."""
     rehearsals = rehearsals.on(card)

@@ -32,10 +32,7 @@ from autotrain_mem.types import Hardware, Harm, Job, Knobs, LearnedLimits, Plan
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.planned import as_recorded
 
-GIVEN_ANEW = (
-    *(MAX_LENGTH, *COMPLETION_KNOBS),
-    *("lora_r", "lora_alpha", "lora_target_modules"),
-)
+GIVEN_ANEW = (*(MAX_LENGTH, *COMPLETION_KNOBS), *("lora_r", "lora_alpha", "lora_target_modules"))
 """Knobs that may be given anew beside a plan, where the user gave them when it was made: a plan does not decide
 them."""
 
@@ -120,12 +117,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         alternatives, experience = (), replace(experience, learned=LearnedLimits(), probes=())
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")  # the card's own precision is each card's
     result = SearchResult(
-        level=plan.level,
-        estimate=estimate,
-        attempts=tuple(attempts),
-        levers=levers,
-        alternatives=(),
-        most=plan.most,
+        level=plan.level, estimate=estimate, attempts=tuple(attempts), levers=levers, alternatives=(), most=plan.most
     )
     seconds = time.perf_counter() - started if is_rehearsed else plan.seconds
     followed = make_plan(subject, result, seconds=seconds)

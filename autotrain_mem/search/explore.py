@@ -35,11 +35,7 @@ EASING_TURNS = 2
 
 
 def best_of(
-    level: Level,
-    memo: Memo,
-    *,
-    confirmed: bool = True,
-    meanwhile: Callable[[Estimate], object] = lambda choice: None,
+    level: Level, memo: Memo, *, confirmed: bool = True, meanwhile: Callable[[Estimate], object] = lambda choice: None
 ) -> Estimate | None:
     """The plan of one level, or None where nothing on it fits.
 

@@ -79,8 +79,7 @@ def check_forbid(names: Iterable[str]) -> frozenset[str]:
     guesses = [f"--forbid {guesses[0]} instead of {name}" for name, guesses in meant.items() if guesses]
     did_you_mean = f"did you mean {', '.join(guesses)}?\n" if guesses else ""
     raise UsageError(
-        f"--forbid knows no lever named {', '.join(unknown)}",
-        hint=f"{did_you_mean}the levers are {', '.join(LEVERS)}",
+        f"--forbid knows no lever named {', '.join(unknown)}", hint=f"{did_you_mean}the levers are {', '.join(LEVERS)}"
     )
 
 

@@ -43,10 +43,7 @@ class Limits(Protocol):
 
 
 def search(
-    space: Space,
-    predictor: Predictor,
-    on_attempt: OnAttempt = lambda attempt: None,
-    limits: Limits | None = None,
+    space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None, limits: Limits | None = None
 ) -> SearchResult:
     """The fastest plan at the first level of harm at which anything fits, unless the next is far faster.
 

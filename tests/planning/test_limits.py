@@ -83,10 +83,7 @@ def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed(words: dict[s
 
 def test_of_many_cards_those_that_break_a_limit_say_which() -> None:
     other = replace(CARD, name="other")
-    for words, expected in (
-        ({"within_seconds": 1.0}, TOO_SLOW),
-        ({"budget": 0.01}, TOO_DEAR),
-    ):
+    for words, expected in (({"within_seconds": 1.0}, TOO_SLOW), ({"budget": 0.01}, TOO_DEAR)):
         cards = api.cards(asked(**words), [CARD, other])
         refusals = {each.hardware.name: each.refusal for each in cards.verdicts}
         assert refusals == {"toy": expected, "other": NO_PRICE if "budget" in words else expected}

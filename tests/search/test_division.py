@@ -144,10 +144,7 @@ ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_s
             {"effective": 16, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "processes": 2},
             f"use {WHOLE} 32 with both flags, or {WHOLE} 16 alone",
         ),
-        (
-            *("grpo", {"generation_batch_size": 8, "processes": 3}),
-            "use --generation_batch_size 24",
-        ),
+        (*("grpo", {"generation_batch_size": 8, "processes": 3}), "use --generation_batch_size 24"),
         (
             *("grpo", {"num_generations": 6, "effective": 12, "eval_strategy": "steps", "processes": 2}),
             "use --per_device_eval_batch_size 6 or 9, or --num_generations_eval 1, 2, 4, 8 or 16",

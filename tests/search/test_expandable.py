@@ -68,11 +68,7 @@ def test_the_reason_says_so_where_it_is_the_hours_after_that_do_not_fit() -> Non
 
 @pytest.mark.parametrize(
     "words",
-    [
-        {"expandable_segments": False},
-        {"forbid": frozenset({EXPANDABLE})},
-        {"method": "grpo", "use_vllm": True},
-    ],
+    [{"expandable_segments": False}, {"forbid": frozenset({EXPANDABLE})}, {"method": "grpo", "use_vllm": True}],
     ids=str,
 )
 def test_they_are_never_turned_on_against_the_users_words_or_vllm(words: dict[str, object]) -> None:

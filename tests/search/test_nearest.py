@@ -63,10 +63,7 @@ ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length
     [
         # Limits give way in the order of harm.
         (2.7, FULL | ON_THE_DEVICE, "--gradient_checkpointing true --use_peft --dtype bfloat16  ("),
-        (
-            *(2.7, {"forbid": KEPT, "max_length": 1024}),
-            "--gradient_checkpointing true --use_peft",
-        ),
+        (*(2.7, {"forbid": KEPT, "max_length": 1024}), "--gradient_checkpointing true --use_peft"),
         (10, {"fit": "lossless"} | ON_THE_DEVICE, "--optimizer_offload  ("),
         (5, {"fit": "lossless", "learning_rate": 1e-4}, "--optimizer_offload --dtype bfloat16  ("),
         (8, {"fit": "lossless"}, "--use_peft --dtype bfloat16  ("),  # at this rate updates would be lost

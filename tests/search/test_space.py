@@ -8,11 +8,7 @@ import pytest
 from synthetic_memory import TRL, rows_of, space_of
 
 from autotrain_mem.search.shardings import shardings
-from autotrain_mem.search.space import (
-    make_space,
-    precise_for,
-    with_rows,
-)
+from autotrain_mem.search.space import make_space, precise_for, with_rows
 from autotrain_mem.support.errors import BatchSplitError, UsageError
 from autotrain_mem.types import DataProfile, Job
 from autotrain_mem.types.hardware import lacks_bf16
