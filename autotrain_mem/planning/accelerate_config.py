@@ -25,11 +25,8 @@ _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradi
 
 
 def with_accelerate(request: RunRequest) -> RunRequest:
-    """Returns the request with the processes, machines and sharding of its config of accelerate.
-
-    Raises:
-        UsageError: the config cannot be read or planned with, or contradicts flags; all that does.
-    """
+    """Returns the request with its accelerate config's processes, machines and sharding. Raises UsageError for all
+    problems."""
     request = with_deepspeed(request)
     given, name = request.autofit.accelerate_config, FLAG
     if given is None:
@@ -120,11 +117,8 @@ def _is_first_version(content: Mapping[str, Any]) -> bool:
 
 
 def _second_version(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns a config of FSDP's first version as one of the second (``accelerate/commands/to_fsdp2.py``).
-
-    Raises:
-        UsageError: keys have no counterpart.
-    """
+    """Converts FSDP's first version into the second (``accelerate/commands/to_fsdp2.py``); raises UsageError if it
+    cannot."""
     from autotrain_mem.parallel.user_config import TO_FSDP2
 
     given = {key: value for key, value in fsdp_settings(content).items() if value is not None}
@@ -207,12 +201,9 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
 
 
 def with_deepspeed(request: RunRequest) -> RunRequest:
-    """Returns the request with the stage and the offload of its config of DeepSpeed; the content goes to TRL unchanged.
+    """Returns the request with the stage and the offload of its DeepSpeed config, whose content goes to TRL.
 
-    Numbers that are TRL's arguments too become these, and ``auto``, which transformers fills in from them.
-
-    Raises:
-        UsageError: the config cannot be read or planned with, or contradicts flags.
+    Numbers that are TRL's arguments too become these, and ``auto``, which transformers fills in. Raises UsageError.
     """
     given = request.argument(_ARGUMENT)
     if given is None:
@@ -248,11 +239,7 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
 
 
 def deepspeed_content(given: Any) -> Mapping[str, Any]:
-    """Returns what a config of DeepSpeed's says: a path, the JSON itself (TRL's parser takes both), or its keys.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Reads a DeepSpeed config: a path, JSON itself (TRL's parser takes both), or keys. Raises UsageError."""
     if isinstance(given, Mapping):
         return given
     path = str(given)

@@ -1,7 +1,4 @@
-"""Plans one job for many cards.
-
-The kernels of cards are mostly the same: what was rehearsed for one serves the others.
-"""
+"""Plans one job for many cards; what was rehearsed for one serves those with the same kernels."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ def compare_cards(
     lengths: Lengths,
     on_attempt: Callable[[Hardware, Candidate], None] = lambda card, attempt: None,
 ) -> Cards:
-    """The best plan for each card. Where few layers tell what the whole model does, no more are rehearsed.
-
-    Args:
-        rehearsals: Of the job; its own device is not looked at.
+    """Finds the best plan for each card, with few layers where these tell what the whole model does.
 
     Raises:
         UsageError: every card refuses the job; the error is the smallest one's.

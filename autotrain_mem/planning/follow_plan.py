@@ -43,7 +43,7 @@ _FILES = " files"
 
 
 def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: str) -> Plan:
-    """The plan for the job, the card and the versions that there are here.
+    """Returns the plan for the job, the card and the versions that there are here.
 
     Example: a plan made for an RTX 3060 under trl 1.12, followed on one under trl 1.16, is rehearsed once, whole, and
     comes back with that prediction and with the warning that says why.
@@ -52,7 +52,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         again: How to plan again, for the hints: a command, or what a script would say.
 
     Raises:
-        UsageError: what is asked for contradicts its settings.
+        UsageError: what is asked for contradicts its settings, or ``forbid`` names no lever.
         DoesNotFitError: here it takes more than there is.
     """
     started = time.perf_counter()
@@ -147,11 +147,7 @@ def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
 def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     """Yields what is asked otherwise, each in words that a flag and a keyword of Python share.
 
-    What says how to search counts as far as the settings that were found do not meet it; ``max_slowdown`` compares with
-    other settings, and there are none here.
-
-    Raises:
-        UsageError: ``forbid`` names no lever.
+    What limits a search counts only where the plan's settings break it; ``max_slowdown`` never does.
     """
     for name in sorted(space.pinned - {NOT_REHEARSED}):
         given, planned = getattr(space.base, name), getattr(plan.knobs, name)

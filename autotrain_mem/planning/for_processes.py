@@ -1,8 +1,7 @@
-"""TRL's defaults, and the user's words about several GPUs, as one process of a job has them.
+"""Adapts TRL's defaults, and a plan that is followed, to the processes of a job.
 
-A plan is followed on another number of GPUs, too, or with the model shared otherwise: all else stays as it was planned.
-The effective batch stays, and so do the number of optimizer steps, the schedule and the rows of each step: only how
-many rows a process has at once, and how often it accumulates, is another split of the same.
+On other GPUs, or with another sharding, the effective batch, the optimizer steps and the schedule of a plan stay: only
+how many rows a process has at once, and how often it accumulates, changes.
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ from autotrain_mem.types.hardware import Topology
 
 
 def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:
-    """TRL's defaults as one of the processes of a topology has them: DDP, unless the user shards the model.
-
-    Raises:
-        UsageError: as :func:`check_processes`.
-    """
+    """Returns TRL's defaults for a process of a topology: DDP unless sharded. Raises UsageError as
+    :func:`check_processes`."""
     check_processes(topology, given)
     if topology.processes == 1:
         return defaults
@@ -41,11 +37,8 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
 
 
 def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
-    """Refuses a sharding that is impossible with this number of GPUs, and DeepSpeed's where that is not installed.
-
-    Raises:
-        UsageError: a sharding that there are too few GPUs or machines for, or flags that go with another one.
-    """
+    """Raises UsageError for a sharding that these GPUs or machines cannot have, and for DeepSpeed's if it is
+    missing."""
     processes, sharding = topology.processes, given.get("sharding")
     if sharding in ZEROS and find_spec("deepspeed") is None:
         raise UsageError(
@@ -106,11 +99,8 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """Fills open settings from the plan, except the sharding where another one is given.
-
-    Args:
-        filled: As ``AutoFit.over`` fills it.
-    """
+    """Fills open settings from the plan (``filled`` by ``AutoFit.over``), except the sharding where another is
+    given."""
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}
@@ -136,13 +126,8 @@ def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
 
 
 def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
-    """Yields the plan's settings for the processes that there are: with as many rows at once, then with fewer.
-
-    Nothing but the plan's own where they are the same processes.
-
-    Raises:
-        UsageError: a lever of the plan does not go with shards.
-    """
+    """Yields the plan's settings for the processes that there are, with as many rows at once and then with fewer; only
+    the plan's own where they are the same. Raises UsageError where a lever does not go with shards."""
     before, base = plan.knobs, space.base
     sharding = (
         base.sharding if "sharding" in space.pinned or None in (before.sharding, base.sharding) else before.sharding

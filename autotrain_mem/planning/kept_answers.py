@@ -1,8 +1,8 @@
-"""Keeps what workers answered about a job between runs, as long as nothing that it depends on has changed.
+"""Keeps workers' answers about a job between runs, as long as nothing that they depend on has changed.
 
 A kept answer saves the start of a worker, and so the import of TRL. Its key holds the words of the question, all files
 that they name (by size and date), the hub's commits on this disk, the variables that the libraries read, and what is
-installed. What cannot be told so is asked each time: code of the user's own, above all. No error is kept.
+installed. Answers that depend on more, such as the user's own code, are not kept, and neither are errors.
 """
 
 from __future__ import annotations
@@ -52,11 +52,7 @@ _READ_BY_LIBRARIES = (
 
 
 def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[str, Any], Knobs]:
-    """Returns what the user gave of TRL's arguments, and TRL's defaults: kept, or read by a worker.
-
-    Raises:
-        UsageError: an argument that TRL does not know or refuses; all that contradicts itself.
-    """
+    """Returns what the user gave of TRL's arguments, and TRL's defaults. Raises UsageError for what TRL refuses."""
     key = _parse_key(request)
     kept = None if key is None else store.get("parsed", key)
     if kept is not None:
@@ -92,11 +88,7 @@ def answered(
     reads_data: bool = False,
     keeps: Callable[[Answer], bool] = lambda answer: True,
 ) -> Answer:
-    """Returns a worker's answer about a job: kept, or asked for now.
-
-    Args:
-        words: What the question says beside the job.
-    """
+    """Returns a worker's answer about a job, kept or asked for now; ``words`` are the question's beside the job."""
     key, given = None, job.arguments
     if job.python_call is None and not any(given.get(name) for name in _USERS_CODE):
         data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset

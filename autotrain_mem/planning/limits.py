@@ -76,13 +76,10 @@ class RunLimits:
 
 
 def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
-    """The limits that a job names, on its device.
-
-    Args:
-        knobs: As asked for, by which the steps are counted.
+    """Returns the limits that a job names; ``knobs``, as asked for, count the steps.
 
     Raises:
-        UsageError: nobody can tell whether they are kept: the steps, the card's speed or its price are not known.
+        UsageError: the steps, the card's speed or its price are not known.
     """
     job = subject.job
     wished = [name for name, given in (("within", job.within_seconds), ("budget", job.budget)) if given is not None]

@@ -36,12 +36,8 @@ _Asked = tuple[Sequence[int], str]
 
 
 def question_of(subject: Subject) -> Question | None:
-    """The question of how much of one argument fits, on the job's device; None where the job asks none.
-
-    Raises:
-        ContextLengthError: the longest prompt leaves no token for a completion.
-        BatchSplitError: no value divides what the user gave of batches.
-    """
+    """Returns the question how much of one argument fits; None if none is asked. Raises ContextLengthError,
+    BatchSplitError."""
     name = subject.job.maximized
     if name is None:
         return None

@@ -47,11 +47,8 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
 
 
 def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_bytes: int | None) -> MixedLengths | None:
-    """Replays rows of every length; None where that is not known: see :func:`batches_of`, and ``UnclearStepsError``.
-
-    Raises:
-        RehearsalError: of the shorter rows.
-    """
+    """Replays rows of every length; None if unknown (:func:`batches_of`, ``UnclearStepsError``). Raises
+    RehearsalError."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
         return None
@@ -70,10 +67,8 @@ def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_byte
 
 
 def without_cache(mixed: MixedLengths) -> MixedLengths:
-    """Counts the more of both orders where ``torch_empty_cache_steps`` gives back what the longest rows left.
-
-    Every few steps it does, so that they protect from nothing, and still reserve what they reserve.
-    """
+    """Counts the larger of both orders where ``torch_empty_cache_steps`` gives back what the longest rows left: then
+    these protect from nothing, and still reserve what they reserve."""
 
     def more(order: ReservedByOrder) -> ReservedByOrder:
         first, drawn = order.longest_first, order.any_order
@@ -85,11 +80,7 @@ def without_cache(mixed: MixedLengths) -> MixedLengths:
 
 
 def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed: MemoryEstimate) -> Estimate:
-    """The estimate that knows of them.
-
-    Args:
-        rehearsed: As it was before probes corrected it: by as much the figures move.
-    """
+    """Adds mixed lengths, moved by as much as probes corrected the ``rehearsed`` memory."""
     if mixed is None:
         return estimate
     before, now = rehearsed.reserved.modes, estimate.memory.reserved.modes

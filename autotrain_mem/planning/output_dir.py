@@ -38,10 +38,10 @@ def resumes_in_folder(job: Job) -> bool:
 
 
 def check_output(job: Job, *, overwrite: bool) -> None:
-    """Fail before minutes of planning, not after.
+    """Checks the output folder before minutes of planning.
 
     Raises:
-        OutputFolderError: what is trained there would be written over what the training reads.
+        OutputFolderError: the training would write over what it reads.
         UsageError: the run in it is to be moved away, and read from.
     """
     folder = output_dir(job)
@@ -62,17 +62,10 @@ def check_output(job: Job, *, overwrite: bool) -> None:
 
 
 def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[object] = ()) -> None:
-    """Refuses an output folder that is, holds or lies in the folder of a model or of a dataset.
+    """Raises OutputFolderError for a folder that is, holds or lies in the folder of a model or of a dataset.
 
     A model that is saved there would replace what is read, and the datasets library reads all files in a folder. A data
-    file's folder may be the output folder. What is looked at are the folders themselves, under whatever name.
-
-    Args:
-        models: Hub ids and folders; of what is no path of this machine nothing is asked.
-        datasets: As ``models``, and files.
-
-    Raises:
-        OutputFolderError: it does.
+    file's folder may be the output folder. Folders are compared by inode; hub ids are ignored.
     """
     folder = pathlib.Path(output_dir).resolve()
     kinds = [*(("model", name) for name in models), *(("dataset", name) for name in datasets)]
@@ -94,17 +87,8 @@ def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[ob
 
 
 def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
-    """Refuses a script's output folder where saving would replace a model of the same call.
-
-    That is the model's own folder, or the one in which it is a checkpoint, which may be rotated out. All else is the
-    script's to decide, as with TRL alone.
-
-    Args:
-        models: Hub ids and folders.
-
-    Raises:
-        OutputFolderError: it would.
-    """
+    """Raises OutputFolderError where saving would replace a model of the same call, or the folder of its checkpoint,
+    which may be rotated out. Models are hub ids and folders; all else is the script's to decide, as with TRL alone."""
     folder = pathlib.Path(output_dir).resolve()
     for name in filter(None, models):
         path = pathlib.Path(name).resolve()

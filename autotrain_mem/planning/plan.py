@@ -36,8 +36,7 @@ from autotrain_mem.types.data import summary
 
 
 def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> SearchResult:
-    """Returns the best settings that fit; the error of a search that finds none also shows what other methods would
-    need.
+    """Returns the best settings that fit; an error also shows what other methods would need.
 
     Args:
         footprints: What was rehearsed for a search before, and is added to.
@@ -143,12 +142,8 @@ FLASH_CAPABILITY = (8, 0)
 def with_shared_tokens(
     subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
 ) -> SearchResult | None:
-    """The plan of the fewest GPUs that share a row and hold it without harm; None where it is not to be tried, where
-    GPUs that share none hold it, and where not even all of them do.
-
-    Example: rows of 131,072 tokens on 8 GPUs: 1, 2, 4 and 8 are tried, and the first that fits is taken. What was tried
-    before stands among the plan's attempts.
-    """
+    """Returns the plan of the fewest GPUs that share a row and hold it without harm; None where that is not to be
+    tried, GPUs that share none hold it, or not even all of them do. Of 8 GPUs 1, 2, 4 and 8 are tried."""
     sizes, way = degrees(space, subject.job), way_of(subject.job)
     if not sizes or (way.in_half_precision and subject.hardware.capability < FLASH_CAPABILITY):
         return None
@@ -199,13 +194,8 @@ def searched_with_images(
 ) -> tuple[Subject, SearchResult]:
     """Finds what :func:`searched` does; where that finds nothing, or rows are cut, with the largest images that fit.
 
-    Rows are cut at their ends, where answers stand: a smaller image comes before that.
-
-    Returns:
-        What was found, and the subject that it was found for.
-
-    Raises:
-        DoesNotFitError: nothing fits, with smaller images neither.
+    Rows are cut at their ends, where answers stand, so a smaller image comes first. Returns the subject that the result
+    is for. Raises DoesNotFitError.
     """
     tried: list[Candidate] = []
     hear = _heard(tried, on_attempt)

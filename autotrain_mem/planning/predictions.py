@@ -227,11 +227,10 @@ class Predictions:
         """Extrapolates the whole model from a short copy and a long one, which also has more chunks of the loss.
 
         Where activations are offloaded no loss is cut: what waits on another stream is freed as its chunks pass. Copies
-        are rehearsed one by each worker, those of a point one after the other, the longer first.
+        are rehearsed one by each worker, the longer first.
 
         Yields:
-            A trace of each point, while those of the next are being rehearsed; None where its copies do not tell for
-            sure.
+            A trace of each point, while the next are being rehearsed; None where its copies do not tell for sure.
         """
         calls = []
         for knobs, depths in points.items():
@@ -272,11 +271,7 @@ def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
 
 
 def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float = 1.0) -> StepTime:
-    """Computes the time of one optimizer step on the device, on average over the data.
-
-    Args:
-        ratio: Rows of these knobs' micro-batch over those that the work is of.
-    """
+    """Computes the average time of an optimizer step; ``ratio`` is these knobs' rows over those of the work."""
     return step_time(
         work if ratio == 1.0 else work.of_rows(ratio),
         subject.hardware,
@@ -293,11 +288,7 @@ def judge_trace(subject: Subject, knobs: Knobs, trace: Trace) -> Estimate:
 
 
 def footprint_of(trace: Trace, room: DeviceCapacity, layers: int | None = None) -> Footprint:
-    """Replays one rehearsal in a room.
-
-    Args:
-        layers: How many the rehearsed copies had at most; None for all.
-    """
+    """Replays a rehearsal in a room; ``layers`` is the most that the rehearsed copies had, None for all."""
     memory = replace(estimate_memory(trace, room), rehearsed_layers=layers)
     return Footprint(memory=memory, work=trace.work, awake=estimate_while_awake(trace, room, memory))
 

@@ -42,7 +42,7 @@ def check_preflight(
         reads_data: False where planning does without the data.
 
     Raises:
-        AutofitError: all errors as one, see :func:`autotrain_mem.types.findings.settle`.
+        AutofitError: all errors as one (:func:`autotrain_mem.types.findings.settle`).
     """
     job, on_cpu = rehearsals.job, simulate or rehearsals.hardware.origin == "cpu"
     capability = rehearsals.hardware.capability
@@ -71,11 +71,7 @@ def check_preflight(
 def examine(
     rehearsals: Rehearsals, on_counting: OnCounting, *, to_train: bool = False, simulate: bool = False
 ) -> tuple[Checked, Lengths]:
-    """Checks the job before the first rehearsal, and measures its rows.
-
-    Raises:
-        AutofitError: see :func:`check_preflight` and ``Rehearsals.count_lengths``.
-    """
+    """Checks the job and measures its rows. Raises as :func:`check_preflight` and ``Rehearsals.count_lengths``."""
     job = rehearsals.job
     reads = reads_dataset(job, to_train=to_train)
     checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)
@@ -87,11 +83,7 @@ def examine(
 def check_room(
     checked: Checked, rehearsals: Rehearsals, planned: Estimate, optimizer_steps: int | None
 ) -> tuple[Finding, ...]:
-    """The warnings, once a plan says what is trained, in which dtype, and for how many steps.
-
-    Raises:
-        AutofitError: there is no memory or disk for it on this machine.
-    """
+    """Returns all warnings for a plan; raises AutofitError if this machine lacks memory or disk for it."""
     if checked.trains_on_cpu is None or checked.result.parameters is None:
         return checked.warnings
     job, knobs = rehearsals.job, planned.knobs

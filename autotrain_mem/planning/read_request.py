@@ -57,11 +57,11 @@ class PlanHints:
 def resumed(
     request: RunRequest, warn: Callable[[str], None], on_folder: Callable[[str], None] = lambda folder: None
 ) -> RunRequest:
-    """A run that is resumed follows its own plan, ``plan.json`` in its output folder, unless the request names another.
+    """Makes a resumed run follow ``plan.json`` in its output folder, unless the request names another plan.
 
     Args:
-        warn: Hears why the plan that is there is not followed.
-        on_folder: Hears of the folder whose plan is followed.
+        warn: Is told why the plan that is there is not followed.
+        on_folder: Is told the folder whose plan is followed.
     """
     if request.autofit.plan is not None or not request.argument(RESUME):
         return request
@@ -79,12 +79,7 @@ def resumed(
 
 
 def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
-    """A plan to follow, read from its file, with the hint (see :class:`PlanHints`) for one of another method.
-
-    Raises:
-        PlanFileError: there is none in that file.
-        UsageError: it is another method's.
-    """
+    """Reads a plan to follow. Raises PlanFileError, and UsageError with this hint if it is another method's."""
     plan = given if isinstance(given, Plan) else Plan.load(given)
     if plan.method != method:
         advice = other_method.format(plan=given, made_for=plan.method, model=plan.model, method=method)

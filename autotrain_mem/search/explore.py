@@ -170,10 +170,7 @@ def surely_fits(memo: Memo, knobs: Knobs) -> bool:
 
 
 def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
-    """Rehearses what can be fastest until nothing that is left can be faster: each turn one point that is new.
-
-    Beside the level's lines those of gentler levels are looked at, from which much can be concluded.
-    """
+    """Rehearses what can be fastest until nothing left can be faster; gentler levels' lines help to guess."""
     gentler = [each for each in levels(level.space) if each.harm <= level.harm and not each.lengths]
     own, every = level.lines, tuple(line for each in gentler for line in each.lines)
     while True:

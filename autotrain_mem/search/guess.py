@@ -220,8 +220,7 @@ def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> floa
 
 
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
-    """Bytes of gradients that a phase finds with these knobs and did not find at a rehearsed point; below 0 the other
-    way round.
+    """Returns the bytes of gradients that a phase holds with these knobs and not at a rehearsed point, or less than 0.
 
     They are freed after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so that only the later ones of
     several micro-steps find any. Where none are accumulated the peak may come before there are any, or once there are.

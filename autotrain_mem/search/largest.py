@@ -1,11 +1,10 @@
 """Finds the largest value of one knob that a card holds, with all that the user gave kept.
 
-The answer is of a level of harm. Each is asked with its least demanding point, since it is the value that is wanted,
-and no speed; what is left of the card is then the plan's to use. Beyond that point's border the whole batch at once may
-still fit, which accumulates no gradients: where it may, its own border is looked for.
+Each level is asked with its least demanding point, since the value is wanted and no speed; what is left of the card is
+then the plan's to use. Beyond that point's border the whole batch at once, which accumulates no gradients, may fit.
 
-The first level that holds the smallest value is the one that gives up least of what was asked for, so it is the
-answer's, unless its plan is passed over as any other would be, for its speed or a limit: then it is the next one's.
+The answer is of the first level that holds the smallest value, unless its plan is passed over as any other would be,
+for its speed or a limit: then it is the next one's.
 
 Peaks are close to linear in the value, phase by phase, so two rehearsals lead near the border, and both of its sides
 are rehearsed, in the end on the whole model.
@@ -102,7 +101,7 @@ def _holds(question: Question, level: Level, memo: Memo) -> bool:
 
 
 def find_border(question: Question, level: str, memo: Memo, *, whole: bool = True) -> Boundary | None:
-    """The border of one level; None where its smallest value does not fit.
+    """Finds the border of one level; None where its smallest value does not fit.
 
     Args:
         whole: Rehearse both of its sides on the whole model; what that overturns is looked for again.
@@ -116,10 +115,8 @@ def find_border(question: Question, level: str, memo: Memo, *, whole: bool = Tru
 
 
 def _at_once(question: Question, level: str, memo: Memo, following: int) -> tuple[_Points, int | None]:
-    """The points of the whole batch at once, and the value from which on they may fit where fewer rows at once do not.
-
-    Of rows at once it is the last value that leaves nothing to accumulate; None where nothing accumulates, or too much.
-    """
+    """Returns the points of the whole batch at once, and the value from which they may fit where fewer rows do not:
+    None where nothing is accumulated, or too much. Of rows at once it is the last value, which accumulates nothing."""
     accumulated = _Points(question, level, memo, attrgetter("least"))(following)
     points, ends = _Points(question, level, memo, attrgetter("at_once")), (following, len(question.values) - 1)
     start = next((each for each in ends if points.knobs(each).gradient_accumulation_steps == 1), None)
@@ -164,11 +161,7 @@ def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:
 
 
 class _Points:
-    """Holds one point of a level at each value, by the value's index.
-
-    Args:
-        of: Which one: the least demanding, or the whole batch at once.
-    """
+    """Holds a point of a level at each value, by its index: the least demanding one, or the whole batch at once."""
 
     def __init__(self, question: Question, level: str, memo: Memo, of: Callable[[Level], Knobs]) -> None:
         self.question = question
@@ -199,12 +192,10 @@ class _Points:
         return surely_fits(self._memo, self.knobs(index))
 
     def guess(self, low: int, high: int, *, at_least: int) -> int:
-        """The last value between both sides that should fit, as many further than the lower at least.
+        """Returns the last value between both sides that should fit, as many further than the lower at least.
 
-        By a line through both sides of the border, or through the two nearest below it, and by one through the upper
-        side and what is beyond it, whichever is lower. Without accumulation a phase is bent: of few tokens it peaks
-        where all gradients are there, of many where none are yet. Then a line between both sides is above it, and one
-        through two points that do not fit is not.
+        By the lower of two lines: through both sides of the border (or the two nearest below it), and through the upper
+        side and what is beyond it (see :func:`~autotrain_mem.search.explore.most_that_fits`).
         """
         values, budget_bytes, inside = self.question.values, self(low).budget_bytes, range(low + 1, high)
         if self.known == [0]:

@@ -63,11 +63,8 @@ def harm_of(row: LeverRow, space: Space) -> Harm:
 
 
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
-    """The names, if each is a lever: ``check_forbid(["lora"])``.
-
-    Raises:
-        UsageError: with the lever that was probably meant, for every unknown name at once.
-    """
+    """Returns the names if each is a lever; raises UsageError with the lever that was probably meant, for all at
+    once."""
     names = frozenset(names)
     unknown = sorted(names - LEVERS.keys())
     if not unknown:
@@ -204,10 +201,7 @@ class Level:
 
     @property
     def most(self) -> Knobs:
-        """The point with the fewest levers and the most rows at once; if it fits, there is little to search.
-
-        Of several processes that with the smallest shards: it tells what larger ones and whole models need.
-        """
+        """Returns the point with fewest levers and most rows; of several processes that with the smallest shards."""
         gentlest = least_shared(self.space, self.settings[0])
         return line(self.space, gentlest, checkpointing=checkpointing_choices(self.space)[0])[-1]
 
@@ -244,11 +238,8 @@ class Level:
 
 @lru_cache(maxsize=64)  # a search asks for those of its job at every turn
 def levels(space: Space) -> tuple[Level, ...]:
-    """The levels of one job, least harm first. The first holds the job as asked for.
-
-    Raises:
-        UsageError: ``space.forbid`` names an unknown lever.
-    """
+    """Returns the levels of one job, least harm first; the first holds the job as asked for. Raises as
+    :func:`check_forbid`."""
     check_forbid(space.forbid)
     climbed: list[Level] = []
     seen: set[Knobs] = set()
@@ -308,10 +299,7 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 
 
 def _least(space: Space) -> Knobs:
-    """The settings that need least of all, from whichever levels they are.
-
-    Where shards may be divided among processes, what works on whole parameters alone is not among them.
-    """
+    """Returns the settings that need least of all levels, with no lever on whole parameters where shards need less."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
     most = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
     names = [name for name in most if moves(name, space)]

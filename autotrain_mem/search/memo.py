@@ -23,11 +23,7 @@ class Predictor(Protocol):
     """Answers the planner's questions, and alone knows the job, the device and the workers."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
-        """Returns what these points need; each takes 1 to 20 seconds, and several run at once where that is possible.
-
-        Args:
-            whole: Rehearse the whole model, not copies of it with fewer layers.
-        """
+        """Returns what these points need, 1 to 20 seconds each, on the ``whole`` model or copies with fewer layers."""
 
     def exceeds(self, knobs: Knobs) -> bool:
         """Returns whether the number of parameters alone shows that a point does not fit."""
@@ -42,11 +38,8 @@ class Predictor(Protocol):
         """Tokens per second of a point with another micro-batch, more levers that only slow it, or another sharding."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
-        """Returns where a run that does not fit here would: other cards, each in a few words.
-
-        Args:
-            rehearsed: Rehearse what several cards share, which takes seconds, instead of computing it from this.
-        """
+        """Returns what a run would fit, each in a few words; ``rehearsed`` takes seconds, else it is computed from
+        this."""
 
 
 class Memo:
@@ -220,8 +213,7 @@ def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Lin
 def _relations(one: Knobs, other: Knobs) -> tuple[str, ...]:
     """Names the fields of a line's :class:`LineHistory` that what is known of another line belongs to.
 
-    What shards leave of a device and cost of time is computed both ways, so that lines with other shards and the same
-    levers are gentler than each other.
+    Lines with the same levers and other shards are gentler than each other: what shards change is computed both ways.
     """
     levers, others = saving_levers(one), saving_levers(other)
     names = []

@@ -73,10 +73,9 @@ def confirmed(space: Space, memo: Memo) -> Estimate | None:
 
 
 def nearest(space: Space, memo: Memo) -> Estimate | None:
-    """The settings of least harm that fit once pins and limits give way, and as few of these as that harm needs.
+    """Finds the settings of least harm that fit once pins and limits give way, and as few of these as possible.
 
-    Each level is first asked with everything given way: if that does not fit, one rehearsal has settled it. None when
-    no level fits even so.
+    Each level is first asked with everything given way, so that one rehearsal settles it. None when no level fits.
     """
     # The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
     # Offloading is among a level's settings, and sharding goes with some of them: their limits go with the first step.
@@ -107,10 +106,10 @@ def _without(space: Space, lever: str, knobs: tuple[str, ...]) -> Space:
 
 
 def suggestion(space: Space, knobs: Knobs) -> str:
-    """The flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``.
+    """Returns the flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``.
 
-    A micro-batch that the search may choose by itself is not named. One that was pinned gives way to the effective
-    batch, so that the run can still take more rows at once where they fit; its flags are then named as to be left out.
+    A micro-batch that the search may choose is not named. A pinned one gives way to the effective batch, so that more
+    rows at once can be taken where they fit; its flags are named to be left out.
     """
     base = space.base
     batch, effective = "", f"--effective_batch_size {space.effective_batch_size}"

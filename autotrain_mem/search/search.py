@@ -73,11 +73,10 @@ def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:
 
 
 def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
-    """Returns the plan of the first level that has one, with its alternatives; None where none fits, without rehearsing
-    what would.
+    """Returns the plan of the first level that has one, with its alternatives; None where nothing fits.
 
-    Levels that are too large by the number of parameters alone are asked last, while the choice is confirmed: should
-    one of them fit after all, it is climbed as if nothing had been known.
+    Levels that are too large by the number of parameters alone are asked last, while the choice is confirmed: if one of
+    them fits after all, the levels are climbed again as if nothing had been known.
     """
     climb = _Climb(space=space, memo=memo, limits=limits, levels=levels(space))
     floors = {level.name: level.least for level in climb.levels}
@@ -134,9 +133,8 @@ class _Climb:
         return {name: floor for name, floor in least.items() if not floor.fits}
 
     def _is_compared(self, level: Level, best: Estimate) -> bool:
-        """Returns whether the next level is looked at beside a choice. Where each of several processes has the whole
-        model it is not: nothing is passed over for its speed there. Of shards it is: they are gathered for each layer,
-        and where completions are sampled for each of their tokens."""
+        """Returns whether the next level is looked at beside a choice: not of DDP, where nothing is passed over for its
+        speed. Shards are gathered for each layer, and for each token that is sampled."""
         return level.offloads or self.space.base.processes == 1 or best.knobs.is_sharded
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:
@@ -149,11 +147,8 @@ class _Climb:
             self._next_level(after)
 
     def _faster_by_now(self, before: tuple[Level, ...], best: Estimate) -> tuple[str, Estimate] | None:
-        """Finds the plan of a level that was passed over for its speed, where what was rehearsed since shows a faster
-        one.
-
-        Of several processes the search of a later level meets points of the earlier ones that looked worse from there.
-        """
+        """Finds the plan of a level that was passed over for its speed, where later rehearsals show a faster one: of
+        several processes the search of a later level meets points of earlier ones that looked worse from there."""
         for level in before:
             if level.name in self.passed and self.passed[level.name].fits:
                 again = best_of(level, self.memo)

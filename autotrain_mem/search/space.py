@@ -78,10 +78,8 @@ class Space:
         return self.effective_batch_size // self.base.data_parallel_size
 
     def row_tokens(self, knobs: Knobs) -> int:
-        """The longest that a row of the batch can be at the knobs' ``max_length``: 80 of 1024 where no row is longer.
-
-        A packed row is always filled to ``max_length``; a prompt is followed by a completion.
-        """
+        """The longest that a row can be at the knobs' ``max_length``; packed rows are full, prompts have a
+        completion."""
         if self.base.completion_length:
             return (self.longest or UNKNOWN_ROW_TOKENS) + self.base.completion_length
         longest = self.longest if self.base.pads_rows else None
@@ -294,11 +292,8 @@ def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: C
     pinned weights whose gradients the scaler would refuse.
 
     TRL's own default is bfloat16 everywhere (``trl/trainer/base_config.py: __post_init__``). A card before Ampere
-    emulates it (``torch/cuda/__init__.py: is_bf16_supported``, which counts emulation): it runs, without tensor cores
-    and without a fused attention kernel.
-
-    Example: for a T4 ``fp16`` is on, and TRL's float32 weights stay what they are: :func:`half_of` says in what half
-    precision a lever may load them.
+    emulates it (``torch/cuda/__init__.py: is_bf16_supported``), without tensor cores and without a fused attention
+    kernel. For a T4 ``fp16`` is on, and TRL's float32 weights stay; :func:`half_of` says how a lever may load them.
     """
     precise = replace(base, fp16=True)
     if lacks_bf16(compute_capability) and not {"bf16", "fp16"} & arguments.keys() and can_scale(precise):

@@ -194,5 +194,5 @@ def test_what_needs_no_trl_is_refused_before_a_worker_is_made(
     request = replace(WISH, autofit=autofit, model=model)
     with pytest.raises(refused, match=said), early.opened(request, to_train=False):
         pass
-    with pytest.raises(AssertionError, match="a worker"), early.opened(request, to_train=False, is_one=False):
+    with pytest.raises(AssertionError, match="a worker"), early.opened(request, to_train=False, is_late=True):
         pass
