@@ -6,14 +6,12 @@ import gc
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
-
 HOST = "host memory"
-"""What :func:`kind_of` says of memory that is not the device's."""
-
+"""The answer of :func:`kind_of` for memory that is not the device's."""
 
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc (torch.OutOfMemoryError; torch < 2.5 a
@@ -107,13 +105,6 @@ def release() -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Completed(Generic[Result]):
-    """A try that went through."""
-
-    value: Result
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RanOut:
     """A try that ran out of memory."""
 
@@ -123,20 +114,16 @@ class RanOut:
     """The first line of what the library raised."""
 
 
-def attempt(work: Callable[[], Result]) -> Completed[Result] | RanOut:
-    """Tries once. What an attempt that ran out of memory held is given back before this returns.
-
-    Raises:
-        Exception: whatever ``work`` raises that is no shortage of memory.
-    """
+def attempt(work: Callable[[], Result]) -> Result | RanOut:
+    """Tries once; passes other errors on. What an attempt that ran out of memory held is freed before this returns."""
     try:
-        return Completed(value=work())
+        return work()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         full = RanOut(error=error, message=next(iter(str(error).splitlines()), type(error).__name__))
-    # The frames of a traceback, and of the errors that led to it, hold the tensors of the try that failed; also once
-    # their variables are cleared: each holds its function, and a closure (checkpointing's recompute) holds the graph.
+    # The frames of a traceback, and of the errors that led to it, hold the tensors of the failed try, even with cleared
+    # variables: each holds its function, and a closure (checkpointing's recompute) holds the graph.
     seen: set[int] = set()
     left: list[BaseException | None] = [full.error]
     while left:

@@ -1,9 +1,9 @@
-"""Follows how far each rank of a training is, and names the one that the others wait for.
+"""Follows the progress of each rank of a training, and names the one that the others wait for.
 
-Ranks wait for each other at every collective, so that one that stops stops all, and none of them says why. A thread in
-each process sends a pulse every second: how often its trainer has moved (a micro-step, a step, a batch of evaluation),
-and where its main thread is. A process that is stopped, or swapped out, sends none; one whose main thread hangs sends
-where; and where it has not moved for seconds, in which collective it waits, by torch's flight recorder.
+Ranks wait for each other at every collective, so that one that stops stops all. A thread in each process sends a pulse
+every second: how often its trainer has moved (a micro-step, a step, a batch of evaluation), and where its main thread
+is. A process that is stopped, or swapped out, sends none. After seconds without a move, it also sends in which
+collective it waits, by torch's flight recorder.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ PULSE_SECONDS = 1.0
 """Between two pulses of a rank. Each takes some 50 us of a thread that sleeps otherwise."""
 
 MUTE_SECONDS = 120.0
-"""A rank that has sent no pulse for so long, while others do, stands still: its thread needs the interpreter's lock for
-microseconds, and nothing holds that for minutes. transformers and TRL read and write files, and call CUDA, without."""
+"""A rank that has sent no pulse for so long, while others do, is stopped: its thread needs the interpreter's lock for
+microseconds, and nothing holds that for minutes. transformers and TRL release it for files and CUDA."""
 
 SILENT_SECONDS = 1800.0
-"""Seconds in which no rank has moved: the default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``,
-and ``torch/distributed/constants.py: default_pg_timeout``), after which torch gives a collective up by itself, and says
-which one, not which rank is missing."""
+"""The default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``, and
+``torch/distributed/constants.py: default_pg_timeout``), after which torch ends a collective, and names it, but not the
+missing rank."""
 
 ASLEEP_SECONDS = 10.0
-"""Where this process itself was not running for so long, pulses are late for its own sake."""
+"""If this process itself was suspended for so long, it causes the delay of pulses."""
 
 
 @dataclass(slots=True)
@@ -45,9 +45,7 @@ class Pulses:
     """Keeps what the ranks of one training have sent so far.
 
     Args:
-        ranks: How many there are.
-        silent_seconds: How long a training may not move; ``--ddp_timeout``.
-        clock: For tests.
+        silent_seconds: How long no rank may move; ``--ddp_timeout``.
     """
 
     def __init__(self, ranks: int, silent_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,7 +67,7 @@ class Pulses:
         this.collectives = message.get("collectives", {})
 
     def overdue(self) -> tuple[int, str] | None:
-        """Returns the rank that is waited for, and why it is thought to be that one; None while all is well."""
+        """Returns the rank that is waited for, and the evidence; None while all is well."""
         now = self._clock()
         slept, self._looked_at = now - self._looked_at > ASLEEP_SECONDS, now
         if slept:
@@ -86,8 +84,8 @@ class Pulses:
         return None
 
     def behind(self) -> tuple[int, str] | None:
-        """Returns the rank that is missing in a collective, has moved least, or is elsewhere than the others, and how
-        that shows; None for none."""
+        """Returns the rank that is missing in a collective, has moved least, or is in another place than the others,
+        and the evidence; None for none."""
         if (missing := self._missing()) is not None:
             return missing
         numbers, places = Counter(rank.moves for rank in self._ranks), Counter(rank.place for rank in self._ranks)

@@ -25,8 +25,8 @@ LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`LearnedLimits`. Tokens count padding."""
 
 KEPT_AS = "autofit_guard"
-"""In ``trainer_state.json``, under ``stateful_callbacks``. No class is called so: what is kept under the name of a
-callback's class, transformers builds again from its state alone with ``--restore_callback_states_from_checkpoint``
+"""In ``trainer_state.json``, under ``stateful_callbacks``. It is no class's name: with
+``--restore_callback_states_from_checkpoint`` transformers builds a callback of a class's name from its state alone
 (``transformers/trainer.py: _load_callback_state``), and a guard needs its trainer."""
 
 REPEATED = "repeated after the cache was emptied"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autotrain_mem.training.cuda_oom import Completed, attempt
+from autotrain_mem.training.cuda_oom import RanOut, attempt
 from autotrain_mem.training.guard.batch_split import Layout, Piece
 from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.image_split import has_images
@@ -38,16 +38,16 @@ class Generation:
             return self._in_parts(whole)
         restore_rng = keep_rng_state()
         first = attempt(lambda: self._generate(**kwargs))
-        if isinstance(first, Completed):
+        if not isinstance(first, RanOut):
             self._limit.fitted(rows)
-            return first.value
+            return first
         if self._context.why_not:
             self._context.give_up(Phase.GENERATE, first, self._context.why_not)
         restore_rng()
         second = attempt(lambda: self._generate(**kwargs))
-        if isinstance(second, Completed):  # free memory lay in pieces: the samples are those of the first try
+        if not isinstance(second, RanOut):  # free memory lay in pieces: the samples are those of the first try
             self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
-            return second.value
+            return second
         if whole.units < 2:
             self._context.give_up(Phase.GENERATE, second, whole.why_not or "a single prompt is too large")
         restore_rng()
@@ -98,9 +98,9 @@ class Scoring:
             outcome = attempt(lambda: self._in_parts(model, whole, logits_to_keep, -(-rows // at_once)))
         else:
             outcome = attempt(lambda: self._judge(*given, at_once, **kwargs))
-        if isinstance(outcome, Completed):
+        if not isinstance(outcome, RanOut):
             self._limit.fitted(at_once)
-            return outcome.value
+            return outcome
         reason = self._context.why_not or whole.why_not
         if at_once < 2 or reason:
             self._context.give_up(Phase.SCORE, outcome, reason or "a single completion is too large")

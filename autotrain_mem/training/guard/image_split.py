@@ -1,9 +1,9 @@
-"""Tells which entries of a batch's image tensors are of which of its rows, where that is certain.
+"""Finds which entries of a batch's image tensors belong to which of its rows, if that is certain.
 
-A row's share is told by its image tokens, of which a model's forward wants exactly as many as its images have features
-(``transformers/models/*/modeling_*.py: get_placeholder_mask``), and by the numbers that TRL keeps beside them.
-It answers runs that end half way since images differ in size (QwenLM/Qwen3-VL#1573). Images of which a model is told
-the sizes beside (LLaVA-NeXT, Pixtral) are not told apart.
+A row's share follows from its image tokens, of which a model's forward needs exactly as many as its images have
+features (``transformers/models/*/modeling_*.py: get_placeholder_mask``), and from TRL's counts of images. Without it
+runs end half way if images differ in size (QwenLM/Qwen3-VL#1573). Images with separate sizes (LLaVA-NeXT, Pixtral) are
+not supported.
 """
 
 from __future__ import annotations
@@ -87,79 +87,74 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
         return _NO_TOKENS
     if not isinstance(inputs.get("pixel_values"), torch.Tensor):
         return _MISMATCH
-    is_image = torch.cat(ids, dim=1) == image_token
-    batch = _Batch(pixels=inputs["pixel_values"], tokens=is_image.sum(dim=1).tolist())
+    pixels, mask = inputs["pixel_values"], inputs.get("pixel_attention_mask")
+    tokens = (torch.cat(ids, dim=1) == image_token).sum(dim=1).tolist()
     counts = next((list(map(int, inputs[name])) for name in COUNTS if inputs.get(name) is not None), None)
-    if counts is not None and len(counts) != len(batch.tokens):
+    if counts is not None and len(counts) != len(tokens):
         return _MISMATCH
     if "image_grid_thw" in names:
-        found = _by_patches(batch, inputs["image_grid_thw"], counts)
-    elif batch.pixels.dim() == 5:
-        found = _by_tiles_of_rows(batch, inputs.get("pixel_attention_mask"))
-    elif batch.pixels.dim() == 4 and "pixel_attention_mask" not in names:
-        found = _by_equal_entries(batch, counts)
+        entries = _by_patches(pixels, tokens, inputs["image_grid_thw"], counts)
+    elif pixels.dim() == 5:
+        entries = _by_tiles_of_rows(pixels, tokens, mask)
+    elif pixels.dim() == 4 and mask is None:
+        entries = _by_equal_entries(pixels, tokens, counts)
     else:
-        return f"which images are of which rows is not known where pixel_values have {batch.pixels.dim()} dimensions"
-    return found or _MISMATCH
+        return f"which images are of which rows is not known where pixel_values have {pixels.dim()} dimensions"
+    return _MISMATCH if entries is None else RowsImages(entries=entries, has_images=[each > 0 for each in tokens])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Batch:
-    pixels: torch.Tensor
-    tokens: list[int]
-    """Image tokens of each row."""
-
-    def tokens_each(self, number: int) -> int | None:
-        """Image tokens for each of so many equal things; None where they are not whole."""
-        each, rest = divmod(sum(self.tokens), number) if number else (0, sum(self.tokens))
-        return None if rest or (number and not each) else each
-
-    def shared(self, entries: Mapping[str, Sequence[int]]) -> RowsImages:
-        return RowsImages(entries=entries, has_images=[tokens > 0 for tokens in self.tokens])
+Entries = dict[str, list[int]]
+"""As in :class:`RowsImages`."""
 
 
-def _by_patches(batch: _Batch, grids: Any, counts: list[int] | None) -> RowsImages | None:
+def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: list[int] | None) -> Entries | None:
     """Qwen-VL's: patches of all images one after the other; some square of patches makes a token.
 
     A row has the images that come next, until their patches make up its tokens.
     """
     patches = grids.prod(dim=-1).tolist()
-    each = sum(patches) // max(1, sum(batch.tokens))
-    if sum(patches) != len(batch.pixels) or sum(patches) != each * sum(batch.tokens):
+    each = sum(patches) // max(1, sum(tokens))
+    if sum(patches) != len(pixels) or sum(patches) != each * sum(tokens):
         return None
     images, entries, start = [], [], 0
-    for tokens in batch.tokens:
+    for number in tokens:
         end = start
-        while end < len(patches) and sum(patches[start:end]) < each * tokens:
+        while end < len(patches) and sum(patches[start:end]) < each * number:
             end += 1
         images.append(end - start)
         entries.append(sum(patches[start:end]))
         start = end
-    matches = entries == [each * tokens for tokens in batch.tokens] and sum(images) == len(patches)
+    matches = entries == [each * number for number in tokens] and sum(images) == len(patches)
     if not matches or counts not in (None, images):
         return None
-    return batch.shared({"pixel_values": entries, "image_grid_thw": images})
+    return {"pixel_values": entries, "image_grid_thw": images}
 
 
-def _by_tiles_of_rows(batch: _Batch, mask: Any) -> RowsImages | None:
+def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Entries | None:
     """Idefics' and SmolVLM's: a place for each row, filled up with tiles of zeros, which their models leave out
     (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``). All tiles make as many tokens."""
-    if len(batch.pixels) != len(batch.tokens) or (mask is not None and mask.shape[:2] != batch.pixels.shape[:2]):
+    if len(pixels) != len(tokens) or (mask is not None and mask.shape[:2] != pixels.shape[:2]):
         return None
-    tiles = ((batch.pixels if mask is None else mask) != 0).flatten(2).any(dim=2).sum(dim=1).tolist()
-    each = batch.tokens_each(sum(tiles))
-    if each is None or batch.tokens != [each * number for number in tiles]:
+    tiles = ((pixels if mask is None else mask) != 0).flatten(2).any(dim=2).sum(dim=1).tolist()
+    each = _tokens_each(tokens, sum(tiles))
+    if each is None or tokens != [each * number for number in tiles]:
         return None
     names = ["pixel_values"] if mask is None else ["pixel_values", "pixel_attention_mask"]
-    return batch.shared({name: [1] * len(tiles) for name in names})
+    return {name: [1] * len(tiles) for name in names}
 
 
-def _by_equal_entries(batch: _Batch, counts: list[int] | None) -> RowsImages | None:
-    """Splits as for Gemma, LLaVA and InternVL: images or tiles have one shape, so that each makes as many tokens."""
-    each = batch.tokens_each(len(batch.pixels))
-    if each is None or any(tokens % max(1, each) for tokens in batch.tokens):
+def _by_equal_entries(pixels: torch.Tensor, tokens: list[int], counts: list[int] | None) -> Entries | None:
+    """Gemma's, LLaVA's and InternVL's: images or tiles of one shape, each of which makes as many tokens."""
+    each = _tokens_each(tokens, len(pixels))
+    if each is None or any(number % max(1, each) for number in tokens):
         return None
-    entries = [tokens // max(1, each) for tokens in batch.tokens]
-    if counts is not None and counts != entries and sum(counts) == len(batch.pixels):
+    entries = [number // max(1, each) for number in tokens]
+    if counts is not None and counts != entries and sum(counts) == len(pixels):
         return None
-    return batch.shared({"pixel_values": entries})
+    return {"pixel_values": entries}
+
+
+def _tokens_each(tokens: list[int], number: int) -> int | None:
+    """Returns the image tokens for each of so many equal things; None if they are not whole."""
+    each, rest = divmod(sum(tokens), number) if number else (0, sum(tokens))
+    return None if rest or (number and not each) else each

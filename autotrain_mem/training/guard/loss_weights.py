@@ -1,9 +1,9 @@
-"""Tells which trainers' losses are the weighted sum of their parts' losses, and with which weights.
+"""Finds which trainers' losses are the weighted sum of their parts' losses, and with which weights.
 
-A loss that its method's module does not know to be such a sum is none: its micro-batch is not split.
+A micro-batch is split only if its method's module knows that its loss is such a sum.
 
-A model's own loss is tried, since many a forward ignores ``num_items_in_batch`` and says nothing
-(huggingface/transformers#37766): then another division of a step's rows would make another gradient.
+A model's own loss is tried, since many forwards silently ignore ``num_items_in_batch``
+(huggingface/transformers#37766): then another division of a step's rows would change the gradient.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rule:
     """None where the sum is exact."""
 
     def as_tried(self, own: OwnLoss | None) -> Rule:
-        """Returns the basis that was found by trying the model's own loss; None where the loss is not the model's."""
+        """Returns the rule with the basis of a model's own loss; None stands for a loss that is not the model's."""
         if own is None or own.heeds_count:
             return self
         if own.basis is None:
@@ -64,10 +64,8 @@ def is_models_loss(trainer: Any) -> bool:
 
 
 def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
-    """Returns why other micro-batches of the same rows make another gradient of a step; None where they do not.
-
-    A loss of the user's own is the user's to know.
-    """
+    """Returns why other micro-batches of the same rows change a step's gradient; None if they do not, or if the loss is
+    the user's own."""
     method = method_of_trainer(trainer)
     if method is None or _own_loss(trainer, method.facts) is not None:
         return None
@@ -77,7 +75,7 @@ def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
 
 
 def why_not_exact(trainer: Any) -> str | None:
-    """Returns why this trainer's micro-batches cannot be split without another gradient; None where they can."""
+    """Returns why splitting this trainer's micro-batches would change the gradient; None if it would not."""
     method = method_of_trainer(trainer)
     if method is None:
         return f"how {type(trainer).__name__} makes one loss of many rows is not known"
@@ -131,12 +129,10 @@ UNKNOWN = OwnLoss(heeds_count=False, basis=None)
 
 
 def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -> OwnLoss:
-    """Computes the losses of two short rows with several labels: no gradient, no dropout, no random number is other.
+    """Computes the losses of two short rows, the first tokens of a micro-batch, with several labels.
 
-    It takes two forward passes where the model heeds the count, else six.
-
-    Args:
-        inputs: A micro-batch: its first row's first tokens are taken.
+    It makes no gradient, uses no dropout, and restores random states. It takes two forward passes if the model heeds
+    the count, else six.
     """
     batch = _short_rows(inputs)
     ids = batch["input_ids"]
@@ -180,11 +176,8 @@ def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -
 
 
 def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the first tokens of the first row, twice, with what else there is for each token.
-
-    Raises:
-        ValueError: there are too few.
-    """
+    """Returns the first tokens of the first row, twice, and the other inputs for each token. Raises ValueError if they
+    are too few."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     attended = torch.ones_like(ids[0]) if mask is None else mask[0]
     columns = attended.nonzero()[:COLUMNS, 0]

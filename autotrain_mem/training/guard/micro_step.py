@@ -157,7 +157,7 @@ class MicroSteps:
             else:
                 if isinstance(tried, RanOut):
                     return UNKNOWN  # until there is room for two short rows
-                self._own_loss = tried.value
+                self._own_loss = tried
             finally:
                 metrics.undo()
         return self._own_loss

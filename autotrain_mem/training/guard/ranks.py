@@ -1,16 +1,15 @@
-"""Lets each rank of DDP meet a full device by itself: gradients and metrics come together when all ranks are through.
+"""Lets each rank of DDP handle a full device alone; gradients and metrics are combined when all ranks are done.
 
-What couples ranks inside a micro-step is the average of gradients and the collectives with which a trainer gathers
-what it logs. Both are taken out of what may be repeated:
+Inside a micro-step, ranks are coupled by the average of gradients and by the collectives that gather what a trainer
+logs. Neither is repeated:
 
-- Forward and backward run as under ``no_sync``. A rank that splits its micro-batch still has the gradient of the whole
-  one at the end, so the others need not repeat theirs: they would only wait for it otherwise. All average once
-  (:meth:`Ranks.micro_step`), by DDP's own reducer.
-- Before each collective, and when the loss is made, all agree whether somebody was out of memory. Then each goes on
-  alone, where gathering gives a rank's own values, and what they logged is merged (:meth:`Ranks.gather`).
+- Forward and backward run as under ``no_sync``. A rank that splits its micro-batch has the gradient of the whole one at
+  the end. Then all ranks average once (:meth:`Ranks.micro_step`), by DDP's own reducer.
+- Before each collective, and after the loss, the ranks agree whether one was out of memory. If so, each continues
+  alone, gathering returns its own values, and what they logged is merged (:meth:`Ranks.gather`).
 
-An agreement is an ``all_reduce`` of one number by gloo: it waits for no kernel and takes no memory of a device. It is
-given up after ``--ddp_timeout`` seconds, with an error.
+An agreement is an ``all_reduce`` of one number by gloo: it waits for no kernel and takes no device memory. It fails
+after ``--ddp_timeout`` seconds.
 """
 
 from __future__ import annotations
@@ -34,16 +33,15 @@ Value = TypeVar("Value")
 
 
 class OtherRankFullError(torch.OutOfMemoryError):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Raised when another rank ran out of memory after some values of this micro-step were gathered: all of it is
-    repeated."""
+    """Another rank ran out of memory after some values of this micro-step were gathered: all of it is repeated."""
 
 
 class Ranks:
-    """Holds what one rank knows of the others. Without a group every method does nothing.
+    """Connects one rank with the others. Without a group every method does nothing.
 
     Args:
-        accelerator: Of the trainer: its collectives are stood in for while a micro-step runs.
-        group: Of all ranks, on the CPU; None in a run of one process, and where nothing may be repeated.
+        accelerator: The trainer's; its collectives are replaced while a micro-step runs.
+        group: All ranks, on the CPU; None for one process, and if nothing may be repeated.
     """
 
     def __init__(self, accelerator: Any, group: Any = None) -> None:
@@ -51,14 +49,14 @@ class Ranks:
         self._group = group
         self.count, self.number = int(accelerator.num_processes), int(accelerator.process_index)
         self._is_open = False
-        """Whether the others wait for a word of this rank before they gather or go on."""
+        """Whether the others wait for an agreement before they gather or continue."""
         self._is_alone = False
         self._has_gathered = False
         self.is_apart = False
-        """Whether all know that this micro-step is done by each rank alone."""
+        """Whether all ranks know that each does this micro-step alone."""
 
     def greatest(self, *numbers: int) -> list[int]:
-        """Agree on the greatest of each number; all ranks must call it."""
+        """Returns the maximum of each number over all ranks, which must all call it."""
         if self._group is None:
             return list(numbers)
         tensor = torch.tensor(numbers)
@@ -67,7 +65,7 @@ class Ranks:
         return agreed
 
     def gather(self, value: Value) -> list[Value]:
-        """Returns the values of all ranks, in their order; all must call it."""
+        """Returns the values of all ranks, which must all call it, in their order."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.count
@@ -78,10 +76,10 @@ class Ranks:
 
     @contextmanager
     def micro_step(self, model: Any = None) -> Iterator[None]:
-        """Within the block, a rank can do its part of a step as often as it needs; gradients are averaged at the end.
+        """Within the block, a rank can repeat its part of a step; gradients are averaged at the end.
 
         Args:
-            model: What is trained, as accelerate wrapped it; None where nothing is.
+            model: The trained one, as accelerate wrapped it; None for an evaluation.
         """
         if self._group is None:
             yield
@@ -102,24 +100,20 @@ class Ranks:
             yield
 
     def leave(self) -> None:
-        """Continues alone, since this rank is out of memory or splits from the start; tells the ranks that wait."""
+        """Continues alone, since this rank is out of memory or splits its batch; tells the ranks that wait."""
         if self._is_open:
             self._agree(leaves=True)
         self._is_alone = True
 
     def loss_is_made(self) -> None:
-        """Marks the end of gathering: no rank waits for one that fails from here on.
-
-        Raises:
-            OtherRankFullError: see there.
-        """
+        """Ends gathering: no rank waits for one that fails later. Raises OtherRankFullError."""
         if self._is_open:
             self._agree(leaves=False)
             self._is_open = False
 
     @property
     def has_logged_for_all(self) -> bool:
-        """Returns whether all that the trainer logs of a micro-step was gathered, before this rank had to repeat it."""
+        """Whether everything that the trainer logs of a micro-step was gathered before this rank repeats it."""
         return self._group is not None and not self._is_open and not self._is_alone
 
     def _agree(self, *, leaves: bool) -> None:
@@ -167,11 +161,10 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 
 @contextmanager
 def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
-    """Within the block, no forward and no backward talks to another rank; at the end gradients are averaged, where DDP
-    would.
+    """Within the block, forward and backward do not communicate; at the end gradients are averaged, if DDP would.
 
-    What DDP does with others before a forward is done while nothing is tried yet: it broadcasts buffers, and once it
-    makes its buckets anew (``torch/nn/parallel/distributed.py: _pre_forward``).
+    What DDP communicates before a forward, its buffers and once its new buckets, comes first
+    (``torch/nn/parallel/distributed.py: _pre_forward``).
     """
     ddp.reducer._rebuild_buckets()
     if ddp._check_sync_bufs_pre_fwd():
@@ -184,17 +177,16 @@ def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
 
 
 def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
-    """Average the gradients that are there over all ranks, as the backward of a DDP forward does.
+    """Averages the gradients over all ranks, by the backward pass of a DDP forward without a model.
 
-    That forward has no model in it, and its backward adds nothing to any gradient: DDP's hooks then put the gradients
-    into its buckets. Buckets, their dtype and a communication hook are DDP's own, and so is what it does with
-    parameters that no rank used: their gradient stays None.
+    It adds nothing to any gradient, and DDP's hooks put the gradients into its buckets. Buckets, their dtype and a
+    communication hook are DDP's own. The gradient of a parameter that no rank used stays None.
     """
     # As ``distributed.py: _build_params_for_reducer`` chooses them.
     named = ddp.module.named_parameters()
     trained = [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]
     used = [parameter.grad is not None for parameter in trained]
-    if ddp.find_unused_parameters:  # then DDP finds out which are used elsewhere
+    if ddp.find_unused_parameters:  # then DDP finds out which are used on other ranks
         touched = [each for each, is_used in zip(trained, used, strict=True) if is_used] or trained[:1]
     else:
         touched = trained
@@ -232,11 +224,7 @@ def shares_by_ddp(accelerator: Any) -> bool:
 
 
 def ranks_of(trainer: Any) -> Ranks:
-    """Finds the ranks that a trainer trains with; all of them must call it.
-
-    Raises:
-        RuntimeError: they cannot reach each other by gloo.
-    """
+    """Connects the ranks of a trainer, which must all call it. Raises RuntimeError if gloo cannot connect them."""
     if trainer.accelerator.num_processes < 2 or not shares_by_ddp(trainer.accelerator):
         return Ranks(trainer.accelerator)
     return Ranks(trainer.accelerator, _cpu_group(dist.group.WORLD, trainer.args.ddp_timeout))

@@ -1,4 +1,4 @@
-"""Tells of the first step whose loss or gradient is no finite number: what transformers logs then hides it."""
+"""Reports the first step whose loss or gradient is not finite, which transformers' logs hide."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ LOGGED = ("loss", "grad_norm", "loss/policy_avg", "loss/value_avg")
 class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Sends one ``not_finite`` event: the step, its loss, its gradient's norm, and whether that spoils the weights.
 
-    Of weights that are spoilt no checkpoint is written: with ``save_total_limit`` it would take a sound one's place.
+    Spoilt weights are not saved: with ``save_total_limit`` they would replace a good checkpoint.
 
-    transformers leaves such a loss out of what it logs (``trainer.py: _run_epoch``, ``logging_nan_inf_filter``), so
-    that the values themselves are looked at. Nothing is waited for beside what transformers waits for, which is each
-    loss and what it logs: a step's norm is read at its log, or after the next loss. With fp16 a gradient that is too
-    large is the loss scaler's daily business, and is not looked at.
+    transformers does not log such a loss (``trainer.py: _run_epoch``, ``logging_nan_inf_filter``), so the values
+    themselves are checked, without another synchronization: a step's norm is read at its log, or after the next loss.
+    With fp16 the loss scaler handles infinite gradients, which are not checked.
     """
 
     def __init__(self, trainer: Any, send: SendEvent, world: World | None = None) -> None:

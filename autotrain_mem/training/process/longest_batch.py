@@ -247,14 +247,21 @@ def untouched(trainer: Any) -> Iterator[None]:
         functools.partial(shared.update, dict(shared)),
         *map(_attributes, counting),
         *(_buffers(module) for module in modules if module._buffers),
-        _gradients(modules),
-        *(functools.partial(_drop_whole_gradients, module) for module in modules if isinstance(module, FSDPModule)),
     ]
+    parameters = {id(each): each for module in modules for each in module._parameters.values() if each is not None}
+    gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
+    for parameter in parameters.values():
+        parameter.grad = None
     try:
         yield
     finally:
         for back in undo:
             back()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for module in modules:
+            if isinstance(module, FSDPModule):
+                _drop_whole_gradients(module)
 
 
 def models_of(trainer: Any) -> list[torch.nn.Module]:
@@ -295,19 +302,6 @@ def _buffers(module: torch.nn.Module) -> Undo:
         with torch.no_grad(), _disable_current_modes():
             for name, value in copies.items():
                 before[name].copy_(value)
-
-    return back
-
-
-def _gradients(modules: Sequence[torch.nn.Module]) -> Undo:
-    parameters = {id(parameter): parameter for module in modules for parameter in module._parameters.values()}
-    before = [(parameter, parameter.grad) for parameter in parameters.values() if parameter is not None]
-    for parameter, _ in before:
-        parameter.grad = None
-
-    def back() -> None:
-        for parameter, gradient in before:
-            parameter.grad = gradient
 
     return back
 

@@ -79,7 +79,17 @@ def _facts(request: Request, trainer: Any, reading: MemoryReading | None) -> Ite
     arguments, facts = trainer.args, request.job.method_facts
     yield "method", facts.title
     yield "base model", f"`{named(request.job.model)}`"
-    yield "trained", _trained(trainer)
+    weights = [*trainer.model.parameters()]
+    count = f"{sum(weight.numel() for weight in weights if weight.requires_grad):,} weights"
+    adapter = next(iter(getattr(trainer.model, "peft_config", {}).values()), None)
+    if adapter is None:
+        yield "trained", f"all, {count}"
+    else:
+        rank, alpha = getattr(adapter, "r", None), getattr(adapter, "lora_alpha", None)
+        targets = getattr(adapter, "target_modules", None)
+        modules = targets if isinstance(targets, str) else ", ".join(sorted(targets or ()))
+        scale = ("" if rank is None else f" of rank {rank}") + ("" if alpha is None else f", alpha {alpha}")
+        yield "trained", f"{adapter.peft_type.value} adapter{scale}{f', on {modules}' if modules else ''}: {count}"
     yield "data", f"`{named(dataset_name(request.job))}`"
     yield "optimizer steps", f"{trainer.state.global_step:,} of {facts.rows(request.knobs.effective_batch_size)}"
     schedule = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
@@ -90,22 +100,6 @@ def _facts(request: Request, trainer: Any, reading: MemoryReading | None) -> Ite
     peaks += [] if reading is None else [f"{format_bytes(reading.peak_allocated_bytes)} measured"]
     if peaks:
         yield "peak memory allocated", ", ".join(peaks)
-
-
-def _trained(trainer: Any) -> str:
-    """Returns how many weights, and of an adapter what it is."""
-    weights = [*trainer.model.parameters()]
-    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    count = f"{trained:,} weights"
-    adapter = next(iter(getattr(trainer.model, "peft_config", {}).values()), None)
-    if adapter is None:
-        return f"all, {count}"
-    rank, alpha = getattr(adapter, "r", None), getattr(adapter, "lora_alpha", None)
-    targets = getattr(adapter, "target_modules", None)
-    modules = targets if isinstance(targets, str) else ", ".join(sorted(targets or ()))
-    parts = ["" if rank is None else f" of rank {rank}", "" if alpha is None else f", alpha {alpha}"]
-    scale = "".join(parts) + (f", on {modules}" if modules else "")
-    return f"{adapter.peft_type.value} adapter{scale}: {count}"
 
 
 def _value(value: Any) -> str:

@@ -1,10 +1,10 @@
 """Probes a plan: two real optimizer steps on the longest rows, an evaluation, a save, in a process that then ends.
 
-The trainer is the one that will train, but for what would be seen from outside: nothing is pushed to a hub or told to a
-tracker, and what it saves goes to a scratch folder. Where rewards are functions of the user's, they are called.
+The trainer is the one that will train, but nothing is pushed to a hub or reported to a tracker, and it saves to a
+scratch folder. The user's reward functions are called.
 
-Rows are chosen after the trainer has tokenized, cut, dropped and packed, so that they are rows that the training will
-meet. What the datasets library makes on the way lies in its cache, and the training that follows finds it there.
+Rows are chosen after the trainer has tokenized, cut, dropped and packed them. The training that follows finds the
+results in the cache of the datasets library.
 """
 
 from __future__ import annotations
@@ -119,10 +119,8 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _Progres
 
 
 def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
-    """Returns the bytes that this process holds by NVML, less what torch reserved; else by how much free memory fell.
-
-    The second is wrong where another process came or went meanwhile, and so must be plausible.
-    """
+    """Returns the bytes that this process holds by NVML, less what torch reserved; else the fall of free memory, if
+    that is plausible: other processes may have come or gone."""
     hardware = device.hardware
     if device.simulated is not None:
         return hardware.non_torch_bytes
@@ -156,14 +154,13 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
 
 def take_longest(trainer: Any, accumulation: int | None = None) -> int:
-    """Cuts a trainer's data to its longest rows, as it prepared them itself; returns the tokens of the longest.
+    """Cuts a trainer's prepared data to its longest rows; returns the tokens of the longest.
 
-    Each micro-batch is of the longest rows that there are, in order, the longest first: the first one meets no
-    gradients, the second meets them, and those of the second step meet the optimizer's state too. Where there are
-    fewer rows than a micro-batch has, they come more than once.
+    Each micro-batch has the longest rows, the longest first: the first one has no gradients beside it, the second has,
+    and those of the second step have the optimizer's state too. Rows are repeated if a micro-batch has more.
 
     Args:
-        accumulation: Micro-steps of the plan's optimizer steps, where the trainer's own are fewer.
+        accumulation: Micro-steps of the plan's optimizer steps, if the trainer's own are fewer.
     """
     is_ppo = hasattr(trainer, "value_model")
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing

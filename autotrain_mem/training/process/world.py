@@ -151,7 +151,7 @@ def _place(thread: int) -> str:
 
 
 def last_collectives() -> Collectives:
-    """Returns them for all groups of this process; none where nothing is recorded, or torch has changed."""
+    """Returns them for all groups of this process; none if nothing is recorded, or torch has changed."""
     found: Collectives = {}
     with contextlib.suppress(Exception):  # a private function of torch's, and a word that is only good to have
         from torch._C import _distributed_c10d

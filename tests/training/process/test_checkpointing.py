@@ -106,31 +106,10 @@ def test_other_micro_batches_go_on_with_the_same_rows_steps_and_schedule(tmp_pat
     assert made.state.max_steps == calm.state.max_steps == len(ours)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(calm: Any, gpt2: Path, tmp_path: Path) -> None:
-    made, told = _trainer(gpt2, tmp_path)
-    save = made._save_optimizer_and_scheduler
-
-    def full_at_first(folder: str) -> None:
-        if folder.endswith("-2"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        save(folder)
-
-    made._save_optimizer_and_scheduler = full_at_first
-    made.train()
-    assert [(event["event"], event["step"]) for event in told[:4]] == [
-        ("saving", 2),
-        ("save_failed", 2),
-        ("saving", 4),
-        ("checkpoint", 4),
-    ]
-    assert not (tmp_path / "checkpoint-2").exists()
-    assert tiny_trainers.outcome(made)[1] == tiny_trainers.outcome(calm)[1]
-
-
 class Saver:
     """A trainer as far as saving goes: two files for each checkpoint, and each step is the best so far."""
 
-    is_best = True
+    is_best, is_full = True, False
 
     def __init__(self, folder: Path, best: str | None = None) -> None:
         single = {"process_index": 0, "world_size": 1, "ddp_timeout": 9}
@@ -145,6 +124,8 @@ class Saver:
     def _save_checkpoint(self) -> None:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         folder.mkdir()
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         (folder / "pytorch_model.bin").write_bytes(b"\x80 weights")
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": self.state.global_step}))
         if self.is_best:
@@ -160,6 +141,7 @@ class Saver:
 @pytest.mark.parametrize(
     ("fails", "event", "left", "best"),
     [
+        ("is_full", "save_failed", [1], 1.0),
         ("reach_disk", "save_failed", [1], 1.0),
         ("write_manifest", "checkpoint", [1, 2], 2.0),
     ],
@@ -167,8 +149,8 @@ class Saver:
 def test_no_checkpoint_goes_before_the_next_is_proven(
     fails: str, event: str, left: list[int], best: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the disk fills up as the files are flushed, what was written is worth nothing; where only the manifest has
-    no room, it is worth all."""
+    """If the disk fills up before the manifest, what was written is removed; if only the manifest has no room, it
+    stays."""
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -176,7 +158,7 @@ def test_no_checkpoint_goes_before_the_next_is_proven(
     saver = Saver(tmp_path)
     assert saver.save(1) == ["saving", "checkpoint"]
     with monkeypatch.context() as disk:
-        disk.setattr(checkpointing, fails, full)
+        disk.setattr(saver if fails == "is_full" else checkpointing, fails, full)
         assert saver.save(2) == ["saving", event]
     assert "No space left" in event_line(saver.events[-1])
     assert sorted(step_of(path) for path in tmp_path.iterdir()) == left
