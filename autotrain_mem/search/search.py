@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 from autotrain_mem.search.changes import changes
 from autotrain_mem.search.explore import TIE, best_of
 from autotrain_mem.search.levels import Level, levels
-from autotrain_mem.search.memo import Memo, OnAttempt, Predictor, candidate
+from autotrain_mem.search.memo import Memo, candidate
 from autotrain_mem.search.nearest import does_not_fit
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import PlanError
@@ -42,41 +43,26 @@ class Limits(Protocol):
         """Returns the error for a search in which this much fits, and none of it may be taken."""
 
 
-def search(
-    space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None, limits: Limits | None = None
-) -> SearchResult:
-    """The fastest plan at the first level of harm at which anything fits, unless the next is far faster.
-
-    Example: an effective batch of 8 where 4 rows fit without checkpointing. Rehearsed are 8 rows without checkpointing
-    (do not fit) and 1 row with it (fits), then 4 rows without it (fit), which nothing else can beat: three rehearsals,
-    and those of the next level.
-
-    Args:
-        limits: What its plan keeps: a level whose fastest plan does not is passed over.
-
-    Raises:
-        DoesNotFitError: no allowed point fits; the error names the nearest one that does.
-        UsageError: ``space.forbid`` names an unknown lever.
-        PlanError: what fits does not keep the limits (``limits.broken``).
-    """
-    memo = Memo(space, predictor, on_attempt)
-    plan = find(space, memo, limits)
-    if plan is None:
-        raise no_plan(space, memo, limits)
-    return plan
-
-
 def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:
-    """The error for a search that found nothing that may be taken; rehearses a few points more to find a way out."""
+    """Returns the error for a search that found nothing: what breaks the limits, or the nearest settings that fit, for
+    which a few points more are rehearsed."""
     fitting = [estimate for estimate in memo.estimates if estimate.fits]
     return limits.broken(fitting) if fitting and limits else does_not_fit(space, memo)
 
 
 def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
-    """Returns the plan of the first level that has one, with its alternatives; None where nothing fits.
+    """Returns the fastest plan at the first level of harm at which anything fits, unless the next is far faster; with
+    its alternatives. None where nothing fits that keeps the limits.
+
+    Example: an effective batch of 8 where 4 rows fit without checkpointing. Rehearsed are 8 rows without checkpointing
+    (do not fit) and 1 row with it (fits), then 4 rows without it (fit), which nothing else can beat: three rehearsals,
+    and those of the next level.
 
     Levels that are too large by the number of parameters alone are asked last, while the choice is confirmed: if one of
     them fits after all, the levels are climbed again as if nothing had been known.
+
+    Raises:
+        UsageError: ``space.forbid`` names an unknown lever.
     """
     climb = _Climb(space=space, memo=memo, limits=limits, levels=levels(space))
     floors = {level.name: level.least for level in climb.levels}
@@ -158,13 +144,8 @@ class _Climb:
 
     def _next_level(self, further: tuple[Level, ...]) -> dict[str, Estimate]:
         """The fastest plan of the next level that gives up more, if there is one, but for what is done only to fit."""
-        for level in further:
-            if level.harm is Harm.DATA or level.loses:
-                return {}
-            if level.offloads:
-                continue
-            best = best_of(level, self.memo, confirmed=False)
-            if best is not None:
+        for level in takewhile(lambda level: level.harm is not Harm.DATA and not level.loses, further):
+            if not level.offloads and (best := best_of(level, self.memo, confirmed=False)):
                 return {level.name: best}
         return {}
 

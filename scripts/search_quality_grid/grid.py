@@ -8,12 +8,11 @@ from itertools import islice
 
 from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import Level, allowed, levels
-from autotrain_mem.search.memo import Predictor
-from autotrain_mem.search.search import SearchResult, search
+from autotrain_mem.search.memo import Memo, Predictor
+from autotrain_mem.search.search import SearchResult, find
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.types import Estimate, Knobs
 
 RATIO = 0.99
@@ -77,7 +76,7 @@ class Outcome:
 
 def compare(space: Space, predictor: Predictor, told: Told = lambda line: None) -> Outcome:
     """Search, and look at everything the search could have taken. Raises RehearsalError."""
-    found = _found(space, predictor)
+    found = find(space, Memo(space, predictor))
     every = [level for level in levels(space) if not level.lengths]
     names = [level.name for level in every]
     reached = names.index(found.level) if found else len(every) - 1
@@ -94,13 +93,6 @@ def compare(space: Space, predictor: Predictor, told: Told = lambda line: None) 
         whole=sum(each.rehearsed_layers is None for each in found.attempts) if found else 0,
         points=sum(map(len, grids)),
     )
-
-
-def _found(space: Space, predictor: Predictor) -> SearchResult | None:
-    try:
-        return search(space, predictor)
-    except DoesNotFitError:
-        return None
 
 
 def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[Estimate]:

@@ -12,12 +12,12 @@ from command_cases import material
 from script_runner import Script
 from search_quality_grid import grid
 from search_quality_grid.grid import Outcome, compare
-from synthetic_memory import LinearMemory, brute_force, space_of
+from synthetic_memory import LinearMemory, brute_force, search, space_of
 
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.rehearsal.rehearse import rehearse
-from autotrain_mem.search.search import SearchResult, search
+from autotrain_mem.search.search import SearchResult
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Job, Knobs
 
@@ -98,7 +98,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, level: str, knobs: Knobs) -> Out
     """What is said of a search that chose these."""
     model = LinearMemory(budget_bytes=40 * GIB)
     found = SearchResult(level=level, estimate=model.estimate(knobs), attempts=(), levers=(), alternatives=())
-    monkeypatch.setattr(grid, "search", lambda space, predictor: found)
+    monkeypatch.setattr(grid, "find", lambda space, memo: found)
     return compare(SPACE, model)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.search.levels import levels
-from autotrain_mem.search.search import SearchResult, search
+from autotrain_mem.search.memo import Memo, OnAttempt
+from autotrain_mem.search.search import Limits, SearchResult, find, no_plan
 from autotrain_mem.search.space import Space, make_space, micro_batches
 from autotrain_mem.settings.levers import EXPANDABLE, SLOWING
 from autotrain_mem.settings.own import OF_DEEPSPEED
@@ -249,6 +250,17 @@ class LinearMemory:
         knobs = replace(knobs, expandable_segments=False)
         names = sorted(each.name for each in fields(knobs) if each.name not in OF_DEEPSPEED)
         return zlib.crc32(", ".join(f"{name}={getattr(knobs, name)!r}" for name in names).encode()) / 2**32
+
+
+def search(
+    space: Space, model: LinearMemory, on_attempt: OnAttempt = lambda attempt: None, limits: Limits | None = None
+) -> SearchResult:
+    """Raises DoesNotFitError, and PlanError for limits."""
+    memo = Memo(space, model, on_attempt)
+    found = find(space, memo, limits)
+    if found is None:
+        raise no_plan(space, memo, limits)
+    return found
 
 
 def found_or_none(space: Space, model: LinearMemory) -> SearchResult | None:

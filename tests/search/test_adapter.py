@@ -4,13 +4,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from synthetic_memory import TRL, LinearMemory
+from synthetic_memory import TRL, LinearMemory, search
 
 from autotrain_mem.search.adapter import adapter_for
 from autotrain_mem.search.advice import advice, questions
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.memo import candidate
-from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space, make_space
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import DataProfile, Estimate, Harm, Job, Knobs, Owner, Trained

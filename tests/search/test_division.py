@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from synthetic_memory import ONLINE, PPO, TRL, LinearMemory, rows_of
+from synthetic_memory import ONLINE, PPO, TRL, LinearMemory, rows_of, search
 from synthetic_memory import space_of as any_space_of
 
 from autotrain_mem.search.levels import line
-from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import BatchSplitError, DoesNotFitError, UsageError

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from synthetic_memory import LinearMemory, found_or_none, space_of
+from synthetic_memory import LinearMemory, found_or_none, search, space_of
 
 from autotrain_mem.search.levels import allowed
 from autotrain_mem.search.memo import Memo, candidate
-from autotrain_mem.search.search import search
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support.units import GIB

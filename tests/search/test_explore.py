@@ -7,12 +7,12 @@ from statistics import median, quantiles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, space_of
+from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, search, space_of
 
 from autotrain_mem.search.explore import best_of, most_that_fits
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.search import SearchResult, search
+from autotrain_mem.search.search import SearchResult
 from autotrain_mem.search.shardings import FASTEST_FIRST
 from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.support.errors import DoesNotFitError

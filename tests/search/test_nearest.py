@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_memory import LinearMemory, space_of
+from synthetic_memory import LinearMemory, search, space_of
 
-from autotrain_mem.search.search import search
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, format_bytes

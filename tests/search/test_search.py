@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, space_of
+from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, search, space_of
 
 from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.changes import against
@@ -16,7 +16,7 @@ from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
 from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.nearest import budget_line
-from autotrain_mem.search.search import SearchResult, search
+from autotrain_mem.search.search import SearchResult
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LADDER, LEVERS
 from autotrain_mem.settings.words import MAX_SLOWDOWN
