@@ -13,7 +13,6 @@ from typing import Any
 
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
-from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training.cuda_oom import HOST, kind_of_text
 from autotrain_mem.training.environment import ADDRESS, meeting_port, rank_environments
 from autotrain_mem.training.exit_causes import Ending
@@ -167,31 +166,38 @@ def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> Autofi
 
 
 def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Ending:
-    rank = failure.rank if ranks.are_several else None
-    log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
+    error, rank = _error_by(failure, ranks, log), failure.rank if ranks.are_several else None
     if isinstance(failure, RankTimeout):
         ranks.kill()  # what is stopped hears nothing
-        message = f"The other ranks wait for {name}: {failure.why}."
-        error = TrainingError(
-            message, hint=f"What it printed is in {log}. --ddp_timeout SECONDS is how long they wait."
-        )
         return progress.ending(error, rank=rank, waited_for=failure.why)
     if failure.gone is not None:
-        lost = f"{capitalized(failure.gone.machine)} is gone, and its ranks with it: {failure.gone.why}."
-        error = TrainingError(lost, hint="The run resumes when its command is started there again.")
-        return progress.ending(error, machine_lost=lost)
-    error = _died_early("The training process" if rank is None else f"{capitalized(name)}", failure, log)
+        return progress.ending(error, machine_lost=error.message)
     return progress.ending(error, rank=rank, code=failure.code, log_tail=failure.log_tail)
 
 
-def _died_early(what: str, death: ChildDied, log: pathlib.Path, advice: str = "") -> TrainingError:
-    """Returns the error of a process that ended without sending one, with the end of its log."""
-    status = f"exit status {death.code}"
-    if death.code is not None and death.code < 0:
-        status = f"it was killed by signal {-death.code}"
-    likely = "Signal 9 is often the host running out of memory.\n" if death.code == -signal.SIGKILL else ""
-    words = death.log_tail[-LAST_WORDS_CHARACTERS:].strip()
+def _error_by(
+    failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, *, is_probe: bool = False
+) -> TrainingError:
+    """Returns the error of a rank that died without sending one, or is waited for; with the end of its log."""
+    log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
+    when = " in the probe before the training" if is_probe else ""
+    if isinstance(failure, RankTimeout):
+        hint = f"What it printed is in {log}. --ddp_timeout SECONDS is how long they wait."
+        return TrainingError(f"The other ranks wait for {name}{when}: {failure.why}.", hint=hint)
+    if failure.gone is not None:
+        lost = f"{capitalized(failure.gone.machine)} is gone{when}, and its ranks with it: {failure.gone.why}."
+        again = "Start the command on all machines again."
+        return TrainingError(
+            lost, hint=again if is_probe else "The run resumes when its command is started there again."
+        )
+    what = "The probe before the training" if is_probe else "The training process"
+    if ranks.are_several:
+        what = f"{what} ({name})"
+    code, words = failure.code, failure.log_tail[-LAST_WORDS_CHARACTERS:].strip()
+    status = f"it was killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
+    likely = "Signal 9 is often the host running out of memory.\n" if code == -signal.SIGKILL else ""
     where = f"Its last output is below; all of it is in {log}." if words else f"Its log, {log}, is empty."
+    advice = " --no_probe trains without a probe." if is_probe else ""
     hint = "\n".join(filter(None, [f"{likely}{where}{advice}", words]))
     return TrainingError(f"{what} ended before its time: {status}.", hint=hint)
 
@@ -223,22 +229,12 @@ def run_probe(
                 probe = _probe_answers(ranks, log)
             except KeyboardInterrupt as interrupt:
                 raise interrupted_before_training() from interrupt
-            except RankTimeout as waited:
-                name = ranks.names[waited.rank]
-                why = f"In the probe before the training the other ranks waited for {name}: {waited.why}."
-                raise TrainingError(why, hint=f"What it printed is in {_log_of(log, waited.rank)}.") from waited
-            except RankDied as death:
-                if death.gone is not None:
-                    machine = capitalized(death.gone.machine)
-                    lost = f"{machine} is gone in the probe before the training: {death.gone.why}."
-                    raise TrainingError(lost, hint="Start the command on all machines again.") from death
+            except (RankDied, RankTimeout) as failure:
                 # A library may end the process itself when the device is out of memory: its log says so.
-                lines = [line for line in death.log_tail.splitlines() if kind_of_text(line) not in (None, HOST)]
+                tail = failure.log_tail if isinstance(failure, RankDied) and failure.gone is None else ""
+                lines = [line for line in tail.splitlines() if kind_of_text(line) not in (None, HOST)]
                 if not lines:
-                    advice = " --no_probe trains without a probe."
-                    rank = f" ({ranks.names[death.rank]})" if ranks.are_several else ""
-                    where = _log_of(log, death.rank)
-                    raise _died_early(f"The probe before the training{rank}", death, where, advice) from death
+                    raise _error_by(failure, ranks, log, is_probe=True) from failure
                 probe = Probe(knobs=request.knobs, fits=False, measured=None, phases={}, refused=lines[-1].strip())
             finally:
                 ranks.kill()  # the probe's results are in: free its GPUs

@@ -33,7 +33,7 @@ def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[
 
 
 EVALUATES = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
-ACCUMULATED = {"gradient_accumulation_steps": 2}
+ACCUMULATED = {"gradient_accumulation_steps": 2, "max_steps": 2}
 PACKED = {"packing": True, "max_length": 16, "padding_free": False, "packing_strategy": "wrapped"}
 ENTROPY = {"use_adaptive_entropy": True, "entropy_coef_max": 1.0, "beta": 0.1, "num_iterations": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
