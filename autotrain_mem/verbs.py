@@ -9,13 +9,12 @@ process of ours outlives a call.
 from __future__ import annotations
 
 import difflib
-import enum
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from autotrain_mem import api
 from autotrain_mem.support.errors import UsageError
@@ -24,7 +23,7 @@ from autotrain_mem.types import Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit, as_autofit
 from autotrain_mem.types.gpu_comparison import Cards
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.python_names import python_errors
+from autotrain_mem.types.python_names import as_json, python_errors
 
 Environment = Mapping[str, str]
 Event = Mapping[str, Any]
@@ -313,12 +312,19 @@ def _wish(
         )
     if "model_name_or_path" in arguments:
         raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Remove one.")
+
+    def refuse(value: Any) -> NoReturn:
+        raise UsageError(
+            f"An argument takes a {type(value).__name__} in a trainer only: here arguments go to another process.",
+            hint="Give it by name, as a flag would, or use the trainer: from autotrain_mem import SFTTrainer.",
+        )
+
     request = api.RunRequest(
         method=method,
         model=_path("model", model, "model=..., train_dataset=..."),
         dataset=None if dataset is None else _path("dataset", dataset, "train_dataset=..."),
         autofit=ours,
-        config={name: _plain(name, each) for name, each in arguments.items()},
+        config=as_json(arguments, refuse),
         environment=environment or {},
         also_known=_KEYWORDS,
     )
@@ -342,32 +348,6 @@ def _path(name: str, value: object, keywords: str) -> str:
             hint=f"Objects go to a trainer: from autotrain_mem import SFTTrainer; SFTTrainer({keywords}).",
         )
     return os.fsdecode(value)
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Turns a value into JSON's, which goes to another process: an enumeration's value, a path's text, a dtype's name.
-
-    Raises:
-        UsageError: a function or an object.
-    """
-    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)):
-        return value
-    if isinstance(value, enum.Enum):
-        return _plain(name, value.value)
-    if isinstance(value, os.PathLike):
-        return os.fsdecode(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(name, each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(name, each) for each in value]
-    if isinstance(value, set | frozenset):
-        return sorted(_plain(name, each) for each in value)
-    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
-        return str(value).removeprefix("torch.")
-    raise UsageError(
-        f"{name} takes a {type(value).__name__} in a trainer only: here arguments go to another process.",
-        hint="Give it by name, as a flag would, or use the trainer: from autotrain_mem import SFTTrainer.",
-    )
 
 
 def _warn(message: str) -> None:

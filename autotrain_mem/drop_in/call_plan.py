@@ -7,7 +7,7 @@ import inspect
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,7 +87,16 @@ def make_plan(asked: PlannedCall) -> Plan:
     """
     config = asked.call.keywords["args"]
     launched = read_launched(config, asked.autofit)
-    _check_words(asked.autofit)
+    check_forbid(asked.autofit.forbid)
+    if asked.autofit.peft_config is not None:
+        raise UsageError(
+            "AutoFit(peft_config=...) is for the verbs; a trainer has the argument itself.",
+            hint="Give it to the trainer: SFTTrainer(..., peft_config=LoraConfig(...)).",
+        )
+    for name in ("effective_batch_size", "prompt_length", "image_sizes"):
+        value = getattr(asked.autofit, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value} is no whole number of at least 1.", hint="Write 1 or more.")
     _check_keywords(asked)
     # Each model by its hub id or by the folder that it was loaded from.
     named = [asked.call.model] if isinstance(asked.call.model, str) else []
@@ -125,7 +134,13 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
                 plan = api.plan(rehearsals, *reports, to_train=True, earlier=earlier, again=_AGAIN)
             else:
                 plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
-    return replace(plan, warnings=(*plan.warnings, *launched.warnings, *_of_process(asked)))
+    warnings = [f"Not to be had in this process: {lost}" for lost in asked.lost]
+    if any(getattr(model, _PREPARED, False) for model in asked.models):
+        warnings.append(
+            "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "
+            "run it without mixed precision. Load it again."
+        )
+    return replace(plan, warnings=(*plan.warnings, *launched.warnings, *warnings))
 
 
 _AGAIN = "remove plan="
@@ -142,7 +157,26 @@ def _rehearsals(
         effective = config.per_device_train_batch_size * config.gradient_accumulation_steps * launched.processes
         autofit = replace(autofit, effective_batch_size=effective)
     arguments = {**given_arguments(dict(keywords), asked.config_class, autofit), **launched.pins}
-    _check_stream(asked, arguments)
+    streams = _streams(asked.call)
+    if streams and METHODS[asked.method].is_online and autofit.prompt_length is None:
+        raise UsageError(
+            "A stream's prompts cannot be counted before they are trained on, and nothing truncates them.",
+            hint="Say how long they get: autofit=AutoFit(prompt_length=N).",
+        )
+    if streams and not METHODS[asked.method].is_online and not isinstance(arguments.get(MAX_LENGTH), int):
+        raise UsageError(
+            "A stream's rows cannot be counted before they are trained on, so that their longest is not known.",
+            hint=f"Give the config a max_length: {asked.config_class.__name__}(max_length=N).",
+        )
+    call = asked.call
+    for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
+        call = call.replacing(stream, None)
+    python_call = PythonCall(
+        path=script_call.write(call, folder),
+        holds_model=not isinstance(model, str),
+        holds_rows=not streams,
+        digest=_digest(asked),
+    )
     arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
     if asked.lost and EXPANDABLE not in arguments:
         arguments[EXPANDABLE] = False
@@ -155,39 +189,11 @@ def _rehearsals(
     return Rehearsals(
         workers=workers,
         defaults=for_processes(defaults, hardware.topology, arguments),
-        job=request.job(arguments, _python_call(asked, folder)),
+        job=request.job(arguments, python_call),
         hardware=hardware,
         headroom_bytes=autofit.headroom_bytes(hardware.total_bytes),
         store=store,
         prices=prices(None if autofit.prices is None else str(autofit.prices)),
-    )
-
-
-def _check_stream(asked: PlannedCall, arguments: Mapping[str, Any]) -> None:
-    """Requires a limit on the length of rows that are streamed."""
-    if not _streams(asked.call):
-        return
-    if METHODS[asked.method].is_online and asked.autofit.prompt_length is None:
-        raise UsageError(
-            "A stream's prompts cannot be counted before they are trained on, and nothing truncates them.",
-            hint="Say how long they get: autofit=AutoFit(prompt_length=N).",
-        )
-    if not METHODS[asked.method].is_online and not isinstance(arguments.get(MAX_LENGTH), int):
-        raise UsageError(
-            "A stream's rows cannot be counted before they are trained on, so that their longest is not known.",
-            hint=f"Give the config a max_length: {asked.config_class.__name__}(max_length=N).",
-        )
-
-
-def _python_call(asked: PlannedCall, folder: pathlib.Path) -> PythonCall:
-    call, streams = asked.call, _streams(asked.call)
-    for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
-        call = call.replacing(stream, None)
-    return PythonCall(
-        path=script_call.write(call, folder),
-        holds_model=not isinstance(call.model, str),
-        holds_rows=not streams,
-        digest=_digest(asked),
     )
 
 
@@ -250,20 +256,6 @@ _UNREHEARSED = {
 _generate_and_score_completions``). RLOO's trainer takes none of them."""
 
 
-def _check_words(autofit: AutoFit) -> None:
-    """Refuses what a search would refuse as well, once workers are up."""
-    check_forbid(autofit.forbid)
-    if autofit.peft_config is not None:
-        raise UsageError(
-            "AutoFit(peft_config=...) is for the verbs; a trainer has the argument itself.",
-            hint="Give it to the trainer: SFTTrainer(..., peft_config=LoraConfig(...)).",
-        )
-    for name in ("effective_batch_size", "prompt_length", "image_sizes"):
-        value = getattr(autofit, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name} {value} is no whole number of at least 1.", hint="Write 1 or more.")
-
-
 def _check_keywords(asked: PlannedCall) -> None:
     import torch
 
@@ -290,16 +282,6 @@ def _check_keywords(asked: PlannedCall) -> None:
     for name, value in keywords.items():
         if isinstance(value, torch.nn.Module):
             check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
-
-
-def _of_process(asked: PlannedCall) -> Iterator[str]:
-    """Describes what this process cannot do any more."""
-    yield from (f"Not to be had in this process: {lost}" for lost in asked.lost)
-    if any(getattr(model, _PREPARED, False) for model in asked.models):
-        yield (
-            "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "
-            "run it without mixed precision. Load it again."
-        )
 
 
 # -- what a model object keeps a plan from doing: levers that would need it loaded again, and are never pulled ---------
@@ -343,9 +325,16 @@ def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder:
 
 def _reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
     """The plan of the same job with the model given by name; None where that would load another model."""
+    from transformers import PreTrainedModel
+
     model = call.model
     takes_name = method_of(job.method).takes_model_name
-    if job.python_call is None or isinstance(model, str) or not takes_name or not _is_stock(model):
+    if job.python_call is None or isinstance(model, str) or not takes_name:
+        return None
+    # Only a model of transformers' own, as its config builds it, neither adapted nor quantized.
+    libraries = {type(module).__module__.split(".")[0] for module in model.modules()}
+    is_stock = isinstance(model, PreTrainedModel) and libraries <= {"torch", "transformers"}
+    if not is_stock or getattr(model, "hf_quantizer", None) is not None:
         return None
     path = folder / "reloaded"
     model.config.save_pretrained(path)
@@ -364,12 +353,3 @@ def _reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pat
         return None
     reloads = other.knobs.base_bits is not None or other.knobs.dtype != job.arguments["dtype"]
     return other if reloads else None
-
-
-def _is_stock(model: Any) -> bool:
-    """A model of transformers' own, as its config builds it: neither adapted, nor quantized, nor with other modules."""
-    from transformers import PreTrainedModel
-
-    libraries = {type(module).__module__.split(".")[0] for module in model.modules()}
-    plain = isinstance(model, PreTrainedModel) and libraries <= {"torch", "transformers"}
-    return plain and getattr(model, "hf_quantizer", None) is None

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import copy
 import difflib
-import enum
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, arguments_of, canonical, says_more_than_flags
@@ -26,6 +23,7 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.trainers.script_call import Keywords, is_adapted, loading, quantization_of
 from autotrain_mem.types import Knobs
 from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types.python_names import as_json
 
 STEPS_OF_GENERATION = "steps_per_generation"
 _DERIVED = (STEPS_OF_GENERATION, "generation_batch_size")
@@ -81,17 +79,19 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
     Raises:
         UsageError: ``pin`` or ``tune`` name no setting of a plan.
     """
-    config = keywords["args"]
+    config, of_model = keywords["args"], _of_model(keywords)
     given = {"output_dir": config.output_dir} | _differing(config, config_class)
     if hasattr(config, MAX_LENGTH) and (MAX_LENGTH in given or autofit.plan is None):
         given[MAX_LENGTH] = config.max_length
-    given = given | _of_adapter(keywords) | _of_model(keywords) | _of_optimizer(keywords)
+    given = given | _of_adapter(keywords) | of_model | _of_optimizer(keywords)
     known = [field.name for field in fields(Knobs)]
     if unknown := sorted({*autofit.pin, *autofit.tune} - {*known}):
         near = [guess for name in unknown for guess in difflib.get_close_matches(name, known, n=1)]
         meant = f"Did you mean {', '.join(near)}?\n" if near else ""
         raise UsageError(f"No plan decides {', '.join(unknown)}.", hint=f"{meant}pin and tune take {', '.join(known)}.")
-    given |= {name: _plain(_value_of(name, keywords)) for name in autofit.pin}
+    for name in autofit.pin:
+        default = "float32" if name == "dtype" else Knobs.__dataclass_fields__[name].default
+        given[name] = _plain(getattr(config, name) if hasattr(config, name) else of_model.get(name, default))
     given |= autofit.pins
     for name in autofit.tune:
         given.pop(name, None)
@@ -192,32 +192,19 @@ def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
     return kept if optimizer is None else kept | {"use_peft": adapts}
 
 
-def _value_of(name: str, keywords: Keywords) -> Any:
-    """Returns the value of a setting that the script leaves alone."""
-    if hasattr(keywords["args"], name):
-        return getattr(keywords["args"], name)
-    return _of_model(keywords).get(name, Knobs.__dataclass_fields__[name].default if name != "dtype" else "float32")
-
-
 def _names(config_class: type) -> list[str]:
     return [field.name for field in fields(config_class) if field.init]
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON has it: an enumeration's value, a dtype's name, a dataclass's fields."""
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, set | frozenset):
-        return sorted((_plain(each) for each in value), key=str)
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, str | int | float | bool | type(None)):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return str(value) if isinstance(value, Path) else str(value).removeprefix("torch.")
+    """Returns a value as JSON has it, a dataclass by its fields and any other object by its text."""
+
+    def other(each: Any) -> Any:
+        if is_dataclass(each) and not isinstance(each, type):
+            return {field.name: _plain(getattr(each, field.name)) for field in fields(each)}
+        return str(each)
+
+    return as_json(value, other)
 
 
 # -- the config that trains -----------------------------------------------------------------------------------------
@@ -252,20 +239,14 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
 
 
 def _construct(config_class: type, values: Mapping[str, Any]) -> Any:
-    with warnings.catch_warnings(), _accelerate_as_it_was():
-        warnings.simplefilter("ignore")  # the script's own config has warned already
-        return config_class(**values)
-
-
-@contextmanager
-def _accelerate_as_it_was() -> Iterator[None]:
-    """A config that is made resets what accelerate knows of this process (``transformers/training_args.py:
-    _setup_devices``), an accelerator of the script's own included."""
+    """Makes a config, and restores the state of accelerate in this process, which a config resets, with an accelerator
+    of the script's own (``transformers/training_args.py: _setup_devices``)."""
     from accelerate.state import AcceleratorState, PartialState
 
     shared = [(state._shared_state, dict(state._shared_state)) for state in (AcceleratorState, PartialState)]
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):  # the script's own config has warned already
+            return config_class(**values)
     finally:
         for state, before in shared:
             if before:

@@ -101,8 +101,10 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
             delattr(trainer, name)
         for owner, before in functions:  # ours go; what others put there meanwhile stays
             own = vars(owner)
-            for ours in [each for each, function in _functions(owner).items() if _is_ours(function)]:
-                del own[ours]
+            for each, function in _functions(owner).items():
+                code = getattr(function, "__func__", function)  # where it stands: a wrapper may have another's name
+                if str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("autotrain_mem."):
+                    del own[each]
             own.update({each: function for each, function in before.items() if each not in own})
 
 
@@ -118,12 +120,6 @@ def _is_own(code: Any) -> bool:
 def _functions(owner: Any) -> dict[str, Any]:
     """Returns the functions that an object has of its own, beside those of its class."""
     return {name: value for name, value in vars(owner).items() if inspect.isroutine(value)}
-
-
-def _is_ours(function: Any) -> bool:
-    """Returns whether a method is ours by where its code stands: a wrapper may have the name of what it wraps."""
-    code = getattr(function, "__func__", function)
-    return str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("autotrain_mem.")
 
 
 # -- what it reports ---------------------------------------------------------------------------------------------------

@@ -60,7 +60,16 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
             "accelerate launched this process with Megatron-LM, which is not rehearsed.",
             hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or take trl's own class.",
         )
-    _check_shared_tokens(config)
+    # A script's own rows are padded as its config says, and shared tokens need a multiple of the processes.
+    sizes = getattr(config, "parallelism_config", None)
+    for name in SHARE_TOKENS:
+        of_launcher = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
+        if (getattr(sizes, name, 1) or 1) > 1 or (sizes is None and of_launcher not in ("", "1")):
+            raise UsageError(
+                f"{name}: that several GPUs share the tokens of a row is not planned for in a script that accelerate "
+                "launched.",
+                hint=f"autofit sft --gpus N --{name} N plans and trains with it; or launch with {name} 1.",
+            )
     count, machines = processes(), nodes()
     # A script's own config wins over the launcher's (``transformers/training_args.py: __post_init__``).
     uses_deepspeed = getattr(config, "deepspeed", None) or _is_on("ACCELERATE_USE_DEEPSPEED")
@@ -77,7 +86,22 @@ def _is_on(variable: str) -> bool:
 
 
 def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
-    content = _content(config, count) | {"num_machines": nodes}
+    """Reads accelerate's config from the environment and the script's own, which wins
+    (``transformers/trainer.py: create_accelerator_and_postprocess``)."""
+    of_launcher = config_of_environment(os.environ, count) or {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU",
+        "mixed_precision": os.environ.get("ACCELERATE_MIXED_PRECISION", "no"),
+        "num_processes": count,
+    }
+    of_script: dict[str, Any] = {}
+    if (plugin := getattr(config, "fsdp_plugin_args", None)) is not None:
+        settings = {f"fsdp_{_PLUGIN.get(name, name)}": value for name, value in plugin.items()}
+        of_script = {"distributed_type": "FSDP", "fsdp_config": settings}
+    if (sizes := getattr(config, "parallelism_config", None)) is not None:
+        names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+        of_script["parallelism_config"] = {f"parallelism_config_{name}": getattr(sizes, name) for name in names}
+    content = {**of_launcher, **of_script, "num_machines": nodes}
     if count == 1 and content["distributed_type"] == "MULTI_GPU":
         return Launched()
     launch = read_launch(content, "How accelerate launched this process")
@@ -108,38 +132,6 @@ def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
     for name in OF_DEEPSPEED:
         if getattr(autofit, name) not in (None, launched.pins.get(name)):
             yield f"AutoFit({name}={getattr(autofit, name)!r}) is not how these processes were launched"
-
-
-def _content(config: Any, count: int) -> dict[str, Any]:
-    """The config of accelerate that says what the environment and the script's own config say; the latter's wins, as
-    ``transformers/trainer.py: create_accelerator_and_postprocess`` has it."""
-    of_launcher = config_of_environment(os.environ, count) or {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU",
-        "mixed_precision": os.environ.get("ACCELERATE_MIXED_PRECISION", "no"),
-        "num_processes": count,
-    }
-    of_script: dict[str, Any] = {}
-    if (plugin := getattr(config, "fsdp_plugin_args", None)) is not None:
-        settings = {f"fsdp_{_PLUGIN.get(name, name)}": value for name, value in plugin.items()}
-        of_script = {"distributed_type": "FSDP", "fsdp_config": settings}
-    if (sizes := getattr(config, "parallelism_config", None)) is not None:
-        names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-        of_script["parallelism_config"] = {f"parallelism_config_{name}": getattr(sizes, name) for name in names}
-    return {**of_launcher, **of_script}
-
-
-def _check_shared_tokens(config: Any) -> None:
-    """A script's own rows are padded as its config says, and shared tokens need a multiple of the processes."""
-    sizes = getattr(config, "parallelism_config", None)
-    for name in SHARE_TOKENS:
-        launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
-        if (getattr(sizes, name, 1) or 1) > 1 or (sizes is None and launched not in ("", "1")):
-            raise UsageError(
-                f"{name}: that several GPUs share the tokens of a row is not planned for in a script that accelerate "
-                "launched.",
-                hint=f"autofit sft --gpus N --{name} N plans and trains with it; or launch with {name} 1.",
-            )
 
 
 # -- DeepSpeed ---------------------------------------------------------------------------------------------------------

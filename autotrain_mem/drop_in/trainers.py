@@ -74,7 +74,8 @@ class Planned:
         Args:
             autofit: How to plan; None: as :class:`AutoFit` says by itself.
         """
-        from transformers import set_seed
+        from datasets import Dataset, IterableDataset
+        from transformers import TrainingArguments, set_seed
 
         construct, method, config_class = super().__init__, self._autofit_method, self._autofit_config_class
         outer_args, outer_kwargs = vars(self).pop(_CALL, ((), {}))
@@ -87,7 +88,9 @@ class Planned:
             construct(**substitute(keywords))
             return
         ours = as_autofit(autofit)
-        if not _is_documented(keywords, method, config_class):
+        kind = TrainingArguments if method_of(method).takes_transformers_arguments else config_class
+        is_documented = isinstance(keywords.get("args"), kind | None)  # rows and config of the kinds that TRL documents
+        if not is_documented or not isinstance(keywords.get("train_dataset"), Dataset | IterableDataset):
             construct(**keywords)  # TRL's to refuse
             if (rows := keywords.get("train_dataset")) is not None:
                 raise UsageError(
@@ -128,16 +131,6 @@ class Planned:
         self.plan = plan
         if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
             guard(self)
-
-
-def _is_documented(keywords: Keywords, method: str, config_class: type) -> bool:
-    """Returns whether rows and config are of the kinds that TRL documents for this trainer."""
-    from datasets import Dataset, IterableDataset
-    from transformers import TrainingArguments
-
-    config = keywords.get("args")
-    kind = TrainingArguments if method_of(method).takes_transformers_arguments else config_class
-    return isinstance(keywords.get("train_dataset"), Dataset | IterableDataset) and isinstance(config, kind | None)
 
 
 class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig):  # type: ignore[misc]  # TRL is untyped to mypy

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.support.errors import AutofitError, RehearsalError, TrainingError
@@ -64,3 +67,26 @@ def python_words(text: str, config: str = "") -> str:
     words = {name: known.get(name) or (f"{config}({name}=...)" if config else f"{name}=...") for name in names}
     phrases = [f"--{name} is {word}" for name, word in words.items() if name not in _OF_THE_COMMAND]
     return f"In Python {', '.join(phrases)}" if phrases else ""
+
+
+def as_json(value: Any, other: Callable[[Any], Any]) -> Any:
+    """Returns a value as JSON has it: an enumeration's value, a path's text, a dtype's name; a set is sorted.
+
+    Args:
+        other: Converts an object of any other kind, or refuses it.
+    """
+    match value:
+        case enum.Enum():
+            return as_json(value.value, other)
+        case None | bool() | int() | float() | str():
+            return value
+        case os.PathLike():
+            return os.fsdecode(value)
+        case Mapping():
+            return {str(name): as_json(each, other) for name, each in value.items()}
+        case set() | frozenset():
+            return sorted((as_json(each, other) for each in value), key=str)
+        case list() | tuple():
+            return [as_json(each, other) for each in value]
+    is_dtype = type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+    return str(value).removeprefix("torch.") if is_dtype else other(value)

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.slow
 STEPS = 2
 SHARED = (
     f"--model tiny --gpu 300MiB --simulate --no_probe --json --max_steps {STEPS} --logging_steps 1 --save_strategy no "
-    "--learning_rate 1e-3 --gradient_checkpointing false --output_dir trained/{method}"
+    "--learning_rate 1e-3 --gradient_checkpointing false --fit lossless --forbid activation_offloading "
+    "--output_dir trained/{method}"
 )
 OWN = {
     "sft": "--dataset alike_sft.jsonl --per_device_train_batch_size 4 --use_peft --load_in_4bit",

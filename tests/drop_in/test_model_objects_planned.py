@@ -17,8 +17,11 @@ from autotrain_mem.drop_in import call_plan as planning
 from autotrain_mem.drop_in import launched
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import DoesNotFitError, UnsupportedModelError
-from autotrain_mem.types import Hardware, Owner, Topology
+from autotrain_mem.trainers.script_call import Call, read
+from autotrain_mem.types import Hardware, Job, Owner, Plan, Topology
+from autotrain_mem.types.job import PythonCall
 from tests.drop_in.conftest import QUIET, SETTLED, config, pairs, texts
+from tests.report.report_examples import PLAN
 
 pytestmark = pytest.mark.slow
 
@@ -97,23 +100,44 @@ def test_an_adapter_is_kept_and_only_it_is_trained(tiny_qwen: Path, tmp_path: Pa
 
 
 def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_path: Path) -> None:
-    settings = {"max_length": 64, "gradient_checkpointing": False, "optim": "adamw_torch"}
-    forbid = frozenset({"max_length", "activation_offloading", "optimizer_offload"})
-    autofit = AutoFit(gpu="28MiB", show=False, forbid=forbid)
-    trainer = sft(loaded(tiny_qwen), tmp_path, autofit, settings=settings)
-    assert trainer.plan.knobs.dtype == "float32"
-    assert {parameter.dtype for parameter in trainer.model.parameters()} >= {torch.float32}
-    reloading = [other for other in trainer.plan.alternatives if "by its name" in other.level]
-    assert [other.knobs.dtype for other in reloading] == ["bfloat16"]
-    assert all(other.fits for other in reloading)
+    def plan_for(model: Any, *, refused: bool = False) -> tuple[Plan, list[Job]]:
+        """Plans an object with an adapter, where a model that is loaded again would fit in bfloat16."""
+        asked = list[Job]()
+
+        def plan_job(job: Job) -> Plan:
+            asked.append(job)
+            if job.python_call is not None and job.python_call.holds_model:
+                if refused:
+                    raise DoesNotFitError("It does not fit.")
+                return replace(PLAN, level="LoRA")
+            return replace(PLAN, level="rounding", estimate=replace(estimate, knobs=half))
+
+        call = Call(trainer=autotrain_mem.SFTTrainer, args=(), kwargs={}, keywords={"model": model})
+        python_call = PythonCall(path="", holds_model=True, holds_rows=True, digest="of it")
+        job = Job(
+            method="sft", model="tiny", dataset=None, arguments={"dtype": "float32", "seed": 7}, python_call=python_call
+        )
+        return planning.with_reloaded(plan_job, job, call, tmp_path), asked
+
+    estimate = PLAN.estimate
+    half = replace(estimate.knobs, dtype="bfloat16")
+    plan, (_, reloaded) = plan_for(loaded(tiny_qwen))
+    assert (plan.level, plan.knobs) == ("LoRA", estimate.knobs)
+    assert [(other.level, other.knobs) for other in plan.alternatives[len(PLAN.alternatives) :]] == [
+        ("rounding, model given by its name", half)
+    ]
+    assert reloaded.arguments == {"seed": 7}
+    assert reloaded.python_call is not None
+    assert (reloaded.python_call.holds_model, reloaded.python_call.digest) == (False, "")
+    assert read(reloaded).model == reloaded.model == str(tmp_path / "reloaded")
     with pytest.raises(
         DoesNotFitError, match=r'given by its name, model="\S+", it would be loaded bfloat16 and fit \('
     ):
-        sft(loaded(tiny_qwen), tmp_path, replace(autofit, fit="rounding"), settings=settings)
+        plan_for(loaded(tiny_qwen), refused=True)
     own = loaded(tiny_qwen)
     own.extra = type("Own", (torch.nn.Identity,), {"__module__": __name__})()
     with pytest.raises(DoesNotFitError) as caught:
-        sft(own, tmp_path, replace(autofit, fit="rounding"), settings=settings)
+        plan_for(own, refused=True)
     assert "by its name" not in str(caught.value), "which would load another model"
 
 
