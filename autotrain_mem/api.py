@@ -62,7 +62,6 @@ from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.run_folder import RunFolder, is_under_way
 from autotrain_mem.types import Candidate, Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.findings import Health
 from autotrain_mem.types.gpu_comparison import Cards, Frontier
 from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.types.page import Page
@@ -74,7 +73,7 @@ __all__ += ["LEVERS", "RESTARTS", "Machines", "PlanHints", "Rehearsals", "RunReq
 __all__ += ["Worker", "Workers", "catalog", "check_launch", "choose"]
 __all__ += ["example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
 __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
-__all__ += ["health", "versions_key"]
+__all__ += ["examine_machine", "versions_key"]
 __all__ += ["compared", "detect", "frontier", "leading", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -323,15 +322,6 @@ def report_page(path: str | pathlib.Path, on_progress: Callable[[str], None] = l
     """
     store = Store(cache_folder())
     return page_of(material_of(path, store, workers=lambda: Workers(1), on_progress=on_progress))
-
-
-def health(on_progress: Callable[[str], None] = lambda what: None) -> Health:
-    """Examines this machine: what works, what is missing, and what mends it. Takes as long as importing torch does.
-
-    Args:
-        on_progress: Hears what is being done.
-    """
-    return examine_machine(on_progress)
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:

@@ -9,6 +9,7 @@ process of ours outlives a call.
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -313,9 +314,9 @@ def _wish(
     if "model_name_or_path" in arguments:
         raise UsageError("The model is given twice, as model and as model_name_or_path.", hint="Remove one.")
 
-    def refuse(value: Any) -> NoReturn:
+    def refuse(name: str, value: Any) -> NoReturn:
         raise UsageError(
-            f"An argument takes a {type(value).__name__} in a trainer only: here arguments go to another process.",
+            f"{name} takes a {type(value).__name__} in a trainer only: here arguments go to another process.",
             hint="Give it by name, as a flag would, or use the trainer: from autotrain_mem import SFTTrainer.",
         )
 
@@ -324,7 +325,7 @@ def _wish(
         model=_path("model", model, "model=..., train_dataset=..."),
         dataset=None if dataset is None else _path("dataset", dataset, "train_dataset=..."),
         autofit=ours,
-        config=as_json(arguments, refuse),
+        config={name: as_json(each, functools.partial(refuse, name)) for name, each in arguments.items()},
         environment=environment or {},
         also_known=_KEYWORDS,
     )

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from rich.console import RenderableType
+
 from autotrain_mem import api
 from autotrain_mem.cli import flags, plan_files
-from autotrain_mem.cli.run_flags import flag_parser, parsed
+from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.report.comparison_view import cards_view, frontier_view
 from autotrain_mem.report.estimate_view import check_snapshot, estimate_view, snapshot_view
 from autotrain_mem.report.explain_view import explain_view
@@ -102,10 +104,7 @@ def _compare(workers: api.Workers, request: api.RunRequest, output: flags.Output
     _say_example(console, rehearsals, to_train=False)
     with CardsProgress(console, len(cards)) as progress:
         compared = api.cards(rehearsals, cards, progress.tried, progress.counting)
-    if output.json:
-        return _print_json(codec.to_json(compared))
-    whole_lines().print(cards_view(compared))
-    return 0
+    return _print_table(compared, cards_view, output)
 
 
 def _frontier(workers: api.Workers, request: api.RunRequest, output: flags.Output, name: str) -> int:
@@ -128,10 +127,7 @@ def _frontier(workers: api.Workers, request: api.RunRequest, output: flags.Outpu
     _say_example(console, rehearsals, to_train=False)
     with SearchProgress(console) as progress:
         found = api.frontier(rehearsals, progress.tried, progress.counting)
-    if output.json:
-        return _print_json(codec.to_json(found))
-    whole_lines().print(frontier_view(found))
-    return 0
+    return _print_table(found, frontier_view, output)
 
 
 def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
@@ -148,36 +144,25 @@ def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -
                 return plan_files.write_export(rehearsals, chosen, request, output)
         if request.plan_only:
             return _print_plan(chosen, request, output)
-        return _trained(rehearsals, chosen, request, output, machines)
-
-
-def _trained(
-    rehearsals: api.Rehearsals,
-    chosen: Plan,
-    request: api.RunRequest,
-    output: flags.Output,
-    machines: api.Machines | None,
-) -> int:
-    console = lasting_console(stderr=output.json)
-    console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
-    pages: list[str] = []
-    with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
-        report = api.train(rehearsals, chosen, request, progress.on_event, machines=machines)
-    if output.out is not None:
-        plan_files.refresh(output.out, report.output_dir)
-    if output.json:
-        kept = Plan.load(report.output_dir)  # with what the run taught
-        return _print_json({"schema": "autofit.fit/1", "plan": codec.to_json(kept), "run": codec.to_json(report)})
-    console.print(report_view(report, page=pages[-1] if pages else None))
-    return 0
+        console = lasting_console(stderr=output.json)
+        console.print(explain_view(chosen) if output.verbose else first_screen(chosen))
+        pages: list[str] = []
+        with TrainingProgress(console, budget_bytes=rehearsals.budget_bytes, pages=pages) as progress:
+            report = api.train(rehearsals, chosen, request, progress.on_event, machines=machines)
+        if output.out is not None:
+            plan_files.refresh(output.out, report.output_dir)
+        if output.json:
+            kept = Plan.load(report.output_dir)  # with what the run taught
+            return _print_json({"schema": "autofit.fit/1", "plan": codec.to_json(kept), "run": codec.to_json(report)})
+        console.print(report_view(report, page=pages[-1] if pages else None))
+        return 0
 
 
 def gpus(argv: Sequence[str]) -> int:
     """``autofit gpus``: the catalog."""
-    parser = flag_parser("gpus", "The GPUs that --gpu knows by name, with their sources.\n")
+    parser = CommandParser("gpus", "The GPUs that --gpu knows by name, with their sources.\n")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     cards = api.catalog()
     if options.json:
         return _print_json({"schema": "autofit.gpus/1", "gpus": [codec.to_json(card) for card in cards]})
@@ -206,16 +191,8 @@ def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool
 def _print_plan(chosen: Plan, request: api.RunRequest, output: flags.Output) -> int:
     if output.json:
         return _print_json(codec.to_json(chosen))
-    view = explain_view(chosen) if output.verbose else first_screen(chosen, _to_train(chosen, request, output))
-    Console().print(view)
-    return 0
-
-
-def _to_train(chosen: Plan, request: api.RunRequest, output: flags.Output) -> str:
-    """The command that trains with a plan: with its file, or with the words that the user gave."""
+    # The command that trains with this plan: with its file, or with the words that the user gave.
     data = "" if chosen.job.names_data else " --dataset DATA"
-    if output.out is not None:
-        return f"autofit {chosen.method} --plan {shlex.quote(output.out)}{data}"
     kept, skips = list[str](), False
     for word in (each for each in output.typed if each != "--plan_only"):
         names_card = (
@@ -224,7 +201,18 @@ def _to_train(chosen: Plan, request: api.RunRequest, output: flags.Output) -> st
         if not (skips or names_card):
             kept.append(word)
         skips = names_card and not skips and word == "--gpu"
-    return f"{shlex.join(['autofit', chosen.method, *kept])}{data}"
+    words = [*kept] if output.out is None else ["--plan", output.out]
+    to_train = f"{shlex.join(['autofit', chosen.method, *words])}{data}"
+    view = explain_view(chosen) if output.verbose else first_screen(chosen, to_train)
+    Console().print(view)
+    return 0
+
+
+def _print_table(noun: Any, view: Callable[[Any], RenderableType], output: flags.Output) -> int:
+    if output.json:
+        return _print_json(codec.to_json(noun))
+    whole_lines().print(view(noun))
+    return 0
 
 
 def _print_json(payload: Mapping[str, Any]) -> int:

@@ -93,9 +93,11 @@ def _add_method(
     parser = commands.add_parser(name, parents=own, add_help=False)
     if not full:
         return
+    from autotrain_mem import api
+
     completers = {
-        "gpu": _cards,
-        "forbid": _levers,
+        "gpu": lambda **_: [*(card.name for card in api.catalog()), "all"],
+        "forbid": lambda **_: [*api.LEVERS],
         "recipe": lambda **_: [each.name for each in recipes() if each.name.startswith(name)],
     }
     for action in parser._actions:
@@ -107,15 +109,3 @@ def _add_method(
     for flag in (kept_names(store) or {}).get(name, ()):
         with contextlib.suppress(argparse.ArgumentError):  # one of ours has that name
             parser.add_argument(f"--{flag}", choices=[*map(str, choices.get(flag) or ())] or None)
-
-
-def _cards(**_: object) -> list[str]:
-    from autotrain_mem import api
-
-    return [*(card.name for card in api.catalog()), "all"]
-
-
-def _levers(**_: object) -> list[str]:
-    from autotrain_mem import api
-
-    return [*api.LEVERS]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
-from autotrain_mem.cli.run_flags import underscored
 from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.read_request import with_peft_config
@@ -131,12 +129,21 @@ def _all_flags() -> list[Setting]:
 
 
 _FLAGS = _all_flags()
+_YAML_NAMES = tuple(each.flag for each in _FLAGS if TRAIN in each.commands and each.in_files)
+"""Our flags that may stand in a YAML file."""
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of our own flags."""
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.error = functools.partial(_refuse, prog)  # type: ignore[method-assign]
+
+    def refuse(message: str) -> NoReturn:
+        """Raises what argparse would have printed, in our words."""
+        reason, choose, choices = message.removeprefix("argument ").partition(" (choose from ")
+        hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else f"See {prog} --help."
+        raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)
+
+    parser.error = refuse  # type: ignore[method-assign]
     estimates = prog.startswith("autofit estimate")  # which changes nothing
     titles = {each: each.value for each in Group}
     if estimates:
@@ -188,7 +195,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
     if meant:
         hint = "\n".join(f"{name}: did you mean {block}?" for name, block in meant.items())
         raise UsageError(f"Unknown key{'s' * (len(meant) > 1)}: {', '.join(meant)}.", hint=hint)
-    for name in _yaml_names():
+    for name in _YAML_NAMES:
         if name in config:
             settings.setdefault(name, config.pop(name))
     ours = _own_settings(prog, settings) | flags
@@ -198,11 +205,10 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
     if ours.get("max_restarts", 0) < 0:
         raise UsageError(f"--max_restarts {ours['max_restarts']} is less than never.", hint="It takes 0 or more.")
     autofit = AutoFit(**_fields_of(AutoFit, ours))
-    of_wish = {
-        name: value for name, value in _fields_of(RunRequest, ours).items() if name != "plan"
-    }  # its file is AutoFit's
+    of_request = _fields_of(RunRequest, ours)
+    of_request.pop("plan", None)  # its file is AutoFit's
     request = RunRequest(
-        **of_wish,
+        **of_request,
         method=prog.split()[-1],
         autofit=autofit,
         argv=tuple(rest),
@@ -215,32 +221,22 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
 
 
 def _fields_of(kind: type[AutoFit | RunRequest | Output], ours: Mapping[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in fields(kind)}
-    return {name: value for name, value in ours.items() if name in names}
-
-
-_NOT_GIVEN = (None, False)
+    return {each.name: ours[each.name] for each in fields(kind) if each.name in ours}
 
 
 def _given(namespace: argparse.Namespace) -> dict[str, Any]:
     """Collects what the user said. By identity: 0 is an answer, though it equals False."""
-    return {name: value for name, value in vars(namespace).items() if not any(value is each for each in _NOT_GIVEN)}
-
-
-def _yaml_names() -> tuple[str, ...]:
-    """Returns our flags that may stand in a YAML file."""
-    return tuple(each.flag for each in flags_of("autofit") if each.in_files)
+    return {name: value for name, value in vars(namespace).items() if value is not None and value is not False}
 
 
 def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Reads our keys of a YAML file with the parser that checks the flags."""
-    known = _yaml_names()
-    if unknown := [name for name in settings if name not in known]:
-        near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}
+    if unknown := [name for name in settings if name not in _YAML_NAMES]:
+        near = {name: difflib.get_close_matches(name, _YAML_NAMES, n=1) for name in unknown}
         meant = [f"{name}: did you mean {guess[0]}?\n" for name, guess in near.items() if guess]
         raise UsageError(
             f"Unknown key{'s' * (len(unknown) > 1)} in the autofit: block: {', '.join(unknown)}.",
-            hint=f"{''.join(meant)}It takes {', '.join(known)}; TRL's keys stand at the top level.",
+            hint=f"{''.join(meant)}It takes {', '.join(_YAML_NAMES)}; TRL's keys stand at the top level.",
         )
     argv: list[str] = []
     for name, value in settings.items():
@@ -264,8 +260,39 @@ def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
     return block
 
 
-def _refuse(prog: str, message: str) -> NoReturn:
-    """Raises what argparse would have printed, in our words."""
-    reason, choose, choices = message.removeprefix("argument ").partition(" (choose from ")
-    hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else f"See {prog} --help."
-    raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)
+# -- commands that take no method --------------------------------------------------------------------------------------
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The flags of one command; what is wrong with them is a UsageError, and ``--help`` raises SystemExit."""
+
+    def __init__(self, command: str, about: str) -> None:
+        form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(prog=f"autofit {command}", description=about, add_help=False, **form)
+        self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+        self.add_argument("--debug", action="store_true", help="a traceback with an error")
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError, with the command's flags as the hint."""
+        raise UsageError(f"{self.prog}: {message}.", hint=" ".join(self.format_usage().removeprefix("usage: ").split()))
+
+    def add_run(self, *, loads: bool = False) -> None:
+        """Adds the output folder of a training; and with ``loads`` the flags of a command that loads its model."""
+        self.add_argument("run", metavar="RUN", help="the output folder of a training")
+        if loads:
+            base = "where an adapter's base model is now: a folder or a hub id (default: where it was trained from)"
+            self.add_argument("--base", metavar="MODEL", help=base)
+            code = "let the model's own code run, where it has some"
+            self.add_argument("--trust_remote_code", action="store_true", help=code)
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Reads a command line. Raises UsageError: an unknown flag, a missing value, or no run."""
+        return self.parse_args([underscored(word) for word in argv])
+
+
+def underscored(word: str) -> str:
+    """``--max-new-tokens=5`` as ``--max_new_tokens=5``: both are taken, in all commands."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return f"--{name[2:].replace('-', '_')}{equals}{value}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotrain_mem import api
-from autotrain_mem.cli.run_flags import flag_parser, parsed
+from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.report.terminal import warn
 from autotrain_mem.support.errors import (
@@ -53,7 +54,7 @@ class Answers:
 
 def init(argv: Sequence[str]) -> int:
     """Writes the config, and says the next command. Raises UsageError, DatasetError and OutputFolderError."""
-    parser = flag_parser("init", ABOUT)
+    parser = CommandParser("init", ABOUT)
     parser.add_argument("--model", metavar="MODEL", help="a hub id or a folder")
     parser.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet, .csv file")
     parser.add_argument("--method", choices=[*METHODS], help="default: what the columns of the data are for")
@@ -61,14 +62,26 @@ def init(argv: Sequence[str]) -> int:
         "--gpu", metavar="NAME", help="plan for this card (autofit gpus); default: the one that is here"
     )
     parser.add_argument("--out", metavar="FILE", default=FILE, help=f"the file to write (default {FILE})")
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     out = Path(options.out)
     if out.exists():
         raise OutputFolderError(f"{out} exists, and is not written over.", hint="Give --out another name.")
     if options.gpu is not None:
         api.choose(options.gpu, use_cpu=False)  # refuses what is no card
-    answers = answered(options.model, options.dataset, options.method, options.gpu, _asker(options))
+
+    def ask(question: str, default: str) -> str:
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            needed = [f"--{name}" for name in ("model", "dataset") if not getattr(options, name)]
+            raise UsageError(
+                f"autofit init cannot ask questions here, and needs {' and '.join(needed)}.",
+                hint="autofit init --model MODEL --dataset DATA [--method METHOD] [--gpu NAME]",
+            )
+        shown = f" [{default}]" if default else ""
+        while True:
+            if answer := input(f"{question}{shown}: ").strip() or default:
+                return answer
+
+    answers = answered(options.model, options.dataset, options.method, options.gpu, ask)
     try:
         with out.open("x", encoding="utf-8") as file:
             file.write(config_text(answers, str(out)))
@@ -82,29 +95,21 @@ Ask = Callable[[str, str], str]
 """Asks one question, with the answer that an empty line stands for."""
 
 
-def _asker(missing: object) -> Ask:
-    """Asks questions on a terminal; refuses where there is none."""
-
-    def ask(question: str, default: str) -> str:
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            needed = [f"--{name}" for name in ("model", "dataset") if not getattr(missing, name)]
-            raise UsageError(
-                f"autofit init cannot ask questions here, and needs {' and '.join(needed)}.",
-                hint="autofit init --model MODEL --dataset DATA [--method METHOD] [--gpu NAME]",
-            )
-        shown = f" [{default}]" if default else ""
-        while True:
-            if answer := input(f"{question}{shown}: ").strip() or default:
-                return answer
-
-    return ask
-
-
 def answered(model: str | None, dataset: str | None, method: str | None, gpu: str | None, ask: Ask) -> Answers:
     """Fills in what the flags leave open."""
     model = model or ask("Model, a hub id or a folder", MODEL)
     dataset = dataset or ask("Data, a file, a folder or a hub id", "")
-    columns, rows = _look_at(dataset) if method is None or Path(dataset).suffix.lower() in DATA_KINDS else ((), None)
+    columns: tuple[str, ...] = ()
+    rows = None
+    if method is None or Path(dataset).suffix.lower() in DATA_KINDS:  # loads the first split as a training loads it
+        import datasets
+
+        from autotrain_mem.data.load import load_named
+
+        datasets.disable_progress_bars()
+        path = Path(dataset).expanduser()
+        split = next(iter(load_named(str(path) if path.exists() else dataset, None).values()))
+        columns, rows = tuple(split.column_names), len(split)
     likely = methods_reading(columns)
     if method is None and not likely:
         reads = "\n".join(
@@ -127,18 +132,6 @@ def answered(model: str | None, dataset: str | None, method: str | None, gpu: st
     return Answers(method=method, model=model, dataset=dataset, columns=columns, rows=rows, gpu=gpu, here=here)
 
 
-def _look_at(dataset: str) -> tuple[tuple[str, ...], int]:
-    """Returns columns and number of rows of the first split, loaded as a training loads it. Raises DatasetError."""
-    import datasets
-
-    from autotrain_mem.data.load import load_named
-
-    datasets.disable_progress_bars()
-    path = Path(dataset).expanduser()
-    split = next(iter(load_named(str(path) if path.exists() else dataset, None).values()))
-    return tuple(split.column_names), len(split)
-
-
 def config_text(answers: Answers, file: str) -> str:
     """Writes the file's text: TRL's keys, then ours, each with a comment."""
     row, columns = METHODS[answers.method], answers.columns
@@ -153,14 +146,15 @@ def config_text(answers: Answers, file: str) -> str:
     if answers.gpu is None:
         card = f"in place of the one that is here: {answers.here}" if answers.here else "there is none here: name one"
     named = {row.reward_model_argument: "a reward model", row.teacher_argument: "a teacher"}
+    rate = "TRL's, for all weights; an adapter needs about ten times as much"
     lines = [
         f"# {next_command(answers, file)}",
-        f"# autofit {answers.method} --config {_word(file)}",
+        f"# autofit {answers.method} --config {shlex.quote(file)}",
         _line("model_name_or_path", answers.model, ""),
         _line("dataset_name", answers.dataset, data),
         _line("output_dir", folder, "model, plan and checkpoints; a run that is there is kept"),
         _line("num_train_epochs", "1", "TRL's default is 3", on=False),
-        _line("learning_rate", f"{row.defaults['learning_rate']:.1e}", _OF_RATE, on=False),
+        _line("learning_rate", f"{row.defaults['learning_rate']:.1e}", rate, on=False),
         *(_line(name, "ORG/NAME", f"{what}: put yours") for name, what in named.items() if name is not None),
         "autofit:",
         _line("  effective_batch_size", "8", "rows of an optimizer step, kept by every plan", on=is_free),
@@ -168,9 +162,6 @@ def config_text(answers: Answers, file: str) -> str:
         _line("  gpu", answers.gpu or "rtx4090", card, on=answers.gpu is not None),
     ]
     return "\n".join(lines) + "\n"
-
-
-_OF_RATE = "TRL's, for all weights; an adapter needs about ten times as much"
 
 
 def _line(key: str, value: str, comment: str, *, on: bool = True) -> str:
@@ -186,9 +177,4 @@ def _line(key: str, value: str, comment: str, *, on: bool = True) -> str:
 def next_command(answers: Answers, file: str) -> str:
     """Returns what shows the plan: with a card by name where none is here."""
     gpu = "" if answers.here or answers.gpu else " --gpu NAME"
-    return f"autofit plan {answers.method} --config {_word(file)}{gpu}"
-
-
-def _word(text: str) -> str:
-    """Quotes one word for a shell."""
-    return text if re.fullmatch(r"[\w./~+-]+", text) else "'" + text.replace("'", "'\\''") + "'"
+    return f"autofit plan {answers.method} --config {shlex.quote(file)}{gpu}"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.live import Live
 
-from autotrain_mem.cli.run_flags import flag_parser, parsed
+from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import Indented
 from autotrain_mem.report.machine_view import doctor_view, issue_text
@@ -39,12 +39,11 @@ def report(argv: Sequence[str]) -> int:
     """Writes the report of one plan or run. Raises UsageError, PlanFileError and OutputFolderError."""
     from autotrain_mem import api
 
-    parser = flag_parser("report", _REPORT)
+    parser = CommandParser("report", _REPORT)
     parser.add_argument("path", metavar="PLAN|RUN", nargs="?", help=_PATH)
     parser.add_argument("--out", metavar="FILE", help="write it here, over an earlier report and over nothing else")
     parser.add_argument("--json", action="store_true", help="print what the page shows, and write no file")
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     if options.path in (None, STDIN):
         raise UsageError("autofit report needs a plan's file or an output folder.", hint="autofit report plan.json")
     Plan.load(options.path)  # what is no plan is refused first
@@ -76,34 +75,14 @@ LOOK_SECONDS = 1.0
 
 def watch(argv: Sequence[str]) -> int:
     """Watches a run until it ends. Raises UsageError where the folder is none of a run's, and is none to be."""
-    parser = flag_parser("watch", _WATCH)
-    parser.add_argument("run", metavar="RUN", nargs="?", help="the output folder of a training")
-    parser.add_argument("--once", action="store_true", help="show how it is now, and stop")
-    parser.add_argument("--json", action="store_true", help="its whole history as one JSON object, once")
-    if (options := parsed(parser, argv)) is None:
-        return 0
-    folder = Path(options.run)
-    look = _looking(folder)
-    first = look()
-    if options.json:
-        history = None if first.history is None else codec.to_json(first.history)
-        sys.stdout.write(json.dumps({"schema": "autofit.watch/1", "state": first.state, "history": history}) + "\n")
-        return 0
-    console = Console()
-    if options.once or first.is_over:
-        console.print(Indented(watch_view(first)))
-        return 0
-    try:
-        _follow(look, first)
-    except KeyboardInterrupt:  # whoever watches stops watching; the run goes on
-        sys.stdout.write("\n")
-    return 0
-
-
-def _looking(folder: Path) -> Callable[[], RunSnapshot]:
-    """Returns what looks at a folder. Raises UsageError: it is not there, or holds neither a run nor a plan."""
     from autotrain_mem import api
 
+    parser = CommandParser("watch", _WATCH)
+    parser.add_run()
+    parser.add_argument("--once", action="store_true", help="show how it is now, and stop")
+    parser.add_argument("--json", action="store_true", help="its whole history as one JSON object, once")
+    options = parser.read(argv)
+    folder = Path(options.run)
     if not folder.is_dir():
         raise UsageError(f"There is no folder {folder}.", hint="Give the --output_dir of a training.")
     reader = HistoryReader(folder)
@@ -118,11 +97,23 @@ def _looking(folder: Path) -> Callable[[], RunSnapshot]:
             plan = Plan.load(folder)
         return RunSnapshot(name=folder.name or str(folder), plan=plan, history=history, alive=alive, now=time.time())
 
-    found = look()
-    if found.history is None and not found.alive and found.plan is None:
+    first = look()
+    if first.history is None and not first.alive and first.plan is None:
         hint = "Give the --output_dir of a training that autofit has begun."
         raise UsageError(f"{folder} holds no run of autofit.", hint=hint)
-    return look
+    if options.json:
+        history = None if first.history is None else codec.to_json(first.history)
+        sys.stdout.write(json.dumps({"schema": "autofit.watch/1", "state": first.state, "history": history}) + "\n")
+        return 0
+    console = Console()
+    if options.once or first.is_over:
+        console.print(Indented(watch_view(first)))
+        return 0
+    try:
+        _follow(look, first)
+    except KeyboardInterrupt:  # whoever watches stops watching; the run goes on
+        sys.stdout.write("\n")
+    return 0
 
 
 def _follow(look: Callable[[], RunSnapshot], watched: RunSnapshot) -> None:
@@ -158,13 +149,12 @@ folder, which holds a plan.json, or - for standard input.
 
 def explain(argv: Sequence[str]) -> int:
     """Reads one plan and prints what it holds. Raises UsageError and PlanFileError."""
-    parser = flag_parser("explain", _EXPLAIN)
+    parser = CommandParser("explain", _EXPLAIN)
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan's file, an output folder, or -")
     usage = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."
     if "--json" in argv:
         raise UsageError("autofit explain takes no --json: the plan is JSON itself.", hint=usage)
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     if options.plan is None:
         raise UsageError("autofit explain needs a plan.", hint=usage)
     if options.plan == STDIN:
@@ -188,13 +178,12 @@ def doctor(argv: Sequence[str]) -> int:
     """Examines the machine, and prints what was found."""
     from autotrain_mem import api
 
-    parser = flag_parser("doctor", _DOCTOR)
+    parser = CommandParser("doctor", _DOCTOR)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--issue", action="store_true", help="a text to paste into an issue, without names or secrets")
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     with waiting(Console(stderr=True), "looking at the GPU") as say:
-        found = api.health(say)
+        found = api.examine_machine(say)
     if options.json:
         sys.stdout.write(json.dumps(codec.to_json(found), indent=2) + "\n")
     elif options.issue:

@@ -105,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
     """Runs one command line; returns its exit code. Everything a user can do wrong ends here in one message."""
     for each in (signal.SIGTERM, *ENDING_SIGNALS):
         if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(each, _end_once)
+            signal.signal(each, _interrupt_once)
     try:
         return _command(argv)()
     except AutofitError as error:
@@ -113,6 +113,8 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt as interrupt:
         hint = "What was written before stays as it is. Run the command again when you like."
         return _report(InterruptedByUser("Interrupted.", hint=hint), argv, interrupt)
+    except SystemExit as end:  # argparse's, after --help
+        return int(end.code or 0)
     except BrokenPipeError:
         return 0  # the reader of our output, such as `head`, has seen enough
     except Exception as unforeseen:  # a defect of ours: say so, with the way to report it
@@ -123,7 +125,7 @@ def run(argv: Sequence[str]) -> int:
         return _report(defect, argv, unforeseen)
 
 
-def _end_once(number: int, frame: FrameType | None) -> None:
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
     """Interrupts the process as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these often
     come in twos.
 
@@ -148,11 +150,16 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
     if name in METHODS or name in ("plan", "estimate"):
         if name not in METHODS and rest and rest[0] in ("--help", "-h"):
             return lambda: _say(_help_of(name))
-        from autotrain_mem.cli.asked import run as run_asked
+        from autotrain_mem.cli import method_command
 
         if name in METHODS:
-            return functools.partial(run_asked, "train", name, rest)
-        return functools.partial(run_asked, name, _method(name, rest), rest[1:])
+            return functools.partial(method_command.run, "train", name, rest)
+        if not rest or rest[0].startswith("-"):
+            raise UsageError(f"autofit {name} needs a method.", hint=f"autofit {name} sft --model MODEL --gpu NAME")
+        if rest[0] not in METHODS:
+            meant = _meant(f"autofit {name}", rest[0], METHODS)
+            raise UsageError(f"Unknown method {rest[0]!r}.", hint=f"{meant}Known: {', '.join(METHODS)}.")
+        return functools.partial(method_command.run, name, rest[0], rest[1:])
     meant = _meant("autofit", name, (*METHODS, "plan", "estimate", *WITHOUT_METHOD))
     raise UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
 
@@ -168,15 +175,6 @@ def _help_of(command: str) -> str:
             lines += [*([] if heading in lines else ["", heading]), line]
     flags = f"{_METHOD_IS}\n\n  autofit {command} METHOD --help      all flags"
     return "\n".join([f"usage: autofit {command} METHOD [FLAGS]", *lines, "", flags, ""])
-
-
-def _method(command: str, rest: Sequence[str]) -> str:
-    if not rest or rest[0].startswith("-"):
-        raise UsageError(f"autofit {command} needs a method.", hint=f"autofit {command} sft --model MODEL --gpu NAME")
-    if rest[0] not in METHODS:
-        meant = _meant(f"autofit {command}", rest[0], METHODS)
-        raise UsageError(f"Unknown method {rest[0]!r}.", hint=f"{meant}Known: {', '.join(METHODS)}.")
-    return rest[0]
 
 
 def _meant(before: str, name: str, known: Iterable[str]) -> str:

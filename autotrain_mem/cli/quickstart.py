@@ -17,8 +17,7 @@ from rich.rule import Rule
 
 from autotrain_mem import api
 from autotrain_mem.cli import tiny_model, word_problems
-from autotrain_mem.cli.flags import own_names
-from autotrain_mem.cli.run_flags import flag_parser, parsed
+from autotrain_mem.cli.flags import CommandParser, own_names
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.terminal import Console, SearchProgress, TrainingProgress
@@ -43,10 +42,9 @@ NEXT_COMMANDS = (
 
 def quickstart(argv: Sequence[str]) -> int:
     """Makes model and data, shows TRL's defaults run out of memory, plans, and trains."""
-    parser = flag_parser("quickstart", ABOUT)
+    parser = CommandParser("quickstart", ABOUT)
     parser.add_argument("--folder", metavar="FOLDER", help="a new folder for model, data and run")
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     if options.folder is not None and pathlib.Path(options.folder).exists():
         raise UsageError(f"{options.folder} exists already.", hint="Give --folder a new folder.")
     names = itertools.chain(["quickstart-run"], (f"quickstart-run-{number}" for number in itertools.count(2)))
@@ -68,7 +66,21 @@ def quickstart(argv: Sequence[str]) -> int:
         store = Store(cache_folder())
         rehearsals = api.Rehearsals(workers=workers, job=job, defaults=defaults, hardware=card, store=store)
         _chapter(console, f"2. TRL's defaults on a card of {CARD}, simulated")
-        _run_out_of_memory(console, rehearsals, folder)
+        predicted = api.estimate(rehearsals)
+        console.print(estimate_screen(predicted))
+        console.print("\nTo see it happen, they train until the card runs out of memory:")
+        arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
+        trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))
+        try:
+            with TrainingProgress(console, budget_bytes=trial.budget_bytes) as bar:
+                as_given = api.plan_as_given(trial, predicted)
+                api.fit(trial, as_given, simulate=True, guarded=False, max_restarts=0, on_event=bar.on_event)
+        except GpuOutOfMemoryError as error:
+            # Torch's words end in an address, which is kept whole.
+            lines = textwrap.wrap(error.message, console.width, break_long_words=False, break_on_hyphens=False)
+            console.print("\n".join(lines), soft_wrap=True)
+        else:
+            raise AutofitError(f"TRL's defaults were expected to run out of memory on {CARD}, and did not.")
         _chapter(console, "3. What fits: the real trainer, rehearsed on fake tensors")
         with SearchProgress(Console(stderr=True)) as progress:
             chosen = api.plan(rehearsals, progress.tried, progress.counting, to_train=True, simulate=True)
@@ -100,22 +112,3 @@ def make_material(folder: pathlib.Path) -> None:
 def _chapter(console: Console, title: str) -> None:
     console.print()
     console.print(Rule(title, align="left", style="dim"))
-
-
-def _run_out_of_memory(console: Console, rehearsals: api.Rehearsals, folder: pathlib.Path) -> None:
-    """Predicts that TRL's defaults do not fit, then runs them until they do not."""
-    predicted = api.estimate(rehearsals)
-    console.print(estimate_screen(predicted))
-    console.print("\nTo see it happen, they train until the card runs out of memory:")
-    arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
-    trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))
-    try:
-        with TrainingProgress(console, budget_bytes=trial.budget_bytes) as bar:
-            given = api.plan_as_given(trial, predicted)
-            api.fit(trial, given, simulate=True, guarded=False, max_restarts=0, on_event=bar.on_event)
-    except GpuOutOfMemoryError as error:
-        # Torch's words end in an address, which is kept whole.
-        lines = textwrap.wrap(error.message, console.width, break_long_words=False, break_on_hyphens=False)
-        console.print("\n".join(lines), soft_wrap=True)
-        return
-    raise AutofitError(f"TRL's defaults were expected to run out of memory on {CARD}, and did not.")

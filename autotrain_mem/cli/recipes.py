@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from autotrain_mem.cli.run_flags import flag_parser, parsed
+from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.support import codec, yaml_files
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import recipe
@@ -23,12 +23,11 @@ that recipe: a file for --config.
 
 def recipes(argv: Sequence[str]) -> int:
     """``autofit recipes``, or the text of one. Raises UsageError for an unknown name or flag."""
-    parser = flag_parser("recipes", ABOUT)
+    parser = CommandParser("recipes", ABOUT)
     either = parser.add_mutually_exclusive_group()
     either.add_argument("name", metavar="NAME", nargs="?", help="print this one")
     either.add_argument("--json", action="store_true", help="list them, with where the files lie")
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     if options.name is not None:
         sys.stdout.write(recipe(options.name).path.read_text(encoding="utf-8"))
     elif options.json:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotrain_mem.cli.run_flags import model_flags, parsed, run_parser
+from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.cli.tiny_model import quiet_libraries
 from autotrain_mem.cli.trained_run import find_run, merge_target, quantized_note, with_base
 from autotrain_mem.report.terminal import Console, waiting, warn
@@ -36,15 +36,14 @@ def chat(argv: Sequence[str]) -> int:
     ``transformers chat`` talks to ``transformers serve``, which loads no folder of an adapter (transformers 5.23: it
     asks for a config.json) and no reward model.
     """
-    parser = run_parser("chat", _CHAT)
+    parser = CommandParser("chat", _CHAT)
+    parser.add_run(loads=True)
     parser.add_argument("--prompt", metavar="TEXT", help="answer this, and end")
     parser.add_argument("--answer", metavar="TEXT", help="reward models: score this answer to the prompt")
     parser.add_argument("--max_new_tokens", type=int, default=MAX_NEW_TOKENS, metavar="N", help="of an answer at most")
     parser.add_argument("--plain", action="store_true", help="continue the text as it is, without a chat template")
     parser.add_argument("--use_cpu", action="store_true", help="leave the GPU alone")
-    model_flags(parser)
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     run = replace(with_base(find_run(options.run), options.base), trust_remote_code=options.trust_remote_code)
     prompt, answer, gives_score = options.prompt, options.answer, run.method.has_score_head
     if options.max_new_tokens < 1:
@@ -64,9 +63,8 @@ def chat(argv: Sequence[str]) -> int:
 
         loaded = Chat(run, max_new_tokens=options.max_new_tokens, plain=options.plain, use_cpu=options.use_cpu)
     if prompt is not None:
-        _reply(
-            loaded, [_turn("user", prompt), *([_turn("assistant", answer)] if answer is not None else [])], gives_score
-        )
+        turns = [_turn("user", prompt)] + ([] if answer is None else [_turn("assistant", answer)])
+        _reply(loaded, turns, gives_score)
         return 0
     sys.stdout.write(f"{run.folder} on {loaded.device}; an empty line or Ctrl-C ends.\n")
     messages: list[dict[str, str]] = []
@@ -102,11 +100,10 @@ or of the disk. Nothing is written over.
 
 def merge(argv: Sequence[str]) -> int:
     """Merge. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
-    parser = run_parser("merge", _MERGE)
+    parser = CommandParser("merge", _MERGE)
+    parser.add_run(loads=True)
     parser.add_argument("--out", metavar="FOLDER", help="a new folder (default: RUN-merged, beside the run)")
-    model_flags(parser)
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     run = find_run(options.run)
     target = merge_target(run, options.out)
     run = replace(with_base(run, options.base), trust_remote_code=options.trust_remote_code)
@@ -136,11 +133,11 @@ machine."""
 
 def push(argv: Sequence[str]) -> int:
     """Uploads with ``hf upload``. Raises UsageError, OutputFolderError and TrainingError."""
-    parser = run_parser("push", _PUSH)
+    parser = CommandParser("push", _PUSH)
+    parser.add_run()
     parser.add_argument("--to", metavar="ORG/NAME", help="the repository")
     parser.add_argument("--public", action="store_true", help="make it public, where it is made")
-    if (options := parsed(parser, argv)) is None:
-        return 0
+    options = parser.read(argv)
     if options.to is None:
         raise UsageError("autofit push needs the name of a repository.", hint="autofit push RUN --to ORG/NAME")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", options.to):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.cli import asked, word_problems
+from autotrain_mem.cli import method_command, word_problems
 from autotrain_mem.support.units import MIB
 from tests.forked import Forge
 from tests.place import SharedWorkers, a_user_in, preferences, questions
@@ -78,7 +78,7 @@ def train(workers: SharedWorkers, files: Path, forge: Forge) -> Iterator[Train]:
                 trained("reward")
             said = io.StringIO()
             with contextlib.redirect_stdout(said):
-                asked.run("train", method, f"{SHARED.format(method=method)} {OWN[method]}".split())
+                method_command.run("train", method, f"{SHARED.format(method=method)} {OWN[method]}".split())
             return json.loads(said.getvalue()), files / "trained" / method
 
         yield trained

@@ -29,7 +29,8 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     prog = f"autofit {_WORDS[command]}{method}"
     request, output = flags.read(prog, argv)
     if output.help:
-        return _help(method, prog)
+        _print_help(command, method, prog)
+        return 0
     for sentence in untested(installed_versions(TESTED)):
         sys.stderr.write(f"note: {sentence}\n")
     # A typo in a flag of ours is told before these are imported.
@@ -60,7 +61,7 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{printable(line)}\n")
 
 
-def _help(method: str, prog: str) -> int:
+def _print_help(command: str, method: str, prog: str) -> None:
     from autotrain_mem.settings.trl_parser import kept_flags  # a typo in a flag of ours is told before it is imported
 
     table = kept_flags(Store(cache_folder()), method)
@@ -70,9 +71,7 @@ def _help(method: str, prog: str) -> int:
         with Workers(1) as workers:
             workers.first.parse(method, (), {}, {}, ())  # raises where the installed TRL has no such method
             table = workers.first.flags()[method]
-    command = prog.split()[1] if len(prog.split()) > 2 else "train"
     examples = "".join(f"  {prog} --model Qwen/Qwen2.5-0.5B {flags_given}\n" for flags_given in _EXAMPLES[command])
     home = _EXPERIMENTAL.format(METHODS[method]) if METHODS[method].is_experimental else ""
     trls = f"{home}TRL's own flags; what cannot be rehearsed is refused, with what to do instead:"
     sys.stdout.write(f"{flags.make_parser(prog).format_help()}\nexamples:\n{examples}\n{trls}\n\n{table.help}")
-    return 0
