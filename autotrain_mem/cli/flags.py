@@ -17,7 +17,7 @@ from autotrain_mem.settings.declaration import ESTIMATE, PLAN, TRAIN, Group, Set
 from autotrain_mem.settings.own import OWN
 from autotrain_mem.settings.words import MAXIMIZED
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.yaml_files import read_yaml
+from autotrain_mem.support.yaml_files import read_yaml, recipe
 from autotrain_mem.types.autofit import SETTINGS, AutoFit
 
 
@@ -180,9 +180,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
             raise UsageError(f"{prog} takes no {flag}: {why}", hint=instead)
     flags = _given(namespace)
     if "recipe" in flags:
-        from autotrain_mem.cli.recipes import config_file  # few commands name one
-
-        file: str | None = config_file(prog, flags)
+        file: str | None = _recipe_file(prog, flags)
     else:
         file = flags.pop("config", None)
     config = (
@@ -218,6 +216,27 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
         also_known=own_names(),
     )
     return with_accelerate(with_peft_config(request)), Output(**_fields_of(Output, ours), typed=tuple(argv))
+
+
+def _recipe_file(prog: str, flags: dict[str, Any]) -> str:
+    """Removes ``--recipe`` from the flags and returns the YAML file of that name.
+
+    Raises:
+        UsageError: both are given; no such recipe; a recipe of another method, with the command that takes it.
+    """
+    name: str = flags.pop("recipe")
+    if "config" in flags:
+        raise UsageError(
+            "--recipe and --config exclude each other.",
+            hint=f"To change a recipe, add flags, which win over it; or copy {recipe(name).path} and give --config.",
+        )
+    chosen, method = recipe(name), prog.split()[-1]
+    if chosen.method != method:
+        raise UsageError(
+            f"The recipe {name} is for {chosen.method}, not {method}.",
+            hint=f"{prog.removesuffix(method)}{chosen.method} --recipe {name}",
+        )
+    return str(chosen.path)
 
 
 def _fields_of(kind: type[AutoFit | RunRequest | Output], ours: Mapping[str, Any]) -> dict[str, Any]:

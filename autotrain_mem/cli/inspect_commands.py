@@ -1,4 +1,4 @@
-"""``autofit report``, ``watch``, ``explain`` and ``doctor``: shows a plan, a run or this machine, and changes none."""
+"""``autofit report``, ``watch``, ``explain``, ``doctor``, ``recipes``: shows what there is, and changes none of it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rich.live import Live
 from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.layout import Indented
-from autotrain_mem.report.machine_view import doctor_view, issue_text
+from autotrain_mem.report.machine_view import doctor_view, issue_text, recipes_view
 from autotrain_mem.report.run_history import HistoryReader
 from autotrain_mem.report.run_view import RunSnapshot, happening_lines, watch_line, watch_view
 from autotrain_mem.report.terminal import Console, is_live, lasting_console, waiting, whole_lines
-from autotrain_mem.support import codec
+from autotrain_mem.support import codec, yaml_files
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.yaml_files import recipe
 from autotrain_mem.types import Plan
 from autotrain_mem.types.plan_file import LARGEST_BYTES, STDIN
 from autotrain_mem.types.planned import read_plan
@@ -191,3 +192,29 @@ def doctor(argv: Sequence[str]) -> int:
     else:
         Console().print(doctor_view(found))
     return 1 if found.broken else 0
+
+
+_RECIPES = """\
+The recipes that come along: name, method, the card that its header speaks of, and what it is. With a NAME, the text of
+that recipe: a file for --config.
+
+  autofit sft --recipe NAME                             plans for the GPU that is here, and trains
+  autofit plan sft --recipe NAME --gpu CARD             the plan for a card that is not here
+"""
+
+
+def recipes(argv: Sequence[str]) -> int:
+    """``autofit recipes``, or the text of one. Raises UsageError for an unknown name or flag."""
+    parser = CommandParser("recipes", _RECIPES)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("name", metavar="NAME", nargs="?", help="print this one")
+    either.add_argument("--json", action="store_true", help="list them, with where the files lie")
+    options = parser.read(argv)
+    if options.name is not None:
+        sys.stdout.write(recipe(options.name).path.read_text(encoding="utf-8"))
+    elif options.json:
+        listed = [{**codec.to_json(each), "method": each.method} for each in yaml_files.recipes()]
+        sys.stdout.write(json.dumps({"schema": "autofit.recipes/1", "recipes": listed}, indent=2) + "\n")
+    else:
+        whole_lines().print(recipes_view(yaml_files.recipes()))
+    return 0

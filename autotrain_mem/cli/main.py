@@ -79,8 +79,8 @@ changed.
 
 
 WITHOUT_METHOD = {
-    **{name: name for name in ("init", "completion", "recipes", "quickstart")},
-    **dict.fromkeys(("doctor", "explain", "report", "watch"), "inspect_commands"),
+    **{name: name for name in ("init", "completion", "quickstart")},
+    **dict.fromkeys(("doctor", "explain", "recipes", "report", "watch"), "inspect_commands"),
     **dict.fromkeys(("chat", "merge", "push"), "trained_model_commands"),
     "gpus": "commands",
 }
