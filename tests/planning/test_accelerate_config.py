@@ -29,38 +29,35 @@ OPEN = FSDP2 | {"num_processes": -1}
 HSDP = FSDP2 | {
     "parallelism_config": {"parallelism_config_dp_replicate_size": 4, "parallelism_config_dp_shard_size": 2}
 }
+CONFIG = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+NO_OFFLOAD = {"fsdp_offload_params": False}
+"""Nothing is offloaded that the file does not offload."""
 
 
 def request(config: Any, *argv: str, **words: Any) -> RunRequest:
     return RunRequest(method="sft", model="tiny", argv=argv, autofit=AutoFit(accelerate_config=config, **words))
 
 
-def test_a_file_says_how_processes_are_launched(tmp_path: Path) -> None:
-    path = tmp_path / "fsdp.yaml"
-    path.write_text(yaml.safe_dump(FSDP2), encoding="utf-8")
-    read = with_accelerate(request(path))
-    assert (read.autofit.gpus, read.autofit.nodes, read.autofit.sharding) == (4, 2, "fsdp2")
-    assert read.pins == {"fsdp_offload_params": False}, "nothing is offloaded that the file does not offload"
-    assert read.config == {"bf16": True}
-    assert read.accelerate == FSDP2
-    assert with_accelerate(read) == read
-    assert read.job({}).accelerate == FSDP2
-
-
 @pytest.mark.parametrize(
     ("config", "words", "gpus", "pins", "arguments"),
     [
         ({"distributed_type": "NO"}, {}, 1, {}, {}),
-        (OPEN, {"gpus": 2}, 2, {"fsdp_offload_params": False}, {"bf16": True}),
-        (HSDP, {}, 4, {"fsdp_offload_params": False, "dp_replicate_size": 4}, {"bf16": True}),
-        (RECOMPUTES, {}, 4, {"fsdp_offload_params": False}, {"bf16": True, "gradient_checkpointing": False}),
+        (FSDP2, {}, 4, NO_OFFLOAD, {"bf16": True}),
+        (OPEN, {"gpus": 2}, 2, NO_OFFLOAD, {"bf16": True}),
+        (HSDP, {}, 4, NO_OFFLOAD | {"dp_replicate_size": 4}, {"bf16": True}),
+        (RECOMPUTES, {}, 4, NO_OFFLOAD, {"bf16": True, "gradient_checkpointing": False}),
     ],
 )
-def test_what_it_pins(config: Any, words: Any, gpus: int, pins: Any, arguments: Any) -> None:
-    read = with_accelerate(request(config, **words))
+def test_a_file_says_how_processes_are_launched(
+    config: Any, words: Any, gpus: int, pins: Any, arguments: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    read = with_accelerate(request(path, **words))
     assert (read.autofit.gpus, read.pins, read.config) == (gpus, pins, arguments)
-    assert read.accelerate is not None
-    assert read.accelerate["num_processes"] == gpus * (read.autofit.nodes or 1)
+    assert read.accelerate == config | {"num_processes": gpus * (read.autofit.nodes or 1)}
+    assert with_accelerate(read) == read
+    assert read.job({}).accelerate == read.accelerate
 
 
 WRITTEN = {"backward_prefetch": "BACKWARD_PRE", "use_orig_params": True, "forward_prefetch": False}
@@ -132,6 +129,7 @@ def test_accelerate_reads_the_first_version_as_we_do() -> None:
         (request(FSDP2, nodes=1), "--nodes 1 num_machines 2"),
         (request(FSDP2, sharding="ddp"), "--sharding ddp fsdp2"),
         (request(FSDP2, fsdp_offload_params=True), "--fsdp_offload_params true"),
+        (request(None, "--deepspeed", json.dumps(CONFIG), sharding="zero2"), "--sharding zero2 zero3 --deepspeed"),
         (request(RECOMPUTES, "--gradient_checkpointing"), "--gradient_checkpointing fsdp_activation_checkpointing"),
         (request(FSDP2, "--fp16"), "--fp16 bf16"),
         (request(FSDP2 | {"mixed_precision": "fp16"}, "--bf16", "true"), "--bf16 fp16"),
@@ -151,8 +149,6 @@ def test_what_is_to_be_known_is_said_once_it_is_read() -> None:
 
 # -- DeepSpeed's own ---------------------------------------------------------------------------------------------------
 
-CONFIG = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
-
 
 @pytest.mark.parametrize("is_file", [True, False])
 def test_what_it_says_is_said_by_flags(is_file: bool, tmp_path: Path) -> None:
@@ -164,14 +160,6 @@ def test_what_it_says_is_said_by_flags(is_file: bool, tmp_path: Path) -> None:
     assert request.config["per_device_train_batch_size"] == 4
     assert request.config["deepspeed"]["train_micro_batch_size_per_gpu"] == "auto"
     assert with_accelerate(request) == request
-
-
-def test_a_flag_that_says_otherwise_contradicts_it() -> None:
-    request = RunRequest(
-        method="sft", model="m", argv=("--deepspeed", json.dumps(CONFIG)), autofit=AutoFit(sharding="zero2")
-    )
-    with pytest.raises(UsageError, match="--sharding zero2 and the zero3 of --deepspeed contradict"):
-        with_accelerate(request)
 
 
 ALONE = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": {"zero_stage": 3}}

@@ -113,13 +113,6 @@ def test_the_plan_has_as_much_as_fits_and_tells_the_neighbour_that_does_not(name
     assert (followed.knobs, followed.most, followed.warnings) == (chosen.knobs, most, chosen.warnings)
 
 
-def test_a_plan_that_was_made_for_a_number_is_none_for_the_most() -> None:
-    wished = asked("max_length", fit="lossless")
-    given = replace(wished, job=replace(wished.job, arguments={"max_length": 128}))
-    with pytest.raises(UsageError, match="max_length is max, and 128 in the plan"):
-        api.plan(wished, earlier=api.plan(given))
-
-
 def test_an_estimate_is_of_a_number_and_what_is_wrong_with_every_value_is_said() -> None:
     with pytest.raises(UsageError, match="--max_length max asks how much fits"):
         api.estimate(asked("max_length"))

@@ -74,11 +74,9 @@ class LinearMemory:
     counts_parameters: bool = False
     """Whether it tells what exceeds the card by that number alone."""
     loss_bytes: int = 200_000
-    """Per token, in the backward pass."""
+    """Per token, in the backward pass; what follows per token evaluated, and per row generated at once."""
     evaluated_bytes: int = 0
-    """Per token, in evaluation."""
     rollout_bytes: int = 0
-    """Per row that is generated at once."""
     noise: float = 0.0
     unmapped: float = 0.0
     """Share of the peak that expandable segments save of what native ones reserve."""
@@ -91,20 +89,16 @@ class LinearMemory:
     """Whether gradients come as activations go, where none are accumulated."""
     longest: int | None = None
     slowed: Mapping[str, float] = field(default_factory=SLOWED.copy)
-    """By which factor each lever of time stretches a step."""
     gather_seconds: float = 0.1
     """How long it takes to gather all weights from several processes once, in half precision."""
     reduced: float = 4.0
     """How many times that DDP needs to reduce the gradients: less than once for an adapter's."""
     update_seconds: float = 0.1
-    """How long a process takes to update the whole model."""
     misjudged: float = 1.0
     """By which factor the speed of what shares the model otherwise is misjudged."""
     cards: tuple[str, ...] = ()
-    """Where anything would fit."""
     calls: list[Knobs] = field(default_factory=list)
     whole_calls: list[Knobs] = field(default_factory=list)
-    """Those that were made on the whole model."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
         self.calls += points

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, search, space_of
 
-from autotrain_mem.search.explore import best_of, most_that_fits
+from autotrain_mem.search.explore import most_that_fits
 from autotrain_mem.search.levels import SHORTER_ROWS, levels
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.search import SearchResult
@@ -135,13 +135,6 @@ def test_a_smaller_batch_is_no_worse_than_the_work_of_a_larger_one_makes_it(budg
     space = space_of(longest=2048, max_slowdown=float("inf"))
     model = Chunked(budget_bytes=budget_gib * GIB, longest=2048)
     assert (quality(space, model, search(space, model)) or 0) >= 0.99
-
-
-def test_an_unconfirmed_plan_costs_no_rehearsal_of_the_whole_model() -> None:
-    space = job(1)
-    model = LinearMemory(budget_bytes=24 * GIB, longest=space.longest, copied_layers=2)
-    assert best_of(levels(space)[0], Memo(space, model), confirmed=False) is not None
-    assert model.whole_calls == []
 
 
 def test_a_level_is_not_given_up_for_a_few_bytes_of_a_copy() -> None:

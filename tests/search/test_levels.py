@@ -70,21 +70,9 @@ LORA = {
 
 
 def test_levels_climb_from_time_to_data() -> None:
-    activations, host = {"activation_offloading": True}, {"optimizer_offload": True}
-    bf16, eight_bit = {"dtype": "bfloat16"}, {"optim": "adamw_8bit"}
-    assert climbed(learning_rate=2e-4) == {
-        "lossless": [{}],
-        "lossless, offloading": [activations, host, OFFLOADED],
-        "rounding": [bf16, eight_bit, bf16 | eight_bit],
-        "rounding, offloading": [
-            *(bf16 | activations, eight_bit | activations, bf16 | eight_bit | activations),
-            *(bf16 | host, bf16 | OFFLOADED),
-        ],
-        **{
-            name: [dict(setting.items() - {("learning_rate", 2e-4)}) for setting in each] for name, each in LORA.items()
-        },
-    }
-    at_trls_rate = {
+    activations, host, eight_bit = {"activation_offloading": True}, {"optimizer_offload": True}, {"optim": "adamw_8bit"}
+    bf16 = {"dtype": "bfloat16"}  # which loses updates at TRL's learning rate
+    expected = {
         "lossless": [{}],
         "lossless, offloading": [activations, host, OFFLOADED],
         "rounding": [eight_bit],
@@ -95,8 +83,9 @@ def test_levels_climb_from_time_to_data() -> None:
             *(bf16 | activations, bf16 | eight_bit | activations, bf16 | host, bf16 | OFFLOADED)
         ],
     }
-    assert climbed() == at_trls_rate
-    assert names() == [*at_trls_rate, "shorter rows"]
+    assert climbed() == expected
+    assert climbed(learning_rate=2e-4)["rounding"] == [bf16, eight_bit, bf16 | eight_bit]
+    assert names() == [*expected, "shorter rows"]
     harms = [level.harm for level in levels(space_of())]
     assert harms == sorted(harms)
 
@@ -158,18 +147,14 @@ def test_limits_pins_and_methods_end_the_levels(words: dict[str, Any], expected:
     assert names(**words) == expected
 
 
-def test_fp16_keeps_the_dtype_of_what_is_trained() -> None:
+def test_fp16_keeps_the_dtype_of_what_is_trained_and_a_quantized_checkpoint_its_bits() -> None:
     """The scaler takes no gradients in half precision; a frozen base has none."""
     changed = [setting for setting in every(fp16=True) if "dtype" in setting]
     assert changed
     assert all(setting["use_peft"] and setting["dtype"] == "float16" for setting in changed)
-
-
-def test_a_checkpoint_that_is_quantized_is_not_quantized_again() -> None:
-    space = space_of(use_peft=True)
-    plain, quantized = (levels(replace(space, is_quantized=known)) for known in (False, True))
-    assert any(level.settings[-1].load_in_4bit for level in plain)
-    assert not any(level.settings[-1].load_in_4bit or level.settings[-1].load_in_8bit for level in quantized)
+    for known in (False, True):
+        settings = [level.settings[-1] for level in levels(replace(space_of(use_peft=True), is_quantized=known))]
+        assert any(setting.base_bits for setting in settings) is not known
 
 
 def test_lengths_that_cut_a_row_and_drop_not_every_pair_are_tried_coarser_from_256_tokens() -> None:

@@ -89,16 +89,6 @@ def test_the_hint_names_the_exact_flags(budget_gib: float, words: dict[str, obje
     assert error_of(0.5).hint == "nothing that can be changed makes it fit here"
 
 
-def test_weights_that_exceed_the_card_end_the_error_in_few_rehearsals() -> None:
-    """Of each kind of weights the first and the last point, which are rehearsed at once; looking for a way out costs
-    none."""
-    model = LinearMemory(budget_bytes=GIB // 2)
-    refused(model)
-    kinds = {(call.dtype, call.use_peft, call.load_in_8bit, call.load_in_4bit) for call in model.calls}
-    assert len(kinds) == 5  # float32, bfloat16, its adapter, 8 and 4 bits
-    assert len(model.calls) <= 2 * 5
-
-
 def test_the_nearest_that_is_suggested_was_rehearsed_on_the_whole_model() -> None:
     model = LinearMemory(budget_bytes=int(10.32 * GIB), copied_layers=3, amiss=0.02, frees_gradients=False)
     error = refused(model, fit="lossless", per_device_train_batch_size=8, **ON_THE_DEVICE)
