@@ -20,12 +20,11 @@ from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.doctor import examine_machine
 from autotrain_mem.planning.accelerate_config import with_accelerate
-from autotrain_mem.planning.comparisons import compare_cards
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
 from autotrain_mem.planning.maximum import frontier_of, question_of, settled
 from autotrain_mem.planning.mixed_lengths import with_reason
 from autotrain_mem.planning.output_dir import output_dir
-from autotrain_mem.planning.plan import make_plan, plan_as_given, searched_with_images
+from autotrain_mem.planning.plan import compare_cards, make_plan, plan_as_given, searched_with_images
 from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
 from autotrain_mem.planning.read_request import PlanHints, rehearsals_for, resumed, with_plan

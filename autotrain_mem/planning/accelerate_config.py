@@ -240,15 +240,29 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
 
 def deepspeed_content(given: Any) -> Mapping[str, Any]:
     """Reads a DeepSpeed config: a path, JSON itself (TRL's parser takes both), or keys. Raises UsageError."""
+    return config_content(given, f"--{_ARGUMENT}", hint="Give DeepSpeed's own JSON.")
+
+
+def config_content(given: Any, flag: str, *, hint: str, file_name: str = "") -> Mapping[str, Any]:
+    """Returns the keys of a config: as they are, or from JSON, its file, or the folder that holds ``file_name``.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     if isinstance(given, Mapping):
         return given
-    path = str(given)
+    text, path = str(given).strip(), Path(str(given))
+    if not text.startswith("{"):
+        file = path / file_name if path.is_dir() else path
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise UsageError(f"{flag} {file} cannot be read: {reason}.", hint=hint) from error
     try:
-        content = json.loads(path if path.startswith("{") else Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--{_ARGUMENT} {path} cannot be read: {error.strerror}.", hint="Give a JSON file.") from error
+        content = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--{_ARGUMENT} {path} is no JSON: {error}.", hint="Give DeepSpeed's own JSON.") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"--{_ARGUMENT} {path} holds no keys.", hint="Give DeepSpeed's own JSON.")
+        raise UsageError(f"{flag} {given} is no JSON: {error}.", hint=hint) from error
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{flag} {given} holds no keys.", hint=hint)
     return content

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from autotrain_mem.machine.choose import choose
 from autotrain_mem.machine.prices import prices
-from autotrain_mem.planning.accelerate_config import launch_warnings, refuse_all, with_accelerate
+from autotrain_mem.planning.accelerate_config import config_content, launch_warnings, refuse_all, with_accelerate
 from autotrain_mem.planning.for_processes import arguments_over, autofit_of, for_processes, is_shared_otherwise
 from autotrain_mem.planning.kept_answers import parsed
 from autotrain_mem.planning.output_dir import RESUME
@@ -205,7 +203,10 @@ def with_peft_config(request: RunRequest) -> RunRequest:
     given = request.autofit.peft_config
     if given is None:
         return request
-    text = canonical(_content(given))
+    content = config_content(given, FLAG, hint=_WANTED, file_name=FILE)
+    if not isinstance(content.get("peft_type"), str):
+        raise UsageError(f"{FLAG} {given} names no peft_type, as every config of PEFT's does.", hint=_WANTED)
+    text = canonical(content)
     kind, why = kind_of(text), why_not_quantized(text)
     problems = []
     if function := needs_data_first(text):
@@ -225,24 +226,3 @@ def with_peft_config(request: RunRequest) -> RunRequest:
         problems.append((problem, "Remove --gradient_checkpointing."))
     refuse_all(problems)
     return replace(request, autofit=replace(request.autofit, peft_config=text))
-
-
-def _content(given: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(given, Mapping):
-        return given
-    text = str(given)
-    if not text.lstrip().startswith("{"):
-        path = Path(text)
-        file = path / FILE if path.is_dir() else path
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise UsageError(f"{FLAG} {path} cannot be read: {file}: {reason}.", hint=_WANTED) from error
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{FLAG} {given} is no JSON: {error}.", hint=_WANTED) from error
-    if not isinstance(content, Mapping) or not isinstance(content.get("peft_type"), str):
-        raise UsageError(f"{FLAG} {given} names no peft_type, as every config of PEFT's does.", hint=_WANTED)
-    return content

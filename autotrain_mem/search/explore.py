@@ -98,8 +98,8 @@ def _around(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
     every = level.lines
     for row in LADDER:
         if simpler := taken_back(row, knobs, level.space.base):
-            on = [line for line in every if simpler in line]
-            around += [simpler for line in on if may_fit(memo, level.space, line, every, simpler)]
+            on = sights(memo, [line for line in every if simpler in line], every)
+            around += [simpler for sight in on if simpler in may_fit(level.space, sight)]
     return around
 
 

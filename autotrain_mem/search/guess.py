@@ -11,8 +11,7 @@ from itertools import pairwise
 from math import prod
 from operator import attrgetter
 
-from autotrain_mem.search.levels import Line
-from autotrain_mem.search.memo import LineHistory, Memo, saving_levers, shares_alike, sights
+from autotrain_mem.search.memo import LineHistory, Memo, saving_levers, shares_alike
 from autotrain_mem.search.space import Space, with_rows
 from autotrain_mem.settings.declaration import LeverRow, Savings
 from autotrain_mem.settings.levers import LEVERS, OFFLOADING
@@ -88,12 +87,6 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
 # -- which points may fit ----------------------------------------------------------------------------------------------
 
 
-def may_fit(memo: Memo, space: Space, line: Line, among: Sequence[Line], knobs: Knobs) -> bool:
-    """Returns whether a point of a line was not rehearsed, and nothing that is known rules it out."""
-    (sight,) = sights(memo, (line,), among)
-    return knobs in _may_fit(space, sight)
-
-
 def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
     """Returns whether a point that does not accumulate may fit where fewer rows of the same setting do not."""
     return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
@@ -104,7 +97,7 @@ def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Spee
 
     The largest that should fit; where none should, the smallest that could: if that does not fit, no larger one does.
     """
-    guessed = [speed(memo, sight, knobs) for knobs in _may_fit(space, sight)]
+    guessed = [speed(memo, sight, knobs) for knobs in may_fit(space, sight)]
     faster = [each for each in guessed if each.at_best > beyond]
     if sight.known:
         budget_bytes = sight.known[0].budget_bytes
@@ -118,8 +111,8 @@ def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Spee
     return next(iter(likely[-1:] or faster[:1]), None)
 
 
-def _may_fit(space: Space, sight: LineHistory) -> list[Knobs]:
-    """The points of a line that were not rehearsed and that nothing known rules out, smallest first."""
+def may_fit(space: Space, sight: LineHistory) -> list[Knobs]:
+    """Returns the points of a line that were not rehearsed and that nothing known rules out, smallest first."""
     rehearsed = {_rows(each.knobs) for each in sight.known}
     points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and _is_possible(space, sight, knobs)]
     return points if sight.known or sight.gentler or sight.shared_harder else points[-1:]
