@@ -32,9 +32,6 @@ _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 """Chunks that may say an orientation (``PIL/PngImagePlugin.py: PngImageFile.load_end``)."""
 _TELLING = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
 """The part of an image's header that may hold an orientation (``PIL/Image.py: Image.getexif``)."""
-_WEBP_HEAD = 30
-_WEBP_METADATA = 0x08 | 0x04
-"""Flags of a WebP with EXIF or XMP (RFC 9649, 2.7)."""
 
 
 def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
@@ -203,7 +200,7 @@ def _size(value: Any) -> Size:
     if isinstance(value, Mapping):
         # Reads an object as ``datasets/features/image.py: Image.decode_example`` does.
         if value.get("bytes") is not None:
-            return _size_in_file(io.BufferedReader(_Buffer(value["bytes"])))
+            return _size_in_file(io.BytesIO(value["bytes"]))
         path = value.get("path")
         if path is None:
             raise ValueError("it has neither bytes nor a path")
@@ -218,37 +215,10 @@ def _size(value: Any) -> Size:
     raise ValueError(f"a {type(value).__name__} is no image")
 
 
-class _Buffer(io.RawIOBase):
-    """Lets a buffer be read as a file without copying it whole, as BytesIO does."""
-
-    def __init__(self, buffer: Any) -> None:
-        self._view, self._at = memoryview(buffer).cast("B"), 0
-
-    def readinto(self, into: Any) -> int:
-        found = self._view[self._at : self._at + len(into)]
-        into[: len(found)] = found
-        self._at += len(found)
-        return len(found)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._view)}[whence])
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-
 def _size_in_file(file: Any) -> Size:
     if isinstance(file, str):
         with open(file, "rb") as opened:
             return _size_in_file(opened)
-    size = _size_of_webp(file.read(_WEBP_HEAD))
-    file.seek(0)
-    if size is not None:
-        return size
     try:
         from PIL import Image
     except ImportError as error:
@@ -263,23 +233,6 @@ def _size_in_file(file: Any) -> Size:
         if not image.info.keys() & _TELLING:
             return int(image.width), int(image.height)
         return _upright(image, Image.Image.getexif(image))  # a PNG's own would decode it first
-
-
-def _size_of_webp(head: bytes) -> Size | None:
-    """Reads a WebP's size off its first bytes (RFC 9649, 2.5 to 2.7); None where it says more of itself elsewhere.
-
-    Pillow makes a decoder first: 6 ms for three million pixels.
-    """
-    if len(head) < _WEBP_HEAD or head[:4] != b"RIFF" or head[8:12] != b"WEBP":
-        return None
-    if head[12:16] == b"VP8 ":
-        return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
-    if head[12:16] == b"VP8L":
-        bits = int.from_bytes(head[21:25], "little")
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    if head[12:16] != b"VP8X" or head[20] & _WEBP_METADATA:
-        return None
-    return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
 
 
 def _upright(image: Any, exif: Mapping[int, Any]) -> Size:
