@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from bench import ONE_THREAD
 from hollow_cuda.build import Hollow
 from survival_cases.kept import Row
 
@@ -101,14 +102,13 @@ def _execute(case: Case, hollow: Hollow, place: Path, output: Path) -> int | Non
         try:
             return _follow(process, case, output)
         finally:
-            _end(process)
+            process.kill()
+            process.wait()
 
 
 def _environment(case: Case, hollow: Hollow, place: Path, ledger: Path) -> dict[str, str]:
     fixed = {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        **ONE_THREAD,
         "COLUMNS": "160",
         "AUTOFIT_CACHE": str(place / "cache" / _slug(case.name) if case.environment else place / "cache" / "shared"),
         "HOLLOW_CAPACITY": str(CAPACITY_MIB * MIB),
@@ -123,24 +123,12 @@ def _follow(process: subprocess.Popen[bytes], case: Case, output: Path) -> int |
     while process.poll() is None and time.monotonic() < deadline:
         if not killed and case.kill_at in output.read_text(errors="replace"):
             killed = True
-            for child in _trainings(process.pid):
-                child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    if TRAINING in child.cmdline():
+                        child.kill()
         time.sleep(0.05)
     return process.poll()
-
-
-def _trainings(pid: int) -> Iterator[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if TRAINING in child.cmdline():
-                    yield child
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
-        process.wait()
 
 
 def _missed(case: Case, code: int | None, text: str, losses: Mapping[str, str]) -> Iterator[str]:

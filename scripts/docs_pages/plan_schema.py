@@ -57,7 +57,8 @@ def _written(noun: Any, parts: dict[str, Schema]) -> Schema:
             continue
         properties[each.name] = {name: value for name, value in by_field[each.name].items() if name != "default"}
         if each.name in form.objects:
-            keys, kinds = form.objects[each.name], _pair_kinds(typing.get_type_hints(noun)[each.name])
+            keys, pair = form.objects[each.name], typing.get_args(typing.get_type_hints(noun)[each.name])
+            kinds = typing.get_args(pair[0]) if pair[-1] is Ellipsis else pair  # of a tuple of pairs, or of a mapping
             entry = {key: _of_type(kind) for key, kind in zip(keys, kinds, strict=True)}
             properties[each.name] = {"type": "array", "items": _object(entry, keys)}
         if each.name in told:
@@ -85,12 +86,6 @@ def _kind_of(noun: Any, path: list[str]) -> Any:
         hints = typing.get_type_hints(member.fget if isinstance(member, property) else kind)
         kind = hints["return" if isinstance(member, property) else name]
     return kind
-
-
-def _pair_kinds(kind: Any) -> tuple[Any, ...]:
-    """Returns the types of key and value of a mapping, or of both members of a tuple of pairs."""
-    arguments = typing.get_args(kind)
-    return typing.get_args(arguments[0]) if arguments[-1] is Ellipsis else arguments
 
 
 def _descriptions(noun: type) -> dict[str, str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from autotrain_mem.cli.flags import make_parser
 from autotrain_mem.cli.main import HELP
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL
-from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
 from autotrain_mem.settings.levers import HALF_WEIGHTS, LADDER, LEVERS
 from autotrain_mem.support import errors
@@ -41,23 +40,18 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}" if text else ""
 
 
-def command_help() -> str:
-    return f"```text\n{HELP}```"
-
-
 def levers() -> str:
-    return table(("lever", "costs", "what it does"), map(_lever, LADDER))
-
-
-def _lever(row: LeverRow) -> tuple[str, str, str]:
-    parts = [sentence(row.reason), f"**It {row.warning}.**" if row.warning else ""]
-    if row.to is not None and row.harm is not Harm.NONE:
-        parts.append(f"Sets `{row.knobs[0]}` to `{str(row.to).lower()}`.")
-    if row.along:
-        parts.append(f"Pulled together with {_listed(row.along)}.")
-    if row.not_sharded:
-        parts.append(f"Not with FSDP: {row.not_sharded[0]}.")
-    return f"`{row.name}`", HARMS[row.harm], " ".join(filter(None, parts))
+    rows = []
+    for row in LADDER:
+        parts = [sentence(row.reason), f"**It {row.warning}.**" if row.warning else ""]
+        if row.to is not None and row.harm is not Harm.NONE:
+            parts.append(f"Sets `{row.knobs[0]}` to `{str(row.to).lower()}`.")
+        if row.along:
+            parts.append(f"Pulled together with {_listed(row.along)}.")
+        if row.not_sharded:
+            parts.append(f"Not with FSDP: {row.not_sharded[0]}.")
+        rows.append((f"`{row.name}`", HARMS[row.harm], " ".join(filter(None, parts))))
+    return table(("lever", "costs", "what it does"), rows)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -93,17 +87,17 @@ def flags() -> str:
             for action in group._group_actions:
                 known = groups.setdefault(title, {}).setdefault(action.dest, (action, []))
                 known[1].append(name)
-    return "\n\n".join(f"## {sentence(title)[:-1]}\n\n{_flag_rows(group)}" for title, group in groups.items() if group)
-
-
-def _flag_rows(group: dict[str, tuple[argparse.Action, list[str]]]) -> str:
-    rows = []
-    for action, commands in group.values():
-        takes = action.metavar or (" or ".join(map(str, action.choices)) if action.choices else "")
-        name = " ".join(filter(None, (action.option_strings[0], str(takes))))
-        text = sentence((action.help or "").replace("%%", "%"))
-        rows.append((f"`{name}`", "all" if len(commands) == 3 else ", ".join(commands), text))
-    return table(("flag", "of", "meaning"), rows)
+    sections = []
+    for title, group in groups.items():
+        rows = []
+        for action, commands in group.values():
+            takes = action.metavar or (" or ".join(map(str, action.choices)) if action.choices else "")
+            name = " ".join(filter(None, (action.option_strings[0], str(takes))))
+            text = sentence((action.help or "").replace("%%", "%"))
+            rows.append((f"`{name}`", "all" if len(commands) == 3 else ", ".join(commands), text))
+        if rows:
+            sections.append(f"## {sentence(title)[:-1]}\n\n{table(('flag', 'of', 'meaning'), rows)}")
+    return "\n\n".join(sections)
 
 
 def refused_flags() -> str:
@@ -174,7 +168,7 @@ def recipe_texts() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "command_help": command_help,
+    "command_help": lambda: f"```text\n{HELP}```",
     "levers": levers,
     "levels": levels,
     "not_counted": not_counted,

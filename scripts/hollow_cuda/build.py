@@ -53,16 +53,6 @@ def fetch(cache: Path) -> Path:
     return wheel
 
 
-def headers_of(cache: Path) -> Path:
-    """The folder for the compiler's ``-I``."""
-    return cache / "headers" / "nvidia" / "cu13" / "include"
-
-
-def is_newer(path: Path, built: Path) -> bool:
-    """Whether a source is newer than what was built of all."""
-    return not built.exists() or built.stat().st_mtime < path.stat().st_mtime
-
-
 @dataclass(frozen=True, slots=True)
 class Hollow:
     """A folder in which all of it is."""
@@ -122,7 +112,8 @@ def build(cache: Path) -> Hollow:
         subprocess.run([*pip, "--target", str(hollow.packages), str(wheel)], check=True)
         (hollow.packages / ".installed").touch()
     runtime = hollow.libraries_with_values / RUNTIME
-    if any(is_newer(path, runtime) for path in sources()):
+    sources = [*HERE.glob("*.[ch]"), HERE / "stubs.py", Path(__file__)]
+    if not runtime.exists() or runtime.stat().st_mtime < max(path.stat().st_mtime for path in sources):
         print(f"Compiling stand-ins for NVIDIA's libraries into {hollow.libraries} ...", flush=True)
         torch = hollow.packages / "torch" / "lib"
         linked = [torch / name for name in (*(f"lib{name}.so" for name in LINKED), *OTHERS_LINKED)]
@@ -130,18 +121,13 @@ def build(cache: Path) -> Hollow:
         if bitsandbytes is not None and bitsandbytes.submodule_search_locations:
             linked.append(Path(bitsandbytes.submodule_search_locations[0]) / BITSANDBYTES)
         imports = imports_of(path for path in linked if path.exists())
-        compile_runtime(cache, imports, hollow.libraries)
+        _compile_runtime(cache, imports, hollow.libraries)
         write_stubs(imports, hollow.libraries)
-        compile_runtime(cache, imports, hollow.libraries_with_values, HERE / "values_memory.c")
+        _compile_runtime(cache, imports, hollow.libraries_with_values, HERE / "values_memory.c")
     return hollow
 
 
-def sources() -> list[Path]:
-    """All that the stand-ins are made of."""
-    return [*HERE.glob("*.[ch]*"), HERE / "stubs.py", Path(__file__)]
-
-
-def compile_runtime(cache: Path, imports: Imports, folder: Path, *more: Path) -> None:
+def _compile_runtime(cache: Path, imports: Imports, folder: Path, *more: Path) -> None:
     """Compile NVML and the runtime into a folder.
 
     Args:
@@ -149,7 +135,15 @@ def compile_runtime(cache: Path, imports: Imports, folder: Path, *more: Path) ->
         more: Further sources of the runtime.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    options = ["-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-fPIC", f"-I{headers_of(cache)}"]
+    options = [
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unused-parameter",
+        "-Werror",
+        "-fPIC",
+        f"-I{cache}/headers/nvidia/cu13/include",
+    ]
 
     def compiled(source: Path) -> Path:
         out = folder / f"{source.stem}.o"

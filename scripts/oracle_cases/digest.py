@@ -31,25 +31,16 @@ _DIGITS = 16
 def settled(value: Json, place: pathlib.Path, within: str = "") -> Json:
     """Leaves out of JSON the times that were measured, versions, and the path of the folder that everything lies in."""
     if isinstance(value, Mapping):
-        kept = {name: each for name, each in value.items() if not _left_out(name, within)}
-        if _is_for_the_host(value):
-            kept = {name: each for name, each in kept.items() if name not in OF_THE_HOST}
-        return {name: settled(each, place, name) for name, each in kept.items()}
+        left_out = {*INSTALLED, *MEASURED, *(("step_seconds",) if within == "probes" else ())}
+        device = value.get("hardware", value)
+        if isinstance(device, Mapping) and device.get("origin") == "cpu":
+            left_out |= {*OF_THE_HOST}
+        return {name: settled(each, place, name) for name, each in value.items() if name not in left_out}
     if isinstance(value, list):
         return [settled(each, place, within) for each in value]
     if isinstance(value, str):
         return value.replace(f"{place}/", "").replace(str(place), ".")
     return value
-
-
-def _left_out(name: str, within: str) -> bool:
-    return name in (*INSTALLED, *MEASURED) or (name == "step_seconds" and within == "probes")
-
-
-def _is_for_the_host(value: Mapping[str, Json]) -> bool:
-    """Whether it is the CPU as a device, or the estimate for it."""
-    device = value.get("hardware", value)
-    return isinstance(device, Mapping) and device.get("origin") == "cpu"
 
 
 def columns(noun: Any) -> dict[str, Json]:
@@ -59,26 +50,21 @@ def columns(noun: Any) -> dict[str, Json]:
     """
     found: dict[str, Json] = {}
     for each in fields(noun):
-        if each.name not in MEASURED:
-            found |= _column(each.name, getattr(noun, each.name))
+        name, value = each.name, getattr(noun, each.name)
+        if name in MEASURED:
+            continue
+        if is_dataclass(value):
+            found |= {f"{name}.{inner}": column for inner, column in columns(value).items()}
+        elif value is None or isinstance(value, str | int | float):
+            found[name] = _plain(value) if isinstance(value, Enum) else value
+        elif isinstance(value, Sequence) and value and (isinstance(value[0], Block) or is_dataclass(value[0])):
+            names = value[0]._fields if isinstance(value[0], Block) else [row.name for row in fields(value[0])]
+            found |= {f"{name}.{inner}": digest([getattr(row, inner) for row in value]) for inner in names}
+        elif isinstance(value, Sequence) and all(isinstance(row, str) for row in value):
+            found[name] = list(value)
+        else:
+            found[name] = digest(value)
     return found
-
-
-def _column(name: str, value: Any) -> dict[str, Json]:
-    if is_dataclass(value):
-        return {f"{name}.{inner}": each for inner, each in columns(value).items()}
-    if isinstance(value, Sequence) and not isinstance(value, str) and value and _is_row(value[0]):
-        names = value[0]._fields if isinstance(value[0], Block) else [each.name for each in fields(value[0])]
-        return {f"{name}.{inner}": digest([getattr(row, inner) for row in value]) for inner in names}
-    if value is None or isinstance(value, str | int | float):
-        return {name: _plain(value) if isinstance(value, Enum) else value}
-    if isinstance(value, Sequence) and all(isinstance(each, str) for each in value):
-        return {name: list(value)}
-    return {name: digest(value)}
-
-
-def _is_row(value: Any) -> bool:
-    return isinstance(value, Block) or is_dataclass(value)
 
 
 def digest(values: Any) -> str:

@@ -11,7 +11,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import MIB, format_bytes, rate
 from autotrain_mem.support.yaml_files import Recipe
-from autotrain_mem.types import Candidate, Knobs, Plan
+from autotrain_mem.types import Knobs, Plan
 
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")
 WIDTH = 120
@@ -42,8 +42,18 @@ def header(recipe: Recipe, plan: Plan, versions: Mapping[str, str]) -> list[str]
 
 
 def why(plan: Plan) -> Iterator[str]:
-    """Where the bytes are, each lever with its reason, and what stands beside the choice."""
-    yield _at_the_peak(plan)
+    """Where the bytes are, each lever with its reason, and what stands beside the choice.
+
+    Of owners those with a tenth of the peak and more: ``at the peak, in the backward phase: weights 1.84 GiB, ...``.
+    """
+    memory = plan.estimate.memory
+    held = sorted(memory.owners_at_peak.items(), key=lambda each: -each[1])
+    owners = [
+        f"{formatting.OWNERS[owner]} {format_bytes(size_bytes)}"
+        for owner, size_bytes in held
+        if size_bytes >= 0.1 * memory.peak_allocated_bytes
+    ]
+    yield f"at the peak, in the {formatting.PHASES[memory.peak_phase]} phase: {', '.join(owners)}"
     for lever in plan.levers:
         before, after = formatting.value(lever.before), formatting.value(lever.after)
         yield f"{lever.name} {before} -> {after}: {lever.why}"
@@ -53,43 +63,26 @@ def why(plan: Plan) -> Iterator[str]:
         yield f"{other.level} would fit too{faster}"
 
 
-def _at_the_peak(plan: Plan) -> str:
-    """``at the peak, in the backward phase: weights 1.84 GiB, optimizer state 3.68 GiB``; a tenth of it and more."""
-    memory = plan.estimate.memory
-    held = sorted(memory.owners_at_peak.items(), key=lambda each: -each[1])
-    owners = [
-        f"{formatting.OWNERS[owner]} {format_bytes(size_bytes)}"
-        for owner, size_bytes in held
-        if size_bytes >= 0.1 * memory.peak_allocated_bytes
-    ]
-    return f"at the peak, in the {formatting.PHASES[memory.peak_phase]} phase: {', '.join(owners)}"
-
-
 def _other_points(plan: Plan) -> Iterator[str]:
     """The next larger micro-batch, and the same with its activations kept: what the search met and no lever says."""
     chosen, told = plan.knobs, " ".join(lever.why for lever in plan.levers)
     met = {each.knobs: each for each in plan.attempts if format_bytes(each.required_bytes) not in told}
-    larger = [knobs for knobs in met if knobs == _with_rows_of(knobs, chosen) and _rows(knobs) > _rows(chosen)]
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "local_rollout_forward_batch_size")
+    larger = [
+        knobs
+        for knobs in met
+        if knobs.per_device_train_batch_size > chosen.per_device_train_batch_size
+        and knobs == replace(chosen, **{name: getattr(knobs, name) for name in names})
+    ]
+    larger.sort(key=lambda knobs: knobs.per_device_train_batch_size)
     kept = replace(chosen, gradient_checkpointing=False)
-    for knobs in [*sorted(larger, key=_rows)[:1], *([kept] if kept != chosen else [])]:
+    for knobs in [*larger[:1], *([kept] if kept != chosen else [])]:
         if knobs in met:
             without = "" if knobs.gradient_checkpointing == chosen.gradient_checkpointing else " without checkpointing"
-            yield f"{formatting.batch(knobs)}{without} {_outcome(met[knobs])}"
-
-
-def _rows(knobs: Knobs) -> int:
-    return knobs.per_device_train_batch_size
-
-
-def _with_rows_of(other: Knobs, knobs: Knobs) -> Knobs:
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "local_rollout_forward_batch_size")
-    return replace(knobs, **{name: getattr(other, name) for name in names})
-
-
-def _outcome(attempt: Candidate) -> str:
-    if not attempt.fits:
-        return f"would need {format_bytes(attempt.required_bytes)}"
-    return f"would fit too, at {rate(attempt.tokens_per_second or 0.0)} tokens/s"
+            outcome = f"would need {format_bytes(met[knobs].required_bytes)}"
+            if met[knobs].fits:
+                outcome = f"would fit too, at {rate(met[knobs].tokens_per_second or 0.0)} tokens/s"
+            yield f"{formatting.batch(knobs)}{without} {outcome}"
 
 
 def _labelled(label: str, said: str) -> list[str]:

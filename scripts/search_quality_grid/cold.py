@@ -9,7 +9,6 @@ which a footprint is made by.
 
 from __future__ import annotations
 
-import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from autotrain_mem.types import Estimate, Footprint, Knobs
 
 RELEVANT = ("allocator", "estimator", "rehearsal", "types", "trainers")
 """Packages that a rehearsal and its replay are made by."""
+DIGESTS = [content_digest(OURS / name) for name in RELEVANT]
 
 
 class RehearsalStore(Store):
@@ -89,12 +89,7 @@ class Cold:
 
 
 def _relevant(key: Mapping[str, Any]) -> dict[str, Any]:
-    return {**key, "versions": {**key["versions"], "autotrain_mem": _digests()}}
-
-
-@functools.cache
-def _digests() -> list[str]:
-    return [content_digest(OURS / name) for name in RELEVANT]
+    return {**key, "versions": {**key["versions"], "autotrain_mem": DIGESTS}}
 
 
 def _native(knobs: Knobs) -> Knobs:

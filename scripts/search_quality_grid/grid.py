@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -106,16 +106,11 @@ def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[
         rest = iter(line)
         while some := list(islice(rest, ASKED_AT_ONCE)):
             estimates = predictor.rehearse(some, whole=False)
-            done += [_roomier(each) if may_expand else each for each in estimates]
+            done += [each if each.fits or not may_expand else each.growing() for each in estimates]
             if done[-1].required_bytes > FAR_TOO_LARGE * done[-1].budget_bytes:
                 left_out += len(list(rest))
             told(f"{level.name}: {len(done)} of {sum(map(len, every)) - left_out} points")
     return done
-
-
-def _roomier(estimate: Estimate) -> Estimate:
-    """In the allocator's other mode where only that fits."""
-    return estimate if estimate.fits else estimate.growing()
 
 
 def best_of(grid: Sequence[Estimate], predictor: Predictor, faster_than: float = 0.0) -> Estimate | None:
@@ -124,7 +119,7 @@ def best_of(grid: Sequence[Estimate], predictor: Predictor, faster_than: float =
     Args:
         faster_than: Tokens per second up to which what few layers tell is enough.
     """
-    for each in _fastest_first(grid):
+    for each in sorted((each for each in grid if each.fits), key=lambda each: -each.tokens_per_second):
         if each.tokens_per_second <= faster_than or each.memory.rehearsed_layers is None:
             return each
         (whole,) = predictor.rehearse([each.knobs], whole=True)
@@ -133,23 +128,19 @@ def best_of(grid: Sequence[Estimate], predictor: Predictor, faster_than: float =
     return None
 
 
-def _fastest_first(grid: Sequence[Estimate]) -> Iterator[Estimate]:
-    return iter(sorted((each for each in grid if each.fits), key=lambda each: -each.tokens_per_second))
-
-
 def _larger(grid: Sequence[Estimate], chosen: Estimate) -> Estimate | None:
     setting = _apart_from_rows(chosen.knobs)
-    line = [each for each in grid if _apart_from_rows(each.knobs) == setting and _rows(each) > _rows(chosen)]
-    return min(line, key=_rows, default=None)
+
+    def rows(estimate: Estimate) -> int:
+        return estimate.knobs.per_device_train_batch_size
+
+    line = [each for each in grid if _apart_from_rows(each.knobs) == setting and rows(each) > rows(chosen)]
+    return min(line, key=rows, default=None)
 
 
 def _apart_from_rows(knobs: Knobs) -> dict[str, object]:
     free = {"expandable_segments", *(name for lever in ("micro_batch", "eval_batch") for name in LEVERS[lever].knobs)}
     return {name: value for name, value in codec.to_json(knobs).items() if name not in free}
-
-
-def _rows(estimate: Estimate) -> int:
-    return estimate.knobs.per_device_train_batch_size
 
 
 def _skipped(

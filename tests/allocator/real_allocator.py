@@ -1,6 +1,6 @@
 """Events played through our simulator, and their answers held against those of torch's compiled allocator.
 
-An event is a line that ``scripts/hollow_cuda/replay.cpp`` reads (``malloc 3 1048576 0``), and the real answer the
+An event is a line that ``scripts/hollow_cuda/replay.py`` reads (``malloc 3 1048576 0``), and the real answer the
 line that it prints. The test of recorded answers uses this, and ``scripts/allocator_parity``, which records them.
 """
 
