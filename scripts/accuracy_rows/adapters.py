@@ -46,8 +46,6 @@ STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One public run."""
-
     name: str
     result: dict[str, Any]
 

@@ -26,8 +26,6 @@ SMI_MODEL = "Mistral-7B"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bars:
-    """The largest errors that pass, as fractions."""
-
     limit: float
     median: float
     reserved_limit: float

@@ -45,7 +45,9 @@ def _check_one(record: Record, folder: Path, worker: api.Worker, *, differing: b
     exact = not played.divergence and played.simulated_peak_bytes == record.trained.peak_reserved_bytes
     verdict = f"exact, {played.segments} changes" if exact else f"DIFFERS: {played.divergence or 'in its peak'}"
     with tempfile.TemporaryDirectory(prefix="record-") as scratch:
-        model = model_without_weights(record, Path(scratch))
+        model = Path(scratch)
+        for name, text in record.model_files.items():
+            (model / name).write_text(text, encoding="utf-8")
         try:
             told = _line(record, worker, model) + f"  {verdict}"
         except AutofitError as error:
@@ -56,18 +58,10 @@ def _check_one(record: Record, folder: Path, worker: api.Worker, *, differing: b
     return exact
 
 
-def model_without_weights(record: Record, folder: Path) -> Path:
-    """The record's model as far as a rehearsal reads it."""
-    for name, text in record.model_files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder
-
-
-def hardware_of(record: Record) -> Hardware:
-    """The record's card as a plan would see it before any run: with the rule's figure outside torch."""
-    card = record.card
+def _line(record: Record, worker: api.Worker, model: Path) -> str:
+    case, card = record.case, record.card
     rule = overhead(card.multiprocessors, card.compute_capability)
-    return Hardware(
+    hardware = Hardware(  # as a plan would see it before any run: with the rule's figure outside torch
         name=card.name,
         origin="named",
         total_bytes=card.total_bytes,
@@ -75,12 +69,8 @@ def hardware_of(record: Record) -> Hardware:
         non_torch_bytes=rule if rule is not None and card.is_real else 0,
         compute_capability=card.compute_capability,
     )
-
-
-def _line(record: Record, worker: api.Worker, model: Path) -> str:
-    case = record.case
     rehearsals = api.Rehearsals(
-        workers=api.Workers.holding(worker), job=case.job(model), defaults=case.knobs, hardware=hardware_of(record)
+        workers=api.Workers.holding(worker), job=case.job(model), defaults=case.knobs, hardware=hardware
     )
     asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.length))
     predicted = judge_trace(asked, case.knobs, asked.rehearse(case.knobs))

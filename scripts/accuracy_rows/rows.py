@@ -35,8 +35,6 @@ Row = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A row that can be rehearsed."""
-
     row: Row
     job: Job
     knobs: Knobs

@@ -55,7 +55,6 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fills a page before it is rendered."""
     return filled(markdown)
 
 
@@ -64,5 +63,4 @@ LABELLED = 'data-md-component="search" role="dialog"'
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Completes a page after it is rendered."""
     return output.replace(LABELLED, f'{LABELLED} aria-label="Search"')

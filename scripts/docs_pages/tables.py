@@ -30,7 +30,6 @@ HARMS = {
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -88,9 +87,9 @@ def flags() -> str:
                 known = groups.setdefault(title, {}).setdefault(action.dest, (action, []))
                 known[1].append(name)
     sections = []
-    for title, group in groups.items():
+    for title, taken in groups.items():
         rows = []
-        for action, commands in group.values():
+        for action, commands in taken.values():
             takes = action.metavar or (" or ".join(map(str, action.choices)) if action.choices else "")
             name = " ".join(filter(None, (action.option_strings[0], str(takes))))
             text = sentence((action.help or "").replace("%%", "%"))

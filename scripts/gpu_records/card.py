@@ -55,7 +55,6 @@ class Marks:
 
     @contextmanager
     def following(self, trainer: Any) -> Iterator[None]:
-        """Inside, the trainer trains."""
         import torch
 
         follow(trainer, self)
@@ -83,8 +82,6 @@ class Marks:
 
 
 class CudaCard:
-    """The first card that this process sees."""
-
     on_host = False
     """Whether the trainer must be told to stay on the CPU."""
 
@@ -102,11 +99,9 @@ class CudaCard:
         self._marks = Marks(getattr(torch.cuda.memory, "_set_memory_metadata", lambda label: None))
 
     def cuda_semantics(self) -> AbstractContextManager[None]:
-        """Inside, the trainer is built and trains."""
         return nullcontext()
 
     def train(self, trainer: Any, edit_rows: EditRows) -> None:
-        """``trainer.train()`` on edited rows."""
         assert self._marks is not None
         collate = trainer.data_collator
         trainer.data_collator = lambda rows: collate(edit_rows(rows))

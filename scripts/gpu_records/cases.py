@@ -81,7 +81,6 @@ def make(
     arguments: Mapping[str, Any] | None = None,
     **knobs: Any,
 ) -> GpuCase:
-    """A case named by what it is."""
     lora = LORA if weights != "full" else {}
     # Completions of their full length, as those of a rehearsal have.
     full_length = {"generation_kwargs": {"min_new_tokens": COMPLETION}} if method in ("grpo", "rloo") else {}

@@ -28,8 +28,6 @@ autograd's thread is the only other one that allocates."""
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of the history."""
-
     action: str
     address: int
     size_bytes: int
@@ -101,7 +99,5 @@ def _labelled(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
 
 
 class _Numbers(dict[Any, int]):
-    """Gives every new key the next number."""
-
     def __missing__(self, key: Any) -> int:
         return self.setdefault(key, len(self))

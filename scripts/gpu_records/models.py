@@ -7,51 +7,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-TIED = {"tie_word_embeddings": True}
+
+def sizes(width: int, inner: int, layers: int, heads: int, key_heads: int, places: int, words: int) -> dict[str, Any]:
+    """The fields of a config that decide about memory; embeddings are tied."""
+    return {
+        **{"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": words},
+        **{"num_attention_heads": heads, "num_key_value_heads": key_heads, "max_position_embeddings": places},
+        "tie_word_embeddings": True,
+    }
+
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     # Qwen/Qwen2.5-0.5B's config.json
-    "qwen2-0.5b": (
-        "Qwen2Config",
-        {
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 32768,
-            "vocab_size": 151936,
-            **TIED,
-        },
-    ),
+    "qwen2-0.5b": ("Qwen2Config", sizes(896, 4864, 24, 14, 2, 32768, 151936)),
     # meta-llama/Llama-3.2-1B's config.json
-    "llama-1b": (
-        "LlamaConfig",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 131072,
-            "vocab_size": 128256,
-            **TIED,
-        },
-    ),
+    "llama-1b": ("LlamaConfig", {**sizes(2048, 8192, 16, 32, 8, 131072, 128256), "head_dim": 64}),
     # For a dry run on a CPU.
-    "tiny": (
-        "Qwen2Config",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 192,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-            "vocab_size": 2048,
-            **TIED,
-        },
-    ),
+    "tiny": ("Qwen2Config", sizes(64, 192, 2, 4, 2, 4096, 2048)),
 }
 CONFIGS = ("config.json", "generation_config.json")
 """What a rehearsal reads of a model."""
@@ -75,28 +47,14 @@ def config_files(folder: Path) -> dict[str, str]:
 
 
 def _write(folder: Path, name: str) -> None:
-    from autotrain_mem.cli import tiny_model, word_problems
-
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
-    unfinished.mkdir(parents=True, exist_ok=True)
-    try:
-        tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0))).save_pretrained(unfinished)
-        _random_model(name).save_pretrained(unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _random_model(name: str) -> Any:
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    from autotrain_mem.cli.tiny_model import special_token_ids
+    from autotrain_mem.cli import tiny_model, word_problems
 
     kind, sizes = MODELS[name]
-    config = getattr(transformers, kind)(**sizes, **special_token_ids())
+    config = getattr(transformers, kind)(**sizes, **tiny_model.special_token_ids())
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.to_empty(device="cpu").tie_weights()
@@ -108,4 +66,12 @@ def _random_model(name: str) -> Any:
                 continue
             for piece in parameter.view(-1).split(BLOCK_ELEMENTS):
                 piece.copy_(block[: len(piece)])
-    return model
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    try:
+        tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0))).save_pretrained(unfinished)
+        model.save_pretrained(unfinished)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

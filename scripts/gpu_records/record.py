@@ -56,8 +56,6 @@ class Outside:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One case, run for real."""
-
     json_form: ClassVar = Form(schema=SCHEMA)
 
     case: GpuCase
@@ -107,12 +105,10 @@ def write(folder: Path, record: Record) -> None:
 
 
 def write_failure(folder: Path, case: GpuCase, error: str) -> None:
-    """Why there is no record."""
     write_json(failure_path(folder, case.name), {"schema": FAILURE_SCHEMA, "case": codec.to_json(case), "error": error})
 
 
 def read_records(folder: Path) -> list[Record]:
-    """All records of a folder, by name."""
     paths = sorted(folder.glob(f"*{record_path(folder, '').name}"))
     return [codec.from_json(Record, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 

@@ -31,8 +31,6 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """Recorded against simulated."""
-
     recorded_peak_bytes: int
     """Of reserved bytes, by the history's own segments."""
     simulated_peak_bytes: int

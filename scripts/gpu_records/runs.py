@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from bench import ROOT
 
 from autotrain_mem.support import codec
 from gpu_records.cases import GpuCase
@@ -19,7 +22,6 @@ from gpu_records.child import SETTING
 from gpu_records.models import model_folder
 from gpu_records.record import failure_path, record_path, write_failure
 
-ROOT = Path(__file__).parents[2]
 ERROR_CHARACTERS = 4000
 """Of what a failed process said, its end."""
 CASE_SECONDS = 180.0
@@ -37,25 +39,14 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of a round."""
-
     recorded: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     """Not begun or not ended: the time was over."""
 
 
-class Running(Protocol):
-    """A process that has been started for a case and waits for its word."""
-
-    def go(self, limit_seconds: float) -> str:
-        """Let it run to its end; returns why it failed, empty if it did not."""
-
-    def stop(self) -> None:
-        """End it, begun or not."""
-
-
-Start = Callable[[GpuCase], Running]
+Start = Callable[[GpuCase], Any]
+"""Starts a :class:`Process` for a case, which waits for its word."""
 
 
 def open_cases(folder: Path, cases: Iterable[GpuCase]) -> list[GpuCase]:
@@ -70,7 +61,7 @@ def run_cases(
     """Record every case that has no record yet, until the time is over."""
     began, outcome = time.monotonic(), Outcome()
     coming = open_cases(folder, cases)
-    waiting: Running | None = None
+    waiting: Any = None
     try:
         for index, case in enumerate(coming):
             left_seconds = budget_seconds - (time.monotonic() - began)
@@ -140,23 +131,20 @@ class Process:
         )
 
     def go(self, limit_seconds: float) -> str:
+        """Let it run to its end; returns why it failed, empty if it did not."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it died as it imported: its log says why
             self._process.stdin.write(b"go\n")
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # it died as it imported: its log says why
         try:
             status = self._process.wait(limit_seconds)
+            ended = f"ended with status {status}" if status else ""
         except subprocess.TimeoutExpired:
-            return f"{self.said()}\nstopped after {limit_seconds:.0f} s"
-        return f"{self.said()}\nended with status {status}" if status else ""
-
-    def said(self) -> str:
-        """The end of all that it printed."""
+            ended = f"stopped after {limit_seconds:.0f} s"
         self._log.flush()
         self._log.seek(0)
-        return self._log.read().decode("utf-8", errors="replace")[-ERROR_CHARACTERS:].strip()
+        said = self._log.read().decode("utf-8", errors="replace")[-ERROR_CHARACTERS:].strip()
+        return f"{said}\n{ended}" if ended else ""
 
     def stop(self) -> None:
         self._process.kill()

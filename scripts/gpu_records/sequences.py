@@ -24,8 +24,6 @@ FARTHEST = 1000
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """One allocation."""
-
     size_bytes: int
     """Rounded."""
     label: str
@@ -47,17 +45,18 @@ class Difference:
 def births_of_trace(trace: Trace, apart: Iterable[str] = ("load",), smallest_bytes: int = 0) -> list[Birth]:
     """What a rehearsal allocated, but for some phases and for what is smaller than ``smallest_bytes``."""
     born = ((phase.value, block) for phase, sign, block in trace.walk() if sign > 0)
-    labelled = (Birth(round_size(block.size_bytes), f"{phase} {block.module}".rstrip()) for phase, block in born)
-    return _chosen(labelled, apart, smallest_bytes)
+    allocated = ((block.size_bytes, f"{phase} {block.module}".rstrip()) for phase, block in born)
+    return chosen(allocated, apart, smallest_bytes)
 
 
 def births_of_history(history: History, apart: Iterable[str] = ("load",), smallest_bytes: int = 0) -> list[Birth]:
-    """The same of a recorded run."""
-    allocated = (event for event in history if event.action == "alloc")
-    return _chosen((Birth(round_size(event.size_bytes), event.label) for event in allocated), apart, smallest_bytes)
+    allocated = ((event.size_bytes, event.label) for event in history if event.action == "alloc")
+    return chosen(allocated, apart, smallest_bytes)
 
 
-def _chosen(births: Iterable[Birth], apart: Iterable[str], smallest_bytes: int) -> list[Birth]:
+def chosen(allocated: Iterable[tuple[int, str]], apart: Iterable[str], smallest_bytes: int) -> list[Birth]:
+    """Of (bytes, label), those that are large enough and of no phase that stands apart."""
+    births = (Birth(round_size(size_bytes), label) for size_bytes, label in allocated)
     left_out = frozenset(apart)
     return [
         birth
@@ -103,18 +102,13 @@ def summary(found: Sequence[Difference], names: tuple[str, str], most: int = 20)
     return [*lines, *([f"... and {len(kinds) - most} kinds more"] if len(kinds) > most else [])]
 
 
-def _kind(difference: Difference, names: tuple[str, str]) -> str:
-    sides = [
-        f"only {name}: {_sizes(births)}"
-        for name, births in zip(names, (difference.first, difference.second), strict=True)
-        if births
-    ]
+def _kind(difference: Difference, names: tuple[str, str], most: int = 6) -> str:
+    sides = []
+    for name, births in zip(names, (difference.first, difference.second), strict=True):
+        sizes = ", ".join(f"{birth.size_bytes:,} in {any_layer(birth.label)}" for birth in births[:most])
+        more = f" ... {len(births)} in all" if len(births) > most else ""
+        sides += [f"only {name}: {sizes}{more}"] if births else []
     return "; ".join(sides) + (" (and they never meet again)" if difference.is_end else "")
-
-
-def _sizes(births: Sequence[Birth], most: int = 6) -> str:
-    shown = [f"{birth.size_bytes:,} in {any_layer(birth.label)}" for birth in births[:most]]
-    return ", ".join(shown) + (f" ... {len(births)} in all" if len(births) > most else "")
 
 
 def any_layer(label: str) -> str:

@@ -61,12 +61,10 @@ class Hollow:
 
     @property
     def packages(self) -> Path:
-        """torch's CUDA build."""
         return self.cache / "packages"
 
     @property
     def libraries(self) -> Path:
-        """The stand-ins."""
         return self.cache / "libraries"
 
     @property

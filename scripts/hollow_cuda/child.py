@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ class HollowCard(CudaCard):
     """The device that is none. Of each allocation it keeps what led to it."""
 
     def __init__(self, stacks: str, *, recomputes_sizes: bool = False) -> None:
+        super().__init__()
         self._stacks, self._recomputes_sizes = stacks, recomputes_sizes
-        self._marks: Marks | None = None
         self.frames = Frames()
 
     def open(self) -> None:
@@ -56,9 +57,7 @@ class HollowCard(CudaCard):
 
         # Through cuDNN, which is a stand-in, torch would choose kernels by what it says of itself: nothing.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        torch.backends.cudnn.enabled = (
-            False  # nor its convolutions: torch's own, which hold an image's columns meanwhile
-        )
+        torch.backends.cudnn.enabled = False  # its convolutions neither: torch's own hold an image's columns meanwhile
         torch.cuda.init()
         torch.cuda.memory._record_memory_history(
             enabled="all", context="alloc", stacks=self._stacks, max_entries=MOST_EVENTS
@@ -67,7 +66,6 @@ class HollowCard(CudaCard):
 
     @contextmanager
     def cuda_semantics(self) -> Iterator[None]:
-        """Values of the host are known inside."""
         from hollow_cuda.values import HostValues
 
         values = HostValues()
@@ -75,18 +73,7 @@ class HollowCard(CudaCard):
             yield
 
     def facts(self) -> CardFacts:
-        import torch
-
-        card = torch.cuda.get_device_properties(0)
-        return CardFacts(
-            name="stand-ins for NVIDIA's libraries; no GPU",
-            compute_capability=(card.major, card.minor),
-            multiprocessors=card.multi_processor_count,
-            total_bytes=torch.cuda.mem_get_info(0)[1],
-            driver=None,
-            cuda=torch.version.cuda,
-            is_real=False,
-        )
+        return replace(super().facts(), name="stand-ins for NVIDIA's libraries; no GPU", driver=None, is_real=False)
 
     def outside(self) -> Outside:
         return Outside(non_torch_bytes=None, source="no GPU: nothing is known of what lies outside torch")

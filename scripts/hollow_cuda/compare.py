@@ -11,7 +11,7 @@ from pathlib import Path
 from gpu_records.history import History
 from gpu_records.native import apart
 from gpu_records.record import Record
-from gpu_records.sequences import Birth, any_layer, births_of_trace, differences, summary
+from gpu_records.sequences import any_layer, births_of_trace, chosen, differences, summary
 
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.allocator.settings import AllocatorSettings
@@ -27,7 +27,7 @@ SHOWN_FRAMES = 10
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Peaks of a whole run, and what was predicted of them in the run's own allocator mode."""
+    """Peaks of a whole run, and what was predicted of them in the run's own allocator mode; 0.01 is 1 % too much."""
 
     allocated_bytes: int
     predicted_allocated_bytes: int
@@ -36,7 +36,6 @@ class Compared:
 
     @property
     def allocated_error(self) -> float:
-        """0.01 is 1 % too much."""
         return self.predicted_allocated_bytes / self.allocated_bytes - 1
 
     @property
@@ -49,11 +48,9 @@ def compared(record: Record, trace: Trace) -> Compared:
     settings = AllocatorSettings(grows=record.case.knobs.expandable_segments)
     replay = Replay(trace, settings, DeviceCapacity(capacity_bytes=None))
     replay.run()
+    real, ours = record.trained, replay.allocator
     return Compared(
-        allocated_bytes=record.trained.peak_allocated_bytes,
-        predicted_allocated_bytes=replay.allocator.peak_allocated_bytes,
-        reserved_bytes=record.trained.peak_reserved_bytes,
-        predicted_reserved_bytes=replay.allocator.peak_reserved_bytes,
+        real.peak_allocated_bytes, ours.peak_allocated_bytes, real.peak_reserved_bytes, ours.peak_reserved_bytes
     )
 
 
@@ -122,13 +119,9 @@ def sequence_differences(record: Record, trace: Trace, folder: Path, most: int) 
     """Lines: what only one of the two sequences of allocations has, and the real one's line; loading left out."""
     frames = Frames.read(folder, record.case.name)
     left_out = apart(record.case)
-    real = [
-        Birth(size, f"{event.label} [{'; '.join(frames.at(index)[:2])}]")
-        for index, event in enumerate(record.history)
-        if event.action == "alloc"
-        and (size := round_size(event.size_bytes)) >= SMALLEST_BYTES
-        and event.label.partition(" ")[0] not in left_out
-    ]
+    asked = ((index, event) for index, event in enumerate(record.history) if event.action == "alloc")
+    labelled = ((event.size_bytes, f"{event.label} [{'; '.join(frames.at(index)[:2])}]") for index, event in asked)
+    real = chosen(labelled, left_out, SMALLEST_BYTES)
     ours = births_of_trace(trace, left_out, SMALLEST_BYTES)
     found = differences(real, ours)
     counts = f"{len(real)} real, {len(ours)} rehearsed allocations"

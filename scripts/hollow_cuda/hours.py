@@ -125,7 +125,6 @@ def real_run(hollow: Hollow, case: HoursCase, *, again: bool) -> list[dict[str, 
 
 
 def rehearsed(hollow: Hollow, worker: api.Worker, case: HoursCase) -> tuple[Rehearsed, Rehearsed]:
-    """The longest rows, and shorter ones."""
     run = case.run
     job, knobs = run.job(model_of(hollow, run)), replace(run.knobs, expandable_segments=False)
     longest, shorter = (
@@ -155,7 +154,6 @@ def compared(case: HoursCase, real: Sequence[dict[str, int]], longest: Rehearsed
 
 
 def by_histogram(case: HoursCase, longest: Rehearsed, shorter: Rehearsed) -> str:
-    """What planning says of these rows."""
     knobs = case.run.knobs
     rows = max(1, knobs.per_device_train_batch_size // (knobs.num_generations or 1))
     batches = drawn_batches(case.profile, rows=rows, each_step=1, limit=None, longest=longest.tokens)

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from gpu_records.models import MODELS
+from gpu_records.models import MODELS, sizes
 
 SMALL = "qwen2-small"
 SHALLOW = "qwen2-8-layers"
@@ -16,19 +16,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     # Qwen2.5-0.5B with a third of its layers, for trainings of many steps.
     SHALLOW: (MODELS["qwen2-0.5b"][0], {**MODELS["qwen2-0.5b"][1], "num_hidden_layers": 8}),
     # Small enough to be rehearsed in seconds, wide enough for large blocks to make the peak.
-    SMALL: (
-        "Qwen2Config",
-        {
-            "hidden_size": 512,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 4096,
-            "vocab_size": 32768,
-            "tie_word_embeddings": True,
-        },
-    ),
+    SMALL: ("Qwen2Config", sizes(512, 2048, 4, 8, 2, 4096, 32768)),
 }
 
 _TEXT = SIZES[SMALL][1]
@@ -70,29 +58,12 @@ VISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             **{"scale_factor": 4, "image_token_id": 1001, "tie_word_embeddings": True},
         },
         {
-            "image_processor_type": "SmolVLMImageProcessor",
-            "do_image_splitting": True,
-            "size": {"longest_edge": 768},
-            "max_image_size": {"longest_edge": 384},
+            **{"image_processor_type": "SmolVLMImageProcessor", "do_image_splitting": True},
+            **{"size": {"longest_edge": 768}, "max_image_size": {"longest_edge": 384}},
         },
     ),
 }
 """Small models that read images: a config's class, its sizes, and the settings of its image processor."""
-
-
-def config_of(name: str) -> Any:
-    """The model's config, with the special tokens that a rehearsal's tokenizer has room for."""
-    import transformers
-
-    from autotrain_mem.cli.tiny_model import special_token_ids
-
-    special = special_token_ids()
-    if name not in VISION:
-        kind, sizes = SIZES[name]
-        return getattr(transformers, kind)(**sizes, **special, dtype="bfloat16")
-    kind, sizes, _ = VISION[name]
-    text = {**sizes["text_config"], **special}
-    return getattr(transformers, kind)(**{**sizes, "text_config": text}, **special, dtype="bfloat16")
 
 
 def sparse_folder(root: Path, name: str) -> Path:
@@ -101,15 +72,22 @@ def sparse_folder(root: Path, name: str) -> Path:
     if (folder / "model.safetensors").exists():
         return folder
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    import transformers
+
+    from autotrain_mem.cli.tiny_model import special_token_ids
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = config_of(name)
-    with torch.device("meta"):
-        kind = AutoModelForImageTextToText if name in VISION else AutoModelForCausalLM
-        model = kind.from_config(config, dtype=torch.bfloat16)
+    special = special_token_ids()  # those that a rehearsal's tokenizer has room for
     if name in VISION:
-        (folder / "preprocessor_config.json").write_text(json.dumps(VISION[name][2]), encoding="utf-8")
+        kind, fields, processor = VISION[name]
+        fields = {**fields, "text_config": {**fields["text_config"], **special}}
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
+    else:
+        kind, fields = SIZES[name]
+    config = getattr(transformers, kind)(**fields, **special, dtype="bfloat16")
+    auto = transformers.AutoModelForImageTextToText if name in VISION else transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config, dtype=torch.bfloat16)
     config.architectures = [type(model).__name__]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -27,7 +27,6 @@ class RunFailed(Exception):
 
 
 def model_of(hollow: Hollow, case: GpuCase) -> Path:
-    """The folder of the case's model."""
     return sparse_folder(hollow.cache / "models", case.model)
 
 
@@ -62,5 +61,4 @@ def run_child(module: str, hollow: Hollow, case: GpuCase, asked: Mapping[str, An
 
 
 def forget(hollow: Hollow, case: GpuCase) -> None:
-    """Let the case be run anew."""
     record_path(hollow.cache / "runs", case.name).unlink(missing_ok=True)

@@ -49,8 +49,6 @@ BY_HAND = {
 
 @dataclass(frozen=True, slots=True)
 class Imports:
-    """What some libraries need of others."""
-
     libraries: frozenset[str]
     versioned: Mapping[str, frozenset[str]]
     """Symbols by version, which for most of NVIDIA's libraries is the name of the library."""

@@ -62,8 +62,6 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 class HostValues(TorchFunctionMode):  # type: ignore[misc]
-    """Inside, values are known."""
-
     def __init__(self) -> None:
         super().__init__()
         self._runtime = ctypes.CDLL("libcudart.so.13")
@@ -153,7 +151,6 @@ def _count(mask: torch.Tensor) -> int:
 
 
 def _swap(item: Any) -> Any:
-    """The host's side of an argument."""
     if isinstance(item, torch.Tensor):
         return known_value(item) if item.is_cuda else item
     if isinstance(item, torch.device) or (isinstance(item, str) and item.startswith("cuda")):

@@ -74,7 +74,6 @@ def digest(values: Any) -> str:
 
 
 def file_digest(path: pathlib.Path) -> str:
-    """Says the same of a file's bytes."""
     content = path.read_bytes()
     return f"{len(content)} bytes, {hashlib.sha256(content).hexdigest()[:_DIGITS]}"
 

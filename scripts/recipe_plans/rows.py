@@ -45,7 +45,6 @@ def cards(recipe: Recipe) -> tuple[str, ...]:
 
 
 def all_rows() -> Iterator[tuple[Recipe, str]]:
-    """Every recipe with each of its cards."""
     return ((recipe, card) for recipe in recipes() for card in cards(recipe))
 
 

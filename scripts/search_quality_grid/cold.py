@@ -54,8 +54,6 @@ class Kept:
 
 
 class Cold:
-    """The ``Predictor`` of a first run."""
-
     def __init__(self, subject: Subject, kept: Kept) -> None:
         few, whole = (replace(subject, store=store) for store in (kept.few_layers, kept.whole))
         self._few = Predictions(few, kept.footprints_of_few, confirms=False)

@@ -28,8 +28,6 @@ Told = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """A search beside the grid."""
-
     level: str
     """Of the choice; ``none`` where nothing was found."""
     chosen: Estimate | None

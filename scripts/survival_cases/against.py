@@ -32,8 +32,6 @@ LIMIT_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One way to train on one card."""
-
     method: str
     situation: str
     tool: str
@@ -58,22 +56,17 @@ REFUSED = Case(method="grpo", situation=SITUATIONS[0], tool="auto_find_batch_siz
 
 def run(case: Case, place: pathlib.Path) -> Row:
     """One case; the card is sized once for each method, by a run that has room."""
-    card = LARGE if case == REFUSED else _card(case, place)
+    card = LARGE
+    if case != REFUSED:  # too small for the long row alone, or for any micro-batch
+        kept = place / f"peaks-{case.method}.json"
+        if not kept.is_file():
+            kept.write_text(json.dumps(_plain(case.method, LARGE, place, auto=False)["attempts"][0]["peaks"]))
+        peaks = json.loads(kept.read_text())
+        usual = statistics.median_low(peaks[:3])
+        card = card_of((usual + max(peaks)) // 2 if case.situation == SITUATIONS[0] else usual * 3 // 4)
     if case.tool == "autofit":
         return {"card": card, **_with_autofit(case, card, place)}
-    told = _plain(case.method, card, place, auto=case.tool == "auto_find_batch_size")
-    return {"card": card, **judged(told)}
-
-
-def _card(case: Case, place: pathlib.Path) -> str:
-    """Too small for the long row alone, or for any micro-batch."""
-    kept = place / f"peaks-{case.method}.json"
-    if not kept.is_file():
-        kept.write_text(json.dumps(_plain(case.method, LARGE, place, auto=False)["attempts"][0]["peaks"]))
-    peaks = json.loads(kept.read_text())
-    usual, most = statistics.median_low(peaks[:3]), max(peaks)
-    wanted = (usual + most) // 2 if case.situation == SITUATIONS[0] else usual * 3 // 4
-    return card_of(wanted)
+    return {"card": card, **judged(_plain(case.method, card, place, auto=case.tool == "auto_find_batch_size"))}
 
 
 def _plain(method: str, card: str, place: pathlib.Path, *, auto: bool) -> dict[str, Any]:
@@ -137,30 +130,28 @@ def _with_autofit(case: Case, card: str, place: pathlib.Path) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> list[str]:
-    """In Markdown, for docs/understand/survival.md."""
     columns = (
         *("", "card", "ended", "restarts", "steps in vain", "rows trained twice", "rows a step"),
         *("steps", "first good step", "in all"),
     )
-    return ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|", *map(_line, rows, rows.values())]
-
-
-def _line(name: str, row: Row) -> str:
-    card = format_bytes(int(row["card"].removesuffix("KiB")) * KIB) if row["card"] != LARGE else LARGE
-    if "restarts" not in row or row["steps"] == 0:
-        return f"| {name} | {card} | {_short(row['outcome'])} |" + " |" * 7
-    first = row["first_good_step_seconds"]
-    figures = [
-        *(f"{row[name]:,}" for name in ("restarts", "wasted_steps", "rows_twice")),
-        f"40 -> {row['rows_a_step']}" if row["rows_a_step"] != MICRO_BATCH * ACCUMULATION else "40",
-        str(row["steps"]),
-        "" if first is None else f"{first:.0f} s",
-        f"{row['seconds']:.0f} s",
-    ]
-    return f"| {name} | {card} | {_short(row['outcome'])} | " + " | ".join(figures) + " |"
-
-
-def _short(outcome: str) -> str:
-    if "out of memory" in outcome:
-        return "out of memory"
-    return outcome if len(outcome) < 40 else f"{outcome[:60]}..."
+    lines = [columns, ("---",) * len(columns)]
+    for name, row in rows.items():
+        card, outcome = row["card"], row["outcome"]
+        if card != LARGE:
+            card = format_bytes(int(card.removesuffix("KiB")) * KIB)
+        if "out of memory" in outcome:
+            outcome = "out of memory"
+        elif len(outcome) >= 40:
+            outcome = f"{outcome[:60]}..."
+        figures = [""] * 7
+        if row.get("steps"):
+            first, changed = row["first_good_step_seconds"], row["rows_a_step"] != MICRO_BATCH * ACCUMULATION
+            figures = [
+                *(f"{row[name]:,}" for name in ("restarts", "wasted_steps", "rows_twice")),
+                f"40 -> {row['rows_a_step']}" if changed else "40",
+                str(row["steps"]),
+                "" if first is None else f"{first:.0f} s",
+                f"{row['seconds']:.0f} s",
+            ]
+        lines.append((name, card, outcome, *figures))
+    return ["| " + " | ".join(line) + " |" for line in lines]

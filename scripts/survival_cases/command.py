@@ -26,8 +26,6 @@ LIMIT_SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """How one command ended."""
-
     code: int | None
     """None where it had to be ended."""
     seconds: float
@@ -80,8 +78,6 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Running:
-    """A command that has not ended."""
-
     process: subprocess.Popen[bytes]
     lines: pathlib.Path
     """What it tells of its steps."""

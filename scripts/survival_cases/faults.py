@@ -72,8 +72,6 @@ ROTTEN_FILES = (*TORN_FILES[1:], "training_args.bin", "config.json", "tokenizer.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One run and what befalls it."""
-
     fault: str
     number: int
     kind: str
@@ -87,8 +85,6 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Undisturbed:
-    """A run to which nothing happens."""
-
     card: str
     losses: Mapping[int, float]
     counts: Mapping[str, int]
@@ -248,7 +244,6 @@ def hang_up(
 
 
 def judged(ended: Ended, *, came: bool, losses: Mapping[int, float]) -> Row:
-    """What came of it."""
     row: Row = {name: ended.count(name) for name in ("incidents", "restarts")}
     if not ended.finished:
         return {"outcome": "reported" if ended.is_reported else "lost", "error": ended.error[:2000], **row}
@@ -265,7 +260,6 @@ def judged(ended: Ended, *, came: bool, losses: Mapping[int, float]) -> Row:
 
 
 def table(rows: Mapping[str, Row], named: Iterable[str] = FAULTS) -> list[str]:
-    """In Markdown: a line for each fault."""
     head = ("fault", "moments", "survived", "reported", "else", "caught", "restarts", "loss apart")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for fault in named:

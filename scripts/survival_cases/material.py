@@ -70,7 +70,6 @@ def row_of(random: Random, kind: str, words: int) -> dict[str, Any]:
 
 
 def tiny_config() -> Any:
-    """Qwen2 with 2 layers of 64."""
     from transformers import Qwen2Config
 
     return Qwen2Config(

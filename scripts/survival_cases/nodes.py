@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import psutil
@@ -107,7 +107,6 @@ def cases() -> list[Case]:
 
 
 def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: bool) -> Row:
-    """One case; judged as a fault's."""
     still, name = quiet[case.sharding], f"nodes-{case.number:02}"
     at = round(case.moment * still["seconds"], 2)
     with two_hosts(apart=apart) as hosts:
@@ -138,8 +137,6 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
-    """Two machines."""
-
     names: tuple[str, ...] = ()
     """Of their namespaces; empty where both are this host."""
     address: str = "127.0.0.1"
@@ -155,7 +152,6 @@ class Hosts:
             _ip("-n", self.names[machine], "link", "set", "wire", "down")
 
     def plug(self, machine: int) -> None:
-        """Bring it back."""
         if self.names:
             _ip("-n", self.names[machine], "link", "set", "wire", "up")
 
@@ -220,71 +216,46 @@ def _run(
     came = False
     folder, mark = place / "runs" / run, {MARK: run}
     shutil.rmtree(folder, ignore_errors=True)
-    with _second(hosts, words, place, folder, mark) as second:
+    log = folder.with_name(f"{run}-second.txt")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
 
-        def kill_one(running: Running) -> None:
-            nonlocal came
-            if killed is None:
-                return
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                running.process.wait(killed.moment)
-            came = running.process.poll() is None  # else it ended sooner than the undisturbed run
-            if killed.silent:
-                hosts.unplug(killed.machine)
-            _kill(second.process if machine else running.process)
-            time.sleep(AWAY_SECONDS)
-            if killed.silent:
-                hosts.plug(killed.machine)
-            if machine and came:
-                second.start()
+    def start_second() -> subprocess.Popen[bytes]:
+        own = ["--machine_rank", "1", "--output_dir", str(folder), "--json"]
+        argv = [*hosts.on(1), sys.executable, "-m", command.AUTOFIT, *words, *own]
+        with log.open("ab") as out:
+            return subprocess.Popen(argv, cwd=place, stdout=out, stderr=out, env=surroundings(place, mark))
 
+    second = start_second()
+
+    def kill_one(running: Running) -> None:
+        nonlocal came, second
+        if killed is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.process.wait(killed.moment)
+        came = running.process.poll() is None  # else it ended sooner than the undisturbed run
+        if killed.silent:
+            hosts.unplug(killed.machine)
+        _kill(second if machine else running.process)
+        time.sleep(AWAY_SECONDS)
+        if killed.silent:
+            hosts.plug(killed.machine)
+        if machine and came:
+            second = start_second()
+
+    try:
         argv = [*words, "--machine_rank", "0"]
         ended = autofit(argv, place, run, mark, folder=folder, meanwhile=kill_one, on=hosts.on(0))
         if machine == 0 and not ended.finished:
             rest = autofit(argv, place, run, mark, folder=folder, meanwhile=lambda running: None, on=hosts.on(0))
             ended = replace(rest, seconds=ended.seconds + rest.seconds)
-        return ended, second.wait(), came
-
-
-@dataclass(slots=True)
-class _Second:
-    """The second machine's command."""
-
-    on: Sequence[str]
-    argv: Sequence[str]
-    place: pathlib.Path
-    log: pathlib.Path
-    environment: Mapping[str, str]
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            around = surroundings(self.place, self.environment)
-            argv = [*self.on, sys.executable, "-m", command.AUTOFIT, *self.argv]
-            self.process = subprocess.Popen(argv, cwd=self.place, stdout=log, stderr=log, env=around)
-
-    def wait(self) -> str:
-        """Returns the end of its log where it did not end well; empty where it did."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if self.process.wait(FAREWELL_SECONDS) == 0:
-                return ""
-        return self.log.read_text(errors="replace")[-1000:] or f"status {self.process.returncode}"
-
-
-@contextlib.contextmanager
-def _second(
-    hosts: Hosts, words: Sequence[str], place: pathlib.Path, folder: pathlib.Path, mark: Mapping[str, str]
-) -> Iterator[_Second]:
-    argv = [*words, "--machine_rank", "1", "--output_dir", str(folder), "--json"]
-    log = folder.with_name(f"{folder.name}-second.txt")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)
-    second = _Second(hosts.on(1), argv, place, log, mark)
-    second.start()
-    try:
-        yield second
+            if second.wait(FAREWELL_SECONDS) == 0:
+                return ended, "", came
+        return ended, log.read_text(errors="replace")[-1000:] or f"status {second.returncode}", came
     finally:
-        _kill(second.process)
+        _kill(second)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

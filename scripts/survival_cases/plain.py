@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import accelerate.utils.memory
@@ -31,7 +31,7 @@ KINDS = {
 }
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(kw_only=True)
 class Attempt:
     """Training from its beginning, until it ends or the card is full."""
 
@@ -39,17 +39,11 @@ class Attempt:
     steps: int = 0
     first_step_seconds: float | None = None
     """Since the command was given."""
-    losses: list[float] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
     """Reserved at most, after each step."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 class Diary(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Writes down each attempt."""
-
     def __init__(self, gpu: SimulatedGpu, started: float) -> None:
         self.attempts: list[Attempt] = []
         self._started = started
@@ -65,35 +59,39 @@ class Diary(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         if attempt.first_step_seconds is None:
             attempt.first_step_seconds = time.time() - self._started
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if "loss" in logs:
-            self.attempts[-1].losses.append(logs["loss"])
-
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    card = choose(asked["card"], use_cpu=False)
-    gpu = SimulatedGpu(card)
+    gpu = SimulatedGpu(choose(asked["card"], use_cpu=False))
     watch = Watch(gpu)
-    _empty_cache_as_with_cuda(watch)
     diary = Diary(gpu, asked["started"])
+    clear = accelerate.utils.memory.clear_device_cache
+
+    def cleared(garbage_collection: bool = False) -> None:
+        clear(garbage_collection=garbage_collection)
+        watch.recorder.empty_cache()
+
+    # accelerate asks first whether CUDA is there (accelerate/utils/memory.py: clear_device_cache)
+    accelerate.utils.memory.clear_device_cache = cleared
     error = ""
     with watch.cuda_semantics():
         try:
             trainer = _trainer(asked)
-            _watchable_again(trainer)
             trainer.add_callback(diary)
             watch.train(trainer)
         except (torch.OutOfMemoryError, RuntimeError, ValueError, NotImplementedError) as raised:
             error = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
     print()  # the trainer prints its logs there
-    print(json.dumps({"attempts": [attempt.to_json() for attempt in diary.attempts], "error": error}))
+    print(json.dumps({"attempts": [asdict(attempt) for attempt in diary.attempts], "error": error}))
 
 
 def _trainer(asked: dict[str, Any]) -> Any:
-    trainer, config, kind = KINDS[asked["method"]]
-    more = {"reward_funcs": _short} if asked["method"] == "grpo" else {}
-    config = config(
+    def short(completions: list[str], **kwargs: Any) -> list[float]:
+        return [-float(len(completion)) for completion in completions]
+
+    kind, config, rows = KINDS[asked["method"]]
+    more = {"reward_funcs": short} if asked["method"] == "grpo" else {}
+    filled = config(
         output_dir=asked["output_dir"],
         use_cpu=True,
         num_train_epochs=1,
@@ -106,34 +104,18 @@ def _trainer(asked: dict[str, Any]) -> Any:
         gradient_accumulation_steps=asked["accumulation"],
         auto_find_batch_size=asked["auto_find_batch_size"],
     )
-    rows = load_dataset("json", data_files=f"{kind}.jsonl", split="train")
-    return trainer(model="judge" if asked["method"] == "reward" else "model", args=config, train_dataset=rows, **more)
-
-
-def _short(completions: list[str], **kwargs: Any) -> list[float]:
-    return [-float(len(completion)) for completion in completions]
-
-
-def _watchable_again(trainer: Any) -> None:
-    """A second attempt finds the first one's optimizer, wrapped by accelerate; what watches it wants the inner one."""
+    data = load_dataset("json", data_files=f"{rows}.jsonl", split="train")
+    model = "judge" if asked["method"] == "reward" else "model"
+    trainer = kind(model=model, args=filled, train_dataset=data, **more)
     create = trainer.create_optimizer
 
     def created(*args: Any, **kwargs: Any) -> Any:
+        """A second attempt finds the first one's optimizer, wrapped by accelerate; the watch wants the inner one."""
         optimizer = create(*args, **kwargs)
         return getattr(optimizer, "optimizer", optimizer)
 
     trainer.create_optimizer = created
-
-
-def _empty_cache_as_with_cuda(watch: Watch) -> None:
-    """accelerate asks first whether CUDA is there (``accelerate/utils/memory.py: clear_device_cache``)."""
-    clear = accelerate.utils.memory.clear_device_cache
-
-    def cleared(garbage_collection: bool = False) -> None:
-        clear(garbage_collection=garbage_collection)
-        watch.recorder.empty_cache()
-
-    accelerate.utils.memory.clear_device_cache = cleared
+    return trainer
 
 
 if __name__ == "__main__":

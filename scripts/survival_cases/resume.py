@@ -28,28 +28,6 @@ AT_ONCE_SECONDS = 3.0
 """Within which a refusal has come: Python starts twice, and nothing is imported that takes longer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shared:
-    """How a model is shared among processes."""
-
-    gpus: int
-    sharding: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.sharding or 'alone'} {self.gpus}"
-
-    @property
-    def flags(self) -> list[str]:
-        sharding = ["--sharding", self.sharding] if self.sharding else []
-        return ["--gpus", str(self.gpus), *sharding]
-
-
-def read(text: str) -> Shared:
-    """``fsdp2 4`` -> FSDP2 on 4 GPUs."""
-    sharding, gpus = text.split()
-    return Shared(gpus=int(gpus), sharding="" if sharding == "alone" else sharding)
-
-
 GOES_ON = (
     *("ddp 4 > ddp 2", "ddp 2 > ddp 4", "alone 1 > ddp 2", "ddp 2 > alone 1"),
     *("fsdp2 4 > fsdp2 2", "fsdp2 2 > fsdp2 4"),
@@ -63,11 +41,11 @@ MODES = ("full", "LoRA")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One run that begins in one way and goes on in another."""
+    """One run that begins in one way and goes on in another: ``fsdp2 4`` is FSDP2 on 4 GPUs."""
 
     mode: str
-    begins: Shared
-    goes_on: Shared
+    begins: str
+    goes_on: str
     is_refused: bool = False
 
     def __str__(self) -> str:
@@ -79,9 +57,15 @@ def cases() -> list[Case]:
     every = []
     for mode in MODES:
         for pair in (*GOES_ON, *(REFUSED if mode == "full" else ())):
-            begins, goes_on = map(read, pair.split(" > "))
+            begins, goes_on = pair.split(" > ")
             every.append(Case(mode=mode, begins=begins, goes_on=goes_on, is_refused=pair in REFUSED))
     return every
+
+
+def shared(how: str) -> list[str]:
+    """The flags of ``ddp 2`` and its like."""
+    sharding, gpus = how.split()
+    return ["--gpus", gpus, *(["--sharding", sharding] if sharding != "alone" else [])]
 
 
 def write_rows(path: pathlib.Path) -> None:
@@ -91,23 +75,22 @@ def write_rows(path: pathlib.Path) -> None:
     word_problems.write_rows(path, [material.row_of(random, "text", count) for count in words])
 
 
-def flags(mode: str, shared: Shared) -> list[str]:
+def flags(mode: str, how_shared: str) -> list[str]:
     """The command that begins a run."""
     sizes = f"--per_device_train_batch_size 2 --effective_batch_size {BATCH} --max_steps {STEPS} --save_steps {SAVED}"
     how = f"--max_length 128 --bf16 false --gpu {CARD} --simulate --no_probe --max_restarts 0 --logging_steps 1"
     what = f"--model model --dataset {LENGTHS} --learning_rate 1e-3 --fit lossless {jobs.MODES[mode]}"
-    return ["sft", *f"{what} {sizes} {how}".split(), *shared.flags]
+    return ["sft", *f"{what} {sizes} {how}".split(), *shared(how_shared)]
 
 
-def undisturbed(mode: str, begins: Shared, place: pathlib.Path) -> Row:
-    """The run to its end."""
+def undisturbed(mode: str, begins: str, place: pathlib.Path) -> Row:
     ended = autofit(flags(mode, begins), place, f"quiet-{mode}-{begins}".replace(" ", "-"), {})
     if not ended.finished:
         raise RuntimeError(f"the undisturbed run {mode} {begins} failed: {ended.error or ended.code}")
     return {"outcome": "undisturbed", **figures(ended)}
 
 
-def cut_short(mode: str, begins: Shared, place: pathlib.Path) -> pathlib.Path:
+def cut_short(mode: str, begins: str, place: pathlib.Path) -> pathlib.Path:
     """The folder of the run that is killed as it writes its second checkpoint."""
     folder = place / "runs" / f"cut-{mode}-{begins}".replace(" ", "-")
     if not (folder / f"checkpoint-{SAVED}").is_dir():
@@ -143,7 +126,7 @@ def run(case: Case, quiet: Row, place: pathlib.Path) -> Row:
     folder = place / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(cut_short(case.mode, case.begins, place), folder)
-    argv = ["sft", "--simulate", "--no_probe", "--resume_from_checkpoint", *case.goes_on.flags]
+    argv = ["sft", "--simulate", "--no_probe", "--resume_from_checkpoint", *shared(case.goes_on)]
     ended = autofit(argv, place, name, {}, folder=folder)
     row: Row = {"seconds": round(ended.seconds, 1)}
     if case.is_refused:
@@ -164,18 +147,15 @@ def judged(now: Row, quiet: Row) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> list[str]:
-    """A line for each pair."""
     counts = f"{'batch':>6} {'steps':>6} {'rows':>6}"
-    head = f"{'begun and gone on with':28} {'outcome':12} {counts} {'loss off by':>12} {'s':>6}"
-    return [head, *(_line(name, row) for name, row in rows.items())]
-
-
-def _line(name: str, row: Row) -> str:
-    if "loss_error" not in row:
-        return f"{name:28} {row['outcome']}, {row['seconds']} s: {row['error'].splitlines()[0] if row['error'] else ''}"
-    words = {key: "same" if row[key] else "OTHER" for key in ("rows", "steps", "tokens")}
-    same = f"{words['rows']:>6} {words['steps']:>6} {words['tokens']:>6}"
-    return f"{name:28} {row['outcome']:12} {same} {row['loss_error']:12.1e} {row['seconds']:6.1f}"
+    lines = [f"{'begun and gone on with':28} {'outcome':12} {counts} {'loss off by':>12} {'s':>6}"]
+    for name, row in rows.items():
+        if "loss_error" not in row:
+            lines.append(f"{name:28} {row['outcome']}, {row['seconds']} s: {row['error'].splitlines()[:1]}")
+            continue
+        same = " ".join(f"{'same' if row[key] else 'OTHER':>6}" for key in ("rows", "steps", "tokens"))
+        lines.append(f"{name:28} {row['outcome']:12} {same} {row['loss_error']:12.1e} {row['seconds']:6.1f}")
+    return lines
 
 
 def run_all(only: str, place: pathlib.Path, processes: int) -> Mapping[str, Row]:

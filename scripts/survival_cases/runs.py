@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from survival_cases import jobs
@@ -20,8 +20,6 @@ SAVE_STEPS = "10"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One run."""
-
     method: str
     mode: str
     share: float
@@ -73,32 +71,28 @@ def judged(case: Case, ended: Ended) -> Row:
 
 def table(rows: Mapping[str, Row]) -> list[str]:
     """A line for each run, and what it comes to."""
-    head = f"{'run':20} {'card':>10} {'fill':>6} {'micro':>5} {'steps':>7} {'OOM':>4} {'restarts':>8} {'seconds':>7}"
-    return [head, *(_line(name, row) for name, row in rows.items()), *summary(list(rows.values()))]
-
-
-def _line(name: str, row: Row) -> str:
-    if row["outcome"] == "died":
-        return f"{name:20} {row['card']:>10}  died: {row['error'].splitlines()[0] if row['error'] else row['code']}"
-    steps = f"{row['steps']}/{row['steps_planned']}"
-    changed = "" if row["outcome"] == "finished" else f"  * epoch {row['epoch']}, batch kept: {row['batch_kept']}"
-    return (
-        f"{name:20} {row['card']:>10} {row['fill']:6.0%} {row['micro_batch']:5} {steps:>7} {row['incidents']:4} "
-        f"{row['restarts']:8} {row['seconds']:7.1f}{changed}"
-    )
-
-
-def summary(rows: Sequence[Row]) -> list[str]:
-    """In one sentence each."""
-    finished = [row for row in rows if row["outcome"] == "finished"]
-    filled = [row for row in finished if row["fill"] >= LEAST_FILL]
-    caught = sum(row.get("incidents", 0) for row in rows)
-    restarts = sum(row.get("restarts", 0) for row in rows)
-    lost = sum(row.get("steps", 0) != row.get("steps_planned", 1) for row in rows)
-    changed = sum(not row.get("batch_kept", False) for row in rows)
+    lines = [f"{'run':20} {'card':>10} {'fill':>6} {'micro':>5} {'steps':>7} {'OOM':>4} {'restarts':>8} {'seconds':>7}"]
+    for name, row in rows.items():
+        if row["outcome"] == "died":
+            error = row["error"].splitlines()[0] if row["error"] else row["code"]
+            lines.append(f"{name:20} {row['card']:>10}  died: {error}")
+            continue
+        steps = f"{row['steps']}/{row['steps_planned']}"
+        changed = "" if row["outcome"] == "finished" else f"  * epoch {row['epoch']}, batch kept: {row['batch_kept']}"
+        lines.append(
+            f"{name:20} {row['card']:>10} {row['fill']:6.0%} {row['micro_batch']:5} {steps:>7} {row['incidents']:4} "
+            f"{row['restarts']:8} {row['seconds']:7.1f}{changed}"
+        )
+    every = rows.values()
+    finished = [row for row in every if row["outcome"] == "finished"]
+    filled = sum(row["fill"] >= LEAST_FILL for row in finished)
+    caught, restarts = (sum(row.get(name, 0) for row in every) for name in ("incidents", "restarts"))
+    lost = sum(row.get("steps", 0) != row.get("steps_planned", 1) for row in every)
+    changed_batch = sum(not row.get("batch_kept", False) for row in every)
     return [
-        f"{len(finished)} of {len(rows)} finished; {lost} lost a step, {changed} changed the effective batch",
-        f"{len(filled)} plans fill at least {LEAST_FILL:.0%} of the budget; {caught} out of memory caught, "
+        *lines,
+        f"{len(finished)} of {len(rows)} finished; {lost} lost a step, {changed_batch} changed the effective batch",
+        f"{filled} plans fill at least {LEAST_FILL:.0%} of the budget; {caught} out of memory caught, "
         f"{restarts} restarts",
     ]
 

@@ -35,8 +35,6 @@ MODES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One run on two cards."""
-
     method: str
     mode: str
     sharding: str
@@ -59,16 +57,16 @@ def cases() -> list[Case]:
 def run(case: Case, kept: Kept, place: pathlib.Path) -> Row:
     """One case, and its training on one card where that was not done yet."""
     alone = f"{case.method} {case.mode} alone"
-    one = kept.fill([alone], lambda name: _alone(case, place), processes=1)[alone]
+
+    def train_alone(_: str) -> Row:
+        ended = autofit(_flags(case, ACCUMULATION), place, f"one-{case.method}-{case.mode}", {})
+        losses = {str(step): loss for step, loss in ended.losses().items()}
+        return {"outcome": "finished" if ended.finished else "died", "losses": losses, "error": ended.error[:500]}
+
+    one = kept.fill([alone], train_alone, processes=1)[alone]
     flags = _flags(case, ACCUMULATION // 2)
     ended = autofit([*flags, "--gpus", "2", "--sharding", case.sharding], place, f"two-{case}".replace(" ", "-"), {})
     return {"seconds": round(ended.seconds, 1), **judged(case, ended, one)}
-
-
-def _alone(case: Case, place: pathlib.Path) -> Row:
-    ended = autofit(_flags(case, ACCUMULATION), place, f"one-{case.method}-{case.mode}", {})
-    losses = {str(step): loss for step, loss in ended.losses().items()}
-    return {"outcome": "finished" if ended.finished else "died", "losses": losses, "error": ended.error[:500]}
 
 
 def _flags(case: Case, accumulation: int) -> list[str]:
@@ -95,13 +93,13 @@ def judged(case: Case, ended: Ended, one: Row) -> Row:
 
 def table(rows: Mapping[str, Row]) -> list[str]:
     """A line for each run, and what it comes to."""
+    lines = [f"{'run':22} {'outcome':9} {'steps':>5} {'loss differs by':>16} {'peak predicted':>15} {'seconds':>8}"]
+    for name, row in rows.items():
+        if row["outcome"] == "died":
+            lines.append(f"{name:22} died: {row['error'].splitlines()[:1]}")
+            continue
+        loss = "sampled" if row["loss_error"] is None else f"{row['loss_error']:.1e}"
+        figures = f"{row['steps']:5} {loss:>16} {row['peak_error']:>+15.2%} {row['seconds']:8.1f}"
+        lines.append(f"{name:22} {row['outcome']:9} {figures}")
     finished = sum(row["outcome"] == "finished" for row in rows.values())
-    head = f"{'run':22} {'outcome':9} {'steps':>5} {'loss differs by':>16} {'peak predicted':>15} {'seconds':>8}"
-    return [head, *(_line(name, row) for name, row in rows.items()), f"{finished} of {len(rows)} finished as planned"]
-
-
-def _line(name: str, row: Row) -> str:
-    if row["outcome"] == "died":
-        return f"{name:22} died: {row['error'].splitlines()[0] if row['error'] else ''}"
-    loss = "sampled" if row["loss_error"] is None else f"{row['loss_error']:.1e}"
-    return f"{name:22} {row['outcome']:9} {row['steps']:5} {loss:>16} {row['peak_error']:>+15.2%} {row['seconds']:8.1f}"
+    return [*lines, f"{finished} of {len(rows)} finished as planned"]

@@ -61,28 +61,13 @@ def a_record(case: GpuCase) -> Record:
 
 
 class Cuda:
-    """``torch.cuda`` of a card of 80 GiB of which 70 are free and 9 reserved; it keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.history: list[str | None] = []
-        self.labels: list[str] = []
+    """``torch.cuda`` of a card of 80 GiB of which 70 are free and 9 reserved."""
 
     def replace(self, patch: pytest.MonkeyPatch) -> None:
         properties = SimpleNamespace(name="a card", major=9, minor=0, multi_processor_count=132)
         sizes = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-        patched: dict[str, Any] = {
-            **{name: lambda: 9 << 30 for name in sizes},
-            "synchronize": lambda: None,
-            "init": lambda: None,
-            "get_device_properties": lambda device: properties,
-            "mem_get_info": lambda device: (70 << 30, 80 << 30),
-            "memory_stats": lambda: {"num_alloc_retries": 0},
-        }
-        memory: dict[str, Any] = {
-            "_record_memory_history": lambda **options: self.history.append(options["enabled"]),
-            "_set_memory_metadata": self.labels.append,
-            "_snapshot": lambda: {"device_traces": [TRACE]},
-        }
-        for module, functions in ((torch.cuda, patched), (torch.cuda.memory, memory)):
-            for name, function in functions.items():
-                patch.setattr(module, name, function, raising=False)
+        patched: dict[str, Any] = {name: lambda: 9 << 30 for name in sizes}
+        patched["get_device_properties"] = lambda device: properties
+        patched["mem_get_info"] = lambda device: (70 << 30, 80 << 30)
+        for name, function in patched.items():
+            patch.setattr(torch.cuda, name, function, raising=False)

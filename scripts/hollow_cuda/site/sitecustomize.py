@@ -59,7 +59,6 @@ def compute(torch: ModuleType) -> None:
 
 
 def compute_quantized(backend: ModuleType) -> None:
-    """Have bitsandbytes' kernels replaced."""
     from hollow_cuda import values_kernels
 
     values_kernels.install("bitsandbytes")
