@@ -300,7 +300,7 @@ def test_recipes(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, for
 def test_speed(script: Load, models: pathlib.Path, forge: Forge) -> None:
     """Nothing is imported here, so each command takes many times as long as the import."""
     speed = script("speed", _cpu=time.process_time)  # of children that another process waits for
-    few = "--max_length 64 --effective_batch_size 2 --gradient_checkpointing true"
+    few = "--max_length 64 --per_device_train_batch_size 2 --effective_batch_size 2 --gradient_checkpointing true"
     estimate, plan = speed.names.ESTIMATES[0], speed.names.PLANS[0]
     speed.replace(ESTIMATES=(replace(estimate, words=estimate.words.replace("LLAMA", "SMALL")),))
     speed.replace(
