@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from autotrain_mem.search.division import divisors
 from autotrain_mem.search.space import Space, micro_batches, with_rows
 from autotrain_mem.settings.knobs import ROWS, STEPS, ZEROS, alone_too
 from autotrain_mem.settings.levers import LADDER
@@ -31,9 +32,8 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
     sizes = _token_shares(given)
     dp_replicate_size = _replicas(topology, given) if given.get("sharding") == "hsdp" else None
     shared: Sharding = "fsdp2" if sizes["cp_size"] > 1 else "zero3" if sizes["sp_size"] > 1 else "ddp"
-    return replace(
-        defaults, processes=topology.processes, sharding=shared, dp_replicate_size=dp_replicate_size, **sizes
-    )
+    own = replace(defaults, processes=topology.processes, sharding=shared)
+    return replace(own, dp_replicate_size=dp_replicate_size, **sizes)
 
 
 def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
@@ -68,13 +68,11 @@ def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
         raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")
     for name, size in _token_shares(given).items():
         if processes % size:
-            takes = ", ".join(str(each) for each in range(1, processes + 1) if processes % each == 0)
+            takes, more = ", ".join(map(str, divisors(processes))), f"--gpus {size} or a multiple"
             raise UsageError(
                 f"--{name} {size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
                 "share the tokens of their rows.",
-                hint=f"Give --{name} {takes}, or --gpus {size} or a multiple."
-                if processes > 1
-                else f"Give --gpus {size} or a multiple, or remove --{name}.",
+                hint=f"Give --{name} {takes}, or {more}." if processes > 1 else f"Give {more}, or remove --{name}.",
             )
 
 
@@ -109,9 +107,8 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
         shared |= {name: getattr(filled, name) or (size if size > 1 else None) for name, size in planned.items()}
     if sharding != plan.knobs.sharding:
         shared |= {name: getattr(asked, name) for name in OFFLOADED}
-    return replace(
-        filled, effective_batch_size=filled.effective_batch_size or plan.knobs.effective_batch_size, **shared
-    )
+    rows = filled.effective_batch_size or plan.knobs.effective_batch_size
+    return replace(filled, effective_batch_size=rows, **shared)
 
 
 def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
@@ -129,9 +126,8 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     """Yields the plan's settings for the processes that there are, with as many rows at once and then with fewer; only
     the plan's own where they are the same. Raises UsageError where a lever does not go with shards."""
     before, base = plan.knobs, space.base
-    sharding = (
-        base.sharding if "sharding" in space.pinned or None in (before.sharding, base.sharding) else before.sharding
-    )
+    is_given = "sharding" in space.pinned or None in (before.sharding, base.sharding)
+    sharding = base.sharding if is_given else before.sharding
     sizes = {name: getattr(base if name in space.pinned else before, name) for name in SHARE_TOKENS}
     shared = replace(before, sharding=sharding, processes=base.processes, **sizes)
     if shared == before:

@@ -149,17 +149,9 @@ def job_key(job: Job) -> dict[str, Any]:
 def _parse_key(request: RunRequest) -> dict[str, Any] | None:
     if request.names(*_USERS_CODE) or request.plan is not None:
         return None
-    words = {
-        "method": request.method,
-        "model": request.model,
-        "dataset": request.dataset,
-        "argv": request.argv,
-        "config": request.config,
-        "environment": request.environment,
-        "names": request.also_known,
-        "pins": {**request.autofit.pins, **request.pins},
-        "own": request.own,
-    }
+    names = ("method", "model", "dataset", "argv", "config", "environment", "own")
+    words = {name: getattr(request, name) for name in names}
+    words |= {"names": request.also_known, "pins": {**request.autofit.pins, **request.pins}}
     return _key(words, _texts([[token.partition("=")[2] or token for token in request.argv], request.config]), ())
 
 

@@ -82,10 +82,10 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
         UsageError: the steps, the card's speed or its price are not known.
     """
     job = subject.job
-    wished = [name for name, given in (("within", job.within_seconds), ("budget", job.budget)) if given is not None]
-    if not wished:
+    wished = (("--within", job.within_seconds), ("--budget", job.budget))
+    flags = " and ".join(flag for flag, given in wished if given is not None)
+    if not flags:
         return RunLimits(subject=subject)
-    flags = " and ".join(f"--{name}" for name in wished)
     if optimizer_steps(subject, knobs) is None:
         raise UsageError(
             f"{flags}: how many steps the training has is not known.",

@@ -63,16 +63,11 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
 
 
 def check_lengths(profile: DataProfile, space: Space) -> None:
-    """Refuses ``max_length``, or answers that are sampled, where the run would end at some row.
-
-    Raises:
-        UsageError: images, or whole prompts, would be cut.
-        ContextLengthError: answers find no room behind the longest prompt.
-    """
+    """Raises UsageError where ``max_length`` would cut images or whole prompts, and ContextLengthError where sampled
+    answers find no room behind the longest prompt: the run would end at such a row."""
     images, limit = profile.images, space.base.max_length
     if images is not None and limit is not None and images.end > limit:
-        # The model's forward would end (``transformers/models/*/modeling_*.py: get_placeholder_mask``), hours into the
-        # run perhaps.
+        # The model's forward would end (``transformers/models/*/modeling_*.py: get_placeholder_mask``).
         cures = ["--max_pixels makes images smaller", f"drop the {images.rows_cut(limit):,} rows"]
         if space.context_length is None or images.end <= space.context_length:
             cures.insert(0, f"--max_length {images.end} or more, or auto, cuts no image")

@@ -33,7 +33,7 @@ MORE = (2, 4, 8)
 MOST_CARDS = 8
 
 Shared = Callable[[Knobs, int], Estimate | None]
-"""Computes what settings need on so many cards that share the model; None where that cannot be rehearsed."""
+"""Rehearses settings on so many cards that share the model; None where that is refused."""
 
 
 def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:

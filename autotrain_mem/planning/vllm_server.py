@@ -79,11 +79,8 @@ def check_colocated(subject: Subject, knobs: Knobs) -> None:
     Raises:
         DoesNotFitError: its weights and the cache of one completion are more than its share.
     """
-    hardware = subject.hardware
-    if not subject.vllm_share_bytes:
-        return
-    engine = _engine(subject, knobs, utilization=VLLM_SHARE)
-    if engine.fits:
+    hardware, engine = subject.hardware, _engine(subject, knobs, utilization=VLLM_SHARE)
+    if not subject.vllm_share_bytes or engine.fits:
         return
     held_bytes = (engine.weights_bytes or 0) + (engine.completion_bytes or 0)
     share = math.ceil(100 * (held_bytes + OVERHEAD_BYTES) / hardware.total_bytes)
