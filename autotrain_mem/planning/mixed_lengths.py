@@ -11,7 +11,7 @@ from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Subject
-from autotrain_mem.types import Estimate, Job, Knobs, MemoryEstimate, Trace
+from autotrain_mem.types import Estimate, Job, Knobs, Trace
 from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
 LEAST_TOKENS = 32
@@ -77,16 +77,6 @@ def without_cache(mixed: MixedLengths) -> MixedLengths:
         return replace(order, longest_first=ReservedOverSteps(reserved_bytes=reserved, num_alloc_retries=retries))
 
     return MixedLengths.of_both(lambda grows: more(mixed.modes[grows]))
-
-
-def with_mixed_lengths(estimate: Estimate, mixed: MixedLengths | None, rehearsed: MemoryEstimate) -> Estimate:
-    """Adds mixed lengths, moved by as much as probes corrected the ``rehearsed`` memory."""
-    if mixed is None:
-        return estimate
-    before, now = rehearsed.reserved.modes, estimate.memory.reserved.modes
-    more = {grows: now[grows].peak_reserved_bytes - before[grows].peak_reserved_bytes for grows in (False, True)}
-    both = MixedLengths.of_both(lambda grows: mixed.modes[grows].moved(more[grows]))
-    return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
 
 
 def with_reason(estimate: Estimate, subject: Subject) -> Estimate:

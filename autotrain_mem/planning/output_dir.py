@@ -38,52 +38,43 @@ def resumes_in_folder(job: Job) -> bool:
 
 
 def check_output(job: Job, *, overwrite: bool) -> None:
-    """Checks the output folder before minutes of planning.
+    """Refuses, before minutes of planning, an output folder that is, holds or lies in what the training reads.
+
+    A model that is saved there would replace what is read, and the datasets library reads all files in a folder. A data
+    file's folder may be the output folder. Folders are compared by inode; hub ids are ignored.
 
     Raises:
-        OutputFolderError: the training would write over what it reads.
+        OutputFolderError: it is.
         UsageError: the run in it is to be moved away, and read from.
     """
-    folder = output_dir(job)
     if overwrite and resumes_in_folder(job):
         raise UsageError(
             f"--overwrite_output_dir moves a run away, and --{RESUME} continues it.", hint="Remove one of them."
         )
-    check_apart(folder, [job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS)], _datasets(job))
-    if overwrite:
-        # Refuse to move a folder away that holds a data file or the hub's cache (--overwrite_output_dir).
-        for name in (*_datasets(job), hub_cache()):
-            path = pathlib.Path(str(name)).resolve()
-            if path.exists() and _lies_in(path, pathlib.Path(folder).resolve()):
-                raise UsageError(
-                    f"--overwrite_output_dir would move {name} away, which the training reads.",
-                    hint="Give another --output_dir.",
-                )
-
-
-def check_apart(output_dir: str, models: Iterable[object], datasets: Iterable[object] = ()) -> None:
-    """Raises OutputFolderError for a folder that is, holds or lies in the folder of a model or of a dataset.
-
-    A model that is saved there would replace what is read, and the datasets library reads all files in a folder. A data
-    file's folder may be the output folder. Folders are compared by inode; hub ids are ignored.
-    """
-    folder = pathlib.Path(output_dir).resolve()
-    kinds = [*(("model", name) for name in models), *(("dataset", name) for name in datasets)]
-    for kind, name in (each for each in kinds if each[1]):
+    given, folder = output_dir(job), pathlib.Path(output_dir(job)).resolve()
+    models = (job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS))
+    read = [*(("model", name) for name in models if name), *(("dataset", name) for name in _datasets(job))]
+    for kind, name in read:
         path = pathlib.Path(str(name)).resolve()
         is_inside, holds = (path.is_dir() and _lies_in(*pair) for pair in ((folder, path), (path, folder)))
-        if not is_inside and not holds:
-            continue
-        relation = "is" if is_inside and holds else "lies in" if is_inside else "holds"
-        raise OutputFolderError(
-            f"The output folder {output_dir} {relation} the {kind}'s folder, {name}, which the training reads.",
-            hint="Give another --output_dir, beside that folder: what is saved could replace what is read.",
-        )
+        if is_inside or holds:
+            relation = "is" if is_inside and holds else "lies in" if is_inside else "holds"
+            raise OutputFolderError(
+                f"The output folder {given} {relation} the {kind}'s folder, {name}, which the training reads.",
+                hint="Give another --output_dir, beside that folder: what is saved could replace what is read.",
+            )
     if _lies_in(folder, hub_cache()):
         raise OutputFolderError(
-            f"The output folder {output_dir} is in the cache of the Hugging Face Hub, {hub_cache()}.",
+            f"The output folder {given} is in the cache of the Hugging Face Hub, {hub_cache()}.",
             hint="Give another --output_dir: what is saved could replace what was downloaded.",
         )
+    for name in (*_datasets(job), hub_cache()) if overwrite else ():
+        path = pathlib.Path(str(name)).resolve()
+        if path.exists() and _lies_in(path, folder):
+            raise UsageError(
+                f"--overwrite_output_dir would move {name} away, which the training reads.",
+                hint="Give another --output_dir.",
+            )
 
 
 def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:

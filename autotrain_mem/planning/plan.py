@@ -27,7 +27,7 @@ from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEV
 from autotrain_mem.search.memo import Memo, OnAttempt
 from autotrain_mem.search.search import Limits, SearchResult, find, no_plan
 from autotrain_mem.search.shardings import degrees, way_of
-from autotrain_mem.search.space import Space, why_fp16
+from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.settings.words import MAX_LENGTH
@@ -77,7 +77,11 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
     flash_attention = None if facts.flash_attention else FLASH_ATTENTION[0]
     if knobs.fp16 and "fp16" not in job.arguments:  # the card's own precision, which is not TRL's
-        why = why_fp16(subject.hardware.capability)
+        capability = ".".join(map(str, subject.hardware.capability))
+        why = (
+            f"compute capability {capability} has no tensor cores for bfloat16: mixed precision in float16, with a "
+            "scaler that keeps small gradients from vanishing"
+        )
         levers = (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why), *levers)
     if profile is not None and not job.pins_length and not job.is_online:  # the length was left to us
         cut = context_cut(profile, facts.context_length, job.method)

@@ -15,7 +15,7 @@ from autotrain_mem.estimator.step_time import shared_work, step_time
 from autotrain_mem.estimator.vllm_share import asleep_bytes, estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
 from autotrain_mem.planning.kept_answers import job_key
-from autotrain_mem.planning.mixed_lengths import batches_of, exceeds, replayed, with_mixed_lengths
+from autotrain_mem.planning.mixed_lengths import batches_of, exceeds, replayed
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.planning.suggestions import would_fit
 from autotrain_mem.settings.levers import SWITCHES
@@ -124,7 +124,14 @@ class Predictions:
                 mixed = self._mixed(knobs, capacity_bytes)
             memory = replace(rehearsed.memory, mixed_lengths=mixed)
             self._footprints[key] = replace(rehearsed, memory=memory)
-        return with_mixed_lengths(estimate, self._footprints[key].memory.mixed_lengths, rehearsed.memory)
+        mixed = self._footprints[key].memory.mixed_lengths
+        if mixed is None:
+            return estimate
+        # What probes corrected moves these figures as well.
+        before, now = rehearsed.memory.reserved.modes, estimate.memory.reserved.modes
+        more = {grows: now[grows].peak_reserved_bytes - before[grows].peak_reserved_bytes for grows in (False, True)}
+        moved = MixedLengths.of_both(lambda grows: mixed.modes[grows].moved(more[grows]))
+        return replace(estimate, memory=replace(estimate.memory, mixed_lengths=moved))
 
     def _mixed(self, knobs: Knobs, capacity_bytes: int | None) -> MixedLengths | None:
         store, key = self._subject.footprint_store, self._stored_key(knobs, None)

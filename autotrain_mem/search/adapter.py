@@ -87,11 +87,6 @@ def adapter_learning_rate(base: Knobs, job: Job) -> float:
     return float(f"{LEARNING_RATE_FACTOR * full:.6g}")
 
 
-def smaller_ranks(rank: int) -> tuple[int, ...]:
-    """``smaller_ranks(64) == (32, 16, 8)``."""
-    return tuple(each for each in (rank >> shift for shift in range(1, rank.bit_length())) if each >= SMALLEST_RANK)
-
-
 def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int, str]:
     """Finds the smallest rank whose adapter has about as many parameters as the data have bits of information.
 

@@ -63,8 +63,10 @@ def best_of(
     if found is not None or floor is None or floor.fits:
         return found
     # Weights, gradients and optimizer state of an adapter grow as its rank does, and what is reserved grows with them.
-    excess, kept = floor.required_bytes - floor.budget_bytes, floor.reserved
-    adapter = adapter_bytes(floor) * kept.peak_reserved_bytes / max(1, kept.peak_allocated_bytes)
+    excess, kept, trained = floor.required_bytes - floor.budget_bytes, floor.reserved, floor.memory.trained
+    state = floor.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
+    held = 0 if trained is None else 2 * trained.bytes + state
+    adapter = held * kept.peak_reserved_bytes / max(1, kept.peak_allocated_bytes)
     saves = (rank for rank in level.ranks if adapter * (1 - rank / floor.knobs.lora_r) >= excess)
     if (rank := next(saves, None)) is None:
         return None
@@ -74,14 +76,6 @@ def best_of(
 def _nearly_fits(estimate: Estimate) -> bool:
     """Returns whether copies with few layers may be wrong that a point does not fit."""
     return not estimate.fits and estimate.required_bytes <= estimate.budget_bytes * LEEWAY
-
-
-def adapter_bytes(estimate: Estimate) -> int:
-    """Sums what the adapter takes of an estimate with LoRA: weights, as much of gradients, and optimizer state."""
-    trained = estimate.memory.trained
-    if trained is None:
-        return 0
-    return 2 * trained.bytes + estimate.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
 
 
 def _around(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import combinations, product
 from typing import Any
 
-from autotrain_mem.search.adapter import smaller_ranks
+from autotrain_mem.search.adapter import SMALLEST_RANK
 from autotrain_mem.search.shardings import least_shared, shardings, shared
 from autotrain_mem.search.space import (
     Space,
@@ -314,9 +314,12 @@ def _least(space: Space) -> Knobs:
 
 
 def _ranks(space: Space, setting: Knobs) -> tuple[int, ...]:
-    """Lists the smaller ranks of an adapter that a level turns on; none of one that the user asked for."""
+    """Lists the smaller ranks of an adapter that a level turns on, 32, 16 and 8 of 64; none of the user's own."""
     is_fixed = space.adapter is None or not setting.use_peft or "lora_r" in space.pinned
-    return () if is_fixed else smaller_ranks(setting.lora_r)
+    if is_fixed:
+        return ()
+    halves = (setting.lora_r >> shift for shift in range(1, setting.lora_r.bit_length()))
+    return tuple(rank for rank in halves if rank >= SMALLEST_RANK)
 
 
 # -- the points of a level ---------------------------------------------------------------------------------------------

@@ -331,12 +331,3 @@ def can_scale(knobs: Knobs) -> bool:
     """Returns whether the scaler takes the gradients of what is trained: weights in half precision have such gradients,
     and it refuses them (``torch/amp/grad_scaler.py: _unscale_grads_``). Of an adapter all is float32."""
     return not knobs.fp16 or knobs.use_peft or knobs.dtype not in HALF
-
-
-def why_fp16(compute_capability: Capability) -> str:
-    """Returns one line for the user, beside the lever ``fp16``."""
-    name = ".".join(map(str, compute_capability))
-    return (
-        f"compute capability {name} has no tensor cores for bfloat16: mixed precision in float16, with a "
-        "scaler that keeps small gradients from vanishing"
-    )
