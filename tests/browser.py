@@ -43,9 +43,12 @@ def started() -> Iterator[Browser]:
         driver.quit()
 
 
-def axe(browser: Browser) -> list[str]:
-    """The violations that axe-core finds; the package is not imported, since it wants Playwright's browsers."""
+def axe(browser: Browser, within: str = "html") -> list[str]:
+    """The violations that axe-core finds in the first element of this selector; the package is not imported, since it
+    wants Playwright's browsers."""
     located = metadata.distribution("axe-playwright-python").locate_file("axe_playwright_python/axe.min.js")
     browser.execute_script(pathlib.Path(str(located)).read_text(encoding="utf-8"))
-    found = browser.execute_async_script("axe.run().then((result) => arguments[0](result.violations))")
+    found = browser.execute_async_script(
+        "axe.run(document.querySelector(arguments[0])).then((result) => arguments[1](result.violations))", within
+    )
     return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]

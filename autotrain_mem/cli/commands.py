@@ -36,7 +36,7 @@ from autotrain_mem.report.terminal import (
 from autotrain_mem.settings.words import MOST
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Hardware, Plan
+from autotrain_mem.types import Plan
 
 
 def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
@@ -63,7 +63,14 @@ def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) ->
     if output.frontier is not None:
         return _frontier(workers, request, output, output.frontier)
     if cards := api.compared(request.autofit):
-        return _compare(workers, request, output, cards)
+        first = replace(request, autofit=replace(request.autofit, gpu=cards[0].name, gpus=cards[0].topology.devices))
+        with _waiting("importing TRL, looking at the model") as (_, note):
+            rehearsals = api.rehearsals_for(workers, first, note)
+        console = Console(stderr=True)
+        _say_example(console, rehearsals, to_train=False)
+        with CardsProgress(console, len(cards)) as progress:
+            compared = api.cards(rehearsals, cards, progress.tried, progress.counting)
+        return _print_table(compared, cards_view, output)
     with _waiting("importing TRL, looking at the model") as (_, note):
         rehearsals = api.begin(workers, request, note, to_train=False)
     chosen = _decide(rehearsals, request, output, to_train=False)
@@ -93,18 +100,6 @@ def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.O
     if output.out is not None:
         plan_files.write(chosen, output.out)
     return chosen
-
-
-def _compare(workers: api.Workers, request: api.RunRequest, output: flags.Output, cards: Sequence[Hardware]) -> int:
-    """``autofit plan METHOD --gpu all``: what each card can do."""
-    first = replace(request, autofit=replace(request.autofit, gpu=cards[0].name, gpus=cards[0].topology.devices))
-    with _waiting("importing TRL, looking at the model") as (_, note):
-        rehearsals = api.rehearsals_for(workers, first, note)
-    console = Console(stderr=True)
-    _say_example(console, rehearsals, to_train=False)
-    with CardsProgress(console, len(cards)) as progress:
-        compared = api.cards(rehearsals, cards, progress.tried, progress.counting)
-    return _print_table(compared, cards_view, output)
 
 
 def _frontier(workers: api.Workers, request: api.RunRequest, output: flags.Output, name: str) -> int:

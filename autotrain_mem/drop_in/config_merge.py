@@ -83,7 +83,12 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
     given = {"output_dir": config.output_dir} | _differing(config, config_class)
     if hasattr(config, MAX_LENGTH) and (MAX_LENGTH in given or autofit.plan is None):
         given[MAX_LENGTH] = config.max_length
-    given = given | _of_adapter(keywords) | of_model | _of_optimizer(keywords)
+    given = given | _of_adapter(keywords) | of_model
+    optimizer = (keywords.get("optimizers") or (None, None))[0]
+    if optimizer is not None or keywords.get("optimizer_cls_and_kwargs") is not None:
+        given |= {"optim": _plain(config.optim), "optimizer_offload": False}
+    if optimizer is not None:  # the script's own stays where it is, and trains what it was made for
+        given["use_peft"] = keywords.get(PEFT_CONFIG) is not None or is_adapted(keywords["model"])
     known = [field.name for field in fields(Knobs)]
     if unknown := sorted({*autofit.pin, *autofit.tune} - {*known}):
         near = [guess for name in unknown for guess in difflib.get_close_matches(name, known, n=1)]
@@ -180,16 +185,6 @@ def _of_adapter(keywords: Keywords) -> dict[str, Any]:
     text = canonical({name: value for name, value in named.items() if value != _plain(defaults.get(name))})
     said = arguments_of(text)
     return said if says_more_than_flags(text) else {name: said[name] for name in said if name != PEFT_CONFIG}
-
-
-def _of_optimizer(keywords: Keywords) -> dict[str, Any]:
-    """An optimizer that the script makes stays where it is, and trains what it was made for."""
-    optimizer = (keywords.get("optimizers") or (None, None))[0]
-    if optimizer is None and keywords.get("optimizer_cls_and_kwargs") is None:
-        return {}
-    kept = {"optim": _plain(keywords["args"].optim), "optimizer_offload": False}
-    adapts = keywords.get("peft_config") is not None or is_adapted(keywords["model"])
-    return kept if optimizer is None else kept | {"use_peft": adapts}
 
 
 def _names(config_class: type) -> list[str]:

@@ -79,13 +79,19 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
     # the objects whose methods a guard stands in for
     functions = [(owner, _functions(owner)) for owner in (trainer, trainer.accelerator, policy)]
     callbacks = [*trainer.callback_handler.callbacks]
+
+    def report(incident: Incident, learned: LearnedLimits) -> None:
+        _note(trainer, incident, learned)
+        rank = f"rank {trainer.args.process_index}: " if launched.processes() > 1 else ""
+        _warn(f"{rank}{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")
+
     setattr(trainer, name, trls)  # what a guard puts around it
     attached = None
     try:
         attached = attach_guard(
             trainer,
             learned=trainer.plan.experience.learned,
-            on_incident=functools.partial(_report, trainer),
+            on_incident=report,
             on_notice=_warn,
         )
         if name == "train":
@@ -123,13 +129,6 @@ def _functions(owner: Any) -> dict[str, Any]:
 
 
 # -- what it reports ---------------------------------------------------------------------------------------------------
-
-
-def _report(trainer: Any, incident: Incident, learned: LearnedLimits) -> None:
-    """Once for each: on stderr, by transformers' logger, and in the plan; of several ranks it says which."""
-    _note(trainer, incident, learned)
-    rank = f"rank {trainer.args.process_index}: " if launched.processes() > 1 else ""
-    _warn(f"{rank}{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")
 
 
 def _note(trainer: Any, incident: Incident | None = None, learned: LearnedLimits | None = None) -> None:

@@ -37,11 +37,12 @@ def without_clocks(noun: Any) -> Any:
 
 
 def test_plan_is_the_commands_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--gpu 300MiB --fit lossless --forbid optimizer_offload,max_length --effective_batch_size 8 --headroom 5%"
-    trls = "--use_peft --lora_r 4 --lora_target_modules q_proj v_proj --learning_rate 1e-4 --max_length 64"
+    words = "--gpu 300MiB --fit lossless --forbid optimizer_offload,activation_offloading --headroom 5%"
+    words += " --effective_batch_size 8 --max_length 64"
+    trls = "--use_peft --lora_r 4 --lora_target_modules q_proj v_proj --learning_rate 1e-4"
     main.run(["plan", "sft", "--model", MODEL, "--dataset", "data.jsonl", "--json", *words.split(), *trls.split()])
     of_command = json.loads(capsys.readouterr().out)
-    forbid = frozenset({"optimizer_offload", "max_length"})
+    forbid = frozenset({"optimizer_offload", "activation_offloading"})
     ours = AutoFit(gpu="300MiB", fit="lossless", forbid=forbid, effective_batch_size=8, headroom="5%")
     lora = {"use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj", "v_proj"]}
     arguments = {**lora, "learning_rate": 1e-4, "max_length": 64}

@@ -27,7 +27,8 @@ from tests.place import Autofit, Ran
 
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
 PLAN = ["plan", "sft", "--model", "tiny", "--gpu", "300MiB", "--dataset", "data.jsonl", "--max_length", "64", "--json"]
-ONE_REHEARSAL = ("--per_device_train_batch_size", "2", "--gradient_checkpointing", "true")
+SIMPLE = ("--fit", "lossless", "--forbid", "activation_offloading,optimizer_offload")
+ONE_REHEARSAL = ("--per_device_train_batch_size", "2", "--gradient_checkpointing", "true", *SIMPLE)
 """Pins that leave a search nothing to choose, for tests of something else."""
 
 
@@ -86,7 +87,7 @@ def test_an_estimate_is_one_object_whose_figures_add_up(autofit: Autofit) -> Non
 
 
 def test_a_plan_is_one_object_on_stdout_and_its_rehearsals_are_told_on_stderr(autofit: Autofit) -> None:
-    ran = autofit(*PLAN, "--effective_batch_size", "4")
+    ran = autofit(*PLAN, *SIMPLE, "--effective_batch_size", "4")
     found = json.loads(ran.out)
     assert ran.code == 0
     assert found["effective_batch_size"] == 4

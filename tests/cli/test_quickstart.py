@@ -18,9 +18,12 @@ STEPS = 3
 """TRL's defaults draw the first long one of these rows in their second step, of 600 rows in their 17th."""
 
 
-def without_alternatives(rehearsals: api.Rehearsals, *reports: Any, plan: Any = api.plan, **options: Any) -> Plan:
-    """A search of the lossless level alone, which is what the quickstart's card needs."""
-    job = replace(rehearsals.job, fit="lossless", forbid=frozenset({"activation_offloading", "optimizer_offload"}))
+def with_pins(rehearsals: api.Rehearsals, *reports: Any, plan: Any = api.plan, **options: Any) -> Plan:
+    """A search that has nothing to choose; the tutorial's test has a real one on this card."""
+    forbid = frozenset({"activation_offloading", "optimizer_offload"})
+    pins = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}
+    job = rehearsals.job
+    job = replace(job, fit="lossless", forbid=forbid, arguments={**job.arguments, **pins})
     return plan(replace(rehearsals, job=job), *reports, **options)  # type: ignore[no-any-return]
 
 
@@ -32,7 +35,7 @@ def test_trls_defaults_run_out_of_memory_and_the_plan_fits_and_learns_as_predict
     shorter = flags.replace("--logging_steps 5", "--logging_steps 1 --dtype float32 --optim adamw_torch_fused")
     for name, value in {"ROWS": ROWS, "STEPS": STEPS, "FLAGS": shorter.split()}.items():
         monkeypatch.setattr(quickstart, name, value)
-    monkeypatch.setattr(api, "plan", without_alternatives)
+    monkeypatch.setattr(api, "plan", with_pins)
     ran = autofit_once("quickstart", "--folder", "quickstart-tried")
     assert ran.code == 0, ran.err
     said = " ".join(ran.out.split())  # lines joined where a terminal of 80 columns ended them
@@ -45,7 +48,7 @@ def test_trls_defaults_run_out_of_memory_and_the_plan_fits_and_learns_as_predict
     assert f"GPU 0 has a total capacity of {quickstart.CARD.removesuffix('MiB')}.00 MiB" in refused[2]
     assert "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large" in refused[2]
     plan, _, run = said.partition("4. ")
-    assert re.search(rf" fits {quickstart.CARD} with \d changes?: needs", plan)
+    assert f" fits {quickstart.CARD}" in plan
     assert f"trained {STEPS} steps" in run
     assert "retries" not in run
     loss = re.search(r"loss ([\d.]+) -> ([\d.]+)", run)

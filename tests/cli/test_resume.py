@@ -20,7 +20,7 @@ from tests.place import Autofit, Ran
 TRAIN = shlex.split(
     "sft --model tiny --dataset splits --gpu 300MiB --simulate --no_probe --max_length 32 --fit lossless "
     "--per_device_train_batch_size 4 --gradient_checkpointing false --logging_steps 1 --save_steps 2 "
-    "--eval_strategy steps --eval_steps 2"
+    "--eval_strategy steps --eval_steps 2 --forbid activation_offloading,optimizer_offload"
 )
 
 

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow
 TRAIN = shlex.split(
     "sft --model tiny --dataset splits --gpu 300MiB --simulate --no_probe --max_length 32 "
     "--per_device_train_batch_size 8 "
-    "--gradient_checkpointing false --learning_rate 3e-3 --logging_steps 5 --fit lossless"
+    "--gradient_checkpointing false --learning_rate 3e-3 --logging_steps 5 --fit lossless "
+    "--forbid activation_offloading,optimizer_offload"
 )
 
 

@@ -63,7 +63,6 @@ def rows_file(folder: Path, rows: Any) -> Path:
         ("dpo", pairs, PAIRS),
         ("kto", pairs, PAIRS),
         pytest.param("grpo", prompts, ONLINE, marks=pytest.mark.newest),
-        ("rloo", prompts, ONLINE),
     ],
 )
 def test_a_script_of_trl_trains_with_the_commands_plan(

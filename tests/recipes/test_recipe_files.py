@@ -90,7 +90,7 @@ def test_trls_own_parser_reads_the_file_without_our_block(recipe: Recipe, tmp_pa
 
 
 def test_the_long_reward_recipes_differ_by_their_length_alone() -> None:
-    """So what trains one, its length overridden, trains all: ``test_recipe_training`` trains the shortest."""
+    """So what holds of one holds of all: ``test_recipe_plans`` rehearses the shortest."""
     long = {recipe.name.rpartition("-")[2]: settings(recipe) for recipe in recipes() if recipe.method == "reward"}
     assert {name: said.pop("max_length") for name, said in long.items()} == {"8k": 8192, "16k": 16384, "32k": 32768}
     assert {said.pop("output_dir").rpartition("-")[2] for said in long.values()} == long.keys()

@@ -18,21 +18,18 @@ pytestmark = pytest.mark.slow
 STEPS = 3
 SHARED = (
     f"--gpu 400MiB --simulate --no_probe --json --max_steps {STEPS} --logging_steps 1 --save_strategy no "
-    "--fit lossless --gradient_checkpointing false --effective_batch_size 8 --per_device_train_batch_size 8"
+    "--fit lossless --forbid activation_offloading --gradient_checkpointing false --effective_batch_size 8 "
+    "--per_device_train_batch_size 8"
 )
 SHORT = {
     "sft": "--dataset data.jsonl --max_length 32",
-    "reward": "--dataset pairs.jsonl --max_length 512",
     "grpo": "--dataset prompts.jsonl --max_completion_length 8 --reward_funcs think_format_reward",
     "ppo": "--dataset prompts.jsonl --response_length 8 --local_rollout_forward_batch_size 8",
 }
 """Lengths for a CPU; what is trained, and how, stays the recipe's. The recipes' own reward needs a package."""
-TRAINED = [
-    *("sft-llama3.1-8b-full", "sft-llama3.1-8b-lora-8bit", "reward-gemma3-1b-lora-8k"),
-    *("grpo-qwen3-8b-qlora", "ppo-qwen2.5-7b-lora"),
-]
-"""One each with an adapter, a quantized base or an optimizer on the host. Plain full training of each method is that of
-``tests/cli/test_methods.py``; the longer reward recipes differ by their length alone (``test_recipe_files``)."""
+TRAINED = ["sft-llama3.1-8b-lora-8bit", "grpo-qwen3-8b-qlora", "ppo-qwen2.5-7b-lora"]
+"""One with each kind of a quantized base and of an optimizer on the host, and PPO's adapter. Plain training of each
+method is that of ``tests/cli/test_methods.py``."""
 
 
 def tiny(model_folder: Callable[[str], Path], name: str) -> str:
