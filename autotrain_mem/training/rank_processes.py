@@ -110,6 +110,11 @@ class RankProcesses:
             except ChildDied as death:
                 raise RankDied(rank, death) from death
 
+    def interrupt(self) -> None:
+        """Asks every rank to end as after Ctrl-C."""
+        for child in self._children:
+            child.interrupt()
+
     def wait(self, timeout_seconds: float) -> None:
         """Waits for ranks that are done to exit; returns when they have, or when the time is up."""
         deadline = time.monotonic() + timeout_seconds
@@ -143,8 +148,7 @@ class RankProcesses:
         """
         while True:
             if interrupt_seconds is not None:
-                for child in self._children:
-                    child.interrupt()
+                self.interrupt()
             try:
                 yield self.receive(interrupt_seconds)
             except ChildTimeout:
