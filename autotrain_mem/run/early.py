@@ -84,10 +84,7 @@ def opened(
 
 
 def refuse_flags(request: RunRequest) -> None:
-    """Refuses names that TRL does not know, and values that no parser takes, by the cached flags of the installed TRL.
-
-    Nothing is refused where nothing was kept: then a worker reads the flags, with TRL's own parser, as it does
-    where nothing is wrong here.
+    """Checks names and values by the cached flags of the installed TRL, if there are any; a worker checks them later.
 
     Raises:
         UsageError: an unknown flag or key (with the nearest), or a value of a wrong kind.
@@ -107,9 +104,9 @@ def refuse_flags(request: RunRequest) -> None:
 
 
 def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> None:
-    """Refuses an unknown card, a machine without one, files that are not there, and an output folder that is taken.
+    """Rejects an unknown card, a machine without one, missing files, and an output folder that is taken.
 
-    What a plan of before says, folders apart, is looked at later, and so is what TRL's parser alone can tell.
+    The contents of an earlier plan, except its folders, and what needs TRL's parser are checked later.
 
     Raises:
         UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
@@ -159,22 +156,15 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
 
 
 def refuse_to_follow(request: RunRequest) -> None:
-    """Refuses on another machine than the first what would keep it from taking part.
-
-    Raises:
-        AutofitError: as :func:`opened`.
-    """
+    """Checks a request on another machine than the first. Raises AutofitError as :func:`opened`."""
     check_launch(is_placed=True)
     refuse_flags(request)
     refuse(request, to_train=True)
 
 
 def check_to_train(job: Job, request: RunRequest) -> None:
-    """Refuses to train without data or weights, or into a folder that is taken.
-
-    Raises:
-        UsageError, ModelNotFoundError, OutputFolderError.
-    """
+    """Rejects a training without data or weights, or into a folder that is taken. Raises UsageError,
+    ModelNotFoundError, OutputFolderError."""
     if not job.names_data:
         example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
         raise UsageError(
@@ -208,7 +198,7 @@ def several_asked(request: RunRequest) -> bool:
 
 
 def _job(request: RunRequest) -> Job | None:
-    """The job as far as flags and keys tell it by themselves; None without a model."""
+    """Returns the job that flags and keys give by themselves; None without a model."""
     model = request.model or request.argument("model_name_or_path")
     given = {name: value for name in _READ if (value := request.argument(name)) is not None}
     return replace(request, model=str(model)).job(given) if model else None
@@ -221,7 +211,7 @@ _HELD_BYTES = 2
 
 
 def coarse_answer(request: RunRequest) -> str:
-    """Returns two lines about the model of a request; empty where its sizes are not at hand, or not of a known kind."""
+    """Returns two lines about the model of a request; empty if its sizes are not known."""
     model = request.model or request.argument("model_name_or_path")
     try:
         config = check_model_folder(str(model), "--model") if model else None

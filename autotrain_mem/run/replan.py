@@ -159,7 +159,7 @@ def _searched(
     )
 
 
-# -- what to say where nothing goes on ---------------------------------------------------------------------------------
+# -- the nearest change that would fit --------------------------------------------------------------------------------
 
 
 def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> str | None:

@@ -2,7 +2,7 @@
 
 Causes are recognised by what PyTorch, CUDA and NCCL write into their exceptions and onto stderr:
 
-- ``c10/cuda/CUDAException.cpp: c10_cuda_check_implementation`` begins with ``CUDA error:`` and goes on with the words
+- ``c10/cuda/CUDAException.cpp: c10_cuda_check_implementation`` begins with ``CUDA error:`` and continues with the words
   of ``cudaGetErrorString`` (CUDA Runtime API, "Error handling"): ``an illegal memory access was encountered``,
   ``device-side assert triggered``, ``unspecified launch failure``, ``uncorrectable ECC error encountered``. After any
   of them the context is lost, and the process with it.

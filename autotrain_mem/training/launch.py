@@ -168,7 +168,7 @@ def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> Autofi
 def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Ending:
     error, rank = _error_by(failure, ranks, log), failure.rank if ranks.are_several else None
     if isinstance(failure, RankTimeout):
-        ranks.kill()  # what is stopped hears nothing
+        ranks.kill()  # a stopped process ignores signals
         return progress.ending(error, rank=rank, waited_for=failure.why)
     if failure.gone is not None:
         return progress.ending(error, machine_lost=error.message)
@@ -212,7 +212,7 @@ def run_probe(
 
     Args:
         folder: The output folder, which exists; ``probe.log`` in it gets all that the trainer prints.
-        machines: As of :func:`train`.
+        machines: As for :func:`train`.
 
     Raises:
         OutputFolderError: the disk is full, or cannot be written.

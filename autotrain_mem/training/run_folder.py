@@ -28,7 +28,7 @@ from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.files import A_LINK, NOT_ORDINARY, open_own
 from autotrain_mem.types.report import RUN_NAME
 
-if sys.platform != "win32":  # which has none of its kind: a run there goes on without
+if sys.platform != "win32":  # which has no flock: a run there continues without a lock
     import fcntl
 
 LOCK_NAME, KEY_NAME = "_autofit.lock", "_autofit.key"
@@ -168,7 +168,7 @@ def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iter
             )
         time.sleep(LOCK_SECONDS / 20)
     with contextlib.closing(os.fdopen(file, "rb+", buffering=0)):  # the lock ends with the last who has it open
-        with contextlib.suppress(OSError):  # it only tells others whom to look for
+        with contextlib.suppress(OSError):  # it only names the process for error messages
             _write_record(file, {**_read_record(file), "pid": os.getpid(), "host": socket.gethostname()})
         yield file
 

@@ -12,7 +12,7 @@ import torch
 
 from autotrain_mem.support import codec
 from autotrain_mem.training.cuda_oom import RanOut
-from autotrain_mem.training.guard.image_split import image_token_of
+from autotrain_mem.training.guard.batch_split import image_token_of
 from autotrain_mem.training.guard.ranks import Ranks
 from autotrain_mem.types import Incident, LearnedLimits, Phase
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from autotrain_mem.training.cuda_oom import RanOut, attempt
-from autotrain_mem.training.guard.batch_split import Layout, Piece
+from autotrain_mem.training.guard.batch_split import Layout, Piece, has_images
 from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
-from autotrain_mem.training.guard.image_split import has_images
 from autotrain_mem.types import Phase
 
 

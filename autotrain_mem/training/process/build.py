@@ -111,7 +111,7 @@ class Device:
 
     hardware: Hardware
     peaks: PhasePeaks | None
-    """None on a plain CPU, where nothing measures."""
+    """None on a plain CPU, which is not measured."""
     placed: Placing
     """Adds to TRL's arguments what this device needs beside the job's."""
     train: Callable[..., None]
@@ -121,11 +121,11 @@ class Device:
     """Ends what befalls a training on a simulated card: it has come to its end."""
 
     def read(self) -> MemoryReading | None:
-        """Reads the device's allocator; None where nothing measures."""
+        """Reads the device's allocator; None if it cannot be measured."""
         return None if self.peaks is None else self.peaks.reading()
 
     def phase_peaks(self) -> Mapping[Phase, PhasePeak]:
-        """The most of each phase so far; empty where nothing measures."""
+        """The most of each phase so far; empty if they cannot be measured."""
         return {} if self.peaks is None else self.peaks.peaks()
 
 

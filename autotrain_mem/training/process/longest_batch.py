@@ -47,10 +47,9 @@ class LongestBatch:
 
     rows: int = 0
     longest_tokens: int = 0
-    """Tokens of the longest row; of the longest prompt where completions are sampled."""
+    """Tokens of the longest row, or of the longest prompt if completions are sampled."""
     seconds: float = 0.0
     why_not: str = ""
-    """Why nothing was run; empty where it was."""
 
 
 def attach_longest_batch(
@@ -209,7 +208,7 @@ class _Completions:
         """Does nothing: no weight moved."""
 
 
-# -- what is put back -------------------------------------------------------------------------------------------------
+# -- what is restored -------------------------------------------------------------------------------------------------
 
 _KEPT_BY_VALUE = ("_metrics", "_stored_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
 """Attributes that a step adds to in place (``trl/trainer/grpo_trainer.py: __init__``; all of TRL's trainers have
@@ -274,8 +273,7 @@ def models_of(trainer: Any) -> list[torch.nn.Module]:
 
 
 def _attributes(kept: Any) -> Undo:
-    """Restores an object's attributes, and the contents of those that a step adds to: a trainer's counters, a model's
-    switches, the longest row that a rotary embedding has met."""
+    """Restores an object's plain attributes, and the contents of those that a step adds to."""
     held = vars(kept)
     before = dict(held)
     held.update({name: copy.deepcopy(held[name]) for name in _KEPT_BY_VALUE if name in held})
@@ -307,14 +305,13 @@ def _buffers(module: torch.nn.Module) -> Undo:
 
 
 def keeps_whole_gradients(model: torch.nn.Module) -> bool:
-    """Returns whether FSDP2 reduces no gradient in this micro-step, and keeps all of them whole until the step's last
-    one."""
+    """Returns whether FSDP2 keeps gradients whole in this micro-step, and reduces them in the step's last one."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     return not all(group.reduce_grads for each in modules for group in each._get_fsdp_state()._fsdp_param_groups)
 
 
 def _drop_whole_gradients(module: FSDPModule) -> None:
-    """Drops the gradients that FSDP2 has not yet reduced to its shards, since the step's last micro-batch is to come
+    """Drops the gradients that FSDP2 has not yet reduced to its shards
     (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: post_backward``)."""
     for group in module._get_fsdp_state()._fsdp_param_groups:
         group._partial_reduce_output = None

@@ -27,7 +27,7 @@ def complete_cards(trainer: Any, request: Request, read: Callable[[], MemoryRead
     """Completes every model card that this trainer writes: one with each checkpoint and each push.
 
     Args:
-        read: Reads the device's allocator; returns None where nothing measures.
+        read: Reads the device's allocator; returns None if it cannot be measured.
     """
     create = trainer.create_model_card
 

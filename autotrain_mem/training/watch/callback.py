@@ -29,10 +29,10 @@ from autotrain_mem.types.report import MemoryReading
 logger = logging.get_logger("transformers.memory_watch")  # so that transformers' verbosity and handlers hold for it
 
 HOST_EVERY_SECONDS = 5.0
-"""Between two readings of the host's memory, which take 0.4 ms each (of the CPU, in a container, 2026-11-21) where all
-else that is done at a log takes 0.06 ms. That memory ends within minutes, not within seconds."""
+"""Between two readings of the host's memory, which take 0.4 ms each (of the CPU, in a container, 2026-11-21); the rest
+of a log takes 0.06 ms. That memory ends within minutes, not within seconds."""
 FRAMES = 10
-"""Calls between the handler of a trainer's callbacks and this one, at most: two, and those of a subclass."""
+"""The most calls between the handler of a trainer's callbacks and this one: two, and those of a subclass."""
 
 Event = Callable[..., None]
 
@@ -51,26 +51,26 @@ def _harmless(event: Event) -> Event:
 
 
 class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Logs what a training takes of the device and of the host, and says what to do before it runs out.
+    """Logs a training's device and host memory, and warns before it runs out.
 
-    ``Trainer(..., callbacks=[MemoryWatch()])`` is all there is to do, with any Trainer of transformers or TRL. Every
-    log of the training gets ``memory/...`` figures, in the trackers of ``report_to``, ``state.log_history`` and on the
-    console; a JSONL in the output folder has them in bytes. Where something goes wrong (what is reserved climbs with
-    every longer row, fragmentation, a leak, host memory running out) one line says so.
+    Use it as ``Trainer(..., callbacks=[MemoryWatch()])``, with any Trainer of transformers or TRL. Every log of the
+    training gets ``memory/...`` figures, in the trackers of ``report_to``, ``state.log_history`` and on the console; a
+    JSONL in the output folder has them in bytes. One line warns if reserved memory climbs with every longer row, of
+    fragmentation, a leak, or host memory running out.
 
-    Peaks are those of the allocator: since the process began, or since somebody reset them; the watch never does.
-    Nothing that it does can end the training.
+    Peaks are the allocator's: since the process began, or since they were reset; the watch never resets them. Its own
+    errors never end the training.
 
     Args:
-        read: Reads the device's allocator; None where nothing measures. By default, CUDA's current device.
-        predicted: Peak of what is allocated in each phase, in bytes, as a plan's ``estimate.memory.phases`` has it.
-        planned: What else is to be logged, in bytes: ``memory/NAME_gib`` for each that is known.
+        read: Reads the device's allocator; returns None if it cannot be measured. By default, CUDA's current device.
+        predicted: Peak allocated bytes of each phase, as a plan's ``estimate.memory.phases`` has it.
+        planned: Other bytes to log: ``memory/NAME_gib`` for each that is not None.
         total_bytes: Of the device; by default, of CUDA's current device.
         phases: Returns the measured peak of each phase so far (``training.process.build`` measures them by resetting
             the peaks; ``read`` must then be of the same).
-        file: Of the record, relative to ``output_dir``; ``memory.rank1.jsonl`` is rank 1's.
-        on_sign: Gets each sign; by default transformers' logger warns of it. Each rank has those of its own device,
-            and the first one those of the host.
+        file: The record, relative to ``output_dir``; ``memory.rank1.jsonl`` is rank 1's.
+        on_sign: Gets each sign; by default transformers' logger warns. Each rank has the signs of its own device, and
+            the first one those of the host.
         host: Reads the host's memory.
     """
 
@@ -148,7 +148,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ignores the time of an evaluation, as of a save."""
+        """Leaves out the time of an evaluation or a save."""
         self._clock.leave_out()
 
     on_save = on_evaluate
@@ -173,7 +173,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The model is left as it was; the peaks of the last evaluation and save are kept."""
+        """Removes the model's hook; records the peaks of the last evaluation and save."""
         self._rows.leave()
         self._write("end", step=state.global_step, phases=_wire(self._phases()))
 
@@ -197,8 +197,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         )
 
     def _figures(self, sample: Sample, peaks: Mapping[Phase, PhasePeak]) -> Iterator[tuple[str, float]]:
-        """Returns the figures as they are logged: sizes in GiB, since people read them; what is not known is left
-        out."""
+        """Yields the known figures as they are logged, sizes in GiB."""
         device = sample.device
         if device is not None:
             yield "memory/allocated_gib", _gib(device.allocated_bytes)
@@ -265,8 +264,8 @@ class _Clock:
 
 
 def cuda_reading() -> MemoryReading | None:
-    """Reads the current device, without the sorting of all names by ``torch.cuda.memory_stats``, which takes longer
-    than the reading; None before there is a context, and where there is no CUDA."""
+    """Reads the current device; None without a CUDA context. ``torch.cuda.memory_stats`` would also sort all names,
+    which takes longer than the reading."""
     if not torch.cuda.is_initialized():
         return None
     stats = torch.cuda.memory_stats_as_nested_dict()
@@ -298,10 +297,10 @@ class Batches:
 
 
 class Rows:
-    """Records the shape of what comes into a model's embedding while gradients are asked for.
+    """Records the shapes of a model's embedding inputs while gradients are enabled; takes microseconds per micro-batch.
 
-    The embedding, since a loss may call the model's body and leave out the model itself (Liger's do). Evaluation,
-    generation and reference models run without gradients. Costs some microseconds per micro-batch.
+    A loss may call the model's body without the model itself (Liger's do). Evaluation, generation and reference models
+    run without gradients.
     """
 
     def __init__(self) -> None:
@@ -329,7 +328,7 @@ class Rows:
         return batches
 
     def _see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # a count that changes would have the model compiled anew at every step
+        if torch.compiler.is_compiling():  # a changing count would recompile the model at every step
             return
         with contextlib.suppress(Exception):  # a watch ends no training
             if not torch.is_grad_enabled():

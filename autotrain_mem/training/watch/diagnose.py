@@ -20,29 +20,28 @@ QUARTER = 8
 """Samples whose least counts as their floor."""
 WINDOW = 4 * QUARTER
 SPIKES = 2
-"""The number of samples of a quarter that may lie anywhere above the others: a long row, an evaluation that left
-something."""
+"""Samples of a quarter that may lie anywhere above the others: a long row, an evaluation that left something."""
 STEEP = 2.5
-"""Times what the others of a quarter lie apart, that floors must rise by: of 200,000 windows of noise, none of an even
-or a skewed one climbs, of a normal one 2 do (drawn by ``random``, seed 1, 2026-11-21; at 1.5 times, 11 and 95 do)."""
+"""Floors must rise by this many times the spread of a quarter: of 200,000 windows of noise, none of an even or a skewed
+one climbs, of a normal one 2 do (drawn by ``random``, seed 1, 2026-11-21; at 1.5 times, 11 and 95 do)."""
 CLIMBED = 3 * QUARTER / (WINDOW - 1)
 """The share of a window between the floors of its first and of its last quarter."""
 
 LEAST_CLIMB = 0.01
 """The least climb, as a share of where it starts: at 1 % per window it takes 70 windows (2,200 logs) to double."""
 STAIRS = 3
-"""Rises of reserved memory. A longest row so far comes ever more rarely in shuffled data (the n-th row is it with
-chance 1/n), so that after the first samples, three are a run whose next long row will want more again."""
+"""Rises of reserved memory. In shuffled data the n-th row is the longest so far with chance 1/n, so that three rises
+after the first samples announce more."""
 SETTLED = 3
-"""Samples after which the optimizer's state and the first evaluation are there."""
+"""Samples until the optimizer's state and the first evaluation are allocated."""
 HIGHER = 1.01
-"""A rise; less is a block of 2 or 20 MiB on any card of today."""
+"""The least rise; less is a block of 2 or 20 MiB on any card of today."""
 SLACK = 0.25
 """The share of reserved memory that holds nothing at the peak. Two runs lie on either side: a GRPO step that is well
 packed has 9 % (QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), 8B QLoRA that gains from expandable segments has 34 %
 (torchtune#1185: 16.39 GiB before, 10.83 after)."""
 LEAST_SLACK_BYTES = 3 * LARGE_SEGMENT_BYTES
-"""A few segments of which a small model fills the half are no staircase."""
+"""A small model may half fill a few segments, which is no staircase."""
 IN_A_ROW = 2
 """Logs, one after the other, in which the cache had to be given back: Composer shrinks its micro-batch then
 (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
@@ -62,7 +61,7 @@ class Sample:
     seconds: float
     """Since the process began to train, on a clock that only goes forward."""
     device: MemoryReading | None = None
-    """After the step; None where nothing measures."""
+    """After the step; None if it cannot be measured."""
     total_bytes: int | None = None
     """The card's memory."""
     rows: int | None = None
@@ -76,7 +75,7 @@ class Sample:
 
     @property
     def slack_bytes(self) -> int:
-        """The part of the peak reserved that the peak allocated does not fill; 0 where nothing measures."""
+        """Peak reserved less peak allocated; 0 if they cannot be measured."""
         return 0 if self.device is None else self.device.peak_reserved_bytes - self.device.peak_allocated_bytes
 
     @property
@@ -156,7 +155,7 @@ class SignDetector:
         )
 
     def _retries(self) -> Sign | None:
-        """Fragmentation where much of what is reserved holds nothing, else a card that is just full."""
+        """Finds fragmentation, where much of what is reserved holds nothing; else a card that is full."""
         sample, latest = self._samples[-1], [*self._samples][-1 - IN_A_ROW :]
         lately = [each.device.num_alloc_retries for each in latest if each.device is not None]
         if sample.device is None or sample.slack is None or len(lately) < 2 or lately[-1] <= lately[-2]:
@@ -212,7 +211,7 @@ class SignDetector:
         )
 
     def _steps_left(self, rise: float) -> str:
-        """For people: to two digits, 1,234 steps are about 1,200."""
+        """Rounds to two digits: 1,234 steps are about 1,200."""
         first, sample = self._samples[0], self._samples[-1]
         if sample.total_bytes is None or sample.device is None:
             return ""
@@ -289,11 +288,11 @@ class Climb:
 
 
 def climb_of(values: Sequence[float]) -> Climb | None:
-    """A steady rise of ``WINDOW`` values, seen through noise; None where there is none.
+    """Finds a steady rise of ``WINDOW`` noisy values; None for none.
 
-    The least of each quarter is its floor: a long row, a batch that waits, a cache raise the top and not the floor. All
-    floors rise, the last not much less than the others (a warm-up slows down), and in all by more than the values of
-    one quarter lie apart, its highest left out.
+    The minimum of each quarter is its floor, which a long row, a waiting batch or a cache does not raise. All floors
+    must rise, the last not much less than the others (a warm-up slows down), and in all by more than the spread of one
+    quarter without its highest values.
     """
     if not floors_rise(values):
         return None
@@ -306,7 +305,7 @@ def climb_of(values: Sequence[float]) -> Climb | None:
 
 
 def floors_rise(values: Sequence[float]) -> bool:
-    """Returns whether the least of each quarter lies above that of the quarter before, by whatever it is."""
+    """Returns whether the minimum of each quarter lies above that of the quarter before."""
     return all(before < after for before, after in itertools.pairwise(map(min, _quarters(values))))
 
 

@@ -14,8 +14,7 @@ from tiny import IMAGE_TOKEN
 from tiny_vision_trainers import vision_trainer
 
 from autotrain_mem.training.guard.attach import attach_guard
-from autotrain_mem.training.guard.batch_split import Layout, Piece
-from autotrain_mem.training.guard.image_split import image_token_of
+from autotrain_mem.training.guard.batch_split import Layout, Piece, image_token_of
 from autotrain_mem.types import LearnedLimits
 
 OF_ALL = 1e-7

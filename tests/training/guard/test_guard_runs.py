@@ -171,11 +171,3 @@ def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_starts_with_it(
     assert_same_run(resumed, first)
     assert 0 < len(told.incidents) <= 3, "long batches are split beforehand once one of them did not fit"
     assert not later.incidents
-
-
-def test_a_checkpoint_of_an_unguarded_run_can_be_gone_on_with(qwen: Path, tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    trainer("sft", qwen, tmp_path, **(SIZES | saving)).train()
-    run("sft", qwen, tmp_path, resume=str(tmp_path / "checkpoint-2"), **saving)
-    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
-    assert "autofit_guard" in state["stateful_callbacks"]
