@@ -1,4 +1,4 @@
-"""Finds the peaks of a trace, when they are, and to whom the bytes belong."""
+"""Finds the peaks of a trace, when they occur, and what holds the memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_MODULES = 5
 
 
 def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
-    """Finds the peaks of a recorded run, allocated and reserved, the latter in both of the allocator's modes.
+    """Finds the allocated and reserved peaks of a recorded run, the latter in both modes of the allocator.
 
     Raises ValueError for a trace without events.
     """
@@ -58,7 +58,7 @@ def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
 
 
 def alive_after(events: Iterable[int]) -> list[int]:
-    """Numbers the blocks, from 1, that are alive after these events of a trace, the oldest first."""
+    """Returns the numbers, from 1, of the blocks that are alive after these events, the oldest first."""
     alive: dict[int, None] = {}
     for event in events:
         if event > 0:
@@ -69,7 +69,7 @@ def alive_after(events: Iterable[int]) -> list[int]:
 
 
 def owners_of(blocks: Iterable[Block]) -> dict[Owner, int]:
-    """Sums the bytes of blocks by owner, as the allocator rounds them."""
+    """Sums the bytes of blocks by owner, rounded as the allocator rounds them."""
     owners = dict.fromkeys(Owner, 0)
     for block in blocks:
         owners[block.owner] += round_size(block.size_bytes)
@@ -77,7 +77,7 @@ def owners_of(blocks: Iterable[Block]) -> dict[Owner, int]:
 
 
 def largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
-    """Lists the modules that hold most activations and temporaries, with their bytes."""
+    """Lists the modules that hold the most activations and temporaries, with their bytes."""
     sizes: dict[str, int] = defaultdict(int)
     for block in blocks:
         if block.owner in (Owner.ACTIVATIONS, Owner.TEMPORARY) and block.module:
@@ -88,13 +88,13 @@ def largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
 
 VISION, PROJECTOR, LANGUAGE, BETWEEN = "vision tower", "projector", "language model", "shared"
 PARTS = (VISION, PROJECTOR, LANGUAGE, BETWEEN)
-"""In the order in which an image passes them; the last is what no module of theirs made, such as most of what a
-backward pass makes for a moment."""
+"""In the order of an image's way through the model; the last part is what no module of theirs allocated, such as most
+temporaries of a backward pass."""
 
 _PROJECTOR = re.compile(r"\b(multi_modal_projector|connector|merger|deepstack_merger_list)\b")
 _VISION = re.compile(r"\b(visual|vision_tower|vision_model)\b")
 _LANGUAGE = re.compile(r"\b(language_model|text_model|lm_head)\b")
-"""Names of the parts in ``transformers/models/*/modeling_*.py``: Qwen-VL's merger lies within its ``visual``."""
+"""Names of the parts in ``transformers/models/*/modeling_*.py``; Qwen-VL's merger is inside its ``visual``."""
 
 
 def part_of(name: str) -> str:

@@ -1,16 +1,16 @@
-"""Replays hundreds of steps whose rows are of every length: what the caching allocator reserves after hours.
+"""Replays hundreds of steps with rows of every length: what the caching allocator reserves after hours of training.
 
-A rehearsal runs two steps of the worst batch. A run has batches of every length, and what the allocator cached for one
-does not fit the next. Two rehearsals, of the longest rows and of shorter ones, tell how each block grows with the rows
-(:class:`BlockSizes`), so that a step of any length can be played; a step that left the allocator as it found it
-is played once.
+A rehearsal runs two steps of the worst batch. A real run has batches of every length, and blocks that the allocator
+cached for one length do not fit the next. Two rehearsals, of the longest rows and of shorter ones, show how each block
+grows with the length (:class:`BlockSizes`), so that a step of any length can be replayed. A step that leaves the
+allocator's state unchanged is replayed once.
 
-Example: Qwen2.5-0.5B, LoRA without checkpointing, 8 rows of up to 1,024 tokens, segments of fixed size: 11.6 GiB by its
-worst batch alone, 15.6 GiB after 300 steps in any order, 11.6 GiB where the longest rows run first.
+Example: Qwen2.5-0.5B, LoRA without checkpointing, 8 rows of up to 1,024 tokens, segments of fixed size: 11.6 GiB for
+its worst batch alone, 15.6 GiB after 300 steps in any order, 11.6 GiB if the longest rows run first.
 
-Known limits: each of a step's micro-batches is played as a step of its own, of two that are alike, and in a step with
-others for small blocks alone; of batches more than :data:`CLASSES` lengths are told apart no further; blocks of up to
-1 MiB, which have segments of their own, count with the most that any length makes of them.
+Known limits: each micro-batch is replayed as a step of its own, one of two that are alike; only small blocks are
+replayed in a step with others. More than :data:`CLASSES` distinct lengths are grouped. Blocks of up to 1 MiB, which
+have segments of their own, count with the most that any length needs.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from autotrain_mem.types.estimate import STEPS, MixedLengths, ReservedByOrder, R
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 CLASSES = 8
-"""Lengths that are told apart; a plan waits for each."""
+"""The number of distinct lengths; a plan waits for each."""
 SMALL_CLASSES = 4
-"""The same for small blocks, whose segments are few."""
+"""The same for small blocks, which have few segments."""
 SEED = 0
 
 
 # -- how large each block is at any length -----------------------------------------------------------------------------
 
 NEAR = 0.005
-"""Share by which a size may miss what its tokens say: one token of a row less, such as of shifted labels."""
+"""The relative error of a size that is accepted: one token of a row less, as in shifted labels."""
 LEAST_POWER = 1.2
-"""The power from which a size counts as growing faster than the tokens."""
+"""From this power of the tokens on, a size grows faster than the tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsed:
-    """A rehearsal, and the tokens of the rows that it had."""
+    """A rehearsal, and the tokens of its rows."""
 
     tokens: int
     trace: Trace
@@ -57,13 +57,12 @@ class Rehearsed:
 class BlockSizes:
     """Computes the sizes of a rehearsal's blocks at any length, from a second rehearsal with another length.
 
-    A block of ``s`` bytes in rows of ``a`` tokens that has ``t`` bytes in rows of ``b`` is the same whatever the length
-    (``s == t``), goes with the tokens along a straight line through both points, or, where it grows faster than they
-    do, by a power of them, as a mask does by their square. Blocks are the same where the same module made them for the
-    same owner; layers are not told apart.
+    A block has ``s`` bytes with rows of ``a`` tokens and ``t`` bytes with rows of ``b``. It is constant (``s == t``),
+    linear in the tokens (a line through both points) or, if it grows faster, a power of them, as a mask grows with
+    their square. Blocks of the two rehearsals are paired by module and owner; layers are not distinguished.
 
-    Example: 8 rows of 1,024 tokens and of 320, in bfloat16: hidden states of 14 and 4.375 MiB are 7 MiB at 512 tokens,
-    a mask of 16 and 1.5625 MiB is 4 MiB.
+    Example: with 8 rows of 1,024 and of 320 tokens in bfloat16, hidden states of 14 and 4.375 MiB take 7 MiB at 512
+    tokens, and a mask of 16 and 1.5625 MiB takes 4 MiB.
     """
 
     def __init__(self, here: Rehearsed, other: Rehearsed) -> None:
@@ -79,7 +78,7 @@ class BlockSizes:
         self._numbers = [numbers[_place(block), block.size_bytes] for block in here.trace.blocks]
 
     def at(self, tokens: int) -> list[int]:
-        """Returns the size of every block, in bytes, in rows of so many tokens."""
+        """Returns the size of every block, in bytes, with rows of this many tokens."""
         a, b = self._here.tokens, self._other.tokens
         sizes = []
         for size, partner in self._pairs:
@@ -104,10 +103,10 @@ def _by_place(trace: Trace) -> dict[Hashable, Counter[int]]:
 
 
 def _partners(mine: Counter[int], others: Counter[int], ratio: float) -> dict[int, int]:
-    """Finds for each size at a place the one that the same blocks have in the other rehearsal.
+    """Finds for each size at a place the size of the same blocks in the other rehearsal.
 
-    Of those that would be plain (the same, as much more as there are tokens, as their square) it is the one of which
-    there are as many blocks; what is left is in the same order, or else goes with the tokens.
+    It prefers a size that would be constant, linear or quadratic in the tokens, and of which there are as many blocks.
+    The rest is paired in order, or else taken as linear.
     """
     partners: dict[int, int] = {}
     for size, count in mine.items():
@@ -122,7 +121,7 @@ def _partners(mine: Counter[int], others: Counter[int], ratio: float) -> dict[in
 
 
 def _nearest(sizes: Counter[int], wanted: float) -> int | None:
-    """Finds a size that is the wanted one but for :data:`NEAR`; None where there is none."""
+    """Returns a size that equals the wanted one up to :data:`NEAR`; None if there is none."""
     nearest = min(sizes, key=lambda each: abs(each - wanted), default=None)
     return nearest if nearest is not None and abs(nearest - wanted) <= NEAR * wanted else None
 
@@ -132,7 +131,7 @@ def _nearest(sizes: Counter[int], wanted: float) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnBatches:
-    """Holds the longest row of each batch, in the order in which a sampler may draw them."""
+    """Holds the longest row of each batch, in an order in which a sampler may draw them."""
 
     tokens: Sequence[int]
     each_step: int = 1
@@ -213,9 +212,9 @@ def reserved_after(
     longest_first: bool,
     accumulates: bool = False,
 ) -> list[int]:
-    """Returns what is reserved after each batch of these lengths, on a device without an end.
+    """Returns the reserved bytes after each batch of these lengths, on a device without a limit.
 
-    Nothing is rounded, so that it can be compared with a real run of the same rows. Raises UnclearStepsError.
+    Nothing is rounded, so that a real run of the same rows can be compared. Raises UnclearStepsError.
     """
     templates = _templates(longest, shorter, accumulates=accumulates)
     large, small = (
@@ -225,7 +224,7 @@ def reserved_after(
 
 
 def _looked_at(run: Run, batches: DrawnBatches) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns what is reserved, and how often the cache was given back, after each of :data:`STEPS`."""
+    """Returns the reserved bytes, and how often the cache was released, after each of :data:`STEPS`."""
     reserved, retries = [], []
     looked_at = {steps * batches.each_step for steps in STEPS}
     for number, tokens in enumerate(batches.tokens, 1):
@@ -237,7 +236,7 @@ def _looked_at(run: Run, batches: DrawnBatches) -> tuple[tuple[int, ...], tuple[
 
 
 class Template:
-    """Holds a rehearsal in its parts, at any length."""
+    """Holds the parts of a rehearsal, at any length."""
 
     def __init__(self, rehearsed: Rehearsed, other: Rehearsed, *, accumulates: bool) -> None:
         self.tokens = rehearsed.tokens
@@ -246,7 +245,7 @@ class Template:
         self._compiled: dict[tuple[int, int, bool], tuple[list[int], list[int]]] = {}
 
     def compiled(self, part: TraceSpan, tokens: int, *, is_small: bool) -> tuple[list[int], list[int]]:
-        """Returns a part's events, as far as they are of one pool, and the sizes of all blocks at a length."""
+        """Returns a part's events within one pool, and the sizes of all blocks at a length."""
         key = (id(part), tokens, is_small)
         if key not in self._compiled:
             sizes = [(size + 511) & -512 for size in self._sizes.at(tokens)]
@@ -260,7 +259,7 @@ class Template:
 
 
 Templates = tuple[Template, Template]
-"""Templates of the longest rows, and of shorter ones."""
+"""Templates of the longest rows and of shorter ones."""
 
 
 def _templates(longest: Rehearsed, shorter: Rehearsed, *, accumulates: bool) -> Templates:
@@ -290,19 +289,19 @@ class Run:
         self.allocator = CachingAllocator(capacity_bytes, settings)
         self._templates, self._is_small = templates, is_small
         self.micro_batches = len(templates[0].parts.later)
-        """The micro-batches of a step that were rehearsed; where there are more, those between are like the last."""
+        """The rehearsed micro-batches of a step; if a step has more, those in between are like the last."""
         self._begun = False
         self._carried: dict[Kind, list[int]] = {}
         self._still: set[tuple[int, ...]] = set()
-        """Tokens of steps that leave the allocator as it is now."""
+        """Token counts of steps that leave the allocator's current state unchanged."""
         template = templates[0]
         self._play(template, template.parts.load, template.tokens)
         if longest_first:
             self._try(template)
 
     def step(self, *tokens: int) -> int:
-        """Replays a step of so many tokens, in each micro-batch or in all, unless it would change nothing; returns the
-        reserved bytes."""
+        """Replays a step with this many tokens, in each micro-batch or in all, unless it would change nothing; returns
+        the reserved bytes."""
         if tokens not in self._still:
             before = self._state()
             longest, shorter = self._templates
@@ -321,7 +320,7 @@ class Run:
         return self.allocator.peak_reserved_bytes
 
     def _try(self, template: Template) -> None:
-        """Runs the longest rows beside what stands in for later steps' memory (``training.process.longest_batch``)."""
+        """Runs the longest rows beside stand-ins for the memory of later steps (``training.process.longest_batch``)."""
         _, sizes = template.compiled(template.parts.load, template.tokens, is_small=self._is_small)
         standing_in = [sizes[number - 1] for number in template.parts.beside_trial]
         held = [self._malloc(size) for size in standing_in if (size <= SMALL_BYTES) is self._is_small]
@@ -348,7 +347,7 @@ class Run:
                 carried.setdefault(part.kept[number], []).append(address)
 
     def _end_carried(self) -> None:
-        """Frees what a step left behind for the next one: a batch, a loss."""
+        """Frees what a step left for the next one: a batch, a loss."""
         for addresses in self._carried.values():
             for address in addresses:
                 self.allocator.free(address)
@@ -365,5 +364,5 @@ class Run:
             return address
 
     def _state(self) -> object:
-        """Returns a key of the allocator's state: the places of free blocks determine those of the others."""
+        """Returns a key of the allocator's state: the places of the free blocks, which determine those of the others."""
         return [(block.address, block.size) for block in self.allocator.free_blocks()], self.allocator.reserved_bytes

@@ -16,29 +16,30 @@ from autotrain_mem.types.trace import CACHE_EMPTIED
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceCapacity:
-    """Holds what the allocator can have of a device, and how it is set."""
+    """Holds what the allocator can have of a device, and its settings."""
 
     capacity_bytes: int | None
     """The most that it can reserve; None for no limit."""
     total_bytes: int | None = None
-    """The whole device, of which ``per_process_memory_fraction`` is a share; None for the capacity."""
+    """The whole device, to which ``per_process_memory_fraction`` applies; None for the capacity."""
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    """As the training process will have them; which kind of segments is chosen apart."""
+    """Those of the training process, except for the kind of segments, which is chosen separately."""
     caches: bool = True
-    """Whether there is a caching allocator: a host has none, and takes what is allocated."""
+    """Whether there is a caching allocator; the host has none."""
 
     @property
     def endless(self) -> DeviceCapacity:
-        """Returns a room without an end, nor what frees cached blocks early, which only matters where there is one."""
+        """Returns one without a limit, and without settings that free cached blocks early, which matter only near a
+        limit."""
         settings = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
         return DeviceCapacity(capacity_bytes=None, settings=settings, caches=self.caches)
 
 
 def reserve(trace: Trace, room: DeviceCapacity, *, grows: bool) -> ReservedEstimate:
-    """Replays a run: what it reserves, and whether that goes without retries.
+    """Replays a run: returns what it reserves, and whether that works without retries.
 
-    Near the device's end the allocator gives its cache back and asks again, so a run may get by with less than it would
-    reserve. Such a run is counted as one that does not fit, and what it would reserve without an end is its need.
+    Near the device's limit the allocator releases its cache and retries, so that a run may succeed with less than it
+    would reserve. Such a run counts as one that does not fit, and its need is what it would reserve without a limit.
     """
     settings = replace(room.settings, grows=grows)
     if not room.caches:
@@ -67,7 +68,7 @@ def reserve(trace: Trace, room: DeviceCapacity, *, grows: bool) -> ReservedEstim
 
 
 def allocated_after_each(trace: Trace) -> list[int]:
-    """Sums what is allocated behind each event, in bytes."""
+    """Sums the allocated bytes after each event."""
     sizes = [round_size(block.size_bytes) for block in trace.blocks]
     current, sums = 0, []
     for event in trace.events:
@@ -80,10 +81,7 @@ def allocated_after_each(trace: Trace) -> list[int]:
 
 
 def held_after_each(trace: Trace, room: DeviceCapacity, *, grows: bool) -> list[tuple[int, int]]:
-    """Replays a run and lists what it holds behind each event: (bytes that are reserved, bytes that are allocated).
-
-    Both are what is allocated, where nothing is cached.
-    """
+    """Replays a run and lists (reserved bytes, allocated bytes) after each event; they are equal without a cache."""
     if not room.caches:
         return [(allocated, allocated) for allocated in allocated_after_each(trace)]
     held: list[tuple[int, int]] = []
@@ -102,9 +100,9 @@ def held_after_each(trace: Trace, room: DeviceCapacity, *, grows: bool) -> list[
 class Replay:
     """Runs a trace through one allocator.
 
-    A request that is refused is given memory that is not there, so that the run goes on: the device grows by what it
-    took, and stays so. Other streams keep up: what they used is free again as soon as the next request comes, which is
-    the least that is reserved for them.
+    A request that is refused gets memory all the same, so that the run continues: the device grows by that much for
+    good. Other streams keep up: what they used is free at the next request, which gives the least that is reserved for
+    them.
     """
 
     def __init__(
@@ -120,7 +118,7 @@ class Replay:
         self._slack_bytes = 0
 
     def estimate(self) -> ReservedEstimate:
-        """Returns what the run reserved, and what it needed to get by."""
+        """Returns what the run reserved, and what it needed to succeed."""
         return ReservedEstimate(
             peak_allocated_bytes=self.allocator.peak_allocated_bytes,
             peak_reserved_bytes=self.allocator.peak_reserved_bytes,

@@ -82,7 +82,7 @@ def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: s
 class History:
     """Turns the allocator's actions into entries of a history, each with its module.
 
-    Watches the events of the trace go by, so that it knows which of them the allocator is at.
+    It follows the events of the trace, so that it knows to which of them the allocator responds.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -106,7 +106,7 @@ class History:
             yield event
 
     def hear(self, action: str, address: int, size: int, stream: int) -> None:
-        """Records an action of the allocator; for ``oom`` the address is what the device has left."""
+        """Records an action of the allocator; for ``oom`` the address holds what is free on the device."""
         if action == "alloc":
             self._block_at[address] = self._event
             self.frames_at[address] = self._frames_of(self._event)

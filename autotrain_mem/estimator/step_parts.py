@@ -1,4 +1,4 @@
-"""Cuts a rehearsal into what is loaded, its first step and a later one, so that steps can be played again and again."""
+"""Divides a rehearsal into loading, its first step and a later one, so that steps can be replayed many times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 FOREIGN = 1 << 40
-"""The number from which an event frees a block of an earlier part: what is added is the number of its kind."""
+"""Events from this number on free a block of an earlier part; the excess is the number of its kind."""
 
 Kind = Hashable
 
@@ -27,33 +27,33 @@ class TraceSpan:
 
     events: array[int]
     foreign: tuple[Kind, ...]
-    """Kinds of the earlier parts' blocks that it ends, in their order."""
+    """Kinds of the earlier parts' blocks that it frees, in order."""
     kept: dict[int, Kind] = field(default_factory=dict)
-    """The part's own blocks that outlive it."""
+    """Its own blocks that outlive it."""
     lasting: frozenset[int] = frozenset()
-    """Those of ``kept`` that nothing frees: weights, the optimizer's state."""
+    """Those of ``kept`` that are never freed: weights, the optimizer's state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts:
     load: TraceSpan
     trial: TraceSpan
-    """The last micro-batch of the first step, without its optimizer's."""
+    """The last micro-batch of the first step, without the optimizer's step."""
     beside_trial: tuple[int, ...]
-    """Blocks that stand in beside it: the optimizer's state, and what a micro-batch before made: gradients, and
-    workspaces that last."""
+    """Blocks that are there at the same time: the optimizer's state, and what an earlier micro-batch left: gradients,
+    and workspaces that stay."""
     first: tuple[TraceSpan, ...]
-    """The first step: a part for each of its micro-batches, the last of them with the optimizer's step."""
+    """The first step: a part for each micro-batch, the last one with the optimizer's step."""
     later: tuple[TraceSpan, ...]
-    """The second step, whose like all others are."""
+    """The second step, which all later ones equal."""
 
 
 def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
-    """Cuts a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearStepsError.
+    """Divides a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearStepsError.
 
     Args:
-        accumulates: Each step has two micro-batches. The optimizer's phase begins after either, since nobody knows then
-            whether it will step (``trainers.phases``).
+        accumulates: Each step has two micro-batches. The optimizer's phase begins after either, since it is not known
+            then whether it will step (``trainers.phases``).
     """
     starts, count = trace.phase_starts, 2 if accumulates else 1
     begins, phase = next(((index, each) for index, each in starts if each is not Phase.LOAD), (0, Phase.LOAD))

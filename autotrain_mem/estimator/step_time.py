@@ -85,7 +85,7 @@ _REFERENCE_NETWORK, _REFERENCE_NETWORK_RATE = "400 Gb/s a node of 8", 6.25e9
 
 @dataclass(slots=True)
 class _Busy:
-    """Adds up for how long each part of a machine has to do in one phase, in seconds."""
+    """Sums how many seconds each part of a machine is busy in one phase."""
 
     device: float = 0.0
     host: float = 0.0
@@ -101,13 +101,13 @@ class _Busy:
         return _Busy(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
     def of_one(self, passes: int) -> _Busy:
-        """Returns one of so many equal passes; the collective that is alone is of one already."""
+        """Returns the share of one of several equal passes; the collective that is alone is of one pass already."""
         sums = {each.name: getattr(self, each.name) / passes for each in fields(self)}
         return _Busy(**{**sums, "alone": self.alone})
 
     @property
     def seconds(self) -> float:
-        """A phase lasts as long as its busiest part; what is waited for alone is no part of what runs beside."""
+        """Returns the seconds of the busiest part, plus those that overlap with nothing."""
         joined = max(self.link, self.network) - self.alone
         return max(0.0, max(self.device, self.host, self.host_link, joined) + self.alone + self.after)
 
@@ -186,7 +186,7 @@ def _rates(hardware: Hardware, kinds: set[Kind]) -> tuple[_Rates, str]:
 
 
 def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool) -> _Busy:
-    """Sums up all that one phase has run, with a share of the tokens that were rehearsed."""
+    """Sums the work of one phase, with a share of the rehearsed tokens."""
     busy = _Busy()
     for work in works:
         # Fewer tokens are fewer chunks.
@@ -225,11 +225,12 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool)
 COLLECTIVES = (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE)
 HALF = ("bfloat16", "float16")
 GATHERED_IN = 32
-"""Parts that all weights are gathered in, of which one is waited for: 24 to 32 layers are usual up to 8B, 80 at 70B."""
+"""Parts in which all weights are gathered, of which one is waited for: 24 to 32 layers are usual up to 8B, 80 at 70B.
+"""
 
 
 def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
-    """Returns the work of a point that was rehearsed, with its model shared as these knobs say.
+    """Returns the work of a rehearsed point, with its model sharded as these knobs say.
 
     The model's whole bytes are those at the known peak, times its shards.
     """

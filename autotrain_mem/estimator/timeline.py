@@ -1,4 +1,5 @@
-"""Draws a rehearsal's memory over its events: who holds how much, what is reserved, thinned so that no peak is lost."""
+"""Draws a rehearsal's memory over its events: what each owner holds and what is reserved, thinned without losing a
+peak."""
 
 from __future__ import annotations
 
@@ -12,18 +13,18 @@ from autotrain_mem.types.page import Holder, Timeline
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 PLACES = 1000
-"""Stretches of events that become one place on the screen each: about as many as a figure has pixels."""
+"""The number of points on the screen: about as many as a figure has pixels."""
 HOLDERS = 5
-"""How many modules are named at each point: those that hold most there, for one owner each."""
+"""Modules named at each point: those that hold the most there, for one owner each."""
 STACKED = tuple(Owner)
-"""The order of the stack from below: what stays through the run first."""
+"""The order of the stack from the bottom: what stays for the whole run first."""
 
 
 def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
-    """Replays a run and keeps what each owner holds at every point that is shown.
+    """Replays a run and records what each owner holds at every point that is shown.
 
-    The events are divided into so many ``places``, each of which keeps its lowest and its highest moment, and the one
-    that reserved most. Raises ValueError for a trace without events.
+    The events are divided into ``places``, each of which keeps its lowest and highest moment, and the one that reserved
+    most. Raises ValueError for a trace without events.
     """
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")
@@ -61,7 +62,7 @@ def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str,
 
 
 def _gather(trace: Trace, shown: Sequence[int]) -> tuple[dict[Owner, tuple[int, ...]], _Largest]:
-    """Walks through the run once more, and takes down what each owner and the largest holders have at the points."""
+    """Goes through the run once more, and records what each owner and the largest holders have at the points."""
     totals = dict.fromkeys(STACKED, 0)
     columns: dict[Owner, list[int]] = {owner: [] for owner in STACKED}
     largest = _Largest()
@@ -82,10 +83,10 @@ def _gather(trace: Trace, shown: Sequence[int]) -> tuple[dict[Owner, tuple[int, 
 
 
 class _Largest:
-    """Keeps what each module holds for each owner, and takes down the largest of them.
+    """Keeps what each module holds for each owner, and records the largest of them.
 
-    A heap has every total that ever was; one that is no longer true is dropped when it comes up, so that a run of n
-    events costs n log n however many points are taken down.
+    A heap holds every past total; a stale one is dropped when it comes up, so that a run of n events costs n log n
+    however many points are recorded.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class _Largest:
             heapq.heappush(self._heap, (-total, key))
 
     def take_down(self) -> None:
-        """Records who holds most at this point, largest first."""
+        """Returns the modules that hold most at this point, largest first."""
         top: list[tuple[int, tuple[Owner, str]]] = []
         while self._heap and len(top) < HOLDERS:
             entry = heapq.heappop(self._heap)

@@ -1,4 +1,4 @@
-"""Counts what a vLLM engine on the cards that train takes of them, awake and asleep, and what the trainer has then."""
+"""Counts what a vLLM engine takes of the cards that train, awake and asleep, and what it leaves to the trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def sleeps(job: Job) -> bool:
-    """Returns whether an engine on the cards that train gives its share back while nothing is generated."""
+    """Returns whether an engine on the cards that train releases its share while nothing is generated."""
     return _is_here(job) and bool(job.arguments.get("vllm_enable_sleep_mode"))
 
 
@@ -38,9 +38,9 @@ def _is_here(job: Job) -> bool:
 
 
 def asleep_bytes(job: Job, hardware: Hardware) -> int:
-    """Returns what the engine holds of the card at its least: its whole share, or what it keeps while it sleeps.
+    """Returns the least that the engine holds of the card: its whole share, or what it keeps while it sleeps.
 
-    TRL has it sleep at level 2, which gives back weights and KV cache and copies neither to the host
+    TRL has it sleep at level 2, which releases weights and KV cache without a copy on the host
     (``trl/generation/vllm_generation.py: generate``, TRL 1.12 to 1.16; vllm/device_allocator/cumem.py: CuMemAllocator).
     """
     share_bytes = vllm_share_bytes(job, hardware)
@@ -53,8 +53,8 @@ def asleep_bytes(job: Job, hardware: Hardware) -> int:
 def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes: int) -> Estimate:
     """Returns the estimate at the moment that needs most: while the engine has its share, or while it sleeps.
 
-    ``estimate`` has the share throughout, ``awake`` is of the moments in which the engine is awake; None where it never
-    sleeps.
+    ``estimate`` has the share throughout; ``awake`` covers the moments in which the engine is awake, and is None if it
+    never sleeps.
     """
     if awake is None:
         return estimate

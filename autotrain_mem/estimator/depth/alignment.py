@@ -1,10 +1,10 @@
-"""Finds the stretches of a run that belong to one layer, or to one chunk of the loss: it lays a run with few of them
-and one with a few more side by side.
+"""Aligns a run with few layers (or chunks of the loss) with a run that has a few more, to find what belongs to one
+layer.
 
-The longer run is the shorter one with stretches inserted: at each place that does something layer by layer (a forward
-pass, its recomputation, its backward pass, a list of the optimizer, loading) stand as many equal copies as there are
-layers more, or chunks more where the blocks are those of a loss in chunks. Where the two runs part, the length of a
-copy is what makes the next stretch of the longer run so many equal copies, behind which both go on alike.
+The longer run is the shorter one with stretches inserted. Wherever something is done layer by layer (a forward pass,
+its recomputation, its backward pass, an optimizer's list, loading), it has as many extra equal copies as it has extra
+layers; within a chunked loss, as many as it has extra chunks. Where the two runs diverge, the length of a copy is the
+one with which the longer run continues in that many equal copies, after which both runs match again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from autotrain_mem.types.model import Depths
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 NOWHERE = -1
-"""The birth that belongs to a step which concerns no block."""
+"""The birth of a step that concerns no block."""
 SURE_STEPS = 64
-"""Steps after which two runs that match count as matching further."""
+"""After this many equal steps, two runs count as matching from here on."""
 MOST_LOOKS = 10_000_000
-"""Lengths of a copy that are tried, over all places, before two runs are given up: about a second. Runs that agree take
-25,000 (SFT of Llama-3.1-8B) to some millions (GRPO with 256 tokens to sample, each of which is such a place)."""
+"""Copy lengths to try, over all places, before giving up: about a second. Runs that match take 25,000 (SFT of
+Llama-3.1-8B) to a few million (GRPO with 256 sampled tokens, each of which is such a place)."""
 
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 """The first whole number in a module's name: ``model.layers.7.mlp.experts.3`` belongs to layer 7."""
@@ -50,7 +50,7 @@ def name_of(module: str) -> Name:
 
 
 class Vocabulary(dict[Hashable, int]):
-    """Numbers what may happen in a step: equal things have one number, the same in both runs."""
+    """Numbers what can happen in a step: equal things have the same number in both runs."""
 
     def __missing__(self, what: Hashable) -> int:
         number = self[what] = len(self)
@@ -59,25 +59,25 @@ class Vocabulary(dict[Hashable, int]):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Holds a run as one sequence: births, deaths, emptied caches, uses on other streams, the starts of phases and
-    an engine's marks.
+    """Holds a run as one sequence: births, deaths, emptied caches, uses on other streams, phase starts and an engine's
+    marks.
 
-    Two steps with the same symbol are alike but for the layer in which they happen.
+    Two steps with the same symbol differ only in the layer in which they happen.
     """
 
     symbols: list[int] = field(default_factory=list)
     sizeless: list[int] = field(default_factory=list)
-    """As ``symbols``, but blind to how large a block is."""
+    """Like ``symbols``, but ignores the size of a block."""
     births: list[int] = field(default_factory=list)
-    """The step in which the block was born that a step concerns; its own position for a birth."""
+    """The step in which each step's block was born; a birth's own position."""
     sizes: list[int] = field(default_factory=list)
-    """In bytes, of the block that a step concerns; 0 where there is none."""
+    """Bytes of each step's block; 0 where there is none."""
     events: list[int] = field(default_factory=list)
     """``+n`` and ``-n`` as in a trace, also ``-n`` for a use; 0 for the rest."""
     facts: list[Hashable] = field(default_factory=list)
-    """A phase, the mark of an engine, the stream of a use; None for the rest."""
+    """A phase, an engine's mark, or the stream of a use; None for all others."""
     of_loss: list[bool] = field(default_factory=list)
-    """Whether the block that a step concerns was born in a pass over the chunks of a loss."""
+    """Whether each step's block was born in a pass over the chunks of a loss."""
 
     def add(
         self,
@@ -89,7 +89,7 @@ class Steps:
         event: int = 0,
         of_loss: bool = False,
     ) -> None:
-        """Adds a step; one that concerns no block has neither birth nor size nor event."""
+        """Adds a step; one without a block has no birth, size or event."""
         self.symbols.append(symbol)
         self.sizeless.append(symbol if sizeless is None else sizeless)
         self.births.append(birth)
@@ -144,10 +144,10 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
 
 
 def in_order(trace: Trace) -> array[int]:
-    """Lists the events, where several blocks die in a row the oldest first: nothing depends on the order among them.
+    """Lists the events; where several blocks die in a row, the oldest dies first.
 
-    It is anyone's guess with some: autocast forgets its casts in the order of a table of addresses
-    (``at::autocast::clear_cache``).
+    Nothing depends on their order, and some orders are arbitrary: autocast frees its casts in the order of a table of
+    addresses (``at::autocast::clear_cache``).
     """
     events, born = array("q", trace.events), [0] * len(trace.blocks)
     between = {index for index, _ in (*trace.phase_starts, *trace.engine_marks)}
@@ -168,34 +168,34 @@ def in_order(trace: Trace) -> array[int]:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Describes copies that the longer run has and the shorter has not."""
+    """Describes copies that only the longer run has."""
 
     short: int
-    """The shorter run's step before which they stand."""
+    """The shorter run's step before which they are inserted."""
     long: int
-    """The longer run's step with which the first copy begins."""
+    """The longer run's step at which the first copy begins."""
     period: int
     """Steps of one copy."""
     growth: Depths
-    """What grows: layers, or chunks."""
+    """What grows: the number of layers, or of chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alignment:
-    """Holds how the longer run is made of the shorter one."""
+    """Describes how the longer run follows from the shorter one."""
 
     insertions: tuple[Insertion, ...]
     resized: tuple[int, ...]
-    """The shorter run's births whose blocks are of another size in the longer run."""
+    """Births of the shorter run whose blocks have another size in the longer run."""
 
 
 class Search:
-    """Finds what was inserted: follows both runs, and backtracks to the last choice when they do not match again.
+    """Finds the insertions: follows both runs, and backtracks to the last choice when they stop matching.
 
     Args:
-        layers: Those of both runs, and of the whole.
-        chunks: The same of the loss; None where it has as many in both runs.
-        unlike: Steps of the one and the other that are known not to be the same, though they seem to be.
+        layers: Of both runs, and of the whole.
+        chunks: The same of the loss; None if both runs have as many.
+        unlike: Pairs of steps that look the same and are known to differ.
     """
 
     def __init__(
@@ -204,16 +204,13 @@ class Search:
         self._short, self._long, self._unlike = short, long, unlike
         self._layers, self._chunks = layers, chunks or layers
         self._trail: list[Insertion | int] = []
-        """Insertions, and the shorter run's births of another size."""
+        """Insertions, and births of the shorter run with another size."""
         self._looks = 0
         self._partner: dict[int, int] = {}
-        """The longer run's birth for each of the shorter run's births of another size."""
+        """Maps each of these births to the longer run's birth."""
 
     def alignment(self) -> Alignment | None:
-        """Returns the first way that goes to the end of both.
-
-        None where the longer run is not the shorter one with as many equal copies at places.
-        """
+        """Returns the first alignment that reaches the end of both runs; None if there is none."""
         here = self._along(0, 0)
         choices: list[tuple[int, Iterator[tuple[int, int]]]] = []
         tried: set[tuple[int, int]] = set()
@@ -238,7 +235,7 @@ class Search:
         )
 
     def _along(self, i: int, j: int) -> tuple[int, int]:
-        """Finds where the two runs part, from two places on."""
+        """Returns where the two runs diverge, starting at two places."""
         short, long = self._short.symbols, self._long.symbols
         end = min(len(short) - i, len(long) - j)
         at = 0
@@ -249,7 +246,7 @@ class Search:
         return i + at, j + at
 
     def _is_of_partner(self, i: int, j: int, more: Mapping[int, int] = MappingProxyType({})) -> bool:
-        """Returns whether it is a later step of a block that is of another size in the longer run."""
+        """Returns whether it is a later step of a block that has another size in the longer run."""
         born = self._short.births[i]
         return (
             born not in (NOWHERE, i)
@@ -258,7 +255,7 @@ class Search:
         )
 
     def _ways(self, i: int, j: int) -> Iterator[tuple[int, int]]:
-        """Returns where to go on from here, the likeliest first."""
+        """Returns the ways to continue from here, the most likely first."""
         of_loss = self._long.of_loss
         growth = self._chunks if j < len(of_loss) and of_loss[j] else self._layers
         for period in self._periods(i, j, growth.copies):
@@ -271,9 +268,10 @@ class Search:
             del self._partner[i]
 
     def _may_be_resized(self, i: int, j: int) -> bool:
-        """Returns whether two births may be of one block that each layer makes larger by as much.
+        """Returns whether two births may be the same block, which grows by as much with each layer.
 
-        A loss hands on scalars and gradients of what it was given, whatever its chunks: no block grows with these.
+        A loss passes on scalars and gradients of its inputs, however many chunks it has: no block grows with the
+        chunks.
         """
         short, long = self._short, self._long
         if i >= len(short.symbols) or j >= len(long.symbols) or short.sizeless[i] != long.sizeless[j]:
@@ -283,7 +281,7 @@ class Search:
         return are_births and more > 0 and more % self._layers.copies == 0
 
     def _periods(self, i: int, j: int, copies: int) -> list[int]:
-        """Lists lengths of a copy with which the runs meet again, those first with which they stay alike longest."""
+        """Lists the copy lengths after which the runs match again, those that match longest first."""
         long = self._long.symbols
         more = (len(long) - j) - (len(self._short.symbols) - i)
         self._looks += max(more, 0) // copies
@@ -303,7 +301,7 @@ class Search:
         return [period for _, period in sorted(lengths)]
 
     def _alike(self, i: int, j: int) -> int:
-        """Counts the steps for which the runs go on alike, up to a sure number; to end together is as sure."""
+        """Counts the steps for which the runs match, up to :data:`SURE_STEPS`; ending together counts as that many."""
         short, long = self._short, self._long
         end = min(SURE_STEPS, len(short.symbols) - i, len(long.symbols) - j)
         resized: dict[int, int] = {}

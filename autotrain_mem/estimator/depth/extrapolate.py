@@ -1,14 +1,14 @@
-"""Makes a run of the whole depth of two runs of the same model with few layers, and few chunks of its loss.
+"""Extrapolates two runs of a model with few layers, and few chunks of its loss, to the whole model.
 
-Layers that are alike do alike, so what the longer of the two runs has more than the shorter (see ``alignment``) is what
-the whole has more still. Its blocks are told apart by the place where they are born: each death ends the oldest, or the
-newest, or the n-th of those that were born at one place, and both runs must agree on which. Where they do not, or where
-anything else is not a plain continuation, there is no expansion: the whole is to be rehearsed.
+Equal layers do the same, so whatever the longer run has more than the shorter one (see ``alignment``), the whole model
+has several times more. Blocks are identified by the place of their birth: each death frees the oldest, the newest, or
+the n-th of the blocks born at one place, and both runs must agree on which. If they do not, or if anything else is not
+a plain continuation, there is no extrapolation, and the whole model is rehearsed.
 
-Where the loss goes over the tokens in chunks, the longer run has more of these as well. What it has more is told apart
-by where its blocks were born: in a pass over the chunks, or outside. A loss is a closed box that is given as much and
-hands on as much, a scalar and gradients, whatever its chunks; and there are three more of these where there are two
-more layers, so that what stands in the one number is not taken for the other.
+If the loss processes the tokens in chunks, the longer run also has more chunks. A block's birth inside or outside a
+pass over the chunks tells the two apart. A loss is a closed box: whatever the number of chunks, it takes the same
+inputs and returns the same scalar and gradients. The longer run has two more layers and three more chunks, so that
+neither number is mistaken for the other.
 
 Example: Qwen2.5-0.5B has 24 layers; 1 and 3 of them are rehearsed in a quarter of the time, and give the same events.
 """
@@ -36,14 +36,14 @@ from autotrain_mem.types.model import Depths
 from autotrain_mem.types.trace import EngineMark
 
 MOST_MISTAKES = 50
-"""Steps that seem alike and are not, before two runs are given up."""
+"""Pairs of steps that look alike and differ, before two runs are given up."""
 
 
 def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
-    """Returns the trace of the whole depth, or None where the two do not tell it for sure.
+    """Returns the trace of the whole model, or None if the two runs do not determine it.
 
-    The runs have ``depths.short`` and ``depths.long`` layers, the latter more chunks of a loss that has many.
-    ``seconds`` is what both took together.
+    The runs have ``depths.short`` and ``depths.long`` layers; of a loss with many chunks the latter has more.
+    ``seconds`` is their sum.
     """
     was_on = gc.isenabled()
     gc.disable()  # it took half of the time: millions of small things are made here, and none points back
@@ -80,7 +80,7 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
 
 
 class _NotAlikeError(UnclearError):
-    """Signals that a step of the shorter run and one of the longer were taken for the same, and are not."""
+    """Signals that two steps that were taken for the same differ."""
 
     def __init__(self, short: int, long: int) -> None:
         super().__init__()
@@ -88,28 +88,28 @@ class _NotAlikeError(UnclearError):
 
 
 class _KindPicks:
-    """Picks among the living of a kind, found when first asked for: mostly places tell enough."""
+    """Picks among the live blocks of a kind, computed when first asked for: places usually suffice."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
 
     @cached_property
     def picks(self) -> Picks:
-        """Returns the picks of each death and use."""
+        """Returns the pick of each death and use."""
         return _picks(self._steps, [("kind", symbol) for symbol in self._steps.symbols])
 
 
 class _Mistakes:
-    """Holds steps of the shorter run and of the longer that are not the same, though they look it."""
+    """Holds pairs of steps that look the same and differ."""
 
     def __init__(self, short: _KindPicks, long: _KindPicks) -> None:
         self._short, self._long = short, long
         self.pairs: set[tuple[int, int]] = set()
-        """Known from having tried."""
+        """Pairs found by trying."""
 
     def __contains__(self, steps: object) -> bool:
-        """Returns whether two picks differ. Blocks of a kind are freed in turn, in either direction: another rank from
-        either end is another block."""
+        """Returns whether two picks differ: blocks of a kind are freed in turn, oldest or newest first, so another rank
+        from either end is another block."""
         assert isinstance(steps, tuple)
         one, other = self._short.picks.get(steps[0]), self._long.picks.get(steps[1])
         if one is None or other is None:
@@ -119,7 +119,7 @@ class _Mistakes:
 
 
 class _Expansion:
-    """Learns what each step does, and repeats it as often as the whole model does."""
+    """Learns what each step does, and repeats it for the whole model."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _Expansion:
         )
 
     def _work(self) -> Workload:
-        """Computes the work of the whole. Raises UnclearError where a chunk's differs with the layers."""
+        """Computes the work of the whole run. Raises UnclearError if a chunk's work depends on the number of layers."""
         short, long = (trace.work for trace in self._traces)
         if self._chunks is not None:
             short = short.with_chunks(self._chunks.short, self._chunks.whole)
@@ -180,7 +180,8 @@ class _Expansion:
         return short.extrapolated(long, self._depths.all_copies / self._depths.copies)
 
     def _stretches(self) -> list[tuple[list[Act], int]]:
-        """Lists what both runs do, and between it what each layer does, how often. Raises UnclearError."""
+        """Lists the steps of both runs, with the steps of each layer in between and how often they repeat. Raises
+        UnclearError."""
         stretches: list[tuple[list[Act], int]] = []
         i = j = 0
 
@@ -225,7 +226,7 @@ class _Expansion:
         return Use(pick, stream if isinstance(stream, int) else None)
 
     def _birth_in_both(self, i: int, j: int) -> Birth:
-        """Counts its layer from the first one when the runs agree so, else from the last."""
+        """Counts its layer from the first one if both runs agree on that, else from the last."""
         one, other = self._block(0, i), self._block(1, j)
         size = _extrapolated(self._depths, one.size_bytes, other.size_bytes) if i in self._resized else one.size_bytes
         layer, long_layer = name_of(one.module).layer, name_of(other.module).layer
@@ -260,7 +261,7 @@ class _Expansion:
 
 
 def _extrapolated(depths: Depths, short: int, long: int) -> int:
-    """Extends what grows by as much with each layer. Raises UnclearError when it does not."""
+    """Extends a quantity that grows by as much with each layer. Raises UnclearError if it does not."""
     each, rest = divmod(long - short, depths.copies)
     if rest:
         raise UnclearError
@@ -268,7 +269,7 @@ def _extrapolated(depths: Depths, short: int, long: int) -> int:
 
 
 def _chunks(short: Trace, long: Trace) -> Depths | None:
-    """Counts the chunks of a loss that was cut; None where none was. Raises UnclearError where several numbers were."""
+    """Counts the chunks of a shortened loss; None if none was. Raises UnclearError if there were several numbers."""
     if not short.loss_chunks and not long.loss_chunks:
         return None
     few_passes, more_passes = short.loss_passes, long.loss_passes
@@ -287,9 +288,9 @@ def _bare(fact: Hashable) -> Act:
 
 
 def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hashable], list[Hashable]]:
-    """Finds where each step of either run happens: at a step of a layer, whichever layer it is, or at one of a kind.
+    """Finds where each step of both runs happens: at a step of a layer, whichever it is, or at a step of a kind.
 
-    What stands before an insertion and is like its copies is of the layers before: it has their places.
+    Steps before an insertion that equal its copies belong to earlier layers, and get the same places.
     """
     of_short: list[Hashable] = list(range(len(short.symbols)))
     of_long: list[Hashable] = []
@@ -306,7 +307,7 @@ def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hasha
 
 
 def _picks(steps: Steps, places: list[Hashable]) -> dict[int, Pick]:
-    """Finds which of the living each death and use concerns."""
+    """Finds which live block each death and use concerns."""
     living: dict[Hashable, list[int]] = {}
     picks: dict[int, Pick] = {}
     for step, born in enumerate(steps.births):

@@ -1,4 +1,4 @@
-"""Describes what a step of a run does, whatever the number of layers, and writes the events of a run that does it."""
+"""Describes what a step of a run does, independently of the number of layers, and writes the events of a whole run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
 
 
 class UnclearError(Exception):
-    """Signals that the two runs do not tell what the whole does."""
+    """Signals that the two runs do not determine the whole run."""
 
 
 Picks = Mapping[int, "Pick"]
@@ -21,14 +21,14 @@ Picks = Mapping[int, "Pick"]
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Names one of the living blocks that were born at a place, by its rank among them."""
+    """Names one of the live blocks born at a place, by its rank."""
 
     place: Hashable
     from_oldest: int | None
     from_newest: int | None
 
     def of(self, living: Sequence[int]) -> int:
-        """Returns its index. Raises UnclearError where there is none, or where the two ranks name two."""
+        """Returns its index. Raises UnclearError if there is none, or if its two ranks disagree."""
         count = len(living)
         index = self.from_oldest if self.from_oldest is not None else count - 1 - (self.from_newest or 0)
         if not 0 <= index < count or (self.from_newest is not None and count - 1 - self.from_newest != index):
@@ -37,7 +37,7 @@ class Pick:
 
 
 def agreed(alternatives: Iterable[Sequence[Pick]]) -> Pick:
-    """Finds what several picks have in common, in the first way of looking in which they have. Raises UnclearError."""
+    """Returns the first kind of pick on which several picks agree. Raises UnclearError."""
     for picks in alternatives:
         first = picks[0]
         if any(pick.place != first.place for pick in picks):
@@ -51,21 +51,21 @@ def agreed(alternatives: Iterable[Sequence[Pick]]) -> Pick:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Makes a block, in as many copies as are asked for."""
+    """Allocates a block, in as many copies as requested."""
 
     places: tuple[Hashable, ...]
     size_bytes: int
     like: Block
     pattern: str
     layer: int | None
-    """The layer of its module in the first copy; None where it belongs to none."""
+    """The layer of its module in the first copy; None if it belongs to no layer."""
     layer_step: int
-    """The distance from one copy to the next."""
+    """The difference in layers between consecutive copies."""
     again: bool
-    """Whether it takes the number of a block that is dead (see ``Trace``)."""
+    """Whether it reuses the number of a dead block (see ``Trace``)."""
 
     def block(self, copy: int) -> Block:
-        """Makes the block of one copy, counted from 0."""
+        """Returns the block of one copy, counted from 0."""
         if self.layer is None and self.size_bytes == self.like.size_bytes:
             return self.like
         module = self.like.module if self.layer is None else self.pattern.format(self.layer + self.layer_step * copy)
@@ -74,7 +74,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Uses a block on another stream; where there is none it dies."""
+    """Uses a block on another stream; without a stream the block dies."""
 
     pick: Pick
     stream: int | None
@@ -85,7 +85,7 @@ Act = Birth | Use | Phase | EngineMark | None
 
 
 class Writer:
-    """Writes the events of the whole run, as they come; living blocks are kept of the places that are asked for."""
+    """Writes the events of the whole run in order, and tracks the live blocks of the requested places."""
 
     def __init__(self, asked: Container[Hashable]) -> None:
         self._asked = asked
@@ -95,15 +95,15 @@ class Writer:
         self.engine_marks: list[tuple[int, EngineMark]] = []
         self.stream_uses: list[StreamUse] = []
         self._living: dict[Hashable, list[int]] = {}
-        """Births that live, by place, in their order; there may be thousands of one."""
+        """Live births by place, in order; there may be thousands at one place."""
         self._births: list[int] = []
-        """The block's number of each allocation."""
+        """The block's number for each allocation."""
         self._last_births: dict[int, tuple[int, list[Hashable]]] = {}
-        """Each live block's allocation, and its place."""
+        """The allocation of each live block, and its place."""
         self._dead: dict[Block, list[int]] = {}
-        """Numbers of dead blocks, by what they were."""
+        """Numbers of dead blocks, by their kind."""
         self._dead_alike: list[list[int]] = []
-        """Each block's list among these: a block's key is computed once, and not with each free."""
+        """The list of each block among these: a block's key is computed once, not at each free."""
 
     def write(self, acts: Sequence[Act], copies: int) -> None:
         """Writes the events of several steps, once for each copy."""
