@@ -364,5 +364,5 @@ class Run:
             return address
 
     def _state(self) -> object:
-        """Returns a key of the allocator's state: the places of the free blocks, which determine those of the others."""
+        """Returns a key of the allocator's state: the places of free blocks, which determine all others."""
         return [(block.address, block.size) for block in self.allocator.free_blocks()], self.allocator.reserved_bytes
