@@ -159,9 +159,6 @@ def _searched(
     )
 
 
-# -- the nearest change that would fit --------------------------------------------------------------------------------
-
-
 def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> str | None:
     """Returns the flags that lead from the settings that ran out to the nearest that would fit; None for none.
 

@@ -155,9 +155,6 @@ def _key(plan: Plan) -> dict[str, Any]:
     }
 
 
-# -- other cards -------------------------------------------------------------------------------------------------------
-
-
 def _offers(plan: Plan) -> list[CardOffer]:
     """Holds what the plan reserves against each known card that runs the same kernels."""
     estimate, capability = plan.estimate, plan.estimate.hardware.capability

@@ -66,9 +66,6 @@ def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
     return {VISIBLE: ",".join(uuids)} if numbers is None else {VISIBLE: ",".join(numbers), ORDER: "PCI_BUS_ID"}
 
 
-# -- several processes -----------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def meeting_port(request: Request, environment: Mapping[str, str], *, several_machines: bool) -> Iterator[int]:
     """Yields the rendezvous port of this machine: the user's, else a free one; 0 if none is needed.

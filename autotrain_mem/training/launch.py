@@ -202,9 +202,6 @@ def _error_by(
     return TrainingError(f"{what} ended before its time: {status}.", hint=hint)
 
 
-# -- a probe -------------------------------------------------------------------------------------------------------
-
-
 def run_probe(
     request: Request, environment: Mapping[str, str], folder: pathlib.Path, machines: Machines | None = None
 ) -> Probe:

@@ -136,8 +136,6 @@ class RankProcesses:
         for child in self._children:
             child.stop(0)
 
-    # -- what they send ------------------------------------------------------------------------------------------------
-
     def events(self, interrupt_seconds: float | None = None) -> Iterator[Event]:
         """Yields events until the first rank succeeds. Raises as :meth:`receive` does where it ends otherwise.
 

@@ -305,9 +305,6 @@ def is_under_way(folder: Path) -> bool | None:
     return False
 
 
-# -- the lock --------------------------------------------------------------------------------------------------------
-
-
 def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
     """Locks the lock's file; None if another process has locked it, or has just moved its folder away."""
     path = folder / LOCK_NAME

@@ -72,8 +72,6 @@ class Ranks:
         dist.all_gather_object(values, value, group=self._group)
         return values
 
-    # -- a micro-step ------------------------------------------------------------------------------------------------
-
     @contextmanager
     def micro_step(self, model: Any = None) -> Iterator[None]:
         """Within the block, a rank can repeat its part of a step; gradients are averaged at the end.
@@ -211,9 +209,6 @@ class _Nothing(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         zeros = {each.dtype: each.new_zeros(()) for each in ctx.parameters}
         return tuple(zeros[each.dtype].expand(each.shape) for each in ctx.parameters)
-
-
-# -- the group ---------------------------------------------------------------------------------------------------------
 
 
 def shares_by_ddp(accelerator: Any) -> bool:

@@ -124,9 +124,6 @@ def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
     )
 
 
-# -- where it cannot be done -----------------------------------------------------------------------------------------
-
-
 def _why_not(trainer: Any) -> str:
     dataset, optimizer = trainer.train_dataset, optimizer_of(trainer.args)
     if not all(hasattr(dataset, name) for name in ("select_columns", "with_format", "__len__")):
@@ -150,9 +147,6 @@ def _why_not(trainer: Any) -> str:
     return ""
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------
-
-
 def _rows(trainer: Any) -> Rows:
     """Returns what one process gets. In a generation, each prompt is repeated for each of its answers, side by side, as
     in ``trl/trainer/utils.py: RepeatSampler``."""
@@ -164,9 +158,6 @@ def _rows(trainer: Any) -> Rows:
     everyone = [number for number in repeated(longest, wanted) for _ in range(group)]
     own = len(everyone) // args.world_size
     return fetched(trainer, trainer.train_dataset, everyone[own * args.process_index :][:own]), tokens
-
-
-# -- online methods --------------------------------------------------------------------------------------------------
 
 
 def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:

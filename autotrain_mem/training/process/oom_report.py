@@ -72,9 +72,6 @@ def phase_of(error: BaseException) -> Phase | None:
     return phase if phase is not None or before is None else phase_of(before)
 
 
-# -- the device ------------------------------------------------------------------------------------------------------
-
-
 def _of_message(message: str, device: Device) -> dict[str, Any]:
     """Reads torch's message; what it leaves out, as cuBLAS and others do, comes from the allocator as it is now."""
     hardware, reading = device.hardware, device.read()
@@ -105,9 +102,6 @@ def _of_message(message: str, device: Device) -> dict[str, Any]:
 
 def _bytes(text: str) -> int:
     return parse_bytes(text.replace("bytes", "B"))
-
-
-# -- the owners ------------------------------------------------------------------------------------------------------
 
 
 def _named(trainer: Any) -> dict[Owner, list[Any]]:

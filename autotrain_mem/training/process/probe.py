@@ -150,9 +150,6 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self.step_seconds = time.perf_counter() - self._began
 
 
-# -- the longest rows ------------------------------------------------------------------------------------------------
-
-
 def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     """Cuts a trainer's prepared data to its longest rows; returns the tokens of the longest.
 

@@ -65,9 +65,6 @@ def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: S
     trainer._load_optimizer_and_scheduler = load
 
 
-# -- weights -----------------------------------------------------------------------------------------------------------
-
-
 def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
     """Loads the weights in place; returns what there is to know of their precision.
 
@@ -117,8 +114,6 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
         f"{str(now).removeprefix('torch.')}, in which this training keeps them"
     )
 
-
-# -- the optimizer -----------------------------------------------------------------------------------------------------
 
 _STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
 """Names in shards, as ``accelerate/utils/fsdp_utils.py: save_fsdp_optimizer`` hands them over, joined by dots

@@ -260,9 +260,6 @@ class _Clock:
         return seconds
 
 
-# -- CUDA ----------------------------------------------------------------------------------------------------------
-
-
 def cuda_reading() -> MemoryReading | None:
     """Reads the current device; None without a CUDA context. ``torch.cuda.memory_stats`` would also sort all names,
     which takes longer than the reading."""

@@ -133,8 +133,6 @@ class SignDetector:
                 news.append(sign)
         return tuple(news)
 
-    # -- the device ------------------------------------------------------------------------------------------------
-
     def _staircase(self) -> Sign | None:
         sample, stairs = self._samples[-1], self._stairs
         slack = sample.slack
@@ -218,8 +216,6 @@ class SignDetector:
         per_step = rise / (CLIMBED * (sample.step - first.step))
         left = max(0, sample.total_bytes - sample.device.peak_allocated_bytes) / per_step
         return f"; at that pace the card is out of memory in about {float(f'{left:.1e}'):,.0f} steps"
-
-    # -- the host --------------------------------------------------------------------------------------------------
 
     def _host(self) -> Sign | None:
         sample = self._samples[-1]
