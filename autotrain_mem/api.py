@@ -89,13 +89,13 @@ def begin(
     to_train: bool,
     machines: Machines | None = None,
 ) -> Rehearsals:
-    """The job that is wished for on its device (:func:`rehearsals_for`).
+    """Reads the requested job for its device (:func:`rehearsals_for`).
 
-    What would keep it from training is refused now, not after minutes: is there a device, are there weights, and a
-    folder to write to? Last the other machines are waited for.
+    With ``to_train``, a missing device, missing weights or an unwritable folder are refused now, and the other machines
+    are waited for last.
 
     Args:
-        machines: Those that train along, as :func:`leading` yields them.
+        machines: The other machines of the training, as :func:`leading` yields them.
 
     Raises:
         TrainingError: another machine did not come.
@@ -138,9 +138,8 @@ def train(
 ) -> Report:
     """Confirms a plan by a probe, unless the request is otherwise, and trains with it. Raises as both do.
 
-    ``on_event`` hears of the events of :func:`fit`, of those of ``run.confirm.confirmed``, and of
-    ``moved_aside`` with the ``path`` of another run. Last it hears ``report`` with the ``path`` of the run's report,
-    which is written however the training ended.
+    ``on_event`` gets the events of :func:`fit` and of ``run.confirm.confirmed``, ``moved_aside`` with the ``path`` of
+    another run, and last ``report`` with the ``path`` of the run's report, which is written however the training ends.
     """
     with hold_output(rehearsals.job, on_event, overwrite=request.overwrite_output_dir) as folder:
         if request.probe:
@@ -261,7 +260,7 @@ def cards(
     on_attempt: Callable[[Hardware, Candidate], None] = lambda card, attempt: None,
     on_counting: OnCounting = lambda counting: None,
 ) -> Cards:
-    """The best plan for each of many cards (``verbs.cards``)."""
+    """Returns the best plan for each of many cards (``verbs.cards``)."""
     check_forbid(rehearsals.job.forbid)
     newest = max(devices, key=lambda card: card.compute_capability or ASSUMED_CAPABILITY)  # which can most
     _, lengths = examine(replace(rehearsals, hardware=newest), on_counting)
@@ -269,7 +268,7 @@ def cards(
 
 
 def compared(autofit: AutoFit) -> tuple[Hardware, ...]:
-    """The devices that a request asks to compare; empty where it asks for one."""
+    """Returns the devices that a request compares; empty if it names only one."""
     return several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link)
 
 
@@ -288,7 +287,7 @@ def fit(
 
     Args:
         guarded: Else the process trains as TRL does by itself, and ends when the device is full.
-        on_event: Hears of every step: ``start``, ``step`` and ``log`` events of
+        on_event: Gets every step: ``start``, ``step`` and ``log`` events of
             ``training.process.train``, ``checkpoint`` and ``save_failed`` ones of
             ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
         folder: The output folder, where somebody holds it already.
@@ -311,10 +310,10 @@ def fit(
 
 
 def report_page(path: str | pathlib.Path, on_progress: Callable[[str], None] = lambda what: None) -> Page:
-    """The page of a plan's file or of an output folder; the plan is rehearsed where nothing was kept of it.
+    """Makes the page of a plan's file or an output folder; rehearses the plan if no trace of it was kept.
 
     Args:
-        on_progress: Hears what is done that takes seconds.
+        on_progress: Gets a phrase for each task that takes seconds.
 
     Raises:
         PlanFileError: no plan is there, or it cannot be read.

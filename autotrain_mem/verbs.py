@@ -1,9 +1,7 @@
 """The verbs of Python: what the command does, as functions that take and return values.
 
-Each takes a method (``sft``, ``reward``, ``dpo``, ``kto``, ``orpo``, ``cpo``, ``grpo``, ``rloo``, ``distillation``,
-``online_dpo``, ``gkd`` or ``ppo``), a model, and TRL's own arguments by name. What is given is law and never changed;
-what is not given may be decided by the plan. Nothing is printed, no environment variable is set in this process, and no
-process of ours outlives a call.
+Each takes a method, a model, and TRL's own arguments by name. A given argument is never changed; any other may be
+decided by the plan. Nothing is printed, this process's environment stays as it is, and no process outlives a call.
 """
 
 from __future__ import annotations
@@ -170,7 +168,7 @@ def fit(
         overwrite_output_dir: Where ``output_dir`` holds another run, rename that to ``NAME.previous-1``.
         probe: Try the plan first, with two real steps on the longest rows in a process of their own; it moves where
             they need more than predicted, or far less. Reward functions are called.
-        on_event: Hears of the training as it goes: mappings with ``event`` ``start`` (``total_steps``), ``step``
+        on_event: Gets the events of the training: mappings with ``event`` ``start`` (``total_steps``), ``step``
             (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them), ``checkpoint`` and
             ``save_failed`` (``step``, ``path``), ``restart`` (as :class:`Restart` writes it), ``moved_aside`` (``path``
             of another run), ``note`` (``message``, of output that was dropped) or ``interrupted``.

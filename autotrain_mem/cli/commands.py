@@ -80,14 +80,14 @@ def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) ->
 
 
 def _checked(request: api.RunRequest, output: flags.Output, *, to_train: bool) -> api.RunRequest:
-    """The request with the plan that it names; what cannot be done is refused before any process starts."""
+    """Returns the request with the plan that it names; refuses what cannot be done before any process starts."""
     plan_files.check_export(request, output)
     plan_files.check_files(request, output)
     return api.with_plan(request, plan_files.HINTS, warn, to_train=to_train)
 
 
 def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.Output, *, to_train: bool) -> Plan:
-    """The plan, with a live line on stderr; written to the file that ``--out`` names."""
+    """Plans with a live line on stderr, and writes the plan to the file that ``--out`` names."""
     console = Console(stderr=True)
     if request.plan is None:
         _say_example(console, rehearsals, to_train=to_train)
@@ -167,7 +167,7 @@ def gpus(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _waiting(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Shows what is waited for; yields what takes the next thing, and what takes notes, which are said afterwards."""
+    """Shows what the command waits for; yields a function that renames it, and one that keeps notes for the end."""
     notes: list[str] = []
     try:
         with waiting(Console(stderr=True), what) as say:

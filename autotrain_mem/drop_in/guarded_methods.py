@@ -1,7 +1,7 @@
 """Guards a drop-in trainer's methods: a full device ends no run, and the longest rows run before the first step.
 
-The guard is put around ``train``, ``evaluate`` and ``predict`` and taken away again: between them a trainer is as TRL
-built it, freed as soon as nobody holds it, copied and pickled like TRL's own.
+The guard is attached for ``train``, ``evaluate`` and ``predict`` and detached afterwards, so that between them a
+trainer is as TRL built it: freed with its last reference, copied and pickled like TRL's own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUNS = ("train", "evaluate", "predict")
 """A trainer's methods that take memory."""
 
 _GUARDED = "_autofit_guarded"
-"""Is true in a trainer that is to be guarded, and is not yet."""
+"""True in a trainer whose next run is to be guarded."""
 
 _STEPS = ("training_step", "prediction_step")
 """A guard prepares a batch before it calls these, so that they are given other inputs than TRL would give them."""

@@ -117,7 +117,7 @@ _START = "accelerate launch --config_file FILE SCRIPT starts processes and shard
 
 
 def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
-    """A trainer's class is in the midst of its processes: it starts none."""
+    """Yields what AutoFit asks for that cannot change any more: the processes have been launched."""
     sharding = launched.pins.get("sharding")
     if autofit.accelerate_config is not None:
         yield "AutoFit(accelerate_config=...) comes too late for processes that run already"
@@ -180,7 +180,7 @@ Noun = TypeVar("Noun", Hardware, Plan)
 
 
 def processes() -> int:
-    """Returns how many train together, as far as torch.distributed knows."""
+    """Returns the world size of torch.distributed; 1 without a process group."""
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

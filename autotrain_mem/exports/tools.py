@@ -66,7 +66,7 @@ OF_MACHINES = ("slurm", "kubernetes", "skypilot", "commands")
 _WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
 """Say how a model is shared in keys of their own, and not yet in DeepSpeed's."""
 _WITHOUT_SHARED_TOKENS = ("axolotl", "llamafactory")
-"""Have a ring attention of their own, if any, of which nothing was rehearsed."""
+"""Their ring attention, if any, is their own and is not rehearsed."""
 
 
 def check(name: str, method: str, *, is_zero: bool, token_shards: int, peft_config: object) -> None:

@@ -193,7 +193,7 @@ def cards_of(ran: Ran) -> dict[str, dict[str, Any]]:
 def test_all_cards_are_those_of_the_catalog(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
     some = catalog()[::18]
     monkeypatch.setattr(choose, "catalog", lambda **_: some)
-    ran = autofit(*TINY, "--gpu", "all", "--json")
+    ran = autofit(*TINY, *SIMPLE, "--gpu", "all", "--json")
     cards = cards_of(ran)
     assert set(cards) == {card.name for card in some}
     sizes = [card["total_bytes"] for card in cards.values()]

@@ -155,7 +155,7 @@ def test_gkd_takes_student_and_teacher_by_their_names(tiny_qwen: Path, tmp_path:
     turns = [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "four five"}]
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen, padding_side="left")
     data = {"train_dataset": Dataset.from_list([{"messages": turns}] * 8), "processing_class": tokenizer}
-    args = config(GKDConfig, tmp_path, max_length=64, max_new_tokens=4, save_strategy="no")
+    args = config(GKDConfig, tmp_path, max_length=64, max_new_tokens=4, save_strategy="no", **SETTLED)
     trainer = autotrain_mem.GKDTrainer(str(tiny_qwen), str(tiny_qwen), args=args, autofit=QUIET, **data)
     assert (trainer.plan.method, trainer.plan.knobs.max_new_tokens) == ("gkd", 4)
     trainer.train()
@@ -192,7 +192,7 @@ def pictures() -> Dataset:
 def test_a_script_gives_the_model_by_its_name_and_the_images_are_as_small_as_it_says(
     vision_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    args = config(trl.SFTConfig, tmp_path, max_steps=1)
+    args = config(trl.SFTConfig, tmp_path, max_steps=1, **SETTLED)
     model = str(vision_folder("qwen2_5_vl"))
     trainer = autotrain_mem.SFTTrainer(
         model, args=args, train_dataset=pictures(), autofit=replace(QUIET, max_pixels=56 * 56)
