@@ -8,8 +8,10 @@ of ``alloc`` and ``free_*`` are as requested, before rounding; those of segments
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from autotrain_mem.types.trace import Events
@@ -52,7 +54,7 @@ class History:
     @classmethod
     def of(cls, events: Iterable[Event]) -> History:
         """Columns of events; what is no request and no segment (``snapshot``) is left out."""
-        places, streams, labels = _Numbers(), _Numbers(), _Numbers()
+        places, streams, labels = (defaultdict[Any, int](count().__next__) for _ in range(3))
         columns: list[array[int]] = [array(code) for code in "biqii"]
         for event in events:
             if event.action in ACTIONS:
@@ -74,7 +76,13 @@ class History:
     @classmethod
     def of_trace(cls, entries: Iterable[Mapping[str, Any]]) -> History:
         """From one device's list of ``_snapshot()["device_traces"]``. An ``oom`` has no address."""
-        return cls.of(_labelled(entries))
+        events, otherwise = list[Event](), LOADING
+        for entry in entries:
+            label, address = entry.get("user_metadata", ""), entry.get("addr", UNKNOWN_ADDRESS)
+            if label and label != LOADING:
+                otherwise = OTHER_THREAD
+            events.append(Event(entry["action"], address, entry["size"], entry["stream"], label or otherwise))
+        return cls.of(events)
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -85,19 +93,3 @@ class History:
             yield Event(
                 ACTIONS[action], self.addresses[place], size, self.stream_names[stream], self.label_names[label]
             )
-
-
-def _labelled(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
-    otherwise = LOADING
-    for entry in entries:
-        label = entry.get("user_metadata", "")
-        if label and label != LOADING:
-            otherwise = OTHER_THREAD
-        yield Event(
-            entry["action"], entry.get("addr", UNKNOWN_ADDRESS), entry["size"], entry["stream"], label or otherwise
-        )
-
-
-class _Numbers(dict[Any, int]):
-    def __missing__(self, key: Any) -> int:
-        return self.setdefault(key, len(self))

@@ -15,6 +15,7 @@ PACKAGES = "packages/"
 NATIVE = ("at::native::", "autograd::generated::", "pytorch_flash::", "InputBuffer", "AccumulateGrad", "getCUDABlasLt")
 GENERATED = "torch::autograd::generated::"
 MOST_FUNCTIONS, MOST_FRAMES = 4, 24
+SUFFIX = ".frames.json.gz"
 
 
 class Frames:
@@ -36,13 +37,13 @@ class Frames:
 
     def write(self, folder: Path, case: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with gzip.open(frames_path(folder, case), "wt", encoding="utf-8", compresslevel=1) as file:
+        with gzip.open(folder / f"{case}{SUFFIX}", "wt", encoding="utf-8", compresslevel=1) as file:
             json.dump({"names": self.names, "of_event": self.of_event}, file)
 
     @classmethod
     def read(cls, folder: Path, case: str) -> Frames:
         frames = cls()
-        with gzip.open(frames_path(folder, case), "rt", encoding="utf-8") as file:
+        with gzip.open(folder / f"{case}{SUFFIX}", "rt", encoding="utf-8") as file:
             read = json.load(file)
         frames.names, frames.of_event = read["names"], read["of_event"]
         return frames
@@ -50,10 +51,6 @@ class Frames:
     def at(self, event: int) -> list[str]:
         """Of an allocation: torch's functions, then Python's frames."""
         return self.names[self.of_event[event]].splitlines()
-
-
-def frames_path(folder: Path, case: str) -> Path:
-    return folder / f"{case}.frames.json.gz"
 
 
 def _told(entry: Mapping[str, Any]) -> str:
