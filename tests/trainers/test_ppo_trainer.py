@@ -147,10 +147,11 @@ def test_the_smaller_of_max_steps_and_total_episodes_counts(
 
 def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Build, tmp_path: Path) -> None:
     from autotrain_mem.training.process.train import ProgressCallback
+    from autotrain_mem.training.process.world import World
 
     events: list[Any] = []
     built = build(max_steps=5, save_strategy="steps", save_steps=100)
-    narrator = ProgressCallback(events.append, lambda: None)
+    narrator = ProgressCallback(events.append, lambda: None, World(built.args))
 
     class Interruption(ProgressCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -160,7 +161,7 @@ def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Buil
             events.append({"event": "end", "episode": state.episode})
 
     built.add_callback(narrator)
-    built.add_callback(Interruption(lambda event: None, lambda: None))
+    built.add_callback(Interruption(lambda event: None, lambda: None, World(built.args)))
     built.train()
     assert [event["event"] for event in events] == ["start", "log", "step", "log", "step", "end"]
     assert events[0]["total_steps"] == 5

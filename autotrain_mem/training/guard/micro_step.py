@@ -114,9 +114,9 @@ class MicroSteps:
         if hasattr(self._trainer.optimizer, "train") and callable(self._trainer.optimizer.train):
             self._trainer.optimizer.train()
         self._gradients.follow(model)
-        rule = rule_of(self._trainer, counted=num_items_in_batch is not None)
-        prepared = self._prepare_inputs(inputs)
-        whole = Piece(inputs=prepared, layout=rule.layout, image_token=self.context.image_token)
+        counted = num_items_in_batch is not None
+        layout = rule_of(self._trainer, counted=counted).layout
+        whole = Piece(inputs=self._prepare_inputs(inputs), layout=layout, image_token=self.context.image_token)
         metrics = MetricsLedger(self._trainer, "train", self.context.ranks)
         losses: list[Any] = []
 
@@ -128,12 +128,10 @@ class MicroSteps:
             with self.prepared(weight), activations_on_host(model) if on_host else nullcontext():
                 losses.append(self.trls_step(model, inputs, num_items_in_batch))
 
-        def rule_of_whole() -> Rule:
-            return self.rule(whole, counted=num_items_in_batch is not None)
-
-        run = InParts(self.context, "train_tokens", metrics, once, rule_of_whole, lambda: self.phase, trains=True)
+        rule = functools.partial(self.rule, whole, counted=counted)
+        run = InParts(self.context, "train_tokens", metrics, once, rule, lambda: self.phase, trains=True)
         with self.context.ranks.micro_step(model):
-            share = self.share_of_step(whole, counted=num_items_in_batch is not None)
+            share = self.share_of_step(whole, counted=counted)
             run.through(whole)
             metrics.write(whole)
             self._gradients.begin()  # what averages gradients over ranks makes none
@@ -365,12 +363,8 @@ class Evaluation:
                 answer = self._prediction_step(model, dict(piece.inputs), prediction_loss_only, ignore_keys=ignore_keys)
             answers.append((piece, Prediction(*answer)))
 
-        def rule_of_whole() -> Rule:
-            return self._micro_steps.rule(whole, counted=False)
-
-        run = InParts(
-            self._context, "evaluate_tokens", metrics, once, rule_of_whole, lambda: Phase.EVALUATE, trains=False
-        )
+        split = functools.partial(self._micro_steps.rule, whole, counted=False)
+        run = InParts(self._context, "evaluate_tokens", metrics, once, split, lambda: Phase.EVALUATE, trains=False)
         with self._context.ranks.micro_step():
             run.through(whole)
             self._context.ranks.loss_is_made()

@@ -73,7 +73,7 @@ def order_of(arguments: Any, rows: Any) -> dict[str, str]:
     return drawn | {"--dataset": f"of {len(rows)} rows ({digest.hexdigest()})"}
 
 
-def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | None = None) -> None:
+def follow_saving(trainer: Any, send: SendEvent, run: str, world: World) -> None:
     """Makes a trainer write checkpoints as :class:`_Saving` does.
 
     ``saving``, ``checkpoint`` and ``save_failed`` events have the ``step`` and the ``path``. ``save_failed`` has a
@@ -81,9 +81,9 @@ def follow_saving(trainer: Any, send: SendEvent, run: str = "", world: World | N
 
     Args:
         run: The id of the run, which goes into each manifest.
-        world: The ranks that train together; by default those of the trainer.
+        world: The ranks that train together.
     """
-    saving = _Saving(trainer, send, run, world or World(trainer.args))
+    saving = _Saving(trainer, send, run, world)
     trainer.add_callback(saving)
     trainer._save_checkpoint = saving.save_checkpoint
     write_shards(trainer, whole=False)

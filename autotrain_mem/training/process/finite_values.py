@@ -26,7 +26,7 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
     With fp16 the loss scaler handles infinite gradients, which are not checked.
     """
 
-    def __init__(self, trainer: Any, send: SendEvent, world: World | None = None) -> None:
+    def __init__(self, trainer: Any, send: SendEvent, world: World) -> None:
         self._trainer, self._send, self._world = trainer, send, world
         self._is_scaled = getattr(trainer.accelerator, "scaler", None) is not None
         self._loss = 0.0
@@ -61,7 +61,7 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         """Checks a step before it is logged or saved, so that no spoilt checkpoint replaces a sound one."""
         if control.should_log or control.should_save:
             self._look()
-        if control.should_save and self._world is not None:  # all write a checkpoint, or none
+        if control.should_save:  # all write a checkpoint, or none
             self._is_spoilt = self._world.any(self._is_spoilt)
         if self._is_spoilt:
             control.should_save = False

@@ -186,7 +186,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         world: Ctrl-C may reach ranks in different steps: all end after the same one.
     """
 
-    def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World | None = None) -> None:
+    def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World) -> None:
         self._send, self._read, self._world = send, read, world
         self.interrupted = False
 
@@ -204,8 +204,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         reading = self._read()
         memory = None if reading is None else codec.to_json(reading)
         self._send({"event": "step", "step": state.global_step, "memory": memory})
-        if self._world is not None:
-            self.interrupted = self._world.any(self.interrupted)
+        self.interrupted = self._world.any(self.interrupted)
         if self.interrupted:
             control.should_training_stop = True
             # So that the run can be resumed from here, unless the user wants no checkpoints.

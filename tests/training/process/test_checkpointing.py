@@ -39,6 +39,7 @@ from autotrain_mem.training.process.checkpointing import (
     without_code,
 )
 from autotrain_mem.training.process.train import StopAtLastStep
+from autotrain_mem.training.process.world import World
 
 STEPS = 7
 """Of 13 rows by 4: into the second pass over the data."""
@@ -51,7 +52,7 @@ def _trainer(model: Path, folder: Path, **changes: Any) -> tuple[Any, list[dict[
     told: list[dict[str, Any]] = []
     made.add_callback(StopAtLastStep(made))
     made.autofit_order = ORDER
-    follow_saving(made, lambda event: told.append(dict(event)))
+    follow_saving(made, lambda event: told.append(dict(event)), "", World(made.args))
     return made, told
 
 
@@ -116,7 +117,7 @@ class Saver:
         self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=1, **single)
         self.state = SimpleNamespace(global_step=0, best_model_checkpoint=best, best_global_step=None, best_metric=None)
         self.events: list[dict[str, Any]] = []
-        follow_saving(self, self.events.append)
+        follow_saving(self, self.events.append, "", World(self.args))
 
     def add_callback(self, callback: Any) -> None:
         callback.on_train_begin(self.args, self.state, None)

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.training.process.finite_values import FiniteValues
+from autotrain_mem.training.process.world import World
 
 
 class SpoilWeights(TrainerCallback):  # type: ignore[misc]
@@ -48,7 +49,7 @@ def test_the_first_step_that_is_no_number_is_told_of_once_and_what_it_spoils_tak
     saves = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
     made, events = trainer("sft", qwen, tmp_path, **sizes | saves), []
     disturb(made)
-    made.add_callback(FiniteValues(made, events.append))
+    made.add_callback(FiniteValues(made, events.append, World(made.args)))
     made.train()
     is_spoilt = expected is not None and expected[2]
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1" if is_spoilt else "checkpoint-3"]
@@ -66,7 +67,7 @@ def test_the_first_step_that_is_no_number_is_told_of_once_and_what_it_spoils_tak
 def test_what_ppo_logs_is_looked_at_and_a_gradient_that_a_scaler_judges_is_not(qwen: Path, tmp_path: Path) -> None:
     made, events = trainer("sft", qwen, tmp_path), []
     made.accelerator.scaler = torch.amp.GradScaler("cpu")
-    values = FiniteValues(made, events.append)
+    values = FiniteValues(made, events.append, World(made.args))
     made.state.global_step = 4
     values.on_log(made.args, made.state, None, {"loss": 1.0, "grad_norm": math.inf})
     assert not events
