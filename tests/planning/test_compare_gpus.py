@@ -93,13 +93,10 @@ def test_a_card_that_refuses_the_job_does_not_end_the_others_unless_all_do() -> 
     assert levels(compared(worker, LARGE, t4)) == {"t4": "(7, 5) has no such kernel.", "large": "lossless"}
     with pytest.raises(UsageError, match=r"\(7, 5\) has no such kernel\."):
         compared(FakeWorker(refusing=frozenset({TURING, ADA})), SMALL, card("t4", 10, TURING))
-
-
-def test_what_is_wrong_whatever_the_card_ends_it_at_once() -> None:
     worker = FakeWorker(failing=frozenset({"sft"}))
     with pytest.raises(RehearsalError):
         compared(worker, TINY, SMALL, LARGE)
-    assert len(worker.asked) == 1
+    assert len(worker.asked) == 1, "what is wrong whatever the card ends it at once"
 
 
 def test_whoever_listens_hears_of_each_card_in_turn() -> None:

@@ -10,7 +10,7 @@ from autotrain_mem import api
 from autotrain_mem.planning import for_processes
 from autotrain_mem.planning.plan import NOT_MODELLED, machine_warnings
 from autotrain_mem.planning.read_request import with_plan
-from autotrain_mem.support.errors import BatchSplitError, UsageError
+from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.types import Job, Knobs, Plan, Topology
 from autotrain_mem.types.autofit import AutoFit
 from tests import fake_worker
@@ -68,33 +68,30 @@ def test_the_effective_batch_stays(begun: int, gpus: int, sharding: Any, wanted:
     assert f"GPUs {begun} -> {gpus}" in warning
 
 
-def test_the_sharding_alone_may_be_another() -> None:
+def test_the_sharding_alone_may_be_another_and_the_same_processes_change_nothing() -> None:
     plan = made(2)
     now = followed(plan, AutoFit(plan=plan, sharding="zero1"), 2)
     assert now.knobs == replace(plan.knobs, sharding="zero1")
     again = followed(now, AutoFit(plan=now, gpus=4), 4)
     assert (again.knobs.sharding, split(again.knobs)) == ("zero1", (4, 1, 4))
-
-
-def test_the_same_processes_change_nothing() -> None:
-    plan = made(2)
     for asked in (AutoFit(plan=plan), AutoFit(plan=plan, gpus=2), AutoFit(plan=plan, sharding=plan.knobs.sharding)):
         assert not for_processes.is_shared_otherwise(asked, plan)
         assert followed(plan, asked, 2).knobs == plan.knobs
 
 
-def test_gpus_that_do_not_divide_the_batch_and_another_batch_are_refused() -> None:
-    plan = made(2)
-    with pytest.raises(BatchSplitError, match="3 GPUs do not divide the effective batch size 16"):
-        followed(plan, AutoFit(plan=plan, gpus=3), 3)
-    with pytest.raises(UsageError, match="effective_batch_size is 32, and 16 in the plan"):
-        followed(plan, AutoFit(plan=plan, gpus=4, effective_batch_size=32), 4)
-
-
-def test_a_lever_that_does_not_go_with_shards_is_refused() -> None:
-    plan = made(1, arguments={**JOB.arguments, "optim": "adamw_bnb_8bit"})
-    with pytest.raises(UsageError, match="optim, which does not go with --sharding fsdp2"):
-        followed(plan, AutoFit(plan=plan, gpus=2, sharding="fsdp2"), 2)
+@pytest.mark.parametrize(
+    ("begun", "arguments", "asked", "message"),
+    [
+        (2, {}, {"gpus": 3}, "3 GPUs do not divide the effective batch size 16"),
+        (2, {}, {"gpus": 4, "effective_batch_size": 32}, "effective_batch_size is 32, and 16 in the plan"),
+        (1, {"optim": "adamw_bnb_8bit"}, {"gpus": 2, "sharding": "fsdp2"}, "optim, which does not go with --sharding"),
+        (4, {"cp_size": 2}, {"gpus": 3}, "--cp_size 2 does not divide 3 GPUs"),
+    ],
+)
+def test_what_the_plan_cannot_be_shared_by_is_refused(begun: int, arguments: Any, asked: Any, message: str) -> None:
+    plan = made(begun, arguments={**JOB.arguments, **arguments})
+    with pytest.raises(AutofitError, match=message):
+        followed(plan, AutoFit(plan=plan, **asked), asked["gpus"])
 
 
 def test_as_many_gpus_share_a_row_as_before_unless_asked_otherwise() -> None:
@@ -106,8 +103,6 @@ def test_as_many_gpus_share_a_row_as_before_unless_asked_otherwise() -> None:
     assert for_processes.is_shared_otherwise(asked, plan)
     alone = followed(plan, asked, 4).knobs
     assert (alone.cp_size, split(alone), alone.effective_batch_size) == (1, (4, 1, 4), 16)
-    with pytest.raises(UsageError, match="--cp_size 2 does not divide 3 GPUs"):
-        followed(plan, AutoFit(plan=plan, gpus=3), 3)
 
 
 def test_an_effective_batch_that_nobody_asked_for_is_told_with_what_it_comes_from_on_several_machines_alone() -> None:

@@ -103,10 +103,9 @@ def test_an_alternative_keeps_prompts_completions_and_the_batch_and_asks_for_lea
     failing_plan(worker, ppo_job(use_peft=False, dtype="float32"))
     knobs = worker.asked[-1].knobs
     assert (knobs.use_peft, knobs.dtype) == (False, "float32"), "what is pinned stays"
-    assert api.plan(rehearsals(worker, ppo_job(), toy(80), PPO)).prompt_length == 100, "what fits says it too"
 
 
-@pytest.mark.parametrize(("effective", "group"), [(1, 2), (2, 2), (6, 6), (7, 7), (11, 11), (12, 6), (64, 8)])
+@pytest.mark.parametrize(("effective", "group"), [(1, 2), (6, 6), (11, 11), (12, 6)])
 def test_groups_of_an_alternative_divide_its_batch(effective: int, group: int) -> None:
     worker = fake_worker()
     hint = failing_plan(worker, ppo_job(effective)).hint

@@ -70,15 +70,10 @@ def test_it_takes_the_gpus_after_those_that_train_and_says_how_many_completions_
     assert found.completion_bytes == 768 * 28672
     room = int(0.9 * named("a100-40gb").total_bytes) - 7_615_616_512 - OVERHEAD_BYTES
     assert found.at_once == min(192, room // (768 * 28672)) == 192
+    four, eight = (server(vllm_mode="server", vllm_tensor_parallel_size=gpus) for gpus in (4, 8))
+    assert (four and four.token_bytes) == (eight and eight.token_bytes), "a head is never cut"
     few = replace(found, total_bytes=12 * GIB)
     assert few.at_once == (few.share_bytes - 7_615_616_512 - OVERHEAD_BYTES) // (768 * 28672) < 192
-
-
-def test_a_head_is_never_cut_so_that_more_gpus_than_heads_hold_a_head_each() -> None:
-    four, eight = (server(vllm_mode="server", vllm_tensor_parallel_size=gpus) for gpus in (4, 8))
-    assert four is not None
-    assert eight is not None
-    assert four.token_bytes == eight.token_bytes
 
 
 @pytest.mark.parametrize(
