@@ -72,8 +72,8 @@ def _with_zero(request: RunRequest, content: Mapping[str, Any], launch: Launch, 
     autofit = replace(request.autofit, gpus=gpus, nodes=launch.nodes, accelerate_config=None)
     config = {**_trl_arguments(request, launch), **request.config}
     if file is not None:
-        placed = replace(request, autofit=autofit, accelerate=None, config=config | {"deepspeed": str(file)})
-        return with_deepspeed(placed)
+        config["deepspeed"] = str(file)
+        return with_deepspeed(replace(request, autofit=autofit, accelerate=None, config=config))
     numbers = {ours: given[key] for key, ours in _NUMBERS.items() if isinstance(given.get(key), int | float)}
     offload = {name: given[name] for name in OF_DEEPSPEED if given.get(name) not in (None, "none")}
     autofit = replace(autofit, sharding=launch.sharding, **offload)

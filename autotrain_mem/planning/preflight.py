@@ -24,8 +24,6 @@ class Checked:
     """A job that nothing is known against."""
 
     warnings: tuple[Finding, ...]
-    data_out_of_reach: bool
-    """Whether the data were to be read but nothing answered, and a plan does without them."""
     result: Preflight
     trains_on_cpu: bool | None
     """None where nothing is trained here."""
@@ -59,13 +57,7 @@ def check_preflight(
     result = answered(
         rehearsals.store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=is_settled
     )
-    warnings = settle(result.findings)
-    return Checked(
-        warnings=warnings,
-        data_out_of_reach=any(finding.error == _OUT_OF_REACH for finding in warnings),
-        result=result,
-        trains_on_cpu=on_cpu if to_train else None,
-    )
+    return Checked(warnings=settle(result.findings), result=result, trains_on_cpu=on_cpu if to_train else None)
 
 
 def examine(
@@ -75,7 +67,7 @@ def examine(
     job = rehearsals.job
     reads = reads_dataset(job, to_train=to_train)
     checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)
-    if reads and not checked.data_out_of_reach:
+    if reads and not any(finding.error == _OUT_OF_REACH for finding in checked.warnings):
         return checked, rehearsals.count_lengths(on_counting)
     return checked, Lengths(longest=job.prompt_length, images=job.images)
 

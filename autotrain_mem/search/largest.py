@@ -64,8 +64,7 @@ class Boundary:
         name, value = question.name, question.values[self.index]
         if self.beyond is None:
             return LargestValue(name=name, value=value, next_value=None, stopped_by=question.stopped_by)
-        following = getattr(self.beyond.knobs, name)
-        needed = self.beyond.required_bytes
+        following, needed = getattr(self.beyond.knobs, name), self.beyond.required_bytes
         return LargestValue(name=name, value=value, next_value=following, next_required_bytes=needed)
 
 
@@ -130,10 +129,10 @@ def _border(points: _Points, start: int, *, whole: bool) -> Boundary | None:
     """The border of such points from a value on; None where that one does not fit."""
     if not points.holds(start):
         return None
-    low, high = _narrowed(points, start, len(points.question.values))
+    end = len(points.question.values)
+    low, high = _narrowed(points, start, end)
     if whole:
         points.whole = True  # copies of few layers led here; from here on none is asked
-        end = len(points.question.values)
         points.ask([side for side in (low, high) if side < end])
         if low > start and not points(low).fits:
             low, high = _narrowed(points, start, low)
@@ -141,9 +140,7 @@ def _border(points: _Points, start: int, *, whole: bool) -> Boundary | None:
             low, high = _narrowed(points, high, end)
     if not points(low).fits:
         return None
-    return Boundary(
-        index=low, estimate=points(low), beyond=points(high) if high < len(points.question.values) else None
-    )
+    return Boundary(index=low, estimate=points(low), beyond=points(high) if high < end else None)
 
 
 def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:
