@@ -25,8 +25,7 @@ _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradi
 
 
 def with_accelerate(request: RunRequest) -> RunRequest:
-    """Returns the request with its accelerate config's processes, machines and sharding. Raises UsageError for all
-    problems."""
+    """Returns the request with its config's processes, machines and sharding. Raises UsageError for all problems."""
     request = with_deepspeed(request)
     given, name = request.autofit.accelerate_config, FLAG
     if given is None:
@@ -117,8 +116,7 @@ def _is_first_version(content: Mapping[str, Any]) -> bool:
 
 
 def _second_version(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Converts FSDP's first version into the second (``accelerate/commands/to_fsdp2.py``); raises UsageError if it
-    cannot."""
+    """Converts FSDP's first version (``accelerate/commands/to_fsdp2.py``); raises UsageError if that is impossible."""
     from autotrain_mem.parallel.user_config import TO_FSDP2
 
     given = {key: value for key, value in fsdp_settings(content).items() if value is not None}

@@ -33,8 +33,7 @@ from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.planned import as_recorded
 
 GIVEN_ANEW = (*(MAX_LENGTH, *COMPLETION_KNOBS), *("lora_r", "lora_alpha", "lora_target_modules"))
-"""Knobs that may be given anew beside a plan, where the user gave them when it was made: a plan does not decide
-them."""
+"""Knobs that a plan does not decide: they may be given anew where the user gave them when it was made."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""

@@ -24,8 +24,7 @@ from autotrain_mem.types.hardware import Topology
 
 
 def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:
-    """Returns TRL's defaults for a process of a topology: DDP unless sharded. Raises UsageError as
-    :func:`check_processes`."""
+    """Returns TRL's defaults for one of a job's processes: DDP unless sharded. Raises as :func:`check_processes`."""
     check_processes(topology, given)
     if topology.processes == 1:
         return defaults
@@ -37,8 +36,7 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
 
 
 def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
-    """Raises UsageError for a sharding that these GPUs or machines cannot have, and for DeepSpeed's if it is
-    missing."""
+    """Raises UsageError for a sharding that these GPUs or machines cannot have, or without DeepSpeed for its own."""
     processes, sharding = topology.processes, given.get("sharding")
     if sharding in ZEROS and find_spec("deepspeed") is None:
         raise UsageError(
@@ -97,8 +95,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """Fills open settings from the plan (``filled`` by ``AutoFit.over``), except the sharding where another is
-    given."""
+    """Fills open settings from the plan (``filled`` by ``AutoFit.over``), but the sharding if another is given."""
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}

@@ -36,8 +36,7 @@ _Asked = tuple[Sequence[int], str]
 
 
 def question_of(subject: Subject) -> Question | None:
-    """Returns the question how much of one argument fits; None if none is asked. Raises ContextLengthError,
-    BatchSplitError."""
+    """Returns the question how much of an argument fits, if any. Raises ContextLengthError, BatchSplitError."""
     name = subject.job.maximized
     if name is None:
         return None
@@ -60,8 +59,7 @@ def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
 
 
 def settled(job: Job, knobs: Knobs) -> Job:
-    """The job with the numbers that a plan found for what was asked as ``max``, and with the images that it made
-    smaller."""
+    """Returns the job with a plan's numbers for what was asked as ``max``, and with its smaller images."""
     arguments = {name: getattr(knobs, name) if each == MOST else each for name, each in job.arguments.items()}
     if knobs.max_pixels is not None:
         arguments["max_pixels"] = knobs.max_pixels

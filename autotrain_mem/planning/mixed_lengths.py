@@ -47,8 +47,7 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
 
 
 def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_bytes: int | None) -> MixedLengths | None:
-    """Replays rows of every length; None if unknown (:func:`batches_of`, ``UnclearStepsError``). Raises
-    RehearsalError."""
+    """Replays rows of every length; None where nothing can be told of them. Raises RehearsalError."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
         return None

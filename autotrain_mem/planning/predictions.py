@@ -29,8 +29,7 @@ from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker
 
 LEAST_RECOMPUTED = 0.3
-"""Least share of a forward pass that checkpointing repeats: all layers; the head is half of the smallest models'
-work."""
+"""Least share of a forward pass that is recomputed: the layers; the smallest models' heads have half of the work."""
 
 
 TRACES_KEPT = 6
@@ -91,7 +90,7 @@ class Predictions:
             self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """Estimates the speed by a rehearsed point's work: at best where recomputation differs, offloading as it is
+        """Estimates a speed by a rehearsed point's work: the best if recomputation differs, offloading as it is
         there."""
         rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
         work = self._there(known.knobs, False).work

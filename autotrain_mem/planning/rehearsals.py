@@ -52,8 +52,7 @@ def example_dataset(job: Job) -> str | None:
 
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
-    """Returns whether planning counts tokens: not of a script's stream, nor where the length is given and data are
-    not."""
+    """Returns whether planning counts tokens: not of a stream, nor if the length is given and the data are not."""
     if job.python_call is not None:
         return job.python_call.holds_rows
     return to_train or not job.pins_length or example_dataset(job) is None
@@ -160,8 +159,7 @@ class Rehearsals:
         return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes(self.defaults))
 
     def outside_bytes(self, knobs: Knobs) -> int:
-        """Sums what the run holds outside the trainer's own allocator at its least, such as while a vLLM engine
-        sleeps."""
+        """Sums what the run holds outside the trainer's allocator at least, as while a vLLM engine sleeps."""
         communicators_bytes = self.hardware.communicator_bytes * knobs.communicators
         return self.hardware.non_torch_bytes + communicators_bytes + asleep_bytes(self.job, self.hardware)
 
@@ -260,8 +258,7 @@ class Subject(Rehearsals):
             return replace(self, lengths=replace(self.lengths, why_not=error.message))
 
     def row_length(self, knobs: Knobs) -> int:
-        """Tokens of the longest row of a batch: packed blocks are full; online it is the longest prompt, which nothing
-        cuts."""
+        """Returns the longest row of a batch, in tokens: packed blocks are full; online it is the longest prompt."""
         if self.job.is_online:
             return self.lengths.longest or PROMPT_UNKNOWN
         limits = [self.job.row_limit(knobs), self.lengths.longest if knobs.pads_rows else None]
@@ -293,8 +290,7 @@ class Subject(Rehearsals):
 
     @property
     def rehearsed_job(self) -> Job:
-        """Returns the job with the images of the row that has most of them, and the longest prompt and answer if
-        known."""
+        """Returns the job with the most images of a row, and the longest prompt and answer if known."""
         shown, profile = replace(self.job, images=self.lengths.images), self.lengths.profile
         if profile is None or not profile.longest_prompt:
             return shown

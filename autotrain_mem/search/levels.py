@@ -63,8 +63,7 @@ def harm_of(row: LeverRow, space: Space) -> Harm:
 
 
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
-    """Returns the names if each is a lever; raises UsageError with the lever that was probably meant, for all at
-    once."""
+    """Returns the names if each is a lever; raises UsageError with what was probably meant, for all at once."""
     names = frozenset(names)
     unknown = sorted(names - LEVERS.keys())
     if not unknown:
@@ -238,7 +237,7 @@ class Level:
 
 @lru_cache(maxsize=64)  # a search asks for those of its job at every turn
 def levels(space: Space) -> tuple[Level, ...]:
-    """Returns the levels of one job, least harm first; the first holds the job as asked for. Raises as
+    """Returns a job's levels, least harm first; the first holds the job as asked for. Raises as
     :func:`check_forbid`."""
     check_forbid(space.forbid)
     climbed: list[Level] = []

@@ -38,8 +38,7 @@ class Predictor(Protocol):
         """Tokens per second of a point with another micro-batch, more levers that only slow it, or another sharding."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
-        """Returns what a run would fit, each in a few words; ``rehearsed`` takes seconds, else it is computed from
-        this."""
+        """Returns what a run would fit, each in a few words: ``rehearsed``, which takes seconds, or computed."""
 
 
 class Memo:

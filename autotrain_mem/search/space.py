@@ -54,8 +54,7 @@ class Space:
     least_length: int = 0
     """Tokens below which ``max_length`` may not go (``DataProfile.least_length``)."""
     rows_allowed: tuple[int, ...] | None = None
-    """Micro-batches to choose from, largest first, where the trainer takes fewer than the effective batch's
-    divisors."""
+    """Micro-batches to choose from, largest first, where the trainer does not take all divisors."""
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that takes so many times as long as the best of the next level is not taken by itself."""
     method: str = "sft"
@@ -78,8 +77,7 @@ class Space:
         return self.effective_batch_size // self.base.data_parallel_size
 
     def row_tokens(self, knobs: Knobs) -> int:
-        """The longest that a row can be at the knobs' ``max_length``; packed rows are full, prompts have a
-        completion."""
+        """Returns the longest that a row can be, in tokens: packed rows are full, prompts have a completion."""
         if self.base.completion_length:
             return (self.longest or UNKNOWN_ROW_TOKENS) + self.base.completion_length
         longest = self.longest if self.base.pads_rows else None

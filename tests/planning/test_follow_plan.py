@@ -134,7 +134,7 @@ def test_what_a_script_hands_over_is_told_by_its_digest() -> None:
     assert reason(plan, JOB).endswith(why)
 
 
-def test_another_card_is_judged_by_what_it_has() -> None:
+def test_another_card_is_judged_by_what_it_has_and_one_without_bfloat16_in_float16() -> None:
     plan = made()
     larger = replace(LARGE, name="larger", total_bytes=40 * GIB, free_bytes=40 * GIB)
     assert reason(plan, card=larger) == "card large -> larger"
@@ -143,12 +143,8 @@ def test_another_card_is_judged_by_what_it_has() -> None:
     assert again.alternatives == (), "they were those of the other card"
     nvml = replace(named("rtx4090"), name="NVIDIA GeForce RTX 4090", origin="detected", uuid="GPU-1")
     assert reason(made(card=named("rtx4090")), card=nvml) == "", "a card of the catalog by NVML's name"
-
-
-def test_a_card_without_bfloat16_is_followed_in_float16() -> None:
-    again = followed(made(), card=replace(LARGE, name="turing", compute_capability=(7, 5)))
-    assert again.knobs.fp16
-    assert (again.levers[0].name, "7.5" in again.levers[0].why) == ("fp16", True)
+    again = followed(plan, card=replace(LARGE, name="turing", compute_capability=(7, 5)))
+    assert (again.knobs.fp16, again.levers[0].name, "7.5" in again.levers[0].why) == (True, "fp16", True)
     assert followed(again, card=replace(LARGE, compute_capability=ADA)).knobs.fp16, "what the plan says is kept"
 
 

@@ -166,7 +166,7 @@ def test_sizes_that_do_not_divide_are_told_what_would(method: str, words: dict[s
 
 
 @given(st.integers(1, 64), st.integers(1, 8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_micro_batches_of_ppo_make_whole_mini_batches(effective: int, batches: int) -> None:
     if effective % batches:
         with pytest.raises(BatchSplitError) as raised:

@@ -196,7 +196,7 @@ def border(model: LinearMemory, turns: int | None = None) -> Estimate | None:
 
 
 @given(st.integers(19 * GIB, 40 * GIB), st.sampled_from((0.0, 0.01, 0.05)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_neighbour_of_what_is_found_was_rehearsed_and_does_not_fit(budget: int, noise: float) -> None:
     model = LinearMemory(budget_bytes=budget, noise=noise)
     best = border(model)
@@ -207,7 +207,7 @@ def test_the_neighbour_of_what_is_found_was_rehearsed_and_does_not_fit(budget: i
 
 
 @given(st.integers(2, 63), st.floats(1.0, 4.0))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_curve_that_misleads_the_slope_costs_at_most_three_times_bisection(border_rows: int, power: float) -> None:
     """Attention without a fused kernel grows with the square of the length; the guard is tested up to the fourth."""
     scale = 20 * GIB / border_rows**power

@@ -86,7 +86,7 @@ def harm_of(found: SearchResult) -> Harm:
 
 
 @given(spaces(), budgets, st.sampled_from((0.0, 0.02)), st.sampled_from((0.0, 0.02)))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_plan_is_the_fastest_of_the_first_level_that_fits_and_was_rehearsed_once_and_keeps_to_the_users_words(
     space: Space, budget: int, noise: float, unmapped: float
 ) -> None:
@@ -275,7 +275,6 @@ def test_a_choice_that_the_whole_model_overturns_makes_way_for_the_next_smaller(
     exact = LinearMemory(budget_bytes=26 * GIB, longest=1024, copied_layers=3)
     astray = replace(exact, amiss=0.05, calls=[], whole_calls=[])
     assert search(space, astray).estimate.knobs == search(space, exact).estimate.knobs
-    assert len(exact.whole_calls) == 1
 
 
 def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
