@@ -198,8 +198,7 @@ def read_deepspeed(config: Mapping[str, Any], name: str) -> Zero:
         UsageError: it asks for what is not rehearsed, or for no stage of ZeRO; all problems.
     """
     if problems := [*_problems(config)]:
-        reasons, cures = zip(*problems, strict=True)
-        raise UsageError(f"{name} cannot be planned with: {'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
+        raise UsageError.of(problems, f"{name} cannot be planned with: ")
     zero = config["zero_optimization"]
     return Zero(
         sharding=_STAGES[zero["stage"]],
@@ -227,14 +226,8 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         is_one = found == 1 and found is not True  # DeepSpeed's own of sizes
         if found not in (None, False, {}, -1) and not is_one:
             yield f"{key}: {reason}", f"Remove {key}."
-    yield from _on_nvme(zero, config.get("aio"))
-    if str((config.get("fp16") or {}).get("enabled")).lower() == "true":
-        yield "fp16: DeepSpeed's scaler of the loss is not rehearsed", "Write bf16: {enabled: auto}."
-
-
-def _on_nvme(zero: Mapping[str, Any], aio: Any) -> Iterator[tuple[str, str]]:
-    """DeepSpeed would end with an assertion, or a division of its own, after minutes
-    (``deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py: swap_in_optimizer_state``)."""
+    # DeepSpeed would fail an assertion, or divide by zero, after minutes of training to NVMe
+    # (``deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py: swap_in_optimizer_state``).
     parts = [part for part in ("offload_optimizer", "offload_param") if _device(zero, part) == "nvme"]
     for part in parts:
         if zero["stage"] != 3:
@@ -247,8 +240,11 @@ def _on_nvme(zero: Mapping[str, Any], aio: Any) -> Iterator[tuple[str, str]]:
             f"offload_optimizer.buffer_count {count} is too few: weights, gradients and two moments are read at once",
             f"Write buffer_count: {ADAM_BUFFERS} or more.",
         )
+    aio = config.get("aio")
     if parts and isinstance(aio, Mapping) and aio.get("use_gds"):
         yield "aio.use_gds: GPUDirect Storage is not rehearsed", "Remove use_gds: the host's buffers are used."
+    if str((config.get("fp16") or {}).get("enabled")).lower() == "true":
+        yield "fp16: DeepSpeed's scaler of the loss is not rehearsed", "Write bf16: {enabled: auto}."
 
 
 def _device(zero: Mapping[str, Any], part: str) -> OffloadDevice | None:

@@ -34,6 +34,9 @@ _FSDP_SWITCHES = {
 }
 """Switches whose values accelerate writes in lower case."""
 
+FSDP_KEYS = frozenset(key for key, _ in (_FSDP | _FSDP_SWITCHES).values())
+"""The flags ``--fsdp_...`` of ``accelerate launch``; it ignores any other key."""
+
 _PARALLELISM = {
     **dict.fromkeys(("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"), "1"),
     **{"cp_backend": "torch", "sp_backend": "deepspeed"},

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotrain_mem.parallel.launch_environment import fsdp_settings
+from autotrain_mem.parallel.launch_environment import FSDP_KEYS, fsdp_settings
 from autotrain_mem.settings.own import Sharding
 from autotrain_mem.support.errors import UsageError
 
@@ -25,14 +25,6 @@ KEYS = frozenset(
 """All that accelerate takes; it refuses a file with any other key."""
 OLD_KEYS = frozenset({"fp16", "dynamo_backend"})
 """Keys of older versions, which accelerate still reads (``config_args.py: process_config``)."""
-
-FSDP_KEYS = frozenset(
-    {"version", "offload_params", "min_num_params", "sharding_strategy", "reshard_after_forward", "auto_wrap_policy"}
-    | {"transformer_layer_cls_to_wrap", "backward_prefetch", "state_dict_type", "forward_prefetch", "use_orig_params"}
-    | {"cpu_ram_efficient_loading", "sync_module_states", "activation_checkpointing", "ignored_modules"}
-    | {"activation_checkpointing_offload"}
-)
-"""The flags ``--fsdp_...`` of ``accelerate launch``; of any other key it takes no notice."""
 
 _WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
@@ -89,14 +81,12 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         UsageError: it is none of accelerate's, contradicts itself, or asks for what is not rehearsed; all problems.
     """
     if problems := [*_problems(config)]:
-        reasons, cures = zip(*problems, strict=True)
-        raise UsageError(f"{name} cannot be planned with: {'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
-    settings, processes = fsdp_settings(config), _processes(config)
-    sizes = _sizes(config)
+        raise UsageError.of(problems, f"{name} cannot be planned with: ")
+    settings, sizes = fsdp_settings(config), _sizes(config)
     replicas = sizes.get("dp_replicate_size", 1)
     is_fsdp = _type(config) == "FSDP"
     return Launch(
-        processes=processes,
+        processes=_processes(config),
         nodes=int(config.get("num_machines") or 1),
         sharding=_sharding(config, settings, replicas),
         dp_replicate_size=replicas if replicas > 1 else None,

@@ -151,8 +151,7 @@ def _trl_arguments(request: RunRequest, launch: Launch) -> dict[str, Any]:
 def refuse_all(problems: Sequence[tuple[str, str]]) -> None:
     """Raises UsageError for all problems, each with its cure, at once."""
     if problems:
-        reasons, cures = zip(*problems, strict=True)
-        raise UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
+        raise UsageError.of(problems)
 
 
 def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[tuple[str, str]]:

@@ -84,7 +84,17 @@ def read_given(
             bare: dict[str, Any] = {"nargs": "?", "const": old} if old == "group_by_length" else {}
             action = parser.add_argument(f"--{old}", default=argparse.SUPPRESS, choices=actions[new].choices, **bare)
             action.type = _READERS.get(old, actions[new].type)
-    spoken, silent = _as_flags(config, actions_of(parser))
+    spoken: list[str] = []  # ["--lora_r=8", "--lora_target_modules", "q_proj"]: refused as a flag's values are
+    silent: dict[str, Any] = {}  # what no flag can say: {"max_length": None}
+    actions = actions_of(parser)
+    for name, value in config.items():
+        flat = isinstance(value, list) and value and all(isinstance(item, (str, int, float)) for item in value)
+        if isinstance(value, (str, int, float)):  # a bool is an int
+            spoken.append(f"--{name}={_text(value)}")
+        elif flat and actions[name].nargs in ("+", "*"):
+            spoken += [f"--{name}", *map(_text, value)]
+        else:
+            silent[name] = value
     keys, _ = parser.parse_known_args(spoken)
     flags, extra = parser.parse_known_args(argv)
     if extra:
@@ -195,25 +205,6 @@ def _kind(action: argparse.Action) -> str:
 
 
 # -- the tokens --------------------------------------------------------------------------------------------------------
-
-
-def _as_flags(config: Mapping[str, Any], actions: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Splits YAML keys into flags, whose values are refused like a flag's, and keys that no flag can express.
-
-    ``{"lora_r": 8, "lora_target_modules": ["q_proj"], "max_length": None}`` becomes
-    ``(["--lora_r=8", "--lora_target_modules", "q_proj"], {"max_length": None})``.
-    """
-    spoken: list[str] = []
-    silent: dict[str, Any] = {}
-    for name, value in config.items():
-        flat = isinstance(value, list) and value and all(isinstance(item, (str, int, float)) for item in value)
-        if isinstance(value, (str, int, float)):  # a bool is an int
-            spoken.append(f"--{name}={_text(value)}")
-        elif flat and actions[name].nargs in ("+", "*"):
-            spoken += [f"--{name}", *map(_text, value)]
-        else:
-            silent[name] = value
-    return spoken, silent
 
 
 def _text(value: Any) -> str:

@@ -41,6 +41,7 @@ package only ``cli.main`` catches them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from autotrain_mem.support.units import printable
@@ -93,6 +94,12 @@ class UsageError(AutofitError):
     """
 
     exit_code = 2
+
+    @classmethod
+    def of(cls, problems: Iterable[tuple[str, str]], opening: str = "") -> UsageError:
+        """Returns one error for all problems, each with its cure; ``opening`` stands before the first problem."""
+        reasons, cures = zip(*problems, strict=True)
+        return cls(f"{opening}{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
 
 
 class MissingExtraError(AutofitError):

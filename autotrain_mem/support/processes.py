@@ -210,8 +210,7 @@ class LossyStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
+        self.write("".join(lines))
 
     def flush(self) -> None:
         try:

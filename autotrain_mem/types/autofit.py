@@ -215,13 +215,18 @@ class AutoFit(OwnSettings):
 
     def __post_init__(self) -> None:
         for name in ("forbid", "pin", "tune"):
-            object.__setattr__(self, name, _names(name, getattr(self, name)))
+            names = getattr(self, name)
+            is_text = isinstance(names, str)
+            if is_text or not isinstance(names, Iterable) or not all(isinstance(each, str) for each in names):
+                taken, example = ("one text", names) if is_text else (repr(names), "NAME")
+                message = f"AutoFit: {name} takes names, not {taken}."
+                raise UsageError(message, hint=f'Write {name}=["{example}"].')
+            object.__setattr__(self, name, frozenset(names))
         if isinstance(self.gpus, list):
             object.__setattr__(self, "gpus", tuple(self.gpus))
         problems = [*self._kinds()] or [*self._problems()]
         if problems:
-            reasons, cures = zip(*problems, strict=True)
-            error = UsageError(f"{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
+            error = UsageError.of(problems)
             named = (name for name, each in SETTINGS.items() if each.kind and f"--{name} " in error.message)
             flags = [f"--{name} is {in_python(name)}" for name in named]
             if flags:  # the command shows no notes (``python_errors``)
@@ -326,11 +331,3 @@ def _is_plan(value: Any) -> bool:
     from autotrain_mem.types.planned import Plan  # no command line holds one, and it is a third of what flags import
 
     return isinstance(value, Plan)
-
-
-def _names(field_name: str, names: Any) -> frozenset[str]:
-    if isinstance(names, str):
-        raise UsageError(f"AutoFit: {field_name} takes names, not one text.", hint=f'Write {field_name}=["{names}"].')
-    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"AutoFit: {field_name} takes names, not {names!r}.", hint=f'Write {field_name}=["NAME"].')
-    return frozenset(names)

@@ -237,7 +237,17 @@ def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) ->
 def read_plan(content: bytes, name: str) -> Plan:
     """Reads the plan that a text holds; arguments and errors are those of ``plan_file.plan_values``."""
     values = plan_file.plan_values(content, name)
-    _refuse_unrecorded(values, name)
+    job = values.get("job")
+    environment = job.get("environment") if isinstance(job, dict) else None
+    if isinstance(environment, dict):
+        # Variables that no plan holds are refused, but for those that the user sets as well: these are the user's own.
+        for variable in environment.keys() - RECORDED_VARIABLES & os.environ.keys():
+            del environment[variable]
+        if others := sorted(environment.keys() - RECORDED_VARIABLES):
+            why = "it could run code, or send data elsewhere"
+            message = f"{name} sets {', '.join(others)} for the training, which no plan may: {why}."
+            own = f"To have it all the same, set it yourself: {others[0]}=... autofit ..."
+            raise PlanFileError(message, hint=f"Remove that from the plan's environment. {own}")
     try:
         plan = codec.from_json(Plan, values)
     except codec.CodecError as error:
@@ -247,21 +257,6 @@ def read_plan(content: bytes, name: str) -> Plan:
     if wrong := plan_file.differing(values, codec.to_json(plan)) or _wrong_sums(plan):
         raise plan_file.damaged(name, wrong, values)
     return plan
-
-
-def _refuse_unrecorded(values: dict[str, Any], name: str) -> None:
-    """Refuses variables that no plan holds, but for those that the user sets as well: these are the user's own."""
-    job = values.get("job")
-    environment = job.get("environment") if isinstance(job, dict) else None
-    if not isinstance(environment, dict):
-        return
-    for variable in environment.keys() - RECORDED_VARIABLES & os.environ.keys():
-        del environment[variable]
-    if others := sorted(environment.keys() - RECORDED_VARIABLES):
-        why = "it could run code, or send data elsewhere"
-        message = f"{name} sets {', '.join(others)} for the training, which no plan may: {why}."
-        own = f"To have it all the same, set it yourself: {others[0]}=... autofit ..."
-        raise PlanFileError(message, hint=f"Remove that from the plan's environment. {own}")
 
 
 def _wrong_sums(plan: Plan) -> str:

@@ -112,7 +112,15 @@ class Workload:
         A loss in chunks writes, for each of them, a gradient for all tokens (its slices' backward): that is left out
         of what grows, and is taken to shrink.
         """
-        return replace(self, work=tuple(_grown(work, ratio) for work in self.work))
+        grown = []
+        for work in self.work:
+            if work.of_chunk and work.phase is not Phase.OPTIMIZER_STEP:
+                moved = work.bytes if work.flops or ratio > 1 else round(work.bytes * ratio)
+                work = replace(work, count=work.count * ratio, bytes=moved)
+            elif work.phase is not Phase.OPTIMIZER_STEP:  # an update does not grow with the rows
+                work = replace(work, flops=round(work.flops * ratio), bytes=round(work.bytes * ratio))
+            grown.append(work)
+        return replace(self, work=tuple(grown))
 
     def without_mask(self) -> Workload:
         """Returns the work where no row is padded: a causal kernel skips half of what a masked one computes."""
@@ -156,16 +164,6 @@ class StepTime:
     @property
     def known_tokens_per_second(self) -> float | None:
         return None if self.assumed else self.tokens_per_second
-
-
-def _grown(work: Work, ratio: float) -> Work:
-    """Scales one operator's work to more rows; the update does not grow with them."""
-    if work.phase is Phase.OPTIMIZER_STEP:
-        return work
-    if work.of_chunk:
-        moved = work.bytes if work.flops or ratio > 1 else round(work.bytes * ratio)
-        return replace(work, count=work.count * ratio, bytes=moved)
-    return replace(work, flops=round(work.flops * ratio), bytes=round(work.bytes * ratio))
 
 
 def _operator(work: Work) -> Work:

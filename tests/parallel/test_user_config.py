@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from autotrain_mem.parallel.config import accelerate_config, read_deepspeed
-from autotrain_mem.parallel.launch_environment import config_of_environment, fsdp_settings, launch_environment
-from autotrain_mem.parallel.user_config import FSDP_KEYS, KEYS, Launch, read_launch
+from autotrain_mem.parallel.launch_environment import (
+    FSDP_KEYS,
+    config_of_environment,
+    fsdp_settings,
+    launch_environment,
+)
+from autotrain_mem.parallel.user_config import KEYS, Launch, read_launch
 from autotrain_mem.settings.own import SHARDINGS
 from autotrain_mem.support.errors import UsageError
 from tests.nouns import TRL_DEFAULTS
