@@ -73,7 +73,6 @@ STEPS: dict[str, tuple[Step, ...]] = {
         ("evaluation", in_evaluation(0), None),
     ),
     "dpo": (("adapters that are switched off and on", in_forward(0), in_backward(1)),),
-    "reward": (("a parameter that no rank uses", None, in_backward(1)),),
     "grpo": (("metrics of many kinds", None, in_forward(0)),),
 }
 CHANGES: dict[str, dict[str, Any]] = {
@@ -115,9 +114,9 @@ def train(method: str, folder: pathlib.Path, model: pathlib.Path, rank: int | No
     evaluated = rows(method) if "eval_strategy" in changes else None
     made = trainer(method, model, folder / "out", eval_dataset=evaluated, **sizes, **changes)
     disturb = [] if rank is None else [step[1 + rank] for step in steps]
-    if method == "reward" or rank is not None:  # where DDP does not look for them it ends a run that has one
-        made.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))
     if rank is not None:
+        # A parameter that no rank uses: DDP alone ends such a run, unless it looks for them.
+        made.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))
         made.guard = attach_guard(made, learned=LearnedLimits(), on_incident=told)
         if method == "sft":  # nothing befalls its first step, whose numbers are then the same to the bit
             attach_longest_batch(made, lambda batch: None)
