@@ -14,6 +14,7 @@ from tests.forked import Forge
 TOLERANCE = 1e-5
 """Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
 FORWARD, BACKWARD = "forward: split into 2 + 2 rows", "backward: split into 2 + 2 rows"
+PAIRS = "split into 2 + 2 pairs"
 HOST = "forward: repeated with what backward needs waiting on the host"
 INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
     "sft: nothing": ([], []),
@@ -22,10 +23,7 @@ INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
     "sft: between two metrics": ([], [FORWARD]),
     "sft: learned before": ([], []),
     "sft: evaluation": (["evaluate: split into 4 + 4 rows"], []),
-    "dpo: adapters that are switched off and on": (
-        ["forward: split into 2 + 2 pairs"],
-        ["backward: split into 2 + 2 pairs"],
-    ),
+    "dpo: adapters that are switched off and on": ([f"forward: {PAIRS}"], [f"backward: {PAIRS}"]),
     "grpo: metrics of many kinds": ([], [FORWARD]),
 }
 
