@@ -19,7 +19,7 @@ from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate, Knobs, Owner, StepTime
 
-JOBS = 60
+JOBS = 40
 
 
 def job(number: int) -> Space:
