@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -40,6 +41,7 @@ GUARDED: Mapping[str, tuple[str, str, str]] = {
 """Phase -> method, HOLLOW_FAULT, and what the command says."""
 FLOAT32 = ("--bf16", "false")
 """DPO at this learning rate makes 2e-3 of the loss of what bfloat16 rounds away in a micro-batch of two parts."""
+TORCHRUN = "-m torch.distributed.run --nproc_per_node 2 -m autotrain_mem.cli.main"
 EVALUATED = "--eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 8"
 
 
@@ -64,18 +66,16 @@ class Case:
 
 def cases() -> list[Case]:
     """All, those first that others are compared with."""
-    return [*_methods(), *_survivors(), *_cards(), *_scripts()]
+    plain = [
+        Case(name=f"{method} {mode}", argv=_training(method, mode=mode))
+        for method, mode in itertools.product(METHODS, MODES)
+    ]
+    float32 = Case(name="dpo full, float32", argv=_training("dpo", *FLOAT32))
+    return [*plain, float32, *_survivors(), *_cards(), *_scripts()]
 
 
 def _training(method: str, *more: str, mode: str = "full") -> tuple[str, ...]:
     return (method, *f"{SHARED} {METHODS[method]} {MODES[mode]}".split(), *more)
-
-
-def _methods() -> Iterator[Case]:
-    for method in METHODS:
-        for mode in MODES:
-            yield Case(name=f"{method} {mode}", argv=_training(method, mode=mode))
-    yield Case(name="dpo full, float32", argv=_training("dpo", *FLOAT32))
 
 
 def _survivors() -> Iterator[Case]:
@@ -168,15 +168,7 @@ def _scripts() -> Iterator[Case]:
     )
     yield Case(
         name="the command under torchrun",
-        argv=(
-            "-m",
-            "torch.distributed.run",
-            "--nproc_per_node",
-            "2",
-            "-m",
-            "autotrain_mem.cli.main",
-            *_training("sft"),
-        ),
+        argv=(*TORCHRUN.split(), *_training("sft")),
         is_script=True,
         environment={"HOLLOW_CARDS": "2"},
         code=1,
