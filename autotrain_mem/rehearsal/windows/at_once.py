@@ -11,9 +11,9 @@ order. A trial of what is run in the calls' place must tell the same, else they 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,16 +23,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.windows.trial import (
-    BackwardScript,
-    Extra,
-    ForwardScript,
+    Pass,
     Saving,
     Script,
     TensorLayout,
+    Trial,
     UnclearTrialError,
     born_as,
-    tried,
 )
+from autotrain_mem.types import Phase
 
 TOWERS = frozenset(
     {"VisionAttention", "Qwen2_5_VLVisionAttention", "Qwen3VLVisionAttention", "Qwen3VLMoeVisionAttention"}
@@ -55,37 +54,29 @@ def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None
             registry = getattr(module, "ALL_ATTENTION_FUNCTIONS", None)
             if hasattr(registry, "get_interface"):
                 calls = _Calls(recorder)
-                stack.enter_context(patch.object(module, "torch", _Torch(calls)))
-                stack.enter_context(patch.object(module, "ALL_ATTENTION_FUNCTIONS", _Registry(registry, calls)))
+                watched = _Instead(registry, get_interface=calls.interface_of(registry))
+                stack.enter_context(patch.object(module, "torch", _Instead(torch, split=calls.split, cat=calls.cat)))
+                stack.enter_context(patch.object(module, "ALL_ATTENTION_FUNCTIONS", watched))
         yield
 
 
-class _Torch:
-    def __init__(self, calls: _Calls) -> None:
-        self.split, self.cat = calls.split, calls.cat
+class _Instead:
+    """Replaces an object, which it is but for some attributes."""
+
+    def __init__(self, other: Any, **attributes: Any) -> None:
+        self._other = other
+        vars(self).update(attributes)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        return getattr(self._other, name)
 
 
-class _Registry:
-    def __init__(self, registry: Any, calls: _Calls) -> None:
-        self._registry, self._calls = registry, calls
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._registry, name)
-
-    def get_interface(self, *names: Any) -> Interface:
-        """Returns what transformers knows by a name, watched where it is sdpa."""
-        interface: Interface = self._registry.get_interface(*names)
-        return self._calls.watched(interface)
-
-
+@dataclass(frozen=True, slots=True)
 class _OneByOne:
     """Holds the results of windows that were attended to one by one, with the windows."""
 
-    def __init__(self, windows: Any, outputs: list[torch.Tensor]) -> None:
-        self.windows, self.outputs = windows, outputs
+    windows: Any
+    outputs: list[torch.Tensor]
 
 
 class _Calls:
@@ -100,13 +91,17 @@ class _Calls:
         self._saved: dict[int, dict[int, int]] = {}
         """For each tensor that carries what is saved, the blocks by their numbers in the script."""
 
-    # -- what a tower calls ----------------------------------------------------------------------------------------
+    def interface_of(self, registry: Any) -> Callable[..., Interface]:
+        """Replaces sdpa among a registry's; other implementations are left alone, and so are the windows that they
+        get."""
 
-    def watched(self, interface: Interface) -> Interface:
-        """Replaces sdpa; other implementations are left alone, and so are the windows that it gets."""
-        self._watches = interface is sdpa_attention_forward
-        self._split = []
-        return self.attend if self._watches else interface
+        def get_interface(*names: Any) -> Interface:
+            interface: Interface = registry.get_interface(*names)
+            self._watches = interface is sdpa_attention_forward
+            self._split = []
+            return self.attend if self._watches else interface
+
+        return get_interface
 
     def split(self, tensor: torch.Tensor, lengths: Any, dim: int = 0) -> Sequence[torch.Tensor]:
         """``torch.split``; windows come as one piece."""
@@ -128,10 +123,9 @@ class _Calls:
         assert len(self._split) == len(inputs)
         assert all(one is other for one, other in zip(self._split, inputs, strict=True)), "these are not the windows"
         lengths, self._split = self._lengths, []
-        saving = _saving(inputs)
-        script = None if saving is None else self._script(saving, module, inputs, lengths, options)
+        script = self._script(module, inputs, lengths, options)
         if script is None:
-            return _OneByOne(*_one_by_one(module, inputs, lengths, options)), None
+            return _one_by_one(module, inputs, lengths, options), None
         return self.play(script, inputs), None
 
     def cat(self, tensors: Sequence[Any], dim: int = 0, **options: Any) -> torch.Tensor:
@@ -140,16 +134,17 @@ class _Calls:
             tensors = tensors[0].outputs
         return torch.cat(tensors, dim, **options)
 
-    # -- what is known of them -------------------------------------------------------------------------------------
-
     def _script(
-        self, saving: Saving, module: Any, inputs: Sequence[torch.Tensor], lengths: list[int], options: dict[str, Any]
+        self, module: Any, inputs: Sequence[torch.Tensor], lengths: list[int], options: dict[str, Any]
     ) -> Script | None:
-        if _get_current_dispatch_mode() is not self._recorder or not all(
-            isinstance(value, (bool, int, float, str, type(None))) for value in options.values()
-        ):
+        saving = _saving(inputs)
+        if saving is None or _get_current_dispatch_mode() is not self._recorder:
             return None
-        savings = _TOGETHER[saving]
+        if not all(isinstance(value, (bool, int, float, str, type(None))) for value in options.values()):
+            return None
+        # What a checkpoint saves it counts, and counts again as it recomputes: both are played, or neither.
+        checkpoint = (Saving.DROPPED, Saving.RECOMPUTED)
+        savings = checkpoint if saving in checkpoint else (saving,)
         layouts = tuple(map(TensorLayout.of, inputs))
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         key = (layouts, tuple(lengths), savings, torch.is_grad_enabled(), autocast, *sorted(options.items()))
@@ -158,7 +153,7 @@ class _Calls:
                 learned = {each: self._learned(each, module, layouts, lengths, options) for each in savings}
                 if Saving.DROPPED in learned:  # its graph gets what is recomputed
                     recomputed = learned[Saving.RECOMPUTED].backward
-                    learned[Saving.DROPPED] = replace(learned[Saving.DROPPED], backward=recomputed)
+                    learned[Saving.DROPPED] = learned[Saving.DROPPED]._replace(backward=recomputed)
                 self._scripts[key] = learned
             except UnclearTrialError:
                 self._scripts[key] = None
@@ -171,79 +166,74 @@ class _Calls:
         """Tries the windows one by one, and what is run in their place. Raises UnclearTrialError where they differ."""
 
         def one_by_one(_: Recorder, inputs: Sequence[torch.Tensor]) -> Any:
-            windows, outputs = _one_by_one(module, inputs, lengths, options)
-            return [windows, outputs], lambda: torch.cat(outputs, dim=1)
+            attended = _one_by_one(module, inputs, lengths, options)
+            return attended, lambda: torch.cat(attended.outputs, dim=1)
 
         def at_once(apart: Recorder, inputs: Sequence[torch.Tensor]) -> Any:
             calls = _Calls(apart)
             output = calls.play(script, inputs)
             return [calls, output], lambda: torch.cat([output], dim=1)
 
-        whole = tried(self._recorder, layouts, saving, one_by_one)
+        whole = Trial(self._recorder, layouts, saving, one_by_one)
         script = whole.script()
-        played = tried(self._recorder, layouts, saving, at_once)
+        played = Trial(self._recorder, layouts, saving, at_once)
         if whole.story() != played.story():
             raise UnclearTrialError
-        forward, backward = (one.over(other) for one, other in zip(whole.extras(), played.extras(), strict=True))
         return Script(
-            forward=replace(script.forward, extra=forward),
-            backward=None if script.backward is None else replace(script.backward, extra=backward),
+            script.forward.beside(whole, played, Phase.FORWARD),
+            None if script.backward is None else script.backward.beside(whole, played, Phase.BACKWARD),
         )
-
-    # -- what is run in their place --------------------------------------------------------------------------------
 
     def play(self, script: Script, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Runs a script; its result replaces all windows' results."""
         if script.backward is None and not any(tensor.requires_grad for tensor in inputs):
             return self.forward(script.forward)[0]
-        ends = [_Joint.apply(tensor, self, script.backward, index) for index, tensor in enumerate(inputs)]
+        ends = [_Joint.apply(tensor, script.backward, index) for index, tensor in enumerate(inputs)]
         output: torch.Tensor = _Windows.apply(*ends, self, script)
         return output
 
-    def forward(self, script: ForwardScript) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, told: Pass) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes a forward pass; returns what has the place of the results, and of what is saved beside the inputs."""
         blocks: dict[int, int] = {}
-        self._recorder.play(script.steps, blocks)
-        self._count(script.extra)
-        output = self._carrier(script.joined, [blocks.pop(number) for number in script.with_outputs])
-        saved = self._carrier(replace(script.joined, shape=(1,), stride=(1,)), blocks.values())
+        (output,) = self._write(told, blocks)
+        saved = self._carrier(replace(told.results[0], shape=(1,), stride=(1,)), blocks.values())
         if blocks:
             self._saved[born_as(self._recorder, saved)] = blocks
         return output, saved
 
-    def backward(self, script: BackwardScript, saved: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(self, told: Pass, saved: torch.Tensor) -> list[torch.Tensor]:
         """Writes a backward pass; returns what has the place of all windows' gradients."""
         blocks = self._saved.pop(born_as(self._recorder, saved), {})
         self._recorder.let_go(saved)
-        self._recorder.play(script.steps, blocks)
-        self._count(script.extra)
-        return tuple(
-            self._carrier(layout, [blocks.pop(number) for number in numbers])
-            for layout, numbers in zip(script.gradients, script.with_gradients, strict=True)
-        )
+        return self._write(told, blocks)
 
-    def _carrier(self, layout: TensorLayout, blocks: Any) -> torch.Tensor:
+    def _write(self, told: Pass, blocks: dict[int, int]) -> list[torch.Tensor]:
+        self._recorder.play(told.steps, blocks)
+        self._recorder.ledger.operators += told.operators
+        self._recorder.work.add(told.counts)
+        return [
+            self._carrier(layout, [blocks.pop(number) for number in numbers])
+            for layout, numbers in zip(told.results, told.with_results, strict=True)
+        ]
+
+    def _carrier(self, layout: TensorLayout, blocks: Iterable[int]) -> torch.Tensor:
         with _pop_mode_temporarily():
             tensor = layout.empty()
         self._recorder.carry(tensor, blocks)
         return tensor
-
-    def _count(self, extra: Extra) -> None:
-        self._recorder.ledger.operators += extra.operators
-        self._recorder.work.add(extra.counts)
 
 
 class _Joint(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
     """Replaces ``torch.split``: its backward pass joins the windows' gradients."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, calls: _Calls, script: BackwardScript | None, index: int) -> Any:
-        ctx.layout = None if script is None else script.gradients[index]
+    def forward(ctx: Any, tensor: torch.Tensor, backward: Pass | None, index: int) -> Any:
+        ctx.layout = None if backward is None else backward.results[index]
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return ctx.layout.empty(), None, None, None
+        return ctx.layout.empty(), None, None
 
 
 class _Windows(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
@@ -264,22 +254,13 @@ class _Windows(torch.autograd.Function):  # type: ignore[misc]  # untyped to myp
         return (*ctx.calls.backward(ctx.script.backward, saved), None, None)
 
 
-def _one_by_one(
-    module: Any, inputs: Sequence[torch.Tensor], lengths: list[int], options: dict[str, Any]
-) -> tuple[list[Any], list[torch.Tensor]]:
+def _one_by_one(module: Any, inputs: Sequence[torch.Tensor], lengths: list[int], options: dict[str, Any]) -> _OneByOne:
     """Runs the windows one by one, as the tower does."""
     windows = [torch.split(tensor, lengths, dim=2) for tensor in inputs]
-    return windows, [sdpa_attention_forward(module, *rows, **options)[0] for rows in zip(*windows, strict=True)]
+    outputs = [sdpa_attention_forward(module, *rows, **options)[0] for rows in zip(*windows, strict=True)]
+    return _OneByOne(windows, outputs)
 
 
-# -- what becomes of what is saved -------------------------------------------------------------------------------------
-
-_TOGETHER = {
-    Saving.NOTHING_SAVED: (Saving.NOTHING_SAVED,),
-    Saving.KEPT: (Saving.KEPT,),
-    **dict.fromkeys((Saving.DROPPED, Saving.RECOMPUTED), (Saving.DROPPED, Saving.RECOMPUTED)),
-}
-"""What a checkpoint saves it counts, and counts again as it recomputes: both are played, or neither."""
 _HOOKS = {"_checkpoint_hook": Saving.DROPPED, "_recomputation_hook": Saving.RECOMPUTED}
 
 

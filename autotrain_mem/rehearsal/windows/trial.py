@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _pop_mode_temporarily
@@ -59,83 +59,90 @@ class TensorLayout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Extra:
-    """Counts what the whole has more than what is run in its place."""
+class Pass:
+    """Holds what all windows do in a forward or a backward pass, up to where their results are joined."""
 
+    steps: tuple[Played, ...]
+    results: tuple[TensorLayout, ...]
+    """The joined results, or the gradients of queries, keys and values."""
+    with_results: tuple[tuple[int, ...], ...]
+    """Blocks that die with each of these."""
     operators: int = 0
+    """How many it has more than what is run in its place."""
     counts: Mark = field(default_factory=dict)
+    """What it counts more than that."""
 
-    def over(self, other: Extra) -> Extra:
-        keys = {**self.counts, **other.counts}
-        more = {key: self.counts.get(key, 0.0) - other.counts.get(key, 0.0) for key in keys}
-        return Extra(
-            operators=self.operators - other.operators, counts={key: count for key, count in more.items() if count}
+    def beside(self, whole: Trial, played: Trial, phase: Phase) -> Pass:
+        """Adds what one trial has more than the other, which is of what is run in its place."""
+        more, less = (trial.recorder.work.counts(phase) for trial in (whole, played))
+        counts = {key: more.get(key, 0.0) - less.get(key, 0.0) for key in {**more, **less}}
+        return replace(
+            self,
+            operators=whole.operators[phase] - played.operators[phase],
+            counts={key: count for key, count in counts.items() if count},
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForwardScript:
-    """Holds what the forward pass of all windows does, up to where their results are joined."""
-
-    steps: tuple[Played, ...]
-    with_outputs: tuple[int, ...]
-    """Blocks that die with the windows' results."""
-    kept: tuple[int, ...]
-    """Blocks that the backward pass ends."""
-    joined: TensorLayout
-    """The results as one."""
-    extra: Extra = Extra()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BackwardScript:
-    """Holds what the backward pass of all windows does, up to where their gradients are joined."""
-
-    steps: tuple[Played, ...]
-    gradients: tuple[TensorLayout, ...]
-    """Of queries, keys and values."""
-    with_gradients: tuple[tuple[int, ...], ...]
-    """Blocks that die as each of these is made."""
-    extra: Extra = Extra()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Script:
-    forward: ForwardScript
-    backward: BackwardScript | None
+class Script(NamedTuple):
+    forward: Pass
+    backward: Pass | None
 
 
 class UnclearTrialError(Exception):
     """Signals that a trial did something that no script tells."""
 
 
-@dataclass(kw_only=True, slots=True)
 class Trial:
-    """Holds what was recorded, and where its parts begin."""
+    """Tries attention over many windows: the forward pass and, where what it saves is kept, the backward pass.
 
-    recorder: Recorder
-    inputs: tuple[int, ...]
-    begun: int
-    attended: int
-    joined_at: int
-    left: int
-    joined: TensorLayout
-    result: int
-    gradient: int | None = None
-    """The block of the gradient that the results get."""
-    gradients: tuple[tuple[TensorLayout, int], ...] = ()
-    """Of queries, keys and values: as they arrive, and their blocks."""
-    ended: int = 0
-    operators: tuple[int, int] = (0, 0)
-    """The number of operators of the forward and of the backward pass."""
+    Raises UnclearTrialError where a kernel took memory for good.
+    """
 
-    def extras(self) -> tuple[Extra, Extra]:
-        """Counts all operators of each pass."""
-        passes = zip(self.operators, (Phase.FORWARD, Phase.BACKWARD), strict=True)
-        forward, backward = (
-            Extra(operators=operators, counts=self.recorder.work.counts(phase)) for operators, phase in passes
-        )
-        return forward, backward
+    def __init__(self, recorder: Recorder, inputs: Sequence[TensorLayout], saving: Saving, attend: Attend) -> None:
+        self.recorder = recorder.apart()
+        self.operators = {Phase.FORWARD: 0, Phase.BACKWARD: 0}
+        self._outside: set[int] = set()
+        """Blocks that are no part of a script: queries, keys and values, the joined results, and their gradients."""
+        self.gradient = 0
+        """The block of the gradient that the results get."""
+        self.gradients: list[tuple[TensorLayout, int]] = []
+        """Of queries, keys and values: as they arrive, and their blocks."""
+        with _pop_mode_temporarily(), self.recorder, recorded_by(self.recorder):
+            self._run(inputs, saving, attend)
+        if not self.recorder.has_kept_as_much_as(recorder):
+            raise UnclearTrialError
+
+    def _run(self, inputs: Sequence[TensorLayout], saving: Saving, attend: Attend) -> None:
+        ledger = self.recorder.ledger
+        self.recorder.enter_phase(Phase.FORWARD)
+        leaf = torch.zeros((), device=inputs[0].device, requires_grad=saving is not Saving.NOTHING_SAVED)
+        with saving.hooks():
+            sources = _Source.apply(leaf, inputs, self)
+            self._outside.update(born_as(self.recorder, source) for source in sources)
+            self._begun, operators = len(ledger.events), ledger.operators
+            alive, join = attend(self.recorder, sources)
+            self._attended = len(ledger.events)
+            result = join()
+            self._joined_at = len(ledger.events)
+            del alive, join, sources
+        self._joined, self._result = TensorLayout.of(result), born_as(self.recorder, result)
+        self._outside.add(self._result)
+        self._left = self.ended = len(ledger.events)
+        self.operators[Phase.FORWARD] = ledger.operators - operators
+        if saving in (Saving.KEPT, Saving.RECOMPUTED):
+            loss = _Sink.apply(result, self)
+            del result
+            operators = ledger.operators
+            self.recorder.enter_phase(Phase.BACKWARD)
+            with torch.autocast("cpu", enabled=False):  # trainers go backward outside of it
+                torch.autograd.grad(loss, leaf)
+            self.operators[Phase.BACKWARD] -= operators
+            self._outside |= {self.gradient, *(block for _, block in self.gradients)}
+
+    def arrived(self, grads: Sequence[torch.Tensor]) -> None:
+        """Notes the gradients of queries, keys and values: the backward pass is over."""
+        self.ended, self.operators[Phase.BACKWARD] = len(self.recorder.ledger.events), self.recorder.ledger.operators
+        self.gradients = [(TensorLayout.of(grad), born_as(self.recorder, grad)) for grad in grads]
 
     def story(self) -> list[Any]:
         """Returns what happened, blocks by their order of birth, and deaths in a row in that order too."""
@@ -156,32 +163,16 @@ class Trial:
                 told.append((trace.blocks[event - 1], births[event - 1]))
         return told
 
-    # -- as a script -----------------------------------------------------------------------------------------------
-
     def script(self) -> Script:
         """Reads it. Raises UnclearTrialError."""
-        inside = self._played(self.begun, self.attended)
-        joins = self._events(self.attended, self.joined_at)
-        if joins != [self.result + 1]:
+        steps = self._played(self._begun, self._attended)
+        joins = self._events(self._attended, self._joined_at)
+        leaving = self._events(self._joined_at, self._left)
+        if joins != [self._result + 1] or any(event > 0 for event in leaving):
             raise UnclearTrialError
-        leaving = self._events(self.joined_at, self.left)
-        if any(event > 0 for event in leaving):
-            raise UnclearTrialError
-        with_outputs = [-event - 1 for event in leaving if -event - 1 not in self._outside]
-        born = {number for number, size, *_ in inside if size}
-        gone = {number for number, size, *_ in inside if not size} | {*with_outputs}
-        forward = ForwardScript(
-            steps=inside,
-            with_outputs=tuple(with_outputs),
-            kept=tuple(sorted(born - gone)),
-            joined=self.joined,
-        )
-        return Script(forward=forward, backward=self._backward() if self.gradients else None)
-
-    @property
-    def _outside(self) -> set[int]:
-        outside = {*self.inputs, self.result, *(block for _, block in self.gradients)}
-        return outside if self.gradient is None else outside | {self.gradient}
+        with_outputs = tuple(-event - 1 for event in leaving if -event - 1 not in self._outside)
+        forward = Pass(steps=steps, results=(self._joined,), with_results=(with_outputs,))
+        return Script(forward, self._backward() if self.gradients else None)
 
     def _events(self, start: int, stop: int) -> list[int]:
         return [*self.recorder.ledger.events[start:stop]]
@@ -200,8 +191,7 @@ class Trial:
             steps.append((number, size, with_grad, owner) if event > 0 else (number, 0, with_grad, None))
         return tuple(steps)
 
-    def _backward(self) -> BackwardScript:
-        assert self.gradient is not None
+    def _backward(self) -> Pass:
         events = [*self.recorder.ledger.events]
         born = [events.index(block + 1) for _, block in self.gradients]
         order = sorted(born)
@@ -212,68 +202,11 @@ class Trial:
             if any(size for _, size, *_ in steps):
                 raise UnclearTrialError
             with_gradients.append(tuple(number for number, *_ in steps))
-        return BackwardScript(
+        return Pass(
             steps=self._played(events.index(self.gradient + 1) + 1, order[0]),
-            gradients=tuple(layout for layout, _ in self.gradients),
-            with_gradients=tuple(with_gradients),
+            results=tuple(layout for layout, _ in self.gradients),
+            with_results=tuple(with_gradients),
         )
-
-
-def tried(recorder: Recorder, inputs: Sequence[TensorLayout], saving: Saving, attend: Attend) -> Trial:
-    """Runs a trial: the forward pass and, where what it saves is kept, the backward pass.
-
-    Raises:
-        UnclearTrialError: a kernel took memory for good.
-    """
-    apart = recorder.apart()
-    with _pop_mode_temporarily(), apart, recorded_by(apart):
-        trial = _forward(apart, inputs, saving, attend)
-    if not apart.has_kept_as_much_as(recorder):
-        raise UnclearTrialError
-    return trial
-
-
-def _forward(apart: Recorder, inputs: Sequence[TensorLayout], saving: Saving, attend: Attend) -> Trial:
-    ledger = apart.ledger
-    apart.enter_phase(Phase.FORWARD)
-    wants_grad = saving is not Saving.NOTHING_SAVED
-    leaf = torch.zeros((), device=inputs[0].device, requires_grad=wants_grad)
-    end = _End(apart)
-    with saving.hooks():
-        sources = _Source.apply(leaf, inputs, end)
-        blocks = tuple(born_as(apart, source) for source in sources)
-        begun, operators = len(ledger.events), ledger.operators
-        alive, join = attend(apart, sources)
-        attended = len(ledger.events)
-        result = join()
-        joined_at = len(ledger.events)
-        del alive, join, sources
-    trial = Trial(
-        recorder=apart,
-        inputs=blocks,
-        begun=begun,
-        attended=attended,
-        joined_at=joined_at,
-        left=len(ledger.events),
-        joined=TensorLayout.of(result),
-        result=born_as(apart, result),
-        ended=len(ledger.events),
-        operators=(ledger.operators - operators, 0),
-    )
-    if saving in (Saving.KEPT, Saving.RECOMPUTED):
-        loss = _Sink.apply(result, end)
-        del result
-        _backward(trial, loss, leaf, end)
-    return trial
-
-
-def _backward(trial: Trial, loss: torch.Tensor, leaf: torch.Tensor, end: _End) -> None:
-    apart, operators = trial.recorder, trial.recorder.ledger.operators
-    apart.enter_phase(Phase.BACKWARD)
-    with torch.autocast("cpu", enabled=False):  # trainers go backward outside of it
-        torch.autograd.grad(loss, leaf)
-    trial.operators = (trial.operators[0], end.operators - operators)
-    trial.gradient, trial.gradients, trial.ended = end.gradient, tuple(end.gradients), end.at
 
 
 def born_as(recorder: Recorder, tensor: torch.Tensor) -> int:
@@ -283,29 +216,17 @@ def born_as(recorder: Recorder, tensor: torch.Tensor) -> int:
     return block
 
 
-class _End:
-    """Records what reaches the ends of a trial's graph."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.gradient: int | None = None
-        self.gradients: list[tuple[TensorLayout, int]] = []
-        self.at = self.operators = 0
-
-
 class _Source(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
     """Makes queries, keys and values that nobody else holds, and notes their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, inputs: Sequence[TensorLayout], end: _End) -> tuple[torch.Tensor, ...]:
-        ctx.end = end
+    def forward(ctx: Any, leaf: torch.Tensor, inputs: Sequence[TensorLayout], trial: Trial) -> tuple[torch.Tensor, ...]:
+        ctx.trial = trial
         return tuple(layout.empty() for layout in inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        end, ledger = ctx.end, ctx.end.recorder.ledger
-        end.at, end.operators = len(ledger.events), ledger.operators
-        end.gradients = [(TensorLayout.of(grad), born_as(end.recorder, grad)) for grad in grads]
+        ctx.trial.arrived(grads)
         return torch.zeros((), device=grads[0].device), None, None
 
 
@@ -313,12 +234,12 @@ class _Sink(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy h
     """Makes the gradient of the results, which nobody else holds."""
 
     @staticmethod
-    def forward(ctx: Any, result: torch.Tensor, end: _End) -> torch.Tensor:
-        ctx.layout, ctx.end = TensorLayout.of(result), end
+    def forward(ctx: Any, result: torch.Tensor, trial: Trial) -> torch.Tensor:
+        ctx.layout, ctx.trial = TensorLayout.of(result), trial
         return result.new_empty(())
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradient = ctx.layout.empty()
-        ctx.end.gradient = born_as(ctx.end.recorder, gradient)
+        ctx.trial.gradient = born_as(ctx.trial.recorder, gradient)
         return gradient, None

@@ -43,8 +43,8 @@ REENTRANT = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"gradient_checkpointing": True},
-        {"gradient_checkpointing": False, "dtype": "bfloat16"},
+        {"gradient_checkpointing": True, "gradient_accumulation_steps": 1},
+        {"gradient_checkpointing": False, "dtype": "bfloat16", "gradient_accumulation_steps": 1},
         {"arguments": REENTRANT, "gradient_checkpointing": True, "use_peft": True},
     ],
 )
@@ -66,7 +66,7 @@ def test_windows_at_once_are_windows_one_by_one(
 
 
 def test_what_a_trial_does_not_tell_is_run_one_by_one(vision_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    one = pictured(vision_folder("qwen2_5_vl"), gradient_checkpointing=True)
+    one = pictured(vision_folder("qwen2_5_vl"), gradient_checkpointing=True, gradient_accumulation_steps=1)
     with patch.object(trial.Trial, "story", lambda self: self):
         trace = traced(one, tmp_path)
     assert_same(trace, traced(one, tmp_path, whole=True))
