@@ -35,10 +35,8 @@ _MASKED_SELECT = torch.ops.aten.masked_select.default
 _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 
 
-@functools.cache
-def _is_dynamic(operator: Any) -> bool:
-    """Returns whether the sizes of an operator's result depend on values."""
-    return torch.Tag.dynamic_output_shape in operator.tags
+_is_dynamic = functools.cache(lambda operator: torch.Tag.dynamic_output_shape in operator.tags)
+"""Returns whether the sizes of an operator's result depend on values."""
 
 
 class Known(NamedTuple):

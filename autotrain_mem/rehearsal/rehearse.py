@@ -39,7 +39,7 @@ from autotrain_mem.settings.optimizer_verdicts import NOT_COUNTED, optimizer_of
 from autotrain_mem.support import codec
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
 from autotrain_mem.trainers.pretrained import revision_of
-from autotrain_mem.trainers.script_call import EVALUATED, Call, Keywords, loading, read, substitution
+from autotrain_mem.trainers.script_call import EVALUATED, Keywords, loading, read, substitution
 from autotrain_mem.types import Job, Knobs, Trace
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
@@ -77,7 +77,13 @@ def rehearse(
     if routing is None:
         once = partial(rehearse, job, knobs, length, output_dir, compute_capability, layers, chunks, rank)
         trace = once(routing=Routing.ONE)
-        return trace if trace.routing is not Routing.ONE else max(trace, once(routing=Routing.EVEN), key=_peak)
+        if trace.routing is not Routing.ONE:
+            return trace
+
+        def peak(trace: Trace) -> int:
+            return max(accumulate(sign * block.size_bytes for _, sign, block in trace.walk()))
+
+        return max(trace, once(routing=Routing.EVEN), key=peak)
     process = rehearsed_rank(knobs, job.accelerate, rank, attention=job.arguments.get("attn_implementation"))
     launched = nullcontext() if process is None else process.launched()
     has_chunks = job.method_facts.has_chunked_loss
@@ -88,10 +94,6 @@ def rehearse(
         left = (*not_counted(job, knobs), *left_out(job))
         trace = rehearse_trainer(spec, compute_capability, left, process)
     return replace(trace, loss_chunks=tuple(sorted({*cut})), routing=max(met, key=_WORSE.index, default=None))
-
-
-def _peak(trace: Trace) -> int:
-    return max(accumulate(sign * block.size_bytes for _, sign, block in trace.walk()))
 
 
 def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> TrainerSpec:
@@ -107,10 +109,17 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
-    tokenizer = _stub(job, knobs)
+    # What has the place of a tokenizer, or of a processor where rows have images.
+    side = "left" if job.is_online else "right"
+    tokenizer = stub_tokenizer(side)
     made = partial(method.worst_rows, filled, length)
     edit_rows = method.rows_editor(filled)
     if job.images:
+        from transformers import AutoConfig
+
+        options = revision_of(job)
+        config = AutoConfig.from_pretrained(job.model, **options)
+        tokenizer = rehearsed_processor(job.model, config, side, max_pixels=knobs.max_pixels, **options)
         images = RowImages(processor=tokenizer, sizes=job.images)
         made = partial(method.worst_image_rows, filled, length, images=images)
         edit_rows = method.image_rows_editor(filled)
@@ -158,12 +167,17 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     """
     left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
     asked = {name: value for name, value in job.arguments.items() if name not in left_out}
+    if isinstance(config := asked.get("deepspeed"), Mapping):
+        # DeepSpeed makes and clears the folders of a disk as it is built: here they are elsewhere.
+        zero = dict(config["zero_optimization"])
+        parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
+        zero |= {name: {**zero[name], "nvme_path": output_dir} for name in parts}
+        asked["deepspeed"] = {**config, "zero_optimization": zero}
     # A script's trainer is as the script has it.
     ours = {} if job.python_call is not None else sharding_arguments(knobs)
     return {
         **on_cpu({**ours, **asked, **codec.to_json(knobs)}),
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
-        **_on_scratch(asked, output_dir),
         "output_dir": output_dir,
         "max_steps": REHEARSED_STEPS,
         "report_to": "none",
@@ -176,29 +190,6 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
 
 _BY_SCRIPT = frozenset({"metric_for_best_model"})
 """What names a metric that a script's compute_metrics may make, without which its call is rehearsed."""
-
-
-def _on_scratch(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """DeepSpeed's own config with its files elsewhere: it makes and clears the folders of a disk as it is built."""
-    config = asked.get("deepspeed")
-    if not isinstance(config, Mapping):
-        return {}
-    zero = dict(config["zero_optimization"])
-    parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
-    zero |= {name: {**zero[name], "nvme_path": folder} for name in parts}
-    return {"deepspeed": {**config, "zero_optimization": zero}}
-
-
-def _stub(job: Job, knobs: Knobs) -> Any:
-    """Makes what a rehearsal has in the place of a tokenizer, or of a processor where rows have images."""
-    side = "left" if job.is_online else "right"
-    if not job.images:
-        return stub_tokenizer(side)
-    from transformers import AutoConfig
-
-    options = revision_of(job)
-    config = AutoConfig.from_pretrained(job.model, **options)
-    return rehearsed_processor(job.model, config, side, max_pixels=knobs.max_pixels, **options)
 
 
 def _repeated(rows: Any, repeats: int) -> Any:
@@ -259,8 +250,12 @@ def call_again(
         layers: Of the models; None for all that they have.
     """
     call = read(job)
-    if layers is not None:
-        _shorten(call, layers)
+    if layers is not None and not isinstance(call.model, str):
+        # The model, and a reference that is as deep as it is and of its kind.
+        whole = call.model.config.get_text_config(decoder=True).num_hidden_layers
+        for each in {id(value): value for value in call.keywords.values() if type(value) is type(call.model)}.values():
+            if each.config.get_text_config(decoder=True).num_hidden_layers in (whole, layers):
+                shorten_model(each, layers)
 
     def substitute(keywords: Keywords) -> Keywords:
         """The same call on fake models and worst rows, without what only a real run needs. An optimizer of the script's
@@ -280,17 +275,6 @@ def call_again(
         return call.trainer(*call.args, **call.kwargs)
     finally:
         substitution.reset(before)
-
-
-def _shorten(call: Call, layers: int) -> None:
-    """The model, and a reference that is as deep as it is and of its kind."""
-    model = call.model
-    if isinstance(model, str):
-        return
-    whole = model.config.get_text_config(decoder=True).num_hidden_layers
-    for each in {id(value): value for value in call.keywords.values() if type(value) is type(model)}.values():
-        if each.config.get_text_config(decoder=True).num_hidden_layers in (whole, layers):
-            shorten_model(each, layers)
 
 
 _ONLY_FOR_REAL = ("callbacks", "compute_metrics", "preprocess_logits_for_metrics", "formatting_func")

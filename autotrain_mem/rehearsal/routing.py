@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -38,19 +37,21 @@ def routed(routing: Routing) -> Iterator[set[Routing]]:
     def get_interface(interface: Any, implementation: Any, loop: Callable[..., Any]) -> Callable[..., Any]:
         implemented: Callable[..., Any] = choose(interface, implementation, loop)
         met.add(routing if implemented is loop else Routing.ANY)
-        return partial(_looped, loop, routing) if implemented is loop else implemented
+        if implemented is not loop:
+            return implemented
+
+        def looped(experts: Any, *args: Any, **kwargs: Any) -> Any:
+            given = (*args, *kwargs.values())
+            choice = next(each for each in given if isinstance(each, torch.Tensor) and each.dtype is torch.int64)
+            tokens, choices = choice.shape
+            assign(choice, chosen(routing, tokens, choices, experts.num_experts))
+            with patch.object(known_values, "LARGEST_KNOWN_ELEMENTS", LARGEST_ROUTED_ELEMENTS):
+                return loop(experts, *args, **kwargs)
+
+        return looped
 
     with patch.object(ExpertsInterface, "get_interface", get_interface):
         yield met
-
-
-def _looped(loop: Callable[..., Any], routing: Routing, experts: Any, *args: Any, **kwargs: Any) -> Any:
-    given = (*args, *kwargs.values())
-    choice = next(each for each in given if isinstance(each, torch.Tensor) and each.dtype is torch.int64)
-    tokens, choices = choice.shape
-    assign(choice, chosen(routing, tokens, choices, experts.num_experts))
-    with patch.object(known_values, "LARGEST_KNOWN_ELEMENTS", LARGEST_ROUTED_ELEMENTS):
-        return loop(experts, *args, **kwargs)
 
 
 def assign(choice: torch.Tensor, experts: torch.Tensor) -> None:

@@ -30,7 +30,13 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
     policy = getattr(trainer.model, "policy", trainer.model)
     is_adapter = hasattr(policy, "peft_config")  # what is trained is written, else all weights
     recorder.saved_model_bytes = _bytes(each for each in policy.parameters() if each.requires_grad or not is_adapter)
-    recorder.saved_state_bytes = _state_bytes(trainer.optimizer)
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    if isinstance(optimizer, HostOptimizer):  # which a rehearsal does not run: AdamW's two moments
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        recorder.saved_state_bytes = 2 * _bytes(weights) if "betas" in optimizer.defaults else 0
+    else:
+        values = (value for state in optimizer.state.values() for value in state.values())
+        recorder.saved_state_bytes = _bytes(value for value in values if torch.is_tensor(value))
     if getattr(trainer, "is_deepspeed_enabled", False):
         recorder.saved_state_bytes *= trainer.accelerator.num_processes
         # ZeRO-3 gathers what one module holds itself after the other (deepspeed/runtime/engine.py:
@@ -56,19 +62,10 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
         # copied.
         from transformers.core_model_loading import revert_weight_conversion
 
-        weights = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in model.state_dict().items()}
-        split = revert_weight_conversion(model, dict(weights.values()))
+        stored = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in model.state_dict().items()}
+        split = revert_weight_conversion(model, dict(stored.values()))
         written = [tensor.contiguous() for tensor in split.values()]
         del written
-
-
-def _state_bytes(optimizer: Any) -> int:
-    """Counts the state; of an optimizer on the host, which a rehearsal does not run, by AdamW's two moments."""
-    inner = getattr(optimizer, "optimizer", optimizer)
-    if isinstance(inner, HostOptimizer):
-        weights = (weight for group in inner.param_groups for weight in group["params"])
-        return 2 * _bytes(weights) if "betas" in inner.defaults else 0
-    return _bytes(value for state in inner.state.values() for value in state.values() if torch.is_tensor(value))
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

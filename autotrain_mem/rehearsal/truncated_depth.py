@@ -143,17 +143,6 @@ def _pattern_of_config(config: Any) -> LayerPattern | None:
     return _pattern(_layers_of(model), config)
 
 
-def _least(config: Any) -> int:
-    """Counts the layers that tell how the loss of a mixture's routers goes over them: its sums begin with the first and
-    are kept for the backward pass from the last (``transformers/models/mixtral/modeling_mixtral.py:
-    load_balancing_loss_func``; TRL asks for it by itself, ``trl/trainer/sft_trainer.py: aux_loss_enabled``). Qwen3-VL's
-    first layers are given features of its tower's, one each, and the next ones are not
-    (``transformers/models/qwen3_vl/modeling_qwen3_vl.py: Qwen3VLTextModel.forward, deepstack_visual_embeds``)."""
-    has_router_loss = getattr(config.get_text_config(decoder=True), "output_router_logits", None) is not None
-    tower = getattr(config, "vision_config", None)
-    return (2 if has_router_loss else 1) + len(getattr(tower, "deepstack_visual_indexes", None) or ())
-
-
 _OF_LAYERS = ("layers_to_transform", "layer_replication", "rank_pattern", "alpha_pattern", "num_layers")
 """Fields of PEFT's configs that speak of layers by their numbers, or by patterns of names
 (``peft/tuners/lora/config.py: LoraConfig``, ``peft/config.py: PromptLearningConfig``)."""
@@ -167,13 +156,13 @@ def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
     """Returns whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
     if any(adapter.get(name) for name in _OF_LAYERS) or adapter.get("layers_to_transform") == 0:
         return True
-    return any(_is_numbered(adapter.get(name)) for name in _NAMES)
-
-
-def _is_numbered(names: Any) -> bool:
-    if isinstance(names, str):
-        return _PERHAPS_NUMBERED.search(names) is not None
-    return any(_NUMBERED.search(name) is not None for name in names or ())
+    for names in map(adapter.get, _NAMES):
+        if isinstance(names, str):
+            if _PERHAPS_NUMBERED.search(names):
+                return True
+        elif any(_NUMBERED.search(name) for name in names or ()):
+            return True
+    return False
 
 
 def model_pattern(model: Any) -> LayerPattern | None:
@@ -223,7 +212,14 @@ def _pattern(layers: Any, config: Any) -> LayerPattern | None:
         if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
             vision = getattr(config, "vision_config", None)
             tower = int(getattr(vision, "depth", None) or getattr(vision, "num_hidden_layers", None) or 0)
-            return LayerPattern(layers=len(tables), period=period, least=_least(config), tower=tower)
+            # Layers that tell how the loss of a mixture's routers goes over them: its sums begin with the first and are
+            # kept for the backward pass from the last (``transformers/models/mixtral/modeling_mixtral.py:
+            # load_balancing_loss_func``; TRL asks for it by itself, ``trl/trainer/sft_trainer.py: aux_loss_enabled``).
+            has_router_loss = getattr(config.get_text_config(decoder=True), "output_router_logits", None) is not None
+            # Qwen3-VL's first layers are given features of its tower's, one each, and the next ones are not
+            # (``models/qwen3_vl/modeling_qwen3_vl.py: Qwen3VLTextModel.forward, deepstack_visual_embeds``).
+            least = (2 if has_router_loss else 1) + len(getattr(vision, "deepstack_visual_indexes", None) or ())
+            return LayerPattern(layers=len(tables), period=period, least=least, tower=tower)
     return None
 
 

@@ -148,8 +148,14 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma3"])
+OF_CACHES = ("sampled", "static", "without-cache")
+"""What meets each family's own cache; the rest is of what is made of the logits, which is the same for all."""
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [("qwen2", how) for how in HOW] + [(family, how) for family in ("gpt2", "gemma3") for how in OF_CACHES],
+)
 def test_the_two_ends_allocate_what_all_steps_allocate(family: str, how: str) -> None:
     """Beyond the sliding window, 30 tokens; the first and the last step are alike event by event, totals included.
 

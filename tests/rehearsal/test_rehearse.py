@@ -160,9 +160,6 @@ def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: Path, 
     assert estimate_memory(four, ENDLESS).owners_at_peak[Owner.GRADIENTS] >= weights
 
 
-PAGED = ["adamw_32bit", "adamw_8bit", "lion_8bit", "ademamix_32bit", "ademamix_8bit"]
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -175,7 +172,8 @@ PAGED = ["adamw_32bit", "adamw_8bit", "lion_8bit", "ademamix_32bit", "ademamix_8
         ("--activation_offloading", "true"),
         ("--eval_strategy", "steps"),
         ("--use_liger_kernel", "true"),
-        *(("--optim", f"paged_{optim}") for optim in PAGED),
+        ("--optim", "paged_adamw_32bit"),
+        ("--optim", "paged_ademamix_8bit"),
     ],
     ids=" ".join,
 )

@@ -52,37 +52,10 @@ def cuda_bitsandbytes() -> Iterator[None]:
         yield
         return
     import bitsandbytes
+    from bitsandbytes import functional
     from bitsandbytes.autograd import _functions
     from bitsandbytes.nn import modules
     from bitsandbytes.optim import GlobalOptimManager
-
-    with (
-        _taken_apart(),
-        _dequantized_for_peft(),
-        patch.object(bitsandbytes, "matmul", _matmul),
-        patch.object(modules, "_convert_weight_packed_for_cpu", lambda weight, state, *_: (weight, state)),
-        patch.object(GlobalOptimManager, "_instance", None),
-        # It warns of the cast to float16 at each product.
-        patch.object(_functions.logger, "disabled", True),
-    ):
-        yield
-
-
-@contextmanager
-def _taken_apart() -> Iterator[None]:
-    """Kernels of the autograd key run before an operator is seen as one; what they call is seen."""
-    if torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):
-        yield  # the rules are applied already
-        return
-    with _scoped_library("bitsandbytes", "IMPL") as library:
-        for kernel in (_gemm_4bit, _int8_vectorwise_quant, _int8_scaled_mm, _int8_mixed_scaled_mm):
-            library.impl(kernel.__name__.removeprefix("_"), kernel, _KEY)
-        yield
-
-
-@contextmanager
-def _dequantized_for_peft() -> Iterator[None]:
-    from bitsandbytes import functional
     from peft.tuners.lora import dora, layer, variants
 
     plain = dora.dequantize_module_weight
@@ -95,10 +68,22 @@ def _dequantized_for_peft() -> Iterator[None]:
             return functional.int8_vectorwise_dequant(weight.data, scales)
         return plain(module)
 
-    with ExitStack() as stack:
-        for module in (dora, layer, variants):
-            if hasattr(module, plain.__name__):
-                stack.enter_context(patch.object(module, plain.__name__, dequantize))
+    with (
+        ExitStack() as stack,
+        patch.object(bitsandbytes, "matmul", _matmul),
+        patch.object(modules, "_convert_weight_packed_for_cpu", lambda weight, state, *_: (weight, state)),
+        patch.object(GlobalOptimManager, "_instance", None),
+        # It warns of the cast to float16 at each product.
+        patch.object(_functions.logger, "disabled", True),
+    ):
+        for user in (dora, layer, variants):
+            if hasattr(user, plain.__name__):
+                stack.enter_context(patch.object(user, plain.__name__, dequantize))
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):  # else it has the rules
+            # Kernels of the autograd key run before an operator is seen as one; what they call is seen.
+            library = stack.enter_context(_scoped_library("bitsandbytes", "IMPL"))
+            for kernel in (_gemm_4bit, _int8_vectorwise_quant, _int8_scaled_mm, _int8_mixed_scaled_mm):
+                library.impl(kernel.__name__.removeprefix("_"), kernel, _KEY)
         yield
 
 

@@ -63,29 +63,34 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
 
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.to("cuda", non_blocking=True))
 
+    def offload_activations(**options: Any) -> Any:
+        """TRL's context, which meets every saved tensor as one on a GPU."""
+        context = _OffloadActivations(**options)
+        pack, unpack, learn = context.pack_hook, context.unpack_hook, context.update_model_params
+        context.pack_hook = lambda tensor: pack(_OnDevice(tensor))
+        context.unpack_hook = lambda number: _bare(unpack(number))
+        context.update_model_params = lambda model: learn(
+            SimpleNamespace(parameters=lambda: map(_OnDevice, model.parameters()))
+        )
+        return context
+
+    def on_unseen_host(work: Callable[[], None]) -> None:
+        """``host_optimizer.on_host`` where nobody watches; with fake tensors there is nothing to work on."""
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+            with torch._C._DisableTorchDispatch():
+                work()
+
     with (
         patch.object(activation_offloading, "torch", _TorchWithAccelerator(recorder)),
-        patch.object(activation_offloading, "OffloadActivations", _offload_stand_ins),
+        patch.object(activation_offloading, "OffloadActivations", offload_activations),
         patch.object(torch.Tensor, "record_stream", record_stream),
-        patch.object(host_optimizer, "on_host", _on_unseen_host),
+        patch.object(host_optimizer, "on_host", on_unseen_host),
         patch.object(modeling_utils, "save_on_cpu", save_on_cpu),
     ):
         yield
 
 
 _OffloadActivations = activation_offloading.OffloadActivations
-
-
-def _offload_stand_ins(**options: Any) -> Any:
-    """TRL's context, which meets every saved tensor as one on a GPU."""
-    context = _OffloadActivations(**options)
-    pack, unpack, learn = context.pack_hook, context.unpack_hook, context.update_model_params
-    context.pack_hook = lambda tensor: pack(_OnDevice(tensor))
-    context.unpack_hook = lambda number: _bare(unpack(number))
-    context.update_model_params = lambda model: learn(
-        SimpleNamespace(parameters=lambda: map(_OnDevice, model.parameters()))
-    )
-    return context
 
 
 class _OnDevice:
@@ -243,14 +248,6 @@ class _TorchWithAccelerator:
 
     def as_strided(self, tensor: Any, **view: Any) -> torch.Tensor:
         return torch.as_strided(_bare(tensor), **view)
-
-
-def _on_unseen_host(work: Callable[[], None]) -> None:
-    """``host_optimizer.on_host`` where nobody watches; with fake tensors there is nothing to work on."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        return
-    with torch._C._DisableTorchDispatch():
-        work()
 
 
 RULES = (CudaRule(lambda recorder, card: host_offloading(recorder)),)

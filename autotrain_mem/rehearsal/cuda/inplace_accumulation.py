@@ -42,16 +42,13 @@ def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
     node = torch._C._current_autograd_node()
     if node is None:
         return operator
-    if operator is _SUM:
-        return IN_PLACE[operator] if _is_accumulation(args) else operator
-    return IN_PLACE[operator] if node.name().startswith(_WRITING_NODES) else operator
-
-
-def _is_accumulation(args: tuple[Any, ...]) -> bool:
-    """Returns whether a sum is one that autograd makes itself, and may write over its first part."""
+    if operator is not _SUM:
+        return IN_PLACE[operator] if node.name().startswith(_WRITING_NODES) else operator
+    # A sum that autograd makes itself, and may write over its first part. No variable: those who hold it are counted.
     if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
-        return False
-    return _holders(args) == sole_holders() and torch._prims_common.is_non_overlapping_and_dense_or_false(args[0])
+        return operator
+    is_dense = torch._prims_common.is_non_overlapping_and_dense_or_false
+    return IN_PLACE[operator] if _holders(args) == sole_holders() and is_dense(args[0]) else operator
 
 
 Holders = tuple[int, int, int]

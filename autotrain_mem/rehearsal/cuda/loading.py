@@ -100,8 +100,17 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
         return loaded
 
     def watched_read(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *more: Any) -> Any:
-        if underway:
-            underway[-1] = _look(model, load_config)
+        if underway:  # the model is on the meta device, its layers replaced by quantized ones that are empty yet
+            quantizer = load_config.hf_quantizer
+            names = list(model.state_dict())
+            total = modeling_utils.get_total_byte_count(model, dict.fromkeys(names, _GPU), quantizer)[_GPU]
+            dequantizes = isinstance(quantizer, Mxfp4HfQuantizer) and quantizer.quantization_config.dequantize
+            underway[-1] = _Loading(
+                packed=frozenset(name for name in names if dequantizes and name.endswith(_PACKED)),
+                names=sorted((name for name in names if name not in model.all_tied_weights_keys), key=dot_natural_key),
+                warm_up_bytes=HALF * int(total // HALF),
+                source_bytes=0 if quantizer is None or quantizer.pre_quantized else load_config.dtype.itemsize,
+            )
         return read(model, state_dict, checkpoint_files, load_config, *more)
 
     with (
@@ -120,20 +129,6 @@ class _StateOnGpu:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(PartialState(), name)
-
-
-def _look(model: Any, load_config: Any) -> _Loading:
-    """A model on the meta device, its layers replaced by quantized ones that are empty yet."""
-    quantizer = load_config.hf_quantizer
-    names = list(model.state_dict())
-    total = modeling_utils.get_total_byte_count(model, dict.fromkeys(names, _GPU), quantizer)[_GPU]
-    dequantizes = isinstance(quantizer, Mxfp4HfQuantizer) and quantizer.quantization_config.dequantize
-    return _Loading(
-        packed=frozenset(name for name in names if dequantizes and name.endswith(_PACKED)),
-        names=sorted((name for name in names if name not in model.all_tied_weights_keys), key=dot_natural_key),
-        warm_up_bytes=HALF * int(total // HALF),
-        source_bytes=0 if quantizer is None or quantizer.pre_quantized else load_config.dtype.itemsize,
-    )
 
 
 def _arrive(model: Any, loading: _Loading, recorder: Recorder, *, is_automatic: bool) -> None:

@@ -48,30 +48,29 @@ def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
     with ExitStack() as stack:
 
         def apply(model: Any, config: dict[str, Any] | None) -> None:
-            _apply(trainer.unwrap_peft_model(model), {**LIGER_SWITCHES, **(config or {})}, multiprocessors, stack)
+            """``monkey_patch.py: _apply_liger_kernel_to_instance``; all but the model is changed back."""
+            model, switches = trainer.unwrap_peft_model(model), {**LIGER_SWITCHES, **(config or {})}
+            reason = why_not_liger(model.config.model_type, switches)
+            if reason is None and not isinstance(next(model.parameters()), FakeTensor):
+                reason = "Liger's kernels run on a GPU only"
+            if reason is not None:
+                raise UsageError(f"--use_liger_kernel: {reason}.", hint="Remove --use_liger_kernel.")
+            if switches["rope"]:
+                modeling = importlib.import_module(type(model).__module__)
+                stack.enter_context(patch.object(modeling, "apply_rotary_pos_emb", Rotation.apply))
+            in_place = model.config.model_type not in _KEEPS_GRADIENT
+            for name, module in model.named_modules():
+                if switches["rms_norm"] and type(module).__name__.endswith("RMSNorm"):
+                    module.forward = lambda x, norm=module: RMSNorm.apply(x, norm.weight, in_place, multiprocessors)
+                if (switches["swiglu"] and switches["geglu"]) and name.endswith(".mlp"):
+                    module.forward = lambda x, mlp=module: mlp.down_proj(
+                        GatedProduct.apply(mlp.gate_proj(x), mlp.up_proj(x))
+                    )
+            if switches["fused_linear_cross_entropy"]:
+                model.forward = _model_forward(model, model.forward)
 
         stack.enter_context(patch.object(trainer, "apply_liger_kernel", apply))
         yield
-
-
-def _apply(model: Any, switches: dict[str, Any], multiprocessors: int, stack: ExitStack) -> None:
-    """``monkey_patch.py: _apply_liger_kernel_to_instance``; what it changes beyond the model is changed back."""
-    reason = why_not_liger(model.config.model_type, switches)
-    if reason is None and not isinstance(next(model.parameters()), FakeTensor):
-        reason = "Liger's kernels run on a GPU only"
-    if reason is not None:
-        raise UsageError(f"--use_liger_kernel: {reason}.", hint="Remove --use_liger_kernel.")
-    if switches["rope"]:
-        modeling = importlib.import_module(type(model).__module__)
-        stack.enter_context(patch.object(modeling, "apply_rotary_pos_emb", Rotation.apply))
-    in_place = model.config.model_type not in _KEEPS_GRADIENT
-    for name, module in model.named_modules():
-        if switches["rms_norm"] and type(module).__name__.endswith("RMSNorm"):
-            module.forward = lambda x, norm=module: RMSNorm.apply(x, norm.weight, in_place, multiprocessors)
-        if (switches["swiglu"] and switches["geglu"]) and name.endswith(".mlp"):
-            module.forward = lambda x, mlp=module: mlp.down_proj(GatedProduct.apply(mlp.gate_proj(x), mlp.up_proj(x)))
-    if switches["fused_linear_cross_entropy"]:
-        model.forward = _model_forward(model, model.forward)
 
 
 class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here

@@ -41,36 +41,7 @@ def workspaces(compute_capability: Capability) -> Workspace:
     setWorkspaceForHandle``). It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it.
     On CUDA autograd runs a backward pass in a thread of its own, so a training run keeps two.
     """
-    rows = _rows(compute_capability)
-    forward, backward = (_product_workspaces(compute_capability) for _ in range(2))
-
-    def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
-        if operator in _BY_CUBLAS:
-            return forward if torch._C._current_graph_task_id() == -1 else backward
-        row = rows.get(operator)
-        size = 0 if row is None else row(args, kwargs, out)
-        return (Scratch(size),) if size else ()
-
-    return workspace
-
-
-_BY_CUBLAS = frozenset(
-    {
-        *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
-        *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
-    }
-)
-
-
-def _product_workspaces(compute_capability: Capability) -> tuple[Scratch, ...]:
-    # cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize, without CUBLAS_WORKSPACE_CONFIG: Hopper and Blackwell take
-    # 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
-    cublas_bytes = 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
-    return (Scratch(cublas_bytes, kept_as="cuBLAS workspace"),)
-
-
-def _rows(compute_capability: Capability) -> dict[Any, Row]:
-    return {
+    rows: dict[Any, Row] = {
         _aten.sum.dim_IntList: _sum_over(compute_capability),
         _aten.sum.default: _sum_converted,
         _aten.embedding_dense_backward.default: _embedding_backward,
@@ -99,6 +70,31 @@ def _rows(compute_capability: Capability) -> dict[Any, Row]:
         _aten.masked_scatter.default: _masked_scatter,
         _aten.masked_scatter_.default: _masked_scatter,
     }
+    forward, backward = (_product_workspaces(compute_capability) for _ in range(2))
+
+    def workspace(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[Scratch, ...]:
+        if operator in _BY_CUBLAS:
+            return forward if torch._C._current_graph_task_id() == -1 else backward
+        row = rows.get(operator)
+        size = 0 if row is None else row(args, kwargs, out)
+        return (Scratch(size),) if size else ()
+
+    return workspace
+
+
+_BY_CUBLAS = frozenset(
+    {
+        *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default),
+        *(_aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten._addmm_activation.default),
+    }
+)
+
+
+def _product_workspaces(compute_capability: Capability) -> tuple[Scratch, ...]:
+    # cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize, without CUBLAS_WORKSPACE_CONFIG: Hopper and Blackwell take
+    # 32 MiB; the rest ":4096:2:16:8", two chunks of 4 MiB and eight of 16 KiB.
+    cublas_bytes = 32 << 20 if compute_capability[0] >= 9 else 2 * (4096 << 10) + 8 * (16 << 10)
+    return (Scratch(cublas_bytes, kept_as="cuBLAS workspace"),)
 
 
 def _copied(tensor: torch.Tensor) -> int:

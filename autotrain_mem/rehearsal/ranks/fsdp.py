@@ -64,8 +64,13 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
         if find_spec("bitsandbytes") is not None:
             from bitsandbytes.nn import modules
 
-            # It would make a parameter of its own class, which would take no memory and wrap no fake tensor.
-            stack.enter_context(patch.object(modules, "fix_4bit_weight_quant_state_from_module", _keep_quant_state))
+            def keep_quant_state(module: Any) -> None:
+                """bitsandbytes', of a gathered weight, would make a parameter of its own class, which would take no
+                memory and wrap no fake tensor."""
+                if getattr(module.weight, "quant_state", None) is None:
+                    module.weight.quant_state = module.quant_state
+
+            stack.enter_context(patch.object(modules, "fix_4bit_weight_quant_state_from_module", keep_quant_state))
         yield
 
 
@@ -90,12 +95,6 @@ class Chunks:
 
 class Params4bit(FakeTensor):  # type: ignore[misc]  # torch is untyped to mypy here
     """A 4-bit weight under the name by which accelerate knows it (``utils/fsdp_utils.py: fsdp2_prepare_model``)."""
-
-
-def _keep_quant_state(module: Any) -> None:
-    """``bitsandbytes/nn/modules.py: fix_4bit_weight_quant_state_from_module``, of a gathered weight."""
-    if getattr(module.weight, "quant_state", None) is None:
-        module.weight.quant_state = module.quant_state
 
 
 def _prepare(prepare: Callable[..., Any], recorder: RankRecorder, shards: int, accelerator: Any, *args: Any) -> Any:

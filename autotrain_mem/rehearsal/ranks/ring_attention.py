@@ -47,7 +47,15 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
     """
 
     def scaled_dot_product_attention(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
     ) -> torch.Tensor:
         if not isinstance(query, DTensor):
             raise RehearsalError(
@@ -55,40 +63,26 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
                 hint="Its figures would be too low, so none are given. Please report the model and the flags; "
                 "--cp_size 1 is rehearsed.",
             )
-        return _attend((query, key, value), compute_capability, *args, **kwargs)
+        inputs = autocast_inputs(query, key, value)
+        facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
+        backend = choose(tuple(inputs), attn_mask, capability=compute_capability, **facts)
+        is_odd = query.size(-1) % 8 != 0  # heads that torch would pad before
+        if attn_mask is not None or not is_causal or is_odd or backend not in (Backend.FLASH, Backend.CUDNN):
+            raise RehearsalError(
+                f"Context parallelism does not run with this model's attention: CUDA takes {backend} for it.",
+                hint="Ring attention takes causal attention without a mask, in bfloat16 or float16. Give --bf16, or "
+                "remove --cp_size.",
+            )
+        call = KernelCall(backend, compute_capability, is_causal, scale)
+        with torch.autocast("cpu", enabled=False):
+            out = RingAttention.apply(*(each.to_local() for each in inputs), query.device_mesh.get_group(), call)
+        return DTensor.from_local(out, query.device_mesh, query.placements, run_check=False)
 
     with (
         patch.object(functional, "scaled_dot_product_attention", scaled_dot_product_attention),
         patch.dict(_replaced_functions),  # which torch never empties
     ):
         yield
-
-
-def _attend(
-    inputs: tuple[DTensor, DTensor, DTensor],
-    capability: Capability,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    query, key, value, _ = autocast_inputs(*inputs, None)
-    facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
-    backend = choose((query, key, value), attn_mask, capability=capability, **facts)
-    is_odd = query.size(-1) % 8 != 0  # heads that torch would pad before
-    if attn_mask is not None or not is_causal or is_odd or backend not in (Backend.FLASH, Backend.CUDNN):
-        raise RehearsalError(
-            f"Context parallelism does not run with this model's attention: CUDA takes {backend} for it.",
-            hint="Ring attention takes causal attention without a mask, in bfloat16 or float16. Give --bf16, or remove "
-            "--cp_size.",
-        )
-    mesh, placements = query.device_mesh, query.placements
-    call = KernelCall(backend, capability, is_causal, scale)
-    with torch.autocast("cpu", enabled=False):
-        out = RingAttention.apply(*(each.to_local() for each in (query, key, value)), mesh.get_group(), call)
-    return DTensor.from_local(out, mesh, placements, run_check=False)
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here

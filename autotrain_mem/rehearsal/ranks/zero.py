@@ -32,7 +32,6 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.sequence import layer
 from deepspeed.utils import groups
-from torch.optim import Optimizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -110,6 +109,12 @@ def fresh_deepspeed() -> Iterator[None]:
 @contextmanager
 def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
     """Within the block, DeepSpeed trains as on GPUs; in a group that is not there values are not known."""
+
+    def find_no_overflow(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+        """An unknown value reads as one that overflowed, and the step would be skipped."""
+        check(*args, **kwargs)
+        return False
+
     with ExitStack() as stack:
         offloads = any(getattr(knobs, name) for name in OF_DEEPSPEED)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None
@@ -126,7 +131,7 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
             alone = SimpleNamespace(get_rank=lambda: 0, broadcast=zero_utils.dist.broadcast)
             stack.enter_context(patch.object(zero_utils, "dist", alone))
             for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
-                stack.enter_context(wrapped(kind, "has_overflow", _find_no_overflow))
+                stack.enter_context(wrapped(kind, "has_overflow", find_no_overflow))
         else:  # gloo reduces and scatters in a copy of its own, NCCL in what it is given
             stack.enter_context(wrapped(TorchBackend, "reduce_scatter_tensor", run_unseen, recorder))
         yield
@@ -158,26 +163,19 @@ def _cut(cut: Callable[..., None], recorder: RankRecorder, offload: Any, config:
     with recorder.unseen() if _is_in_shards(module) else nullcontext():
         cut(offload, config, module, mpu)
     if _is_in_shards(module):
-        _number_adapters_last(module)
+        # It numbers parameters as they are made, before an adapter has any. What is fetched at once is fetched in the
+        # order of these numbers (``partition_parameters.py: Init``, ``all_gather_coalesced``): an adapter's are last.
+        parameters = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
+        numbers = sorted(parameter.ds_id for parameter in parameters)
+        in_order = sorted(parameters, key=lambda parameter: (parameter.requires_grad, parameter.ds_id))
+        for parameter, number in zip(in_order, numbers, strict=True):
+            parameter.ds_id = number
     recorder.name_modules(module)
     for name, parameter in module.named_parameters():
         if recorder.host is None or parameter.ds_tensor not in recorder.host:
             recorder.mark(parameter.ds_tensor, Owner.WEIGHTS, name)
     for name, buffer in module.named_buffers():
         recorder.mark(buffer, Owner.WEIGHTS, name)
-
-
-def _number_adapters_last(module: torch.nn.Module) -> None:
-    """``zero.Init`` numbers a model's parameters as they are made, before an adapter has any.
-
-    What is fetched at once is fetched in the order of these numbers (``partition_parameters.py: Init``,
-    ``all_gather_coalesced``).
-    """
-    parameters = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
-    numbers = sorted(parameter.ds_id for parameter in parameters)
-    in_order = sorted(parameters, key=lambda parameter: (parameter.requires_grad, parameter.ds_id))
-    for parameter, number in zip(in_order, numbers, strict=True):
-        parameter.ds_id = number
 
 
 def _defragment(defragment: Callable[..., Any], recorder: RankRecorder, shards: list[torch.Tensor]) -> Any:
@@ -199,22 +197,16 @@ def _configure_optimizer(
     inner = engine.optimizer.optimizer
     flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
     if on_host:
-        inner.register_step_post_hook(lambda *_: _stepped_on_host(recorder, inner))
+
+        def stepped(*_: Any) -> None:
+            """ZeRO-3 steps on some of its flat parts at a time, which are then all that the optimizer has."""
+            parts = [each for group in inner.param_groups for each in group["params"] if each.grad is not None]
+            recorder.count_step(host_step(parts, fused=True)[1:])  # the copies are counted as they are made
+
+        inner.register_step_post_hook(stepped)
         return
     for tensor in flat or [each for group in inner.param_groups for each in group["params"]]:
         recorder.mark(tensor, Owner.OPTIMIZER_STATE, "master_weights")
-
-
-def _stepped_on_host(recorder: RankRecorder, optimizer: Optimizer) -> None:
-    """ZeRO-3 steps on some of its flat parts at a time, which are then all that the optimizer has."""
-    stepped = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-    recorder.count_step(host_step(stepped, fused=True)[1:])  # the copies are counted as they are made
-
-
-def _find_no_overflow(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """An unknown value reads as one that overflowed, and the step would be skipped: the check runs, and finds none."""
-    check(*args, **kwargs)
-    return False
 
 
 # -- sequence parallelism (Ulysses, of ALST) ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ An operator is looked at once for each of its shapes; after that it costs a look
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -165,8 +165,11 @@ class WorkCounter:
             more = (count - since.get(key, 0.0)) * times
             if not more:
                 continue
-            cost = self._costs[key]
-            if _has_length(key, longest):
+            cost, of_operator = self._costs[key], key[0]
+            shapes: Iterable[Any] = (part for part in key if isinstance(part, torch.Size))
+            shapes = (of_operator.shape,) if isinstance(of_operator, Cost) else shapes
+            # One of its tensors is as long as the cache, or was before this token came.
+            if any(size in (longest, longest - 1) for shape in shapes for size in shape):
                 key = (*key, mean_length)
                 self._costs[key] = cost.scaled(mean_length / longest)
             counts[key] = counts.get(key, 0.0) + more
@@ -196,10 +199,3 @@ def _shapes(items: Any) -> Iterator[Any]:
             yield item.dtype
         elif isinstance(item, (list, tuple)) and item and isinstance(item[0], torch.Tensor):
             yield from _shapes(item)
-
-
-def _has_length(key: Key, length: int) -> bool:
-    """Returns whether one of an operator's tensors is as long as the cache, or was before this token came."""
-    cost = key[0]
-    shapes = (cost.shape,) if isinstance(cost, Cost) else (part for part in key if isinstance(part, torch.Size))
-    return any(size in (length, length - 1) for shape in shapes for size in shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -87,8 +88,18 @@ def marked_chunks(has_chunks: bool) -> Iterator[None]:
         running[:] = [_Pass(recorder)]
         results = whole_loss(hidden_states, *args, **kwargs)
         running.pop().end()
-        _watch_backward(recorder, results[0].grad_fn, hidden_states.grad_fn, running)
+        first, after = results[0].grad_fn, hidden_states.grad_fn
+        if first is not None and after is not None:  # in an evaluation there is no backward pass
+            first.register_prehook(partial(begin_backward, recorder))
+            after.register_prehook(end_backward)
         return results
+
+    def begin_backward(recorder: Recorder, gradients: Any) -> None:
+        running[:] = [_Pass(recorder)]
+
+    def end_backward(gradients: Any) -> None:
+        while running:
+            running.pop().end()
 
     with (
         patch.object(sft_trainer, "_chunk", watched_chunk),
@@ -112,19 +123,3 @@ class _Pass:
         self._recorder.ledger.loss_pass_ended(self._begun, len(self._marks))
         if self._marks:
             self._recorder.work.mark_chunks([*self._marks, self._recorder.work.mark()])
-
-
-def _watch_backward(recorder: Recorder, first: Any, after: Any, running: list[_Pass]) -> None:
-    """Makes a pass of what runs between two nodes of the graph; in an evaluation there is none."""
-    if first is None or after is None:
-        return
-
-    def begin(gradients: Any) -> None:
-        running[:] = [_Pass(recorder)]
-
-    def end(gradients: Any) -> None:
-        while running:
-            running.pop().end()
-
-    first.register_prehook(begin)
-    after.register_prehook(end)

@@ -80,13 +80,18 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         read = [*written, *read[1:]]
     moved = [*read, *written]
     fixed = sum(_size_bytes(tensor) for tensor in moved if tuple(tensor.shape) in weights)
+    launches = 1
+    if args and operator._schema.name.startswith(("aten::_foreach", "aten::_fused")):
+        # Lists of tensors: 7e9 elements go in 7e9 / 65536 / 320 = 334 launches.
+        chunks = sum(-(-int(tensor.numel()) // _CHUNK_ELEMENTS) for tensor in tensors_in(args[:1]))
+        launches = max(1, -(-chunks // _BLOCKS_PER_LAUNCH))
     return Cost(
         kind=Kind.MATMUL if flops else Kind.POINTWISE,
         dtype=_dtype(read if flops else moved),
         flops=flops,
         bytes=sum(map(_size_bytes, moved)) - fixed,
         fixed_bytes=fixed,
-        launches=_launches(operator, args),
+        launches=launches,
     )
 
 
@@ -118,19 +123,8 @@ def _size_bytes(tensor: torch.Tensor) -> int:
     return min(shown, int(tensor.untyped_storage().nbytes())) if tensor.layout is torch.strided else shown
 
 
-# -- kernels -------------------------------------------------------------------------------------------------------
-
 _CHUNK_ELEMENTS, _BLOCKS_PER_LAUNCH = 65536, 320
 """``aten/src/ATen/native/cuda/MultiTensorApply.cuh: kChunkSize, depth_to_max_blocks``."""
-
-
-def _launches(operator: Any, args: tuple[Any, ...]) -> int:
-    """One, but for lists of tensors: 7e9 elements go in 7e9 / 65536 / 320 = 334 launches."""
-    name = operator._schema.name
-    if not name.startswith(("aten::_foreach", "aten::_fused")) or not args:
-        return 1
-    chunks = sum(-(-int(tensor.numel()) // _CHUNK_ELEMENTS) for tensor in tensors_in(args[:1]))
-    return max(1, -(-chunks // _BLOCKS_PER_LAUNCH))
 
 
 # -- FLOPs ---------------------------------------------------------------------------------------------------------

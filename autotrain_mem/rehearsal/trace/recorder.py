@@ -80,9 +80,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self.work = WorkCounter()
         """The FLOPs and bytes."""
         self.pinned, self.unpinned = PinnedMemory(), UnpinnedMemory()
+        """What lies on the host for the device's sake."""
         self.files: dict[str, int] = {}
         """Bytes of files on a disk during training, by path."""
-        """What lies on the host for the device's sake."""
         self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
         """As those of a trace."""
         self._execute = execute or (lambda operator, args, kwargs: operator(*args, **kwargs))
