@@ -3,7 +3,7 @@
 Hundreds of decode steps on fake tensors would take minutes, and none of those between allocates more than the last:
 the KV cache only grows, and each step makes the same logits. So ``generate()`` runs as it is, its loop included; after
 the first token its state is moved to where it would be before the last one. The record gets the steps between from
-``skipped_steps``, without an operator being run.
+``skipped_decode_steps``, without an operator being run.
 
 Lengths are worst. The first sequence has its full length; any other ends one token before, as far as its ids tell, so
 that whatever is made of a batch of them is as large as it gets and carries a mask, as nearly every real one does.

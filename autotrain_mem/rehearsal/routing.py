@@ -55,7 +55,7 @@ def routed(routing: Routing) -> Iterator[set[Routing]]:
 
 
 def assign(choice: torch.Tensor, experts: torch.Tensor) -> None:
-    """Returns which experts the tokens chose; a test that trains for real puts it into the tensor."""
+    """Sets which experts the tokens chose; a test that trains for real puts it into the tensor."""
     know(choice, experts)
 
 

@@ -8,7 +8,7 @@ a birth on the stream that TRL copies on, as is a copy that is contiguous for th
 ``record_stream``, that is written down too. No other stream allocates in a training on one GPU: accelerate's dataloader
 copies without waiting, on the default stream; bitsandbytes prefetches paged state outside torch's allocator.
 
-What a rehearsal cannot tell of it is in the lever's row (``search.levers``). A block that another stream uses waits
+What a rehearsal cannot tell of it is in the lever's row (``settings.levers``). A block that another stream uses waits
 for an event when it dies (``c10/cuda/CUDACachingAllocator.cpp: insert_events``). TRL knows a tensor by address and
 dtype for as long as one of the five last copies may run, but holds on to the copy that it sends, which is another
 tensor where the saved one is not contiguous (``OffloadActivations: pack_tensor``, ``fwd_stash``).

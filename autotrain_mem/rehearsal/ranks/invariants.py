@@ -68,8 +68,8 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
     inner = optimizer.optimizer
     flat = [parameter for group in inner.param_groups for parameter in group["params"]]
     held = getattr(optimizer, "fp32_partitioned_groups_flat", None) or flat
+    # On NVMe (runtime/swap_tensor/optimizer_utils.py: OptimizerStateSwapInfo), of which nothing is left here.
     swapped = getattr(getattr(optimizer, "optimizer_swapper", None), "swap_params_info", {})
-    """On NVMe (``runtime/swap_tensor/optimizer_utils.py: OptimizerStateSwapInfo``), of which nothing is left here."""
     parts, ranks = [swapped.get(getattr(each, "ds_id", None), each) for each in held], engine.seq_dp_world_size
     count = sum(part.numel() for part in parts) * ranks
     if not elements * (1 - LARGEST_PADDING) <= count <= elements * (1 + LARGEST_PADDING) + ranks * 1024:

@@ -42,10 +42,26 @@ class RehearsedRank:
     """The content of accelerate's config."""
     rank: int = 0
 
-    def launched(self) -> AbstractContextManager[None]:
-        """Within the block, this process finds itself among the others, as accelerate would have launched it."""
-        launch = {**launch_environment(self.config), **_LOADED_BY_ALL}
-        return fake_group(self.rank, self.knobs.processes, self._devices, launch)
+    @contextmanager
+    def launched(self) -> Iterator[None]:
+        """Within the block, this process finds itself among the others, as accelerate would have launched it; nothing
+        is sent, and nobody is waited for."""
+        processes = self.knobs.processes
+        environment = {
+            **launch_environment(self.config),
+            **_LOADED_BY_ALL,
+            **rank_environment(self.rank, processes, address="127.0.0.1", port=1),
+            "LOCAL_RANK": str(self.rank % self._devices),
+            "LOCAL_WORLD_SIZE": str(self._devices),
+        }
+        with patch.dict(os.environ, environment):
+            dist.init_process_group(_FAKE, rank=self.rank, world_size=processes, store=FakeStore())
+            try:
+                with on_gpus(), _alone_with_objects():
+                    yield
+            finally:
+                dist.destroy_process_group()
+                _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone, and another's is equal to them
 
     def rules(self, recorder: Recorder, compute_capability: Capability) -> AbstractContextManager[None]:
         """Within the block, a recorded trainer trains as this process would."""
@@ -83,8 +99,13 @@ def real_rank(recorder: Recorder, knobs: Knobs, compute_capability: Capability) 
     """
     assert isinstance(recorder, RankRecorder)
     recorder.collectives = Collectives(knobs.processes, is_fake=False)
-    with real_group(), on_gpus(), _sharding(recorder, knobs, compute_capability, is_fake=False):
-        yield
+    # accelerate would make no group for a trainer that is told to use the CPU (state.py: PartialState.__init__).
+    dist.init_process_group("gloo")
+    try:
+        with on_gpus(), _sharding(recorder, knobs, compute_capability, is_fake=False):
+            yield
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -165,24 +186,6 @@ _WITHOUT_DEVICE_IDS = {"ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 
 
 @contextmanager
-def fake_group(rank: int, processes: int, devices: int, launch: Mapping[str, str]) -> Iterator[None]:
-    """Within the block, this process is one of several that are not there; nothing is sent, and nobody is waited for.
-
-    A node has so many ``devices``; ``launch`` is what accelerate says to each process (``launch_environment``).
-    """
-    ours = rank_environment(rank, processes, address="127.0.0.1", port=1)
-    ours |= {"LOCAL_RANK": str(rank % devices), "LOCAL_WORLD_SIZE": str(devices)}
-    with patch.dict(os.environ, {**launch, **ours}):
-        dist.init_process_group(_FAKE, rank=rank, world_size=processes, store=FakeStore())
-        try:
-            with on_gpus(), _alone_with_objects():
-                yield
-        finally:
-            dist.destroy_process_group()
-            _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone, and another's is equal to them
-
-
-@contextmanager
 def _alone_with_objects() -> Iterator[None]:
     """Within the block, every other process has this one's objects, and its own tensors where one is to be sent to all.
 
@@ -221,19 +224,6 @@ def _alone_with_objects() -> Iterator[None]:
         stack.enter_context(patch.object(Accelerator, "prepare_data_loader", prepare_data_loader))
         stack.enter_context(patch.object(DeviceMesh, "__init__", init_real_mesh))
         yield
-
-
-@contextmanager
-def real_group() -> Iterator[None]:
-    """Within the block, this process talks to the others through gloo; its environment says which of them it is.
-
-    accelerate would make no group for a trainer that is told to use the CPU (``state.py: PartialState.__init__``).
-    """
-    dist.init_process_group("gloo")
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 @contextmanager

@@ -79,6 +79,9 @@ class _OneByOne:
     outputs: list[torch.Tensor]
 
 
+_HOOKS = {"_checkpoint_hook": Saving.DROPPED, "_recomputation_hook": Saving.RECOMPUTED}
+
+
 class _Calls:
     """Wraps attention for a tower: the calls of one layer come as one."""
 
@@ -137,8 +140,12 @@ class _Calls:
     def _script(
         self, module: Any, inputs: Sequence[torch.Tensor], lengths: list[int], options: dict[str, Any]
     ) -> Script | None:
-        saving = _saving(inputs)
-        if saving is None or _get_current_dispatch_mode() is not self._recorder:
+        wanted = {torch.is_grad_enabled() and tensor.requires_grad for tensor in inputs}
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        saving = Saving.KEPT if hooks is None else _HOOKS.get(hooks[0].__qualname__.split(".")[0])
+        if wanted == {False}:
+            saving = Saving.NOTHING_SAVED
+        if saving is None or len(wanted) > 1 or _get_current_dispatch_mode() is not self._recorder:
             return None
         if not all(isinstance(value, (bool, int, float, str, type(None))) for value in options.values()):
             return None
@@ -259,20 +266,3 @@ def _one_by_one(module: Any, inputs: Sequence[torch.Tensor], lengths: list[int],
     windows = [torch.split(tensor, lengths, dim=2) for tensor in inputs]
     outputs = [sdpa_attention_forward(module, *rows, **options)[0] for rows in zip(*windows, strict=True)]
     return _OneByOne(windows, outputs)
-
-
-_HOOKS = {"_checkpoint_hook": Saving.DROPPED, "_recomputation_hook": Saving.RECOMPUTED}
-
-
-def _saving(inputs: Sequence[torch.Tensor]) -> Saving | None:
-    """Returns what autograd does with saved tensors at the moment; None where that is unknown, or differs between
-    inputs."""
-    wanted = {torch.is_grad_enabled() and tensor.requires_grad for tensor in inputs}
-    if len(wanted) > 1:
-        return None
-    if wanted == {False}:
-        return Saving.NOTHING_SAVED
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is None:
-        return Saving.KEPT
-    return _HOOKS.get(hooks[0].__qualname__.split(".")[0])
