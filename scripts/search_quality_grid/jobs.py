@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from autotrain_mem.types import Job
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Question:
     """One job on one card. Its length is pinned, so that no row is ever cut and speeds compare."""
 
@@ -52,15 +53,7 @@ CARDS = ("rtx3060", "rtx4090", "l40s", "a100-80gb", "h200")
 
 
 def _several(model: str, gpus: int, card: str, effective: int, *, use_peft: bool = False) -> Question:
-    return Question(
-        model=model,
-        method="sft",
-        max_length=2048,
-        effective_batch_size=effective,
-        card=card,
-        gpus=gpus,
-        use_peft=use_peft,
-    )
+    return Question(model, "sft", 2048, effective, card, gpus, use_peft)
 
 
 SEVERAL_GPUS = (
@@ -80,9 +73,6 @@ SEVERAL_GPUS = (
 
 def questions() -> Iterator[Question]:
     """All of them; those that share rehearsals follow each other."""
-    for model, method, max_length, effective_batch_size in MODELS:
-        for card in CARDS:
-            yield Question(
-                model=model, method=method, max_length=max_length, effective_batch_size=effective_batch_size, card=card
-            )
+    for model, card in itertools.product(MODELS, CARDS):
+        yield Question(*model, card)
     yield from SEVERAL_GPUS
