@@ -90,7 +90,7 @@ def _work(knobs: Knobs) -> Workload:
 
 
 def rehearsals(worker: Any, job: Job, card: Hardware, defaults: Knobs = TRL_DEFAULTS, **more: Any) -> api.Rehearsals:
-    return api.Rehearsals(workers=api.Workers.holding(worker), job=job, defaults=defaults, hardware=card, **more)
+    return api.Rehearsals(workers=api.Workers(started=[worker]), job=job, defaults=defaults, hardware=card, **more)
 
 
 def toy(gib: float, name: str = "toy", **more: Any) -> Hardware:

@@ -9,7 +9,7 @@ VARIABLES"), of SkyPilot (its guide to distributed jobs), of Kubeflow's PyTorchJ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +70,9 @@ def place_of(
         return _checked("--machine_rank", nodes or 1, said["machine_rank"], said["main_process_ip"], said)
     if not to_train or nodes == 1:
         return None
-    found = next(filter(None, (reader(environment) for reader in _LAUNCHERS)), None)
+    found = _slurm(environment) or _read(_LAUNCHERS, environment)
     if found is None and nodes is not None:
-        found = next(filter(None, (reader(environment) for reader in _PROCESS_LAUNCHERS)), None)
+        found = _read(_PROCESS_LAUNCHERS, environment)
     if found is None:
         return None
     name, place = found
@@ -134,13 +134,11 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0] if first else "")
 
 
-def _named(
-    name: str, machines: str, rank: str, address: str, port: str
-) -> Callable[[Mapping[str, str]], SearchResult | None]:
-    def read(environment: Mapping[str, str]) -> SearchResult | None:
+def _read(launchers: Iterable[tuple[str, str, str, str, str]], environment: Mapping[str, str]) -> SearchResult | None:
+    for name, machines, rank, address, port in launchers:
         count = environment.get(machines, "").rpartition(":")[2]  # torchrun's 1:4 is of so many at most
         if not count.isdigit() or int(count) < 2 or rank not in environment:
-            return None
+            continue
         if address not in environment:
             raise UsageError(
                 f"{machines} says that {count} machines train, and nothing says where the first is.",
@@ -149,19 +147,17 @@ def _named(
         first = environment[address].split()[0]
         found = {"main_process_port": environment.get(port)}
         return name, _checked(rank, int(count), environment[rank], first, found)
-
-    return read
+    return None
 
 
 _LAUNCHERS = (
-    _slurm,
-    _named("torchrun", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
-    _named("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", ""),
+    ("torchrun", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    ("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", ""),
 )
-"""Launchers that count machines."""
+"""Launchers beside Slurm that count machines: name, and the variables of count, rank, address and port."""
 _PROCESS_LAUNCHERS = (
-    _named("the launcher", "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
-    _named("MPI", "PMI_SIZE", "PMI_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    _named("MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    ("the launcher", "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
+    ("MPI", "PMI_SIZE", "PMI_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    ("MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
 """Launchers that count processes, of which each machine has one only where ``--nodes`` says as many."""

@@ -240,7 +240,7 @@ class _Confirmation:
         outside_bytes = self.predicted.outside_bytes if probe.non_torch_bytes is None else probe.non_torch_bytes
         held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
         probe = replace(probe, fits=probe.fits and held_bytes <= self.budget_bytes)
-        self.experience = self.experience.with_probe(probe)
+        self.experience = replace(self.experience, probes=(*self.experience.probes, probe))
         self.points = (*self.points, Point(predicted=self.predicted, probe=probe))
         self.non_torch_bytes = probe.non_torch_bytes if probe.non_torch_bytes is not None else self.non_torch_bytes
         self.on_event(

@@ -20,12 +20,7 @@ Check = Callable[[str, Any], Iterable[Problem]]
 
 
 class Harm(IntEnum):
-    """Ranks what a lever costs the training it is pulled on; the ladder is climbed in this order.
-
-    >>> from autotrain_mem import Harm
-    >>> Harm.TIME < Harm.WHAT_IS_TRAINED
-    True
-    """
+    """Ranks what a lever costs the training it is pulled on; the ladder is climbed in this order."""
 
     NONE = 0
     TIME = 1

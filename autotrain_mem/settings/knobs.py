@@ -258,13 +258,7 @@ def knob_names(of_method: Sequence[str], knobs: Knobs) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lever:
-    """Describes one change of a plan against TRL's defaults.
-
-    >>> from autotrain_mem import Harm, Lever
-    >>> lever = Lever(name="dtype", before="float32", after="bfloat16", harm=Harm.ROUNDING, why="halves the weights")
-    >>> f"{lever.name}: {lever.before} -> {lever.after}"
-    'dtype: float32 -> bfloat16'
-    """
+    """Describes one change of a plan against TRL's defaults."""
 
     name: str
     """The knob that was changed, or the lever's own name where it moves several (``micro_batch``)."""

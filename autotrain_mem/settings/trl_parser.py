@@ -144,13 +144,18 @@ def unknown_names(
     method: str, unknown: Sequence[str], known: Sequence[str], kind: str, prefix: str, methods_with: MethodsWith
 ) -> UsageError:
     """Returns one error for all unknown names, each with the nearest names that exist."""
-    lines = []
+    lines, by_letters = [], {item.replace("_", ""): item for item in sorted({*known, *_ELSEWHERE})}
     for token in unknown:
         name = token.lstrip("-").split("=")[0].replace("-", "_")
         if name.startswith("no_") and name[3:] in known:
             lines.append(_WITH_A_VALUE.format(name[3:], name[3:]))
             continue
-        near, others = _nearest(name, known), methods_with(name)
+        # At most two similar names; underscores are ignored, as in ``batchsize``.
+        similar = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
+        names = [by_letters[letters] for letters in similar]
+        meant = [each for item in names for each in ((item,) if item in known else _ELSEWHERE[item])]
+        near = [item for item in dict.fromkeys(meant) if item in known][:2]
+        others = methods_with(name)
         facts = [f"a flag of {', '.join(others)}"] if others else []
         if near:
             facts.append(f"did you mean {' or '.join(prefix + item for item in near)}?")
@@ -275,15 +280,6 @@ def _refuse(method: str, message: str) -> NoReturn:
 
 def _help(method: str) -> str:
     return f"autofit {method} --help"
-
-
-def _nearest(name: str, known: Sequence[str]) -> list[str]:
-    """Returns at most two similar names; underscores are ignored, as in ``batchsize``."""
-    by_letters = {item.replace("_", ""): item for item in sorted({*known, *_ELSEWHERE})}
-    near = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
-    names = [by_letters[letters] for letters in near]
-    meant = [each for item in names for each in ((item,) if item in known else _ELSEWHERE[item])]
-    return [item for item in dict.fromkeys(meant) if item in known][:2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,11 +112,6 @@ class DataProfile:
         of_answers = self.longest_answer + 1 if self.longest_answer else 0
         return max(of_images, of_answers, self.shortest if self.drops else 0)
 
-    @property
-    def mean(self) -> float:
-        """Averages the tokens of a row; of a pair, those of its longer sequence."""
-        return sum(length * rows for length, rows in self.rows_by_length.items()) / self.rows
-
     def percentile(self, share: float) -> int:
         """Finds the smallest length that at least this share of the rows do not exceed: the nearest rank.
 
@@ -226,14 +221,7 @@ class ImageSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """Sums up the token lengths of the rows that are trained on, under a plan's ``max_length`` and micro-batch.
-
-    >>> from autotrain_mem import AutoFit, plan
-    >>> ours = AutoFit(gpu="rtx3060")
-    >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", dataset="data.jsonl", autofit=ours, max_length=512)
-    >>> chosen.data.rows, chosen.data.longest > 512, chosen.data.truncated_rows_fraction
-    (60, True, 0.016666666666666666)
-    """
+    """Sums up the token lengths of the rows that are trained on, under a plan's ``max_length`` and micro-batch."""
 
     rows: int
     tokens: int

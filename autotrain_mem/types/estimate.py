@@ -147,12 +147,9 @@ class ReservedByMode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEstimate:
-    """Holds the peaks of one rehearsed run, in bytes. ``sum(owners_at_peak.values()) == peak_allocated_bytes`` holds.
+    """Holds the peaks of one rehearsed run, in bytes.
 
-    >>> from autotrain_mem import AutoFit, estimate
-    >>> memory = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512).memory
-    >>> max(memory.phases.values()) == memory.phases[memory.peak_phase] == memory.peak_allocated_bytes
-    True
+    ``sum(owners_at_peak.values()) == phases[peak_phase] == peak_allocated_bytes`` holds.
     """
 
     json_form: ClassVar = Form(
@@ -266,11 +263,9 @@ class Estimate:
     @staticmethod
     def unfolded(values: Any) -> Any:
         """Returns its JSON with the memory's keys under ``memory`` as well."""
-        memory = MemoryEstimate.unfolded(values)
-        return {**values, "memory": memory}
+        return {**values, "memory": MemoryEstimate.unfolded(values)}
 
     def _repr_html_(self) -> str:
-        """Shows itself in a notebook."""
         return html_of(self)
 
     @property

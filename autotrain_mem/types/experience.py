@@ -132,9 +132,6 @@ class Experience:
     incidents: tuple[Incident, ...] = ()
     restarts: tuple[Restart, ...] = ()
 
-    def with_probe(self, probe: Probe) -> Experience:
-        return replace(self, probes=(*self.probes, probe))
-
     def with_incident(self, incident: Incident) -> Experience:
         return replace(self, incidents=(*self.incidents, incident))
 

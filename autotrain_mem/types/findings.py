@@ -73,9 +73,6 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     raise from_json({"error": errors[0].error, "message": message, "hint": hint})
 
 
-# -- how checks say it -------------------------------------------------------------------------------------------------
-
-
 Problems = Iterator[tuple[str, str] | Finding]
 """What a check yields: a message and what to do about it, for a UsageError; or a finding of another kind."""
 

@@ -115,7 +115,6 @@ class Cards:
     verdicts: tuple[CardVerdict, ...]
 
     def _repr_html_(self) -> str:
-        """Shows itself in a notebook."""
         return html_of(self)
 
     @property

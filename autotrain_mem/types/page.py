@@ -17,7 +17,7 @@ from autotrain_mem.types.work import Phase
 
 
 class Holder(NamedTuple):
-    """Says how much one module holds for one owner at one moment; its JSON is a list of its values."""
+    """The bytes of one module and owner at one moment; its JSON is a list."""
 
     module: int
     """Index into ``Timeline.modules``."""

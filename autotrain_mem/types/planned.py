@@ -143,7 +143,6 @@ class Plan:
         return f"<Plan of {self.method}, {self.model}: {fits} {estimate.hardware.name}, {needs}, {self.level}>"
 
     def _repr_html_(self) -> str:
-        """Shows itself in a notebook."""
         return html_of(self)
 
     @property

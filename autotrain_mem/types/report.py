@@ -104,7 +104,6 @@ class Report:
     ended_at: str = ""
 
     def _repr_html_(self) -> str:
-        """Shows itself in a notebook."""
         return html_of(self)
 
     @property

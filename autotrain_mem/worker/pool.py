@@ -29,29 +29,19 @@ class Workers:
 
     Args:
         count: How many; None for as many as cores and memory allow, at most ``MOST`` and at least one.
+        started: Workers to use in place of new ones.
     """
 
-    def __init__(self, count: int | None = None) -> None:
+    def __init__(self, count: int | None = None, *, started: Sequence[Worker] = ()) -> None:
         if count is None:
             room = host_memory().available_bytes // WORKER_BYTES
             count = max(1, min(MOST, room)) if cores() >= MOST else 1
-        self._hold(*(Worker() for _ in range(count)))
-
-    @classmethod
-    def holding(cls, *workers: Worker) -> Workers:
-        """Workers that were made elsewhere."""
-        self = cls.__new__(cls)
-        self._hold(*workers)
-        self._started = True
-        return self
-
-    def _hold(self, *workers: Worker) -> None:
-        self._all = workers
-        self._started = False
-        self._threads = ThreadPoolExecutor(len(workers), thread_name_prefix="autofit-worker")
+        self._all = started or [Worker() for _ in range(count)]
+        self._started = bool(started)
+        self._threads = ThreadPoolExecutor(len(self._all), thread_name_prefix="autofit-worker")
         # As many as there are threads. Last in, first out: what a worker has met before it answers faster.
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
-        for worker in reversed(workers):
+        for worker in reversed(self._all):
             self._free.put(worker)
 
     def __enter__(self) -> Workers:

@@ -205,17 +205,6 @@ def deferred_compile() -> Iterator[None]:
         yield
 
 
-def import_ahead() -> None:
-    """Imports what nearly every question needs before one is asked: of two workers only one is asked for flags.
-
-    Whatever is wrong with the installed libraries is told by the first question that needs them.
-    """
-    with contextlib.suppress(Exception), deferred_compile():
-        from trl import SFTTrainer  # noqa: F401
-
-        from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
-
-
 _OF_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BEGIN_OF_GROUP = (
     *("GROUP_", "ROLE_", "TORCHELASTIC_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
@@ -272,7 +261,12 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
-    import_ahead()
+    # What nearly every question needs is imported before one is asked. Whatever is wrong with the installed libraries
+    # is told by the first question that needs them.
+    with contextlib.suppress(Exception), deferred_compile():
+        from trl import SFTTrainer  # noqa: F401
+
+        from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
     if not channel.is_asked:
         with contextlib.suppress(Exception):  # once for an installation, while another worker is asked first
             if kept_names(Store(cache_folder())) is None:

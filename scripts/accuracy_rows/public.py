@@ -56,7 +56,7 @@ def predict(worker: api.Worker, case: Case) -> Estimate:
     """On the whole card: a run that was measured had no headroom to keep."""
     card = named(case.card)
     rehearsals = api.Rehearsals(
-        workers=api.Workers.holding(worker), job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0
+        workers=api.Workers(started=[worker]), job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0
     )
     asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.longest))
     return judge_trace(asked, case.knobs, asked.rehearse(case.knobs))

@@ -70,7 +70,7 @@ def _line(record: Record, worker: api.Worker, model: Path) -> str:
         compute_capability=card.compute_capability,
     )
     rehearsals = api.Rehearsals(
-        workers=api.Workers.holding(worker), job=case.job(model), defaults=case.knobs, hardware=hardware
+        workers=api.Workers(started=[worker]), job=case.job(model), defaults=case.knobs, hardware=hardware
     )
     asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.length))
     predicted = judge_trace(asked, case.knobs, asked.rehearse(case.knobs))

@@ -15,7 +15,7 @@ from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Candidate, Hardware, Job, Plan
+from autotrain_mem.types import Candidate, Experience, Hardware, Job, Plan
 from autotrain_mem.types.job import PythonCall
 from tests import fake_worker, probe_examples
 from tests.fake_worker import FakeWorker
@@ -180,11 +180,11 @@ def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_ot
         followed(plan, card=unmeasured)
     assert "budget 23.0 GiB ->" not in refusal.value.message
     measured = replace(probe_examples.probe(probe_examples.measured(60)), knobs=plan.knobs)
-    probed = replace(plan, experience=plan.experience.with_probe(measured))
+    probed = replace(plan, experience=Experience(probes=(measured,)))
     again = followed(probed, card=unmeasured)
     assert (again.warnings, again.estimate.required_bytes) == ((), plan.estimate.required_bytes)
     assert again.experience == probed.experience
-    refuted = replace(plan, experience=plan.experience.with_probe(replace(measured, fits=False)))
+    refuted = replace(plan, experience=Experience(probes=(replace(measured, fits=False),)))
     with pytest.raises(DoesNotFitError, match="memory outside torch"):
         followed(refuted, card=unmeasured)
 

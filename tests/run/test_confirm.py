@@ -201,7 +201,7 @@ class Closing(api.Workers):
 def test_the_search_is_repeated_with_workers_of_its_own_and_what_was_measured(tmp_path: Any) -> None:
     """A backward that needs 18 GiB more leads to another level; what is kept stays as it was rehearsed."""
     worker, card = FakeWorker(longest=300), toy(32)
-    workers: Any = Closing.holding(worker)
+    workers: Any = Closing(started=[worker])
     asked_of = replace(rehearsals(worker, JOB, card), workers=workers)
     before = api.plan(asked_of, to_train=True)
     backend = ProbeBackend(rehearsals=asked_of, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)

@@ -40,6 +40,9 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, number: int | None, *, call: str 
 
 
 def test_what_is_written_is_read_back_and_a_diverged_loss_is_valid_json_and_not_null(written: Path) -> None:
+    with pytest.raises(TypeError):
+        write_json(written, {"steps": object()})
+    assert read(written) == OLD
     write_json(written, {"model": "größe", "last_loss": float("nan"), "losses": [1.5, None, float("inf")]})
     assert read(written) == {"model": "größe", "last_loss": "nan", "losses": [1.5, None, "inf"]}
     assert os.listdir(written.parent) == ["run.json"]
@@ -56,13 +59,6 @@ def test_a_write_that_fails_midway_leaves_the_old_file_and_nothing_else(
     fail_with(monkeypatch, refusal, call=call)
     with pytest.raises(raised):
         write_json(written, {"steps": 2})
-    assert read(written) == OLD
-    assert os.listdir(written.parent) == ["run.json"]
-
-
-def test_what_json_cannot_hold_is_refused_before_anything_is_written(written: Path) -> None:
-    with pytest.raises(TypeError):
-        write_json(written, {"steps": object()})
     assert read(written) == OLD
     assert os.listdir(written.parent) == ["run.json"]
 
@@ -87,9 +83,6 @@ def test_where_else_it_could_be_is_said_in_the_users_own_words(written: Path, mo
     with pytest.raises(OutputFolderError, match=r"run\.json: the disk is full") as raised:
         write_json(written, {"steps": 2}, place="--out a file")
     assert raised.value.hint == "Free some space, or give --out a file on another disk."
-    fail_with(monkeypatch, errno.EFBIG)
-    with pytest.raises(OutputFolderError, match="larger than the largest file allowed"):
-        write_json(written, {"steps": 2})
 
 
 @pytest.mark.parametrize(

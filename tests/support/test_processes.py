@@ -25,6 +25,7 @@ from autotrain_mem.support.processes import ENDING_SIGNALS, LOG_TAIL_CHARACTERS,
 from autotrain_mem.types import Counting, Job
 from autotrain_mem.worker import client
 from autotrain_mem.worker.client import Worker
+from tests.forked import Forge
 
 SOON = 20.0
 """Seconds within which a child must start, answer or end; far more than it takes, for a busy machine."""
@@ -272,9 +273,11 @@ KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=1, max_len
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    """One for the tests below in their order: it imports for seconds. The second of them ends it."""
+def worker(forge: Forge) -> Iterator[Worker]:
+    """One for the tests below in their order. The second of them ends it."""
     with Worker() as started:
+        with forge.children():
+            started.start()
         yield started
 
 

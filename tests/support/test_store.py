@@ -46,7 +46,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(kind=st.sampled_from(["rehearsal", "profile"]), key=st.dictionaries(st.text(), JSON, max_size=4), value=JSON)
 def test_what_was_put_is_got_by_a_later_process(
     tmp_path_factory: pytest.TempPathFactory, kind: str, key: dict[str, Any], value: Any
@@ -89,7 +89,7 @@ def test_a_file_cut_short_at_any_byte_is_dropped_said_once_and_made_again(
     assert store.get("kind", KEY) == value
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_no_changed_byte_gives_another_value(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder, messages = tmp_path_factory.mktemp("store"), list[str]()
@@ -134,7 +134,7 @@ HAMMER = """
     from autotrain_mem.support.store import Store
     messages = []
     wrong = 0
-    for turn in range(60):
+    for turn in range(25):
         store = Store(pathlib.Path(sys.argv[1]), on_damage=messages.append, limit_bytes=6 * 4096)
         for number in range(8):
             found = store.get("kind", {"number": number})

@@ -145,22 +145,6 @@ def test_the_error_of_the_first_call_is_raised_after_the_others_have_ended_and_n
     assert workers.map([asking(5), asking(6)]) == [5, 6]
 
 
-def test_an_interrupt_kills_the_workers_and_is_raised_promptly(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(futures: object, timeout: float) -> None:
-        time.sleep(0.1)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pool, "wait", interrupted)
-    started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        workers.map([asking(1, 60), asking(2, 60), asking(3, 60)])
-    assert time.monotonic() - started < 5
-    assert all(fake.over.is_set() for fake in fakes(workers))
-    assert sum(len(fake.asked_by) for fake in fakes(workers)) == 2
-
-
 @pytest.mark.parametrize(
     ("cores", "available_bytes", "expected"),
     [(1, 64 * GIB, 1), (2, 64 * GIB, 2), (64, 64 * GIB, 2), (8, 3 * GIB, 1), (8, 0, 1)],
