@@ -21,6 +21,61 @@ from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.methods_table import METHODS
 
+_EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
+    (
+        *("use_cpu", "gpu"),
+        "--use_cpu and --gpu exclude each other.",
+        "To try a card out on the CPU: --gpu NAME --simulate.",
+    ),
+    (
+        *("simulate", "plan_only"),
+        "--simulate trains under a simulated card, and --plan_only stops before training.",
+        "Remove one of them: a plan for --gpu NAME needs no --simulate.",
+    ),
+    (
+        *("use_cpu", "tf32"),
+        "--tf32 with --use_cpu: only GPUs compute so, and transformers refuses it.",
+        "Remove --tf32.",
+    ),
+    (
+        *("use_cpu", "activation_offloading"),
+        "--activation_offloading with --use_cpu: activations are on the host already.",
+        "Remove --activation_offloading.",
+    ),
+    (
+        *("use_cpu", "fp16"),
+        "--fp16 with --use_cpu: mixed precision on a CPU is in bfloat16.",
+        "Give --bf16 true, or remove --fp16.",
+    ),
+    (
+        *("fp16", "bf16"),
+        "--fp16 and --bf16 exclude each other.",
+        "Give --bf16 true for cards of compute capability 8.0 and newer, --fp16 for older ones; or neither.",
+    ),
+    (
+        *("fp16", "optimizer_offload"),
+        "--optimizer_offload with --fp16: the scaler unscales gradients where the optimizer is.",
+        "Give --bf16 true, or leave the optimizer on the card.",
+    ),
+    (
+        *("load_in_4bit", "load_in_8bit"),
+        "--load_in_4bit and --load_in_8bit exclude each other.",
+        "Give one of them: 4 bits need less memory.",
+    ),
+    (
+        *("generation_batch_size", "steps_per_generation"),
+        "--generation_batch_size and --steps_per_generation exclude each other: one follows from the other.",
+        "Remove --steps_per_generation.",
+    ),
+    (
+        *("use_vllm", EXPANDABLE),
+        "--expandable_segments does not work together with vLLM on the same card: vLLM refuses it.",
+        "Remove --expandable_segments.",
+    ),
+)
+"""Two settings that exclude each other, the problem, and its cure. ``search.division`` refuses generations whose sizes
+do not divide."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flags:
@@ -31,11 +86,17 @@ class Flags:
     """Our own flags that the user gave, by name."""
 
 
+def exclusive(flags: Flags) -> Problems:
+    """Refuses two settings that exclude each other."""
+    given = {**flags.given, **flags.own}
+    for first, second, problem, cure in _EXCLUSIVE:
+        if given.get(first) and given.get(second):
+            yield problem, cure
+
+
 def device(flags: Flags) -> Problems:
-    """Refuses contradictory devices, and a simulated card without a name."""
+    """Refuses several processes on the CPU, and a simulated card without a name."""
     given, own = flags.given, flags.own
-    if given.get("use_cpu") and own.get("gpu") is not None:
-        yield "--use_cpu and --gpu exclude each other.", "To try a card out on the CPU: --gpu NAME --simulate."
     counts = own.get("gpus")
     several = isinstance(counts, (list, tuple)) or (counts or 1) > 1
     if given.get("use_cpu") and (several or (own.get("nodes") or 1) > 1):
@@ -47,11 +108,6 @@ def device(flags: Flags) -> Problems:
         yield (
             "--simulate needs to know which card.",
             "Give --gpu NAME (autofit gpus lists them), or a size such as --gpu 6GiB.",
-        )
-    if own.get("simulate") and own.get("plan_only"):
-        yield (
-            "--simulate trains under a simulated card, and --plan_only stops before training.",
-            "Remove one of them: a plan for --gpu NAME needs no --simulate.",
         )
 
 
@@ -72,43 +128,19 @@ def levers_of_a_gpu(flags: Flags) -> Problems:
                 f"--{name} needs a GPU to train on: {_ON_A_CARD_ONLY[name]}.",
                 f"Remove --{name}, or plan for a card with --plan_only.",
             )
-    if not given.get("use_cpu"):
-        return
-    if given.get("tf32"):
-        yield "--tf32 with --use_cpu: only GPUs compute so, and transformers refuses it.", "Remove --tf32."
-    if given.get("activation_offloading"):
-        yield (
-            "--activation_offloading with --use_cpu: activations are on the host already.",
-            "Remove --activation_offloading.",
-        )
-    if "flash" in str(given.get("attn_implementation")):
+    if given.get("use_cpu") and "flash" in str(given.get("attn_implementation")):
         name = given["attn_implementation"]
         yield f"--attn_implementation {name} with --use_cpu: {_KERNELS}.", "Give --attn_implementation sdpa."
-    if given.get("fp16"):
-        yield (
-            "--fp16 with --use_cpu: mixed precision on a CPU is in bfloat16.",
-            "Give --bf16 true, or remove --fp16.",
-        )
 
 
 def precision(flags: Flags) -> Problems:
     """``torch/amp/grad_scaler.py: _unscale_grads_`` refuses gradients in float16, CUDA's kernel those in bfloat16."""
     given = flags.given
-    if given.get("fp16") and given.get("bf16"):
-        yield (
-            "--fp16 and --bf16 exclude each other.",
-            "Give --bf16 true for cards of compute capability 8.0 and newer, --fp16 for older ones; or neither.",
-        )
     if given.get("fp16") and given.get("dtype") in ("float16", "bfloat16") and not given.get("use_peft"):
         yield (
             f"--fp16 with --dtype {given['dtype']} trains weights whose gradients the gradient scaler refuses.",
             "Give --dtype float32 with --fp16 (mixed precision), --bf16 true with --dtype bfloat16, or --use_peft, "
             "whose base may be in half precision.",
-        )
-    if given.get("fp16") and given.get("optimizer_offload"):
-        yield (
-            "--optimizer_offload with --fp16: the scaler unscales gradients where the optimizer is.",
-            "Give --bf16 true, or leave the optimizer on the card.",
         )
 
 
@@ -116,8 +148,6 @@ def quantization(flags: Flags) -> Problems:
     """Refuses quantized weights without an adapter: weights of 4 or 8 bits take no gradient step."""
     given = flags.given
     quantized = [name for name in BASE_BITS if given.get(name)]
-    if len(quantized) == 2:
-        yield "--load_in_4bit and --load_in_8bit exclude each other.", "Give one of them: 4 bits need less memory."
     if quantized and not given.get("use_peft"):
         yield (
             f"--{quantized[0]} without LoRA would train nothing: rounded weights take no gradient steps.",
@@ -136,16 +166,6 @@ def adapter(flags: Flags) -> Problems:
     quantized = [name for name in BASE_BITS if flags.given.get(name)]
     if quantized and (why := why_not_quantized(text)):
         yield f"--{quantized[0]} does not go with {kind}: {why}.", f"Remove --{quantized[0]}, or take plain LoRA."
-
-
-def generations(flags: Flags) -> Problems:
-    """Refuses two settings that exclude each other; ``search.division`` refuses sizes that do not divide."""
-    given = flags.given
-    if given.get("generation_batch_size") is not None and given.get("steps_per_generation") is not None:
-        yield (
-            "--generation_batch_size and --steps_per_generation exclude each other: one follows from the other.",
-            "Remove --steps_per_generation.",
-        )
 
 
 def effective_batch(flags: Flags) -> Problems:
@@ -224,16 +244,6 @@ def offloaded_optimizer(flags: Flags) -> Problems:
         yield (
             f"--optimizer_offload does not know --optim {given['optim']}.",
             f"It takes --optim {', '.join(OFFLOADED)}.",
-        )
-
-
-def vllm(flags: Flags) -> Problems:
-    """Refuses vLLM with expandable segments: both manage the card's address space."""
-    given = flags.given
-    if given.get("use_vllm") and given.get(EXPANDABLE):
-        yield (
-            "--expandable_segments does not work together with vLLM on the same card: vLLM refuses it.",
-            "Remove --expandable_segments.",
         )
 
 

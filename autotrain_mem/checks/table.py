@@ -20,17 +20,16 @@ from autotrain_mem.checks.preflight_checks import Setup
 from autotrain_mem.types.findings import Check
 
 FLAGS: tuple[Check[Flags], ...] = (
+    flag_checks.exclusive,
     flag_checks.device,
     flag_checks.levers_of_a_gpu,
     flag_checks.precision,
     flag_checks.quantization,
     flag_checks.adapter,
-    flag_checks.generations,
     flag_checks.prompt_length,
     flag_checks.row_limit,
     flag_checks.forbidden_levers,
     flag_checks.offloaded_optimizer,
-    flag_checks.vllm,
     sharding.arguments,
     sharding.optimizer_on_host,
     sharding.on_the_cpu,

@@ -103,14 +103,14 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 def rows_editor(filled: Configs) -> EditRows:
     """Imitates the padding that is on the left of a batch of several rows: the last prompt is a token shorter."""
-    return _shorten_last_prompt
 
+    def shorten_last_prompt(rows: list[Any]) -> list[Any]:
+        *full, last = rows
+        if not full or last["completion_mask"][:2] != [0, 0]:
+            return rows
+        return [*full, {name: value[1:] if isinstance(value, list) else value for name, value in last.items()}]
 
-def _shorten_last_prompt(rows: list[Any]) -> list[Any]:
-    *full, last = rows
-    if not full or last["completion_mask"][:2] != [0, 0]:
-        return rows
-    return [*full, {name: value[1:] if isinstance(value, list) else value for name, value in last.items()}]
+    return shorten_last_prompt
 
 
 @contextmanager

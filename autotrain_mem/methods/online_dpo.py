@@ -51,11 +51,15 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
     What is quantized is the policy and the reference; a reward model is loaded in the policy's dtype.
     """
+    from transformers import AutoTokenizer
+
     from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer
 
-    judge, loading = filled.training.reward_model_path, loading_arguments(filled)
+    judge, loading, reads = filled.training.reward_model_path, loading_arguments(filled), stub
+    if judge and reads is None:
+        reads = AutoTokenizer.from_pretrained(judge, trust_remote_code=trusts_remote_code(filled))
     rewards = online.rewards_of(filled, judge, rehearsed=stub is not None)
-    judges = [(stub or _reward_tokenizer(filled)) if reward is judge else None for reward in rewards]
+    judges = [reads if reward is judge else None for reward in rewards]
     common = with_policy(filled, model, stub)
     return OnlineDPOTrainer(
         reward_funcs=[online.reward_model(filled, loading) if reward is judge else reward for reward in rewards],
@@ -64,13 +68,6 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
         eval_dataset=eval_dataset,
         **common,
     )
-
-
-def _reward_tokenizer(filled: Configs) -> Any:
-    from transformers import AutoTokenizer
-
-    trust = trusts_remote_code(filled)
-    return AutoTokenizer.from_pretrained(filled.training.reward_model_path, trust_remote_code=trust)
 
 
 worst_rows = online.worst_rows

@@ -13,12 +13,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods.configs import (
-    Configs,
-    own_tokenizer,
-    padding,
-    trainer_arguments,
-)
+from autotrain_mem.methods.configs import Configs, own_tokenizer, padding, trainer_arguments
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, prepared_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
@@ -78,13 +73,13 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 def rows_editor(filled: Configs) -> EditRows:
     """Imitates the padding that nearly every real batch of pairs has."""
-    return _shorten_last_rejected
 
+    def shorten_last_rejected(rows: list[Any]) -> list[Any]:
+        *full, last = rows
+        rejected = [name for name, value in last.items() if name.startswith("rejected_") and isinstance(value, list)]
+        return [*full, {**last, **{name: last[name][:-1] for name in rejected}}]
 
-def _shorten_last_rejected(rows: list[Any]) -> list[Any]:
-    *full, last = rows
-    of_rejected = [name for name, value in last.items() if name.startswith("rejected_") and isinstance(value, list)]
-    return [*full, {**last, **{name: last[name][:-1] for name in of_rejected}}]
+    return shorten_last_rejected
 
 
 def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -9,7 +10,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from autotrain_mem.support.errors import MissingExtraError, RewardFunctionError, UsageError
@@ -76,7 +76,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {near[0]}?\n" if near else ""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _blaming(name: str) -> Iterator[None]:
     """Names the reward function in any error raised inside; out-of-memory errors propagate unchanged."""
     import torch
@@ -140,11 +140,14 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
                 f"The reward function {name} returned {len(values)} rewards for {len(rows)} completions.",
                 hint=_SIGNATURE,
             )
-        wrong = [value for value in values if value is not None and not _is_number(value)]
-        if wrong:
-            raise RewardFunctionError(
-                f"The reward function {name} returned {wrong[0]!r}, which is no number.", hint=_SIGNATURE
-            )
+        for value in values:
+            number = None
+            with contextlib.suppress(TypeError, ValueError):
+                number = float(0 if value is None else value)
+            if number is None or isinstance(value, str):
+                raise RewardFunctionError(
+                    f"The reward function {name} returned {value!r}, which is no number.", hint=_SIGNATURE
+                )
 
 
 def check_packages(names: Iterable[str]) -> None:
@@ -187,14 +190,6 @@ def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
     if inspect.iscoroutinefunction(function):
         return asyncio.run(function(**arguments))
     return function(**arguments)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(value, str)
 
 
 def rehearsed_reward(prompts: Sequence[Any], **_: Any) -> list[float]:

@@ -54,7 +54,13 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     parameters after each backward, in the optimizer after its step. A trainer that generates has two phases more:
     within the policy's ``generate`` (or vLLM's), and in what it makes of the completions before the next forward.
     """
-    _adopt_models(trainer, recorder)
+    models = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")}
+    rewards = [each for each in getattr(trainer, "reward_funcs", None) or () if isinstance(each, torch.nn.Module)]
+    models |= {f"reward_model_{number}" if number else "reward_model": model for number, model in enumerate(rewards)}
+    for name, model in models.items():
+        if isinstance(model, torch.nn.Module):  # the names of untrained models carry their role as a prefix
+            _adopt(torch.nn.ModuleDict({name: model}), recorder)
+    _adopt(trainer.model, recorder)
     trainer.compute_loss = _watched(trainer.compute_loss, recorder, Phase.FORWARD, Phase.FORWARD)
     trainer.evaluate = _watched(trainer.evaluate, recorder, Phase.EVALUATE)
     trainer._save_checkpoint = _watched(trainer._save_checkpoint, recorder, Phase.SAVE)
@@ -68,22 +74,6 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
         # A step of GKD begins with answers of the student's or of the teacher's, or with none.
         for model in (trainer.model, trainer.teacher_model):
             _follow_generation(trainer.accelerator.unwrap_model(model), recorder)
-
-
-# -- models --------------------------------------------------------------------------------------------------------
-
-
-def _adopt_models(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Records all models as weights; names of untrained models carry their role as a prefix."""
-    others: dict[str, Any] = {
-        name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")
-    }
-    models = [reward for reward in getattr(trainer, "reward_funcs", None) or () if isinstance(reward, torch.nn.Module)]
-    others |= {f"reward_model_{number}" if number else "reward_model": model for number, model in enumerate(models)}
-    for name, model in others.items():
-        if isinstance(model, torch.nn.Module):
-            _adopt(torch.nn.ModuleDict({name: model}), recorder)
-    _adopt(trainer.model, recorder)
 
 
 def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -25,8 +24,6 @@ from transformers.utils.loading_report import LoadStateDictInfo
 
 from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.model_support import refuse_unrehearsed
-
-_Function = Callable[..., Any]
 
 _HEADS = ("lm_head", "score", "classifier")
 """Over the vocabulary; over the labels of a reward model (``transformers/modeling_layers.py:
@@ -82,64 +79,61 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
         # Here and not in _no_checkpoint, so that a rule over this can watch it (cuda/loading.py).
         patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(_cast_as_loading_would)),
         patch.object(auto_factory, "find_adapter_config_file", find_cached_adapter),
-        patch.object(BOFTLayer, "perm2mat", _permutation),
+        # BOFT's matrix without its ones, which it writes by index values.
+        patch.object(BOFTLayer, "perm2mat", lambda layer, indices: torch.zeros(len(indices), len(indices))),
     ):
         yield
-
-
-def _permutation(layer: Any, indices: Any) -> torch.Tensor:
-    """Returns BOFT's matrix without its ones, which ``peft/tuners/boft/layer.py: perm2mat`` writes by index values."""
-    return torch.zeros(len(indices), len(indices))
 
 
 @contextmanager
 def _no_checkpoint() -> Iterator[None]:
     """Patches transformers' ``from_pretrained`` to skip the steps that read a checkpoint's tensors."""
-    instead: dict[str, _Function] = {
-        "get_hf_quantizer": _rehearsed_quantizer,
-        "_get_dtype": _dtype_without_files,
-        "_get_resolved_checkpoint_files": _local_files,
-        "maybe_load_adapters": _no_adapters,
-    }
-    with ExitStack() as stack:
-        for name, function in instead.items():
-            stack.enter_context(patch.object(modeling_utils, name, partial(function, getattr(modeling_utils, name))))
-        stack.enter_context(patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(_tie)))
-        # A model that is made whole is cut by DeepSpeed's engine (``ranks/zero.py``), to the same shards.
-        stack.enter_context(patch.object(modeling_utils, "is_deepspeed_zero3_enabled", lambda: False))
+    plain_quantizer, plain_adapters = modeling_utils.get_hf_quantizer, modeling_utils.maybe_load_adapters
+    plain_files, plain_dtype = modeling_utils._get_resolved_checkpoint_files, modeling_utils._get_dtype
+
+    def rehearsed_quantizer(config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_unrehearsed(config, quantization_config)
+        return plain_quantizer(config, quantization_config, *args, **kwargs)
+
+    def no_adapters(path: Any, *args: Any, **kwargs: Any) -> Any:
+        adapter, base, rest = plain_adapters(path, *args, **kwargs)
+        if adapter is not None:
+            raise UnsupportedModelError(
+                f"{adapter} holds a LoRA adapter beside its base model, which is not rehearsed yet.",
+                hint="Merge the adapter into its base (peft's merge_and_unload), or train the base model.",
+            )
+        return adapter, base, rest
+
+    def local_files(*, pretrained_model_name_or_path: Any, **options: Any) -> Any:
+        """Returns a folder's checkpoint files, if any: they hold a dtype that config.json may lack."""
+        if pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path):
+            with suppress(OSError):
+                return plain_files(pretrained_model_name_or_path=pretrained_model_name_or_path, **options)
+        return None, None
+
+    def dtype_without_files(dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Resolves ``auto`` without a dtype in the config to float32, the dtype of checkpoints older than the field."""
+        if dtype == "auto" and config.dtype is None and checkpoint_files is None:
+            dtype = torch.float32
+        return plain_dtype(dtype, checkpoint_files, config, *args, **kwargs)
+
+    def tie(model: Any, load_config: Any, loading_info: Any) -> Any:
+        model.tie_weights(recompute_mapping=False)
+        return loading_info
+
+    with (
+        patch.multiple(
+            modeling_utils,
+            get_hf_quantizer=rehearsed_quantizer,
+            maybe_load_adapters=no_adapters,
+            _get_resolved_checkpoint_files=local_files,
+            _get_dtype=dtype_without_files,
+            # A model that is made whole is cut by DeepSpeed's engine (``ranks/zero.py``), to the same shards.
+            is_deepspeed_zero3_enabled=lambda: False,
+        ),
+        patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(tie)),
+    ):
         yield
-
-
-def _rehearsed_quantizer(plain: _Function, config: Any, quantization_config: Any, *args: Any, **kwargs: Any) -> Any:
-    refuse_unrehearsed(config, quantization_config)
-    return plain(config, quantization_config, *args, **kwargs)
-
-
-def _no_adapters(plain: _Function, path: Any, *args: Any, **kwargs: Any) -> Any:
-    adapter, base, rest = plain(path, *args, **kwargs)
-    if adapter is not None:
-        raise UnsupportedModelError(
-            f"{adapter} holds a LoRA adapter beside its base model, which is not rehearsed yet.",
-            hint="Merge the adapter into its base (peft's merge_and_unload), or train the base model.",
-        )
-    return adapter, base, rest
-
-
-def _local_files(plain: _Function, *, pretrained_model_name_or_path: Any, **options: Any) -> Any:
-    """Returns a folder's checkpoint files, if any: they hold a dtype that config.json may lack."""
-    if pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path):
-        with suppress(OSError):
-            return plain(pretrained_model_name_or_path=pretrained_model_name_or_path, **options)
-    return None, None
-
-
-def _dtype_without_files(
-    plain: _Function, dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Resolves ``auto`` without a dtype in the config to float32, the dtype of checkpoints older than the field."""
-    if dtype == "auto" and config.dtype is None and checkpoint_files is None:
-        dtype = torch.float32
-    return plain(dtype, checkpoint_files, config, *args, **kwargs)
 
 
 def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any) -> Any:
@@ -160,8 +154,3 @@ def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, l
                 elif (buffer := module._buffers.get(name)) is not None:
                     module._buffers[name] = buffer.to(dtype)
     return LoadStateDictInfo(set(), set(), set(), [], {}, set()), None
-
-
-def _tie(model: Any, load_config: Any, loading_info: Any) -> Any:
-    model.tie_weights(recompute_mapping=False)
-    return loading_info
