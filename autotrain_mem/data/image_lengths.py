@@ -1,6 +1,6 @@
 """Counts tokens of rows with images: the images by their sizes and the processor's own rule, the text by its tokenizer.
 
-No image is decoded: its size stands at the head of its file, and tells how many tokens a processor makes of it.
+No image is decoded: the size in its file's header determines the number of its tokens.
 """
 
 from __future__ import annotations

@@ -184,11 +184,11 @@ def _config_of(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
 
 
 def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_code: bool) -> Any:
-    """Makes TRL's LoRA config, or PEFT's own; None without an adapter. LoRA gets targets where PEFT knows none for an
-    architecture.
+    """Makes TRL's LoRA config, or PEFT's own; None without an adapter.
 
-    Also where it does: of a family whose experts were fused since, PEFT 0.21 turns "none named" into an empty list
-    before it looks (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``), and finds nothing.
+    LoRA gets targets for an architecture that PEFT does not know, and for one whose experts were fused since: there
+    PEFT 0.21 turns "none named" into an empty list before it looks (``peft/utils/transformers_weight_conversion.py:
+    _convert_peft_config_moe``).
 
     Args:
         asked: TRL's ``ModelConfig``.

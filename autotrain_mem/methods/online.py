@@ -1,7 +1,6 @@
 """Holds what GRPO and RLOO share: prompts, groups of completions, and a generation once in many micro-steps.
 
-Their modules take all of it as it is, and add what TRL calls differently. Distillation, whose prompts have one
-completion each, takes most of it.
+Distillation, whose prompts have one completion each, takes most of it.
 """
 
 from __future__ import annotations

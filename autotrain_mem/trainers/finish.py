@@ -66,18 +66,15 @@ def name_layers_to_shard(model: Any) -> None:
 
 
 def keep_cache_in_evaluation(trainer: Any) -> None:
-    """Makes the evaluations of this trainer keep what the longest rows left in torch's caching allocator, with
-    ``eval_accumulation_steps`` and ``batch_eval_metrics`` too. A rehearsal does so as well: its events are the same.
+    """Keeps transformers' evaluation loop from emptying torch's cache, in a run and in its rehearsal.
 
-    The longest rows run first, and every later batch finds room in the segments that they left. Emptied, the cache
-    grows again from batches of any order, in pieces that do not fit the next (``estimator.mixed_steps``). An
-    allocation that fails gives the cache back by itself (``c10/cuda/CUDACachingAllocator.cpp: malloc``,
-    ``release_cached_blocks``), so that no evaluation lacks what it does not empty.
+    The longest rows run first, and every later batch fits the segments that they left. An emptied cache grows again
+    from batches of any order, in pieces that do not fit the next (``estimator.mixed_steps``). An allocation that fails
+    releases the cache by itself (``c10/cuda/CUDACachingAllocator.cpp: malloc``, ``release_cached_blocks``).
 
-    Not touched, since memory outside the allocator or the user's own word is the reason: TRL before it wakes a
-    colocated vLLM engine (``trl/generation/vllm_generation.py``), its PPO loop, its activation offloading beside
-    bitsandbytes (``trl/models/activation_offloading.py: __enter__``), ``torch_empty_cache_steps``, code of the user's
-    own such as ``compute_metrics``, and what this project does once a device is full. Saving empties nothing.
+    Other callers still empty it: TRL before it wakes a colocated vLLM engine (``trl/generation/vllm_generation.py``),
+    its PPO loop, its activation offloading beside bitsandbytes (``trl/models/activation_offloading.py: __enter__``),
+    ``torch_empty_cache_steps``, the user's own code, and what this project does once a device is full.
     """
     import torch
     from transformers import Trainer
@@ -89,7 +86,7 @@ def keep_cache_in_evaluation(trainer: Any) -> None:
         empty_cache = torch.cuda.empty_cache
 
         def unless_loop() -> None:
-            if sys._getframe(1).f_code is not loop:  # callers other than transformers' own loop still empty it
+            if sys._getframe(1).f_code is not loop:  # transformers' own loop
                 empty_cache()
 
         with patch.object(torch.cuda, "empty_cache", unless_loop):

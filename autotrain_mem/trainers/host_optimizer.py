@@ -1,12 +1,10 @@
-"""Adds an optimizer that lives on the host: the device holds weights and gradients, and nothing else of a step.
+"""Adds an optimizer that lives on the host: the device holds only weights and gradients.
 
-On one GPU neither TRL nor transformers offers this without DeepSpeed. DeepSpeed's optimizer on the host
-(``deepspeed/ops/adam/cpu_adam.py: DeepSpeedCPUAdam``) compiles C++ on the user's machine. torchao's
-(``torchao/optim/cpu_offload.py: CPUOffloadOptimizer``) starts each gradient's copy while the backward pass still runs,
-which this one does not; but it shows the trainer one group per parameter, saves a state of a shape of its own, leaves
-parameters below 4096 elements on the device, and needs an accelerator to be made. Here the mathematics is torch's own
-optimizer on host tensors, the groups are the trainer's, and a checkpoint is the one that the same optimizer on the
-device would have written: a run may resume with or without the offload.
+On one GPU neither TRL nor transformers offers this without DeepSpeed, whose optimizer (``deepspeed/ops/adam/
+cpu_adam.py: DeepSpeedCPUAdam``) compiles C++ on the user's machine; torchao's (``torchao/optim/cpu_offload.py:
+CPUOffloadOptimizer``) shows the trainer one group per parameter and saves a state of its own shape. Here torch's own
+optimizer steps on host tensors, in the trainer's groups, and its checkpoint is the one that the same optimizer would
+write on the device: a run may resume with or without the offload.
 
 Host memory, in bytes per trained parameter: the weight twice (a copy of it, and its gradient, both pinned; torch's
 pinned allocator rounds each tensor up to a power of two, ``aten/src/ATen/core/CachingHostAllocator.h: allocate``), and

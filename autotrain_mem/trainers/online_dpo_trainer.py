@@ -1,8 +1,7 @@
 """TRL's experimental OnlineDPOTrainer, whose micro-batches weigh alike however a step's rows are divided into them.
 
-TRL's ``training_step`` is one method: it samples, scores and calls its own backward. What it computes stays TRL's; here
-it is entered with completions that are sampled already, and its loss passes through ``compute_loss`` on its way to the
-backward pass, as that of every other trainer does. So what looks after micro-batches finds the same places.
+TRL's ``training_step`` samples, scores and calls its own backward. Here it is given completions that are sampled
+already, and its loss passes through ``compute_loss`` before the backward pass, as that of every other trainer does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A trainer's call from the user's own Python, written to a file by their process and repeated in a rehearsal.
 
-The trainer's class is called again, with the very arguments of the script, the user's own subclass and its constructor
-included. Where that call reaches TRL's constructor, :data:`substitution` puts in what a rehearsal has in the place of
-weights, rows and callbacks: the drop-in classes (``autotrain_mem.drop_in``) ask it before they call TRL.
+The same class, the user's own subclass included, is called with the same arguments. Where that call reaches TRL's
+constructor, :data:`substitution` replaces weights, rows and callbacks by a rehearsal's: the drop-in classes
+(``autotrain_mem.drop_in``) ask it before they call TRL.
 """
 
 from __future__ import annotations
@@ -127,12 +127,7 @@ def splits_of(job: Job, train_split: str) -> dict[str, Any]:
 
 
 def keyword_of(job: Job, name: str) -> Any:
-    """Returns a script's argument of this name to TRL's constructor; None without one, or without a script.
-
-    Examples: ``formatting_func``, which makes texts of rows and which TRL's SFTTrainer alone takes; ``peft_config``,
-    in whose place the arguments may ask for an adapter; ``processing_class``, in whose place the model's own tokenizer
-    is taken.
-    """
+    """Returns a script's argument of this name to TRL's constructor; None without one, or without a script."""
     return None if job.python_call is None else read(job).keywords.get(name)
 
 

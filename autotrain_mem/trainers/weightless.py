@@ -1,9 +1,8 @@
 """``from_pretrained`` without weights: transformers' own loading, from config.json alone.
 
-Trainers load models themselves: TRL calls ``from_pretrained`` with a path, a dtype, an attention implementation and a
-quantization config, for the policy, the reference and the reward models alike. Inside :func:`without_weights` those
-calls run transformers' code as it is (config, dtype rules, the quantizer's choice of layers, generation config); only
-reading the checkpoint is left out.
+TRL itself calls ``from_pretrained`` for the policy, the reference and the reward models. Inside
+:func:`without_weights` those calls run transformers' code as it is (config, dtype rules, the quantizer's choice of
+layers, generation config), but read no checkpoint.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ quantized)."""
 def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Iterator[None]:
     """Within the block, ``from_pretrained`` of every transformers model needs config.json only.
 
-    The model comes back on the meta device, or as ``finish`` makes it. Only what transformers needs
-    to know the class (config.json, the code of a model that brings its own) may come from the network.
+    The model is on the meta device, or as ``finish`` makes it. Only config.json and the code of a model that brings
+    its own may come from the network.
 
     Raises, from ``from_pretrained``:
         UnsupportedModelError: an architecture that cannot be built, that has no output head, that is quantized in a way

@@ -298,41 +298,25 @@ def said(model_folder: Folder) -> Said:
 
 @pytest.mark.newest
 @pytest.mark.parametrize(
-    ("method", "given", "works_with"),
+    ("method", "given", "words", "cured"),
     [
-        ("dpo", {"label_smoothing_factor": 0.1}, "sft"),
-        ("grpo", {"train_sampling_strategy": "group_by_length"}, "sft"),
-        ("sft", {"bf16_full_eval": True}, None),
-        ("sft", {"do_eval": True}, None),
-        ("grpo", {"max_tool_calling_iterations": 3}, None),
+        ("dpo", {"label_smoothing_factor": 0.1}, "does nothing with dpo: ", {"method": "sft"}),
+        ("grpo", {"train_sampling_strategy": "group_by_length"}, "does nothing with grpo: ", {"method": "sft"}),
+        ("sft", {"bf16_full_eval": True}, "does nothing with sft: ", None),
+        ("grpo", {"max_tool_calling_iterations": 3}, "does nothing with grpo: ", None),
+        ("grpo", {"vllm_mode": "server"}, "--use_vllm is not given", {"use_vllm": True}),
+        ("dpo", {"ref_model_sync_steps": 64}, "--sync_ref_model is not given", {"sync_ref_model": True}),
+        ("sft", {"eval_steps": 10}, "--eval_strategy is not given", {"eval_strategy": "steps"}),
+        ("sft", {"packing_strategy": "wrapped"}, "--packing is not given", {"packing": True}),
     ],
 )
-def test_a_flag_that_does_nothing_is_named_with_the_method(
-    method: str, given: dict[str, Any], works_with: str | None, said: Said
+def test_a_flag_that_does_nothing_is_named_with_its_method_or_its_switch(
+    method: str, given: dict[str, Any], words: str, cured: dict[str, Any] | None, said: Said
 ) -> None:
     (warning,) = said(method, **given)
-    (name,) = given
-    assert warning.startswith(f"--{name} does nothing with {method}: ")
-    if works_with is not None:
-        assert said(works_with, **given) == []
-
-
-@pytest.mark.newest
-@pytest.mark.parametrize(
-    ("method", "given", "switch"),
-    [
-        ("grpo", {"vllm_mode": "server"}, {"use_vllm": True}),
-        ("dpo", {"ref_model_sync_steps": 64}, {"sync_ref_model": True}),
-        ("sft", {"eval_steps": 10}, {"eval_strategy": "steps"}),
-        ("sft", {"packing_strategy": "wrapped"}, {"packing": True}),
-    ],
-)
-def test_a_flag_without_its_switch_is_named_with_it(
-    method: str, given: dict[str, Any], switch: dict[str, Any], said: Said
-) -> None:
-    (warning,) = said(method, **given)
-    assert f"--{next(iter(switch))} is not given" in warning
-    assert said(method, **given, **switch) == []
+    assert warning.startswith(f"--{next(iter(given))} ")
+    assert words in warning
+    assert cured is None or said(**{"method": method, **given, **cured}) == []
 
 
 @pytest.mark.newest

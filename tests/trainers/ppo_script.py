@@ -10,7 +10,7 @@ import torch
 from ppo_runs import config, logged, trainer, weights
 from transformers import TrainerCallback
 
-STEPS = 3
+STEPS = 2
 
 
 class StopsOneProcess(TrainerCallback):  # type: ignore[misc]
@@ -28,7 +28,7 @@ def main() -> None:
         name = "lora" if use_lora else "full"
         straight = _run(model, folder / name, use_lora=use_lora, max_grad_norm=0.1)
         straight.save_model()
-        checkpoint = str(folder / name / "checkpoint-2")
+        checkpoint = str(folder / name / "checkpoint-1")
         resumed = _run(model, folder / name, use_lora=use_lora, max_grad_norm=0.1, resume=checkpoint)
         found[name] = {"straight": _result(straight), "resumed": _result(resumed)}
     stopped = _run(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.trainers.host_optimizer import SUPPORTED, HostOptimizer, offload_to_host
+from autotrain_mem.trainers.host_optimizer import HostOptimizer, offload_to_host
 from tests.training import tiny_trainers
 
 KINDS = {
@@ -150,11 +150,11 @@ def test_parameters_that_come_after_the_first_step_are_refused() -> None:
 
 
 def trainer(model: Path, output_dir: Path, **arguments: Any) -> Any:
-    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 4, "warmup_steps": 2}
+    small = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 2, "warmup_steps": 1}
     return tiny_trainers.trainer("sft", model, output_dir, weight_decay=0.1, **small | arguments)
 
 
-@pytest.mark.parametrize("optim", SUPPORTED)
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "adagrad"])
 def test_a_trainer_trains_the_same_weights_with_it(optim: str, model: Path, tmp_path: Path) -> None:
     ours, theirs = trainer(model, tmp_path, optim=optim), trainer(model, tmp_path, optim=optim)
     offload_to_host(ours)

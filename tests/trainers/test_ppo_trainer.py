@@ -74,26 +74,22 @@ def test_a_4_bit_policy_trains_in_mixed_precision(model: Path, build: Build) -> 
     assert all(not torch.equal(before[name], value) for name, value in weights(built).items() if "lora_B" in name)
 
 
-@pytest.mark.parametrize(("use_lora", "reentrant"), [(False, None), (True, True)])
-def test_checkpointing_recomputes_both_models(use_lora: bool, reentrant: bool | None, build: Build) -> None:
+@pytest.mark.parametrize(("asked", "reentrant"), [(False, None), (True, None), (True, True)])
+def test_checkpointing_recomputes_both_models_where_it_is_asked_for(
+    asked: bool, reentrant: bool | None, build: Build
+) -> None:
     kwargs = None if reentrant is None else {"use_reentrant": reentrant}
-    checkpointed = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
-    built = build(options={"use_lora": use_lora}, max_steps=2, **checkpointed)
+    built = build(
+        options={"use_lora": bool(reentrant)}, gradient_checkpointing=asked, gradient_checkpointing_kwargs=kwargs
+    )
     calls, before = during_training(built), weights(built)
     built.train()
-    micro_batches = 2 * 2
-    assert calls == dict.fromkeys(("policy", "value"), 2 * micro_batches)
-    for layer in layers(built):  # TRL's own enabling after a generation forgets the options
+    micro_batches = 2
+    assert calls == dict.fromkeys(("policy", "value"), micro_batches * (1 + asked))
+    for layer in layers(built) if asked else ():  # TRL's own enabling after a generation forgets the options
         assert layer._gradient_checkpointing_func.keywords["use_reentrant"] is bool(reentrant)
     after = weights(built)
     assert all(not torch.equal(before[name], after[name]) for name in before if "q_proj" in name)
-
-
-def test_without_checkpointing_nothing_is_recomputed(build: Build) -> None:
-    built = build()
-    calls = during_training(built)
-    built.train()
-    assert calls == {"policy": 2, "value": 2}
 
 
 def test_generation_is_not_checkpointed(build: Build) -> None:
@@ -106,17 +102,15 @@ def test_generation_is_not_checkpointed(build: Build) -> None:
     assert checkpointed == {True}
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_gradients_are_clipped_once_per_step(epochs: int, build: Build) -> None:
+def test_gradients_are_clipped_once_per_step(build: Build) -> None:
     by_sgd = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
-    built = build(max_grad_norm=1e-3, num_ppo_epochs=epochs, **by_sgd)
+    built = build(max_grad_norm=1e-3, **by_sgd)
     before = weights(built)
     built.train()
     after = weights(built)
     moved = torch.sqrt(sum((after[name] - before[name]).double().square().sum() for name in before))
-    # One step of SGD moves by rate x clipped norm; float32 sums of 200,000 squares are good to 1e-3. Two steps in
-    # nearly the same direction move nearly twice as far.
-    assert moved.item() == pytest.approx(epochs * 1e-3, rel=1e-3 if epochs == 1 else 0.2)
+    # One step of SGD moves by rate x clipped norm; float32 sums of 200,000 squares are good to 1e-3.
+    assert moved.item() == pytest.approx(1e-3, rel=1e-3)
     assert logged(built, "grad_norm")[0] > 1e-3
 
 
@@ -130,12 +124,12 @@ def test_gradients_are_accumulated_over_the_last_prompts_too(build: Build) -> No
 
 
 def test_max_steps_bounds_updates_and_schedule(model: Path, tmp_path: Path) -> None:
-    args = config(tmp_path, max_steps=4, learning_rate=1e-2, lr_scheduler_type="linear")
+    args = config(tmp_path, max_steps=2, learning_rate=1e-2, lr_scheduler_type="linear")
     built = trainer(model, args)
     built.train()
     assert args.total_episodes is None  # the caller's arguments can build the next trainer
-    assert built.state.global_step == built.state.max_steps == 4
-    assert logged(built, "lr") == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
+    assert built.state.global_step == built.state.max_steps == 2
+    assert logged(built, "lr") == pytest.approx([1e-2, 0.5e-2])
 
 
 @pytest.mark.parametrize(("max_steps", "episodes", "updates"), [(1, 3 * ROLLOUT, 1), (9, 2 * ROLLOUT, 2)])
