@@ -15,7 +15,8 @@ from autotrain_mem.settings.adapter_config import PEFT_CONFIG, kind_of, why_not_
 from autotrain_mem.settings.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
-from autotrain_mem.settings.optimizer_verdicts import is_projecting, package_of, why_refused
+from autotrain_mem.settings.optimizer_verdicts import REFUSED as REFUSED_OPTIMIZERS
+from autotrain_mem.settings.optimizer_verdicts import is_projecting, package_of
 from autotrain_mem.settings.words import AUTO, MAX_LENGTH, is_maximized
 from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 from autotrain_mem.types.findings import Finding, Problems
@@ -336,7 +337,7 @@ def rows(flags: Flags) -> Problems:
 def optimizer(flags: Flags) -> Problems:
     """Refuses optimizers that cannot be rehearsed, or that need arguments or a package that are missing."""
     given, name = flags.given, str(flags.given.get("optim") or "")
-    if refused := why_refused(name):
+    if refused := REFUSED_OPTIMIZERS.get(name):
         why, cure = refused
         yield f"--optim {name} is not supported yet: {why}.", f"{cure}; adafactor, lion_8bit and ademamix_8bit are too."
     elif (package := package_of(name)) and importlib.util.find_spec(package[0]) is None:

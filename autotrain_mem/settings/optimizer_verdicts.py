@@ -90,11 +90,6 @@ def optimizer_of(args: Any) -> str:
     return str(getattr(args.optim, "value", args.optim))
 
 
-def why_refused(name: str) -> tuple[str, str] | None:
-    """Returns why an optimizer is refused, and what is not; None where it is planned with."""
-    return REFUSED.get(name)
-
-
 def package_of(name: str) -> tuple[str, str] | None:
     """Returns the package that an optimizer is in, as Python and as pip call it; None where it is no other's."""
     package = PACKAGES.get(name)

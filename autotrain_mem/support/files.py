@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also when the disk fills up or the power goes; and read without being trusted."""
+"""Writes files in one step, so that they are whole or absent, and reads files that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ A_LINK = "it is a symbolic link, which is not followed"
 def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
     """Replaces ``path`` in one step; a write that fails leaves what was there.
 
-    Loss may be NaN, which JSON has no number for: it is written as the text ``"nan"``, so that any reader can parse
-    the file and none takes a diverged loss for one that was not measured (null).
+    NaN, which JSON lacks, is written as the text ``"nan"``: null would look like a loss that was not measured.
 
     Args:
         place: What the user would say to have it elsewhere, for the hint.
@@ -81,13 +80,10 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666, *, flushes: bool
 
 
 class JsonLines:
-    """Adds to a file of one JSON object a line, such as those that a run leaves in its output folder.
+    """Appends JSON objects to a file, one a line; its folder is created if missing.
 
-    It is appended to, so that a run that goes on writes on, and opened for each line, so that nothing is lost with the
-    process. A line that was cut short (a kill, a full disk) is ended first, and stays one that no JSON reader takes.
-
-    Args:
-        path: The folder is made when it is not there.
+    The file is opened for each line, so that a crash loses none. A line that was cut short (a kill, a full disk) is
+    ended first; no JSON reader accepts it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,10 +104,9 @@ class JsonLines:
 
 
 def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, follows_links: bool = False) -> int:
-    """Opens a file by a name that others know, in a folder that they may write to. Raises OSError, also for what is not
-    a regular file.
+    """Opens a regular file in a folder that others may write to: follows no link and waits for no pipe.
 
-    A link is not followed, a pipe not waited for.
+    Raises OSError, also for anything but a regular file.
     """
     flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follows_links else getattr(os, "O_NOFOLLOW", 0))
     try:
@@ -127,21 +122,20 @@ def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, f
 
 
 def read_start(path: Path, most_bytes: int) -> bytes:
-    """An ordinary file's first bytes. Raises OSError as :func:`open_ordinary`."""
+    """Returns a file's first bytes. Raises OSError as :func:`open_ordinary`."""
     with open_ordinary(path) as file:
         return file.read(most_bytes)
 
 
 @contextlib.contextmanager
 def open_ordinary(path: Path) -> Iterator[BinaryIO]:
-    """Opens an ordinary file to read. Raises OSError if it cannot be read, or is a folder, a device, which may give
-    bytes without end, a pipe, which waits for somebody to write, or a socket."""
+    """Opens a regular file, or a link to one, to read. Raises OSError for anything else: a device may have no end."""
     with os.fdopen(open_own(path, follows_links=True), "rb") as file:
         yield file
 
 
 def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:
-    """The operating system's words in the user's: why a file cannot be written, and where it could be."""
+    """Explains why a file cannot be written, and where it could be."""
     unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
     reason, hint = _REASONS.get(error.errno or 0, unforeseen)
     return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place))

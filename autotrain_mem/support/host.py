@@ -36,7 +36,7 @@ def existing(folder: pathlib.Path) -> pathlib.Path:
 
 
 def free_disk_bytes(folder: str | pathlib.Path) -> int:
-    """Returns what is free on the disk of a folder, which may not be there yet, or any more."""
+    """Returns the free bytes of the disk that a folder, which need not exist, would be on."""
     return shutil.disk_usage(existing(pathlib.Path(folder))).free
 
 
@@ -47,7 +47,7 @@ class HostMemory:
     total_bytes: int
     available_bytes: int
     source: str
-    """Which of the two said so."""
+    """The source of the figures, for the user."""
 
 
 _MOUNTS = {"": ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "memory": ("sys/fs/cgroup/memory",)}
@@ -56,7 +56,7 @@ where such groups may be mounted."""
 
 
 def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
-    """The machine's, or its container's where that has less. ``/proc`` and ``/sys`` are in ``root``."""
+    """Returns the memory of the machine, or of its container if that has less. ``root`` holds ``/proc``, ``/sys``."""
     import psutil  # 20 ms that the command's help can do without
 
     memory = psutil.virtual_memory()
@@ -92,8 +92,7 @@ def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
 
 
 def oom_kills(root: pathlib.Path = ROOT) -> int:
-    """Counts processes that the kernel has killed so far for want of memory: of this control group, or of the machine
-    where that has none that counts.
+    """Counts processes that the kernel killed for lack of memory: in this control group, or else on the machine.
 
     Sources: ``memory.events``, ``oom_kill`` (cgroup-v2.rst); ``memory.oom_control`` (cgroup-v1/memory.rst, since Linux
     4.13); ``/proc/vmstat`` (``mm/vmstat.c: vmstat_text``).
@@ -111,7 +110,7 @@ def _rows(file: pathlib.Path) -> dict[str, str]:
 
 
 def cores() -> int:
-    """Counts how many this process may run on: taskset, a batch system or a container may leave it few."""
+    """Counts the cores that this process may run on, which taskset, a batch system or a container may limit."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

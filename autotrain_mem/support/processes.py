@@ -1,7 +1,7 @@
-"""Child processes that speak JSON, one object a line: the parent's side and the child's.
+"""Exchanges JSON lines with child processes: the parent's side and the child's.
 
-The parent asks on the child's stdin and reads answers from its stdout. Whatever else the child prints, libraries'
-warnings and progress bars included, goes to its log. A child ends when its parent does: its stdin closes.
+Requests go to the child's stdin, answers come from its stdout; everything else that the child prints goes to its log.
+A child ends with its parent, whose end closes its stdin.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Child:
         has_children: It starts processes of its own. It gets a process group, out of reach of the terminal's Ctrl-C,
             and whatever ends the child ends all of them: one left over would hold its stdout open, and be waited for.
         keeps_open: Open files that it inherits.
-        on_line: Gets each line of its answers, and None at their end, in a thread of this child's; for whoever listens
-            to several. :meth:`receive` then has nothing to give.
+        on_line: Is called in a reader thread with each line of the answers, and with None at their end, in place of
+            :meth:`receive`.
     """
 
     def __init__(
@@ -92,12 +92,10 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Returns whether the process is still running."""
         return self._process.poll() is None
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -189,11 +187,10 @@ class Child:
 
 
 class LossyStream:
-    """Wraps a text stream whose disk may be full, whose terminal may close, or whose reader may have ended.
+    """Wraps a text stream that may fail: a full disk, a closed terminal, a reader that ended.
 
     Args:
-        stream: All else is its own.
-        on_loss: Is called with the first error, and not in processes that are forked later.
+        on_loss: Is called with the first error, except in processes that are forked later.
     """
 
     def __init__(self, stream: TextIO, on_loss: Callable[[OSError], None] = lambda error: None) -> None:

@@ -1,13 +1,12 @@
-"""A cache on disk: JSON values by JSON keys, one small file each. It makes things faster and never makes them fail.
+"""Caches JSON values by JSON keys on disk, in one small file each. A failure of the cache never fails its caller.
 
-A file is the JSON of ``{"kind": ..., "key": ..., "value": ...}`` in gzip's form: its checksum tells a damaged one, and
-``zcat`` shows it. It is written beside its place and moved there in one step, so that two processes may keep the
-same key at once, and a reader sees the old file or the new one. Nothing is flushed, so a crash of the machine can leave
-a file torn.
+A file is the JSON of ``{"kind": ..., "key": ..., "value": ...}``, compressed by gzip, whose checksum detects damage. It
+replaces an older one in one step, so that several processes can write the same key, but is not flushed: a crash of the
+machine can leave it torn.
 
-- A file that is damaged, unreadable or another's is dropped, said once, and made again by whoever asked for it.
-- A folder that cannot be written (full disk, read-only, no home) is said once, and nothing is kept from then on.
-- Beyond ``LIMIT_BYTES`` the files go that were longest unused: the first put of each store looks for them.
+- A file that is damaged, unreadable or another's is deleted and reported once.
+- A folder that cannot be written (full disk, read-only, no home) is reported once, and not written to again.
+- Beyond ``LIMIT_BYTES`` the least recently used files are deleted, at the first put of each store.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from autotrain_mem.support.files import PARTIAL, replace_file
 from autotrain_mem.support.units import KIB, MIB
 
 LIMIT_BYTES = 200 * MIB
-"""What the folder may hold. A kept rehearsal is some 10 KiB, a dataset's profile as much: thousands of them."""
+"""The largest size of the folder. A kept rehearsal is some 10 KiB, a dataset's profile as much: thousands of them."""
 KEPT_SHARE = 0.75
-"""What is left of the limit after old files were dropped."""
+"""The share of the limit that remains after old files were deleted."""
 PAGE_BYTES = 4 * KIB
 """A file takes whole pages of the disk."""
 ABANDONED_SECONDS = 3600.0
-"""A file half written is another process's work, or what one left that was killed: it is from an hour on."""
+"""Age from which a half-written file counts as left by a killed process."""
 
 _SUFFIX = ".json.gz"
 _GZIP = 31
@@ -53,15 +52,14 @@ def cache_folder() -> pathlib.Path | None:
 
 
 class Store:
-    """Values kept between runs.
+    """Keeps values between runs.
 
     ``store.put("profile", {"dataset": "gsm8k"}, {"longest": 512})`` and, in a later process,
     ``store.get("profile", {"dataset": "gsm8k"}) == {"longest": 512}``.
 
     Args:
-        folder: Where the files are; made when first needed. None keeps nothing.
-        on_damage: Is called, once for each, with what to say of a damaged file and of a folder that cannot be written.
-        limit_bytes: What the folder may hold.
+        folder: Created when first needed. None keeps nothing.
+        on_damage: Is called with a message, once for damaged files and once for a folder that cannot be written.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Preflight is what is found out about a job before anything is rehearsed: what would fail or hurt, and its cure."""
+"""Defines the findings of the checks before a rehearsal, each with its cure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Download:
-    """Describes what is still to be fetched before a training can begin."""
+    """Describes the download that a training needs first."""
 
     size_bytes: int
     folder: str
@@ -44,7 +44,7 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preflight:
-    """Holds what a look at model, tokenizer and data found."""
+    """Holds the findings about model, tokenizer and data."""
 
     findings: tuple[Finding, ...]
     parameters: int | None

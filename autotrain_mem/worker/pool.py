@@ -1,4 +1,4 @@
-"""Several workers at once: they import together while the parent does other things, and share what is to be asked."""
+"""Runs several workers, which import TRL while the parent does other things, and share the questions."""
 
 from __future__ import annotations
 

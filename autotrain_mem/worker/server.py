@@ -223,15 +223,14 @@ def leave_group() -> None:
 
 
 class ScratchFolders:
-    """The temporary folders of a parent that was killed: it tidies nothing up, so its workers, which outlive it by a
-    moment, remove their own and those of what scripts handed over. Rows of a script's own memory lie in them, whole."""
+    """Removes the temporary folders that a killed parent leaves: the worker's own, and those with a script's rows."""
 
     def __init__(self) -> None:
         own = os.environ.get(SCRATCH)
         self._folders = {pathlib.Path(own)} if own else set()
 
     def note(self, request: Mapping[str, Any]) -> None:
-        """A question came, perhaps with the path of a file that a script handed over."""
+        """Notes the folder of a script's file, if a question names one."""
         call = (request.get("job") or {}).get("python_call")
         if call is not None:
             self._folders.add(pathlib.Path(call["path"]).parent)

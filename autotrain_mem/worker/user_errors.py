@@ -71,10 +71,10 @@ def _reads_a_value(error: Exception) -> bool:
 
 
 def passed_on(error: Exception) -> dict[str, Any] | None:
-    """Passes on what TRL, PEFT or the user's own code refused, for a script to meet as if it had been raised there.
+    """Describes an error of TRL, PEFT or the user's own code, so that the script's process can raise it too.
 
-    ``{"kind": "ValueError", "text": ..., "note": "It was raised in ..."}``: Python's own class that is nearest to the
-    error's, and where it was; None for what others raised, of which the script's reader is told what it means.
+    ``{"kind": "ValueError", "text": ..., "note": "It was raised in ..."}``: the nearest class of Python's own, and the
+    place; None for errors of other libraries.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if _reads_a_value(error) or not frames or library_of(frames[-1].filename) not in ("trl", "peft", ""):
