@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.cli import tiny_model, word_problems
+from autotrain_mem.trainers import pretrained
 
 FAMILIES = ("qwen2", "qwen3", "llama", "gemma3", "gpt2")
 WINDOW = 16
@@ -94,26 +95,6 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 VISION_FAMILIES = ("qwen2_5_vl", "gemma3", "smolvlm", "llava")
 IMAGE_TOKEN = 540
 """The id of the token of images, of all of them: the first that the tokenizer of texts has not."""
-_MARKS = {  # the processors' own texts, by the names that their tokenizers know them by
-    "qwen2_5_vl": {
-        "image_token": "<|image_pad|>",
-        "video_token": "<|video_pad|>",
-        "vision_start_token": "<|vision_start|>",
-        "vision_end_token": "<|vision_end|>",
-    },
-    "gemma3": {
-        "image_token": "<image_soft_token>",
-        "boi_token": "<start_of_image>",
-        "eoi_token": "<end_of_image>",
-    },
-    "smolvlm": {
-        "image_token": "<image>",
-        "fake_image_token": "<fake_token_around_image>",
-        "global_image_token": "<global-img>",
-        "end_of_utterance_token": "<end_of_utterance>",
-    },
-    "llava": {"image_token": "<image>"},
-}
 _IN_TEMPLATE = {
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "gemma3": "<start_of_image>",
@@ -140,8 +121,9 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
     from transformers import AutoModelForImageTextToText
 
     tokenizer = tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0)))
-    tokenizer._set_model_specific_special_tokens(_MARKS[family])
-    marks = [*_MARKS[family].values()]
+    texts = {name: token.text for name, token in pretrained.FAMILIES[family].items()}
+    tokenizer._set_model_specific_special_tokens(texts)
+    marks = [*texts.values()]
     marks += [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)] * (family == "smolvlm")
     tokenizer.add_special_tokens({"extra_special_tokens": marks}, replace_extra_special_tokens=False)
     tokenizer.chat_template = _TEMPLATE.replace("MARK", _IN_TEMPLATE[family])

@@ -45,8 +45,7 @@ def read_config(job: Job) -> Any:
     if (model := model_of(job)) is not None:
         return model.config
     revision = job.arguments.get("model_revision")
-    options = {"revision": revision} if revision else {}
-    config = _load(job.model, "--model", trust_remote_code=job.arguments.get("trust_remote_code", False), **options)
+    config = _load(job, job.model, "--model", **({"revision": revision} if revision else {}))
     _check_architecture(job.model, job.method_facts, config)
     return config
 
@@ -56,10 +55,8 @@ def reward_model(subject: ModelOnCard) -> None:
     UnsupportedModelError, and the errors of :func:`read_config`."""
     job = subject.job
     for name in REWARD_MODEL_ARGUMENTS:
-        model = job.arguments.get(name)
-        if model is not None:
-            trust = bool(job.arguments.get("trust_remote_code", False))
-            _check_classifier(model, _load(model, f"--{name}", trust_remote_code=trust))
+        if (model := job.arguments.get(name)) is not None:
+            _check_classifier(model, _load(job, model, f"--{name}"))
 
 
 def teacher_model(subject: ModelOnCard) -> None:
@@ -69,8 +66,7 @@ def teacher_model(subject: ModelOnCard) -> None:
     for name in TEACHER_ARGUMENTS:
         if (model := job.arguments.get(name)) is None:
             continue
-        trust = bool(job.arguments.get("trust_remote_code", False))
-        config = _load(model, f"--{name}", trust_remote_code=trust)
+        config = _load(job, model, f"--{name}")
         _check_architecture(model, job.method_facts, config)
         sizes = [each.get_text_config().vocab_size for each in (subject.config, config)]
         if sizes[0] != sizes[1]:
@@ -98,7 +94,7 @@ def config_digest(job: Job, config: Any) -> str:
     return digest.hexdigest()
 
 
-def _load(model: str, flag: str, **options: Any) -> Any:
+def _load(job: Job, model: str, flag: str, **options: Any) -> Any:
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
@@ -110,7 +106,8 @@ def _load(model: str, flag: str, **options: Any) -> Any:
             hint="Update transformers, or take a model that the installed one knows.",
         )
     try:
-        return load_config(model, **options)
+        trust = bool(job.arguments.get("trust_remote_code"))
+        return load_config(model, trust_remote_code=trust, **options)
     except StrictDataclassError as error:
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
         message = f"transformers refuses {model}/config.json: {' '.join(reasons)}"

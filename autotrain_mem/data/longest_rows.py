@@ -84,10 +84,9 @@ def are_conversations(trainer: Any, dataset: Any) -> bool:
 
 
 def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Numbers of the rows of which a step makes most tokens, and how many these are of the first.
+    """Returns the numbers of the rows that make most tokens in a step, and the tokens of the first.
 
-    Of those with most characters; where an answer is sampled behind a prompt, those with most characters before the
-    last message are looked at too.
+    Candidates have the most characters in all, or, since an answer may be sampled, before their last message.
     """
     method = method_of_trainer(trainer)
     assert method is not None, "asked before"
@@ -153,8 +152,8 @@ def are_image_rows(dataset: Any) -> bool:
 def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
     """Returns the numbers of the rows of most tokens, and the tokens of the longest.
 
-    They are sought among those of most pixels, those of most images (which some models shrink to one size) and those of
-    most text; of equally many tokens, the most pixels come first. The trainer's own collator or tokenization counts.
+    Candidates have the most pixels, images (which some models shrink to one size) or text. The trainer's own collator
+    or tokenization counts them; of equally many tokens, the most pixels come first.
 
     Raises:
         DatasetFormatError: an image that cannot be read.

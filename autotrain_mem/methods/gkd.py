@@ -17,13 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from autotrain_mem.methods import distillation
-from autotrain_mem.methods.configs import (
-    REHEARSED_ACCUMULATION,
-    Configs,
-    own_tokenizer,
-    padding,
-    trainer_arguments,
-)
+from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, Configs, own_tokenizer, padding, trainer_arguments
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, text_of
@@ -115,17 +109,14 @@ def rows_editor(filled: Configs) -> EditRows:
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Makes micro-steps take every source that chance may choose, in turn: the one that trains on most tokens comes
-    last.
+    """Takes the sources that chance may choose in turn, the one that trains on most tokens last.
 
-    So an optimizer step's second micro-step, which meets gradients, and the second optimizer step, which meets the
-    optimizer's state, go the longer way. That is the worst: the logits of student and teacher are whole, in several
-    copies, and what generating takes for the same tokens is a small part of them. The other way is met too, so that
-    its phases and its fragments are in the record.
+    The second micro-step, which meets gradients, and the second optimizer step, which meets the optimizer's state, then
+    take the longer way. It needs most: the whole logits of student and teacher, in several copies, outweigh what
+    generating takes for the same tokens. The other way is run too, so that its phases and fragments are recorded.
 
-    Rows that a rehearsal made have as many labels as the data's longest answer, or all but one where that is not known:
-    the loss copies what it compares on labels. Beside their long prompts that is the worst of each way, and no single
-    row.
+    Rows that a rehearsal made have as many labels as the data's longest answer, or all but one where that is unknown,
+    since the loss copies what it compares on labels.
     """
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 

@@ -132,6 +132,8 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     With LoRA there is no reference model: the adapter is switched off instead. What is quantized is the policy and the
     reference; the value model is trained whole.
     """
+    from trl.trainer.utils import create_model_from_path
+
     from autotrain_mem.trainers.ppo_trainer import PPOTrainer
 
     common = trainer_arguments(filled, model, stub)
@@ -143,8 +145,8 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     return PPOTrainer(
         args=filled.training,
         processing_class=tokenizer,
-        model=_causal(model, loading),
-        ref_model=None if common["peft_config"] is not None else _causal(model, loading),
+        model=create_model_from_path(model, **loading),
+        ref_model=None if common["peft_config"] is not None else create_model_from_path(model, **loading),
         reward_model=reward_model,
         value_model=value_model,
         train_dataset=_tokenized(train_dataset, tokenizer),
@@ -232,12 +234,6 @@ def _config_type() -> Any:
     from autotrain_mem.trainers.ppo_trainer import PPOConfig
 
     return PPOConfig
-
-
-def _causal(model: str, loading: Mapping[str, Any]) -> Any:
-    from trl.trainer.utils import create_model_from_path
-
-    return create_model_from_path(model, **loading)
 
 
 def _tokenized(split: Any, tokenizer: Any) -> Any:
