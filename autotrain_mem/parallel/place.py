@@ -108,8 +108,7 @@ SearchResult = tuple[str, Place]
 
 
 def _slurm(environment: Mapping[str, str]) -> SearchResult | None:
-    """Reads the place from a step that ``srun`` started; a batch script itself runs on its first node alone, and has no
-    step's nodes."""
+    """Reads the place of a step that ``srun`` started; a batch script runs on its first node alone, without a step."""
     machines = environment.get("SLURM_STEP_NUM_NODES", "1")
     if not machines.isdigit() or int(machines) < 2:
         return None

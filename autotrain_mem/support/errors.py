@@ -73,17 +73,17 @@ class AutofitError(Exception):
         self.details = details
 
     def __str__(self) -> str:
-        """Message and hint: what a traceback, a notebook and a log show."""
+        """Joins message and hint, for tracebacks, notebooks and logs."""
         return printable("\n".join([self.message, *(f"  {line}" for line in self.hint.splitlines())]))
 
     def to_json(self) -> dict[str, Any]:
-        """Wires form, for child processes: class name, message and hint, and details where there are some."""
+        """Returns class name, message and hint, and details if there are any, for another process."""
         sent = {"error": type(self).__name__, "message": self.message, "hint": self.hint}
         return sent if self.details is None else {**sent, "details": self.details}
 
 
 class UsageError(AutofitError):
-    """The request is unknown, malformed or contradicts itself; all that is wrong is said at once.
+    """Raised for a request that is unknown, malformed or contradictory; the message names all problems.
 
     >>> from autotrain_mem import AutoFit, UsageError
     >>> try:

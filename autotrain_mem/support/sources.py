@@ -1,5 +1,7 @@
-"""Refuses models and data that cannot be had: those of this machine by their files alone, and those of the Hugging Face
-Hub that are not kept here, where it cannot be asked for them. Its own clients find that out after half a minute."""
+"""Rejects models and data that are missing here, or on a Hugging Face Hub that cannot be reached.
+
+The hub's own clients find that out after half a minute.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ WHAT_IS_READ = (
 )
 ONE_ROW = "Give --dataset a file with at least one row."
 _PATHS = ("/", "./", "../", "~")
-"""How a name begins that is no hub id."""
+"""Beginnings of names that are no hub ids."""
 _MOST_SLASHES = 1
 """A hub id is NAME or OWNER/NAME (huggingface_hub/utils/_validators.py: validate_repo_id)."""
 _CHECK_PATH = "Check the path that --dataset gives."
 
 
 def saved_model(flag: str) -> str:
-    """Returns what a flag takes that names a model, for a hint."""
+    """Returns the hint of what a model's flag takes."""
     return f"Give {flag} a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
 
 
@@ -84,8 +86,7 @@ VISION_EXTRA = 'Run: pip install "autotrain_mem[vision]"'
 
 
 def check_image_packages(model: str, model_type: str) -> None:
-    """Raises MissingExtraError for a model that reads images where what reads them is missing: its processor cannot be
-    made then, nor its tokenizer, which is a part of that."""
+    """Raises MissingExtraError if a package is missing that the model's processor, tokenizer included, needs."""
     needed = _OF_ALL_IMAGES | _OF_A_FAMILY.get(model_type, {})
     missing = [package for name, package in needed.items() if find_spec(name) is None]
     if missing:
@@ -123,7 +124,7 @@ OFFLINE_HINT = (
 )
 _PORTS = {"http": 80, "https": 443}
 _SECONDS = 2.0
-"""For an answer of the hub's host; where none comes, its clients are left to try for longer."""
+"""Timeout of a connection to the hub; its clients then try for longer."""
 
 
 def unreachable() -> str:
@@ -161,14 +162,13 @@ def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
 
 
 def no_id(model: str) -> ModelNotFoundError:
-    """Makes the error of a name that the hub can have nothing under."""
+    """Makes the error for a name that is no valid hub id."""
     hint = "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B."
     return no_model(model, "no hub id is written so", hint)
 
 
 def check_cached(model: str, revision: str | None) -> None:
-    """Raises ModelNotFoundError for what is no hub id, and, where the hub cannot be asked, for one of a model of which
-    nothing is kept."""
+    """Raises ModelNotFoundError for an invalid hub id, or an uncached one if the hub cannot be reached."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -181,10 +181,10 @@ def check_cached(model: str, revision: str | None) -> None:
 
 
 def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises DatasetNotFoundError for a hub id of rows of which nothing is kept, where the hub cannot be asked.
+    """Raises DatasetNotFoundError for an uncached dataset of the hub, if the hub cannot be reached.
 
-    Their folder is ``OWNER___NAME``, with capitals written otherwise (``datasets/load.py:
-    CachedDatasetModuleFactory``); here any that differs by capitals and underscores alone is taken for it.
+    The cache's folder is ``OWNER___NAME`` (``datasets/load.py: CachedDatasetModuleFactory``); names are compared
+    without capitals and underscores.
     """
     if is_path(name) or Path(name).exists():
         return

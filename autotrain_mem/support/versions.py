@@ -1,4 +1,4 @@
-"""Tells what is installed, for a cache's key: with other libraries or another autofit what was kept counts no more."""
+"""Lists what is installed, for the keys of the cache: results of other versions are not reused."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ TESTED = {
 those of scripts/constraints.txt, its core on trl 1.16 (scripts/newest) and on torch 2.14.1; of torch 2.15 plans alone
 were made."""
 OFTEN_EDITED = ("trl",)
-"""Patched in place by those who try things out, and small enough to read each file: 13 ms, and the same digest wherever
-it is installed, so that a plan can be carried to another machine."""
+"""Packages that users patch in place, small enough to read each file (13 ms): a digest of the content is the same
+wherever it is installed, so that a plan can be carried to another machine."""
 DEVELOPMENT = ".dev"
-"""In the version of a checkout, which stays the same while its files change: those are looked at too."""
+"""Marks the version of a checkout, which stays the same while its files change."""
 
 OURS = pathlib.Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""The parent's side of the worker: asks, waits within a limit, restarts what died, and rebuilds what is told."""
+"""Asks a worker from the parent: waits within a limit, replaces a worker that died, and rebuilds its errors."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ HIDDEN_CUDA = {
     "OMP_NUM_THREADS": "1",
 }
 """The worker's environment: no GPU, so that a rehearsal is the same on every machine and takes no card's memory. HIP
-takes an empty text for one that is not set (ROCm's ``clr``, ``rocclr/device/rocm/rocdevice.cpp: Device::init``)."""
+treats an empty value as unset (ROCm's ``clr``, ``rocclr/device/rocm/rocdevice.cpp: Device::init``)."""
 
 PREFIX = "autofit-"
-"""How the names of our temporary folders begin; nothing of another name is removed."""
+"""Prefix of our temporary folders; no other is removed."""
 SCRATCH = "AUTOFIT_SCRATCH"
-"""The variable that tells a worker which folder is its own: not TMPDIR alone, which may be everyone's."""
+"""The variable with the worker's own folder: TMPDIR may be everyone's."""
 
 TIME_LIMIT_SECONDS = 600.0
-"""For one question, or from one word about its progress to the next. A rehearsal takes seconds, counting the tokens of
-a large dataset minutes."""
+"""For one answer, or between two reports of its progress. A rehearsal takes seconds, counting the tokens of a large
+dataset minutes."""
 
 
 class Worker:
-    """A worker process: ``start`` lets it import TRL while the parent does other things, a question starts it too.
+    """Asks one worker process, which starts with :meth:`start` or the first question. Use it as a context manager.
 
-    Use it as a context manager. A worker that died or hung is replaced at the next question.
+    A worker that died or hung is replaced at the next question.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Worker:
         self._scratch.cleanup()
 
     def kill(self) -> None:
-        """Kills the process, from any thread: a caller that waits for an answer gets an error."""
+        """Kills the process, from any thread; a caller that waits for an answer gets an error."""
         with self._lock:
             self._over = True
             if self._child is not None:
@@ -71,11 +71,11 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process id, for those who watch its memory; starts the process."""
+        """Returns the process id; starts the process if needed."""
         return (self._child or self._living()).pid
 
     def start(self) -> None:
-        """Starts the process where it is not running, and does not wait for it."""
+        """Starts the process if needed, without waiting for it."""
         self._living()
 
     def parse(
@@ -94,11 +94,11 @@ class Worker:
         return given, codec.from_json(Knobs, defaults)
 
     def accept(self, method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
-        """TRL's defaults for a config that a script made: :func:`checks.arguments.accept`."""
+        """Returns TRL's defaults for a script's config: :func:`checks.arguments.accept`."""
         return codec.from_json(Knobs, self._ask("accept", method=method, given=given, own=own))
 
     def flags(self) -> dict[str, TrlFlags]:
-        """TRL's flags and help texts for every method, which the worker also keeps on disk."""
+        """Returns TRL's flags and help texts by method, which the worker also keeps on disk."""
         return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}
 
     def describe(self, job: Job, compute_capability: Capability) -> ModelFacts:
@@ -115,7 +115,7 @@ class Worker:
         return codec.from_json(tuple[str, ...], self._ask("layers_to_name", job=job))
 
     def check_can_train(self, job: Job) -> None:
-        """Raises UsageError when the job lacks something without which nothing can be trained."""
+        """Raises UsageError if the job lacks something that training needs."""
         self._ask("check", job=job)
 
     def preflight(
@@ -135,10 +135,10 @@ class Worker:
         return codec.from_json(Fingerprint, self._ask("fingerprint", job=job))
 
     def profile(self, job: Job, on_progress: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
-        """Token lengths of the job's dataset. Raises DatasetError for data that are not there or cannot be trained on.
+        """Returns the dataset's token lengths; calls ``on_progress`` a few times a second.
 
-        Args:
-            on_progress: Is told how far the counting is, a few times a second; the time limit is for silence.
+        Raises:
+            DatasetError: the data are missing or cannot be trained on.
         """
         return codec.from_json(DataProfile, self._ask("profile", on_progress, job=job))
 
@@ -200,7 +200,7 @@ class Worker:
 
 
 def _cause(answer: Mapping[str, Any]) -> Exception:
-    """Rebuilds what was raised there: errors of TRL, PEFT or the user's own code in Python's nearest class."""
+    """Rebuilds the worker's exception: errors of TRL, PEFT or the user's own code as Python's nearest class."""
     where, raised = RuntimeError(answer["traceback"]), answer.get("raised") or {}
     kind = getattr(builtins, raised.get("kind", ""), None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
