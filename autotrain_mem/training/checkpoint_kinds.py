@@ -1,7 +1,7 @@
-"""Finds the form in which a checkpoint holds model and optimizer, and which trainings can resume from it.
+"""Determines the form in which a checkpoint stores model and optimizer, and which trainings can resume from it.
 
-The libraries resume from a checkpoint of a training's own form, ``training.process.resharding`` from some of another
-form. The rest is rejected here, before anything starts. Only DeepSpeed reads ZeRO's.
+The libraries resume from a checkpoint of the training's own form, ``training.process.resharding`` from some of other
+forms. All others are rejected here, before anything starts. Only DeepSpeed reads ZeRO checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autotrain_mem.types import Knobs
 
 Form = Literal["whole", "shards", "zero", "zero3"]
 """``whole``: files with all of the model and the optimizer (one process, DDP); ``shards``: those of
-``torch.distributed.checkpoint`` (FSDP); ``zero`` and ``zero3``: DeepSpeed's, each rank's part in a file."""
+``torch.distributed.checkpoint`` (FSDP); ``zero`` and ``zero3``: DeepSpeed's, one file for each rank's part."""
 
 _NAMES = {
     "whole": "whole (of one process, or of DDP)",
@@ -30,12 +30,12 @@ _FAMILIES = {"zero1": "zero", "zero2": "zero", "zero3": "zero3"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumer:
-    """Holds how the resuming training divides the model among its processes."""
+    """How the resuming training divides the model among its processes."""
 
     sharding: str | None
     processes: int
     optim: str | None = None
-    """None if it is not known yet."""
+    """None if not yet decided."""
 
     @classmethod
     def of(cls, knobs: Knobs) -> Resumer:
@@ -43,7 +43,7 @@ class Resumer:
 
     @property
     def form(self) -> Form:
-        """The form of the checkpoints that it writes.
+        """The form of the checkpoints that this training writes.
 
         >>> Resumer(sharding="hsdp", processes=8).form
         'shards'
@@ -54,7 +54,7 @@ class Resumer:
 
 
 def form_of(checkpoint: Path) -> Form:
-    """Returns the form of its files (ZeRO-3's: ``deepspeed/runtime/engine.py: _get_ckpt_name``; FSDP's:
+    """Returns the form of a checkpoint, by its files (ZeRO-3: ``deepspeed/runtime/engine.py: _get_ckpt_name``; FSDP:
     ``accelerate/utils/constants.py: FSDP_MODEL_NAME``)."""
     if is_deepspeeds(checkpoint):
         return "zero3" if any(checkpoint.glob("global_step*/zero_pp_rank_*_model_states.pt")) else "zero"
@@ -62,7 +62,7 @@ def form_of(checkpoint: Path) -> Form:
 
 
 def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
-    """Returns whether the libraries cannot resume from it. DeepSpeed needs as many ranks as wrote it
+    """Returns whether the libraries cannot resume from it. DeepSpeed needs the number of ranks that wrote it
     (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
     form = form_of(checkpoint)
     return form != resumer.form or (form in ("zero", "zero3") and processes_of(checkpoint) != resumer.processes)
@@ -83,13 +83,13 @@ def why_not(checkpoint: Path, resumer: Resumer) -> str:
 
 
 def check_form(checkpoint: Path, resumer: Resumer) -> None:
-    """Raises OutputFolderError for a checkpoint that a training cannot resume from; the hint has flags that can."""
+    """Raises OutputFolderError if a training cannot resume from a checkpoint; the hint gives flags that can."""
     if why := why_not(checkpoint, resumer):
         raise OutputFolderError(f"Cannot resume from {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
 
 
 def as_it_was_begun(checkpoint: Path) -> str:
-    """Returns the flags that resume it as it was written, and other ways."""
+    """Returns the flags that resume it in the form in which it was written, and other ways."""
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form == "whole":
         return f"Go on as it was begun: --gpus {before}" + (" --sharding ddp." if before > 1 else ".")

@@ -1,9 +1,8 @@
 """Distinguishes whole checkpoints from torn ones, and finds the one to resume from.
 
 transformers writes a checkpoint in place, file by file, and resumes from the one with the highest number
-(``trainer_utils.py: get_last_checkpoint``), whole or not. A run of autofit writes a manifest last, with the size and
-checksum of every file, and checks it before it resumes. Without a manifest, as TRL alone writes one, the files
-themselves are checked.
+(``trainer_utils.py: get_last_checkpoint``), whole or not. autofit writes a manifest last, with the size and checksum of
+every file, and checks it before it resumes. TRL alone writes no manifest: then the files themselves are checked.
 """
 
 from __future__ import annotations
@@ -32,43 +31,43 @@ MANIFEST = "autofit.checkpoint.json"
 STATE = "trainer_state.json"
 """The file that transformers writes last (``trainer.py: _save_checkpoint``)."""
 TORN = "torn-"
-"""Prefix of a torn checkpoint's new name: transformers counts names that begin with ``checkpoint-``
-(``trainer_utils.py: sort_checkpoints``), and would delete a whole one for it."""
+"""Prefix of a torn checkpoint's new name. transformers counts names that begin with ``checkpoint-``
+(``trainer_utils.py: sort_checkpoints``), and would delete a whole checkpoint to keep a torn one."""
 
 _NUMBERED = re.compile(r"checkpoint-(\d+)")
 _WEIGHTS = (
     *("model*.safetensors", "pytorch_model*.bin", "adapter_model.*"),
     *("pytorch_model_fsdp*/*.distcp", "global_step*/*_model_states.pt"),
 )
-"""A model's or adapter's (``transformers/utils/__init__.py: WEIGHTS_NAME``), FSDP's and DeepSpeed's files."""
+"""Weights of a model or adapter (``transformers/utils/__init__.py: WEIGHTS_NAME``), of FSDP and of DeepSpeed."""
 _PICKLED = (".pt", ".pth", ".bin")
-"""torch.save writes a zip archive, whose directory is at its end (``torch/serialization.py: save``)."""
+"""Files of torch.save: a zip archive with its directory at the end (``torch/serialization.py: save``)."""
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
-"""The first bytes of an older file, without an archive: its header has no length."""
+"""The first byte of an older file, which is not an archive and has no length in its header."""
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""Errors of file systems that have nothing to wait for (``man 2 fsync``), some for folders only."""
+"""Errors of file systems that cannot sync (``man 2 fsync``), some for folders only."""
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A checkpoint that is whole."""
+    """A checkpoint folder and its step."""
 
     path: Path
     step: int
-    """Optimizer steps that it holds."""
+    """Optimizer steps done."""
 
 
 def reach_disk(checkpoint: Path) -> dict[str, int]:
-    """Waits until all files of a checkpoint are on the disk; returns the CRC-32 of each, computed meanwhile.
+    """Waits until all files of a checkpoint are on disk; returns the CRC-32 of each, computed meanwhile.
 
-    The sums take no extra time on a slower disk: 3 GB, weights and optimizer state, were on the disk 1.04 to 1.17 s
-    after they had been written, and 1.01 to 1.19 s without sums; SHA-256 took 2.1 to 2.3 s (2 cores of a Xeon, Python
-    3.11, 2026-11; xxHash is no better there).
+    Checksums take no extra time on a slow disk: 3 GB of weights and optimizer state reached the disk within 1.04 to
+    1.17 s after the write, and within 1.01 to 1.19 s without checksums. SHA-256 took 2.1 to 2.3 s (2 cores of a Xeon,
+    Python 3.11, 2026-11; xxHash was no better there).
 
     Raises:
-        OSError: the disk did not take them.
+        OSError: the files cannot be synced.
     """
     files = list(_files(checkpoint))
     folders = [path for path in checkpoint.rglob("*") if path.is_dir()]
@@ -79,10 +78,10 @@ def reach_disk(checkpoint: Path) -> dict[str, int]:
 
 
 def sync_all(paths: Iterable[Path]) -> None:
-    """Waits until files, or the names in folders, are on the disk.
+    """Waits until files, or the entries of folders, are on disk.
 
     Raises:
-        OSError: the disk did not take them.
+        OSError: they cannot be synced.
     """
     for path in paths:
         opened = os.open(path, os.O_RDONLY)
@@ -96,12 +95,12 @@ def sync_all(paths: Iterable[Path]) -> None:
 
 
 def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", order: Mapping[str, str] = {}) -> None:
-    """Writes the manifest when all other files are on the disk: it states what each of them has to be.
+    """Writes the manifest, which lists the expected size and checksum of each file, once all other files are on disk.
 
     Args:
         sums: What :func:`reach_disk` returned.
         run: The id of the run that wrote the checkpoint, for :func:`run_of`.
-        order: What the order of its rows comes from (``training.process.checkpointing: order_of``).
+        order: What the row order depends on (``training.process.checkpointing: order_of``).
 
     Raises:
         OSError: it cannot be written.
@@ -115,13 +114,13 @@ def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", ord
 def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) -> None:
     """Removes the checkpoints with the fewest steps, until ``limit`` (``save_total_limit``) are left.
 
-    transformers goes by modification times, and deletes the newest after the clock was set back
-    (``trainer_utils.py: rotate_checkpoints``). Those beyond ``step`` stay: this run branched off the run that wrote
-    them.
+    transformers sorts by modification time, and deletes the newest if the clock was set back (``trainer_utils.py:
+    rotate_checkpoints``). Checkpoints beyond ``step`` stay: they are of the run that this run branched off.
 
     Args:
-        step: That of the checkpoint just written, which stays.
-        best: The one with the best model, which stays too; only its name counts, since a run's folder may be moved.
+        step: The step of the checkpoint just written, which stays.
+        best: The checkpoint with the best model, which stays too; only its name counts, since a run's folder may be
+            moved.
     """
     if limit is None or limit <= 0:
         return
@@ -133,7 +132,7 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
 
 
 def why_torn(checkpoint: Path) -> str:
-    """Returns what is missing in a checkpoint, by names and sizes; empty for a complete one.
+    """Returns what is missing in a checkpoint, by file names and sizes; empty for a complete one.
 
     >>> why_torn(Path("checkpoint-that-is-not-there"))
     'trainer_state.json is missing'
@@ -142,15 +141,15 @@ def why_torn(checkpoint: Path) -> str:
 
 
 def why_not_whole(checkpoint: Path) -> str:
-    """As :func:`why_torn`, and compares every file's content with its checksum."""
+    """As :func:`why_torn`; also compares every file with its checksum."""
     return why_torn(checkpoint) or _first_of(_against_checksums, checkpoint)
 
 
 def why_no_start(checkpoint: Path) -> str:
     """Returns why a training cannot resume from a checkpoint; empty if it can.
 
-    From a model alone (``save_only_model``) transformers silently resumes with a new optimizer and schedule
-    (``trainer.py: _load_optimizer_and_scheduler``).
+    From a checkpoint with weights only (``save_only_model``) transformers silently resumes with a new optimizer and
+    schedule (``trainer.py: _load_optimizer_and_scheduler``).
     """
     why = why_not_whole(checkpoint)
     return why or (
@@ -159,20 +158,20 @@ def why_no_start(checkpoint: Path) -> str:
 
 
 def newest_whole(output_dir: Path) -> Checkpoint | None:
-    """Finds the newest whole checkpoint; None for none."""
+    """Returns the newest whole checkpoint; None if there is none."""
     return next((each for each in newest_first(output_dir) if not why_not_whole(each.path)), None)
 
 
 def newest_start(
     output_dir: Path, run: str | None = None, on_torn: Callable[[str], None] = lambda message: None
 ) -> Checkpoint | None:
-    """Finds the newest checkpoint to resume from, or None; renames torn ones, so that nothing uses or counts them.
+    """Returns the newest checkpoint to resume from, or None; renames torn ones, so that nothing uses or counts them.
 
     Sizes are compared in all checkpoints, contents only in candidates, newest first.
 
     Args:
         run: The id of the run whose checkpoints count; None for any run.
-        on_torn: Gets a message for each torn one: what is wrong, and its new name.
+        on_torn: Called for each torn one with a message: what is wrong, and its new name.
     """
     for each in newest_first(output_dir):
         if why := why_torn(each.path):
@@ -188,25 +187,25 @@ def newest_start(
 
 
 def run_of(checkpoint: Path) -> str:
-    """Reads the id of the run that wrote a checkpoint from its manifest; empty for none."""
+    """Returns the id of the run that wrote a checkpoint, from its manifest; empty if it has none."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return str(_manifest(checkpoint).get("run", ""))
     return ""
 
 
 def is_deepspeeds(checkpoint: Path) -> bool:
-    """Returns whether DeepSpeed wrote it, each rank its part, beside what transformers writes
+    """Returns whether DeepSpeed wrote it: each rank's part, beside what transformers writes
     (``deepspeed/runtime/engine.py: save_checkpoint, _get_ckpt_name``)."""
     return any(checkpoint.glob("global_step*/*mp_rank_00_model_states.pt"))
 
 
 def processes_of(checkpoint: Path) -> int:
-    """Counts the processes that wrote it, each its own random state (``transformers/trainer.py: _save_rng_state``)."""
+    """Counts the processes that wrote it, by their random states (``transformers/trainer.py: _save_rng_state``)."""
     return max(1, len(list(checkpoint.glob("rng_state_*.pth"))))
 
 
 def instead_of(checkpoint: Path) -> str:
-    """Returns the hint for an unreadable checkpoint: to resume from the newest whole one before it, or start again."""
+    """Returns the hint for an unreadable checkpoint: resume from the newest whole one before it, or start again."""
     older = (each.path for each in newest_first(checkpoint.parent) if each.step < step_of(checkpoint))
     found = next((path for path in older if not why_no_start(path)), None)
     again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
@@ -214,10 +213,10 @@ def instead_of(checkpoint: Path) -> str:
 
 
 def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
-    """Refuses to skip the first rows of an order if a checkpoint was trained on another order.
+    """Refuses to resume, and so to skip rows, if the checkpoint was trained on rows in another order.
 
     Args:
-        order: The known ones of the keys of :func:`training.process.checkpointing.order_of`.
+        order: The known entries of :func:`training.process.checkpointing.order_of`.
 
     Raises:
         OutputFolderError: its manifest has another order.
@@ -237,7 +236,7 @@ def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
 
 
 def discard(checkpoint: Path) -> None:
-    """Removes a checkpoint. What cannot be removed stays, and counts as torn."""
+    """Removes a checkpoint. Files that cannot be removed stay, and the checkpoint counts as torn."""
     with contextlib.suppress(OSError):
         shutil.rmtree(checkpoint)
 
@@ -250,7 +249,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_first(output_dir: Path) -> list[Checkpoint]:
-    """Lists the checkpoints of a folder, whole or not."""
+    """Lists a folder's checkpoints, whole or not, the newest first."""
     found = ((path, _NUMBERED.fullmatch(path.name)) for path in output_dir.glob("checkpoint-*") if path.is_dir())
     numbered = [Checkpoint(path=path, step=int(number[1])) for path, number in found if number]
     return sorted(numbered, key=lambda each: each.step, reverse=True)
@@ -305,7 +304,7 @@ def _against_manifest(checkpoint: Path) -> Iterator[str]:
 
 
 def _against_checksums(checkpoint: Path) -> Iterator[str]:
-    """Compares contents; without a manifest, or with one of an earlier version, there are no checksums."""
+    """Compares contents; a missing manifest, or one of an earlier version, has no checksums."""
     sums = _manifest(checkpoint).get("crc32", {}) if (checkpoint / MANIFEST).is_file() else {}
     for name, value in sums.items():
         if _checksum(checkpoint / name) != value:
@@ -333,7 +332,7 @@ def _is_complete(file: Path) -> bool:
     """Compares a file's length with the length in its header; a file without one passes."""
     if file.suffix == ".safetensors":
         try:
-            with safe_open(file, "np"):  # ``safetensors/src/tensor.rs: SafeTensors::read_metadata`` looks at the length
+            with safe_open(file, "np"):  # ``safetensors/src/tensor.rs: SafeTensors::read_metadata`` checks the length
                 return True
         except SafetensorError:
             return False

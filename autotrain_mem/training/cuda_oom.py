@@ -1,4 +1,4 @@
-"""Recognises errors of a full device or host, whatever raises them, and frees memory that is no longer held."""
+"""Recognises out-of-memory errors of device and host, whichever library raises them, and frees unused memory."""
 
 from __future__ import annotations
 
@@ -11,62 +11,63 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 HOST = "host memory"
-"""The answer of :func:`kind_of` for memory that is not the device's."""
+"""What :func:`kind_of` returns for memory that is not the device's."""
 
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc (torch.OutOfMemoryError; torch < 2.5 a
-    # RuntimeError of the same words). NCCL's own allocations below say neither.
+    # RuntimeError with the same text). NCCL's own allocations below use other texts.
     ("GPU memory", ("cuda out of memory",)),
     # torch/csrc/distributed/c10d/NCCLUtils.cpp: getNcclErrorDetailStr appends ncclGetLastError; NCCL's
-    # include/checks.h: CUDACHECK warns "Cuda failure 2 'out of memory'", older ones without the number, and its
-    # include/alloc.h "Failed to CUDA calloc async 4 bytes". Of a log, such a line is read by itself.
+    # include/checks.h: CUDACHECK warns "Cuda failure 2 'out of memory'", older versions without the number, and its
+    # include/alloc.h "Failed to CUDA calloc async 4 bytes". In a log, such a line stands alone.
     ("NCCL buffer", ("cuda failure", "'out of memory'")),
     ("NCCL buffer", ("failed to cuda calloc",)),
     ("NCCL buffer", ("failed to cuda malloc",)),
     # aten/src/ATen/cuda/Exceptions.h: TORCH_CUDABLAS_CHECK, aten/src/ATen/cuda/CublasHandlePool.cpp:
-    # createCublasHandle. The workspace of a handle is made with it: cublasCreate says "not initialized" where it
-    # cannot be had.
+    # createCublasHandle. A handle is created with its workspace: cublasCreate says "not initialized" if there
+    # is no memory for it.
     ("cuBLAS workspace", ("cublas_status_alloc_failed",)),
     ("cuBLAS workspace", ("cublas_status_not_initialized", "cublascreate")),
     ("cuBLAS workspace", ("cublas_status_not_initialized", "cublasltcreate")),
-    # The same file: AT_CUDNN_CHECK; names of cuDNN 9 (cudnn_graph.h: cudnnStatus_t), the first one of cuDNN 8 too.
+    # The same file: AT_CUDNN_CHECK; names in cuDNN 9 (cudnn_graph.h: cudnnStatus_t), the first one also in cuDNN 8.
     ("cuDNN workspace", ("cudnn_status_alloc_failed",)),
     ("cuDNN workspace", ("cudnn_status_internal_error_device_allocation_failed",)),
     (HOST, ("cudnn_status_internal_error_host_allocation_failed",)),
     # The same file: TORCH_CUSOLVER_CHECK, TORCH_CUDASPARSE_CHECK.
     ("cuSOLVER workspace", ("cusolver_status_alloc_failed",)),
     ("cuSPARSE workspace", ("cusparse_status_alloc_failed",)),
-    # bitsandbytes csrc/ops.cuh: CUDA_CHECK_RETURN prints this and ends the process with exit code 1: no exception, but
-    # the last line that the child said. cget_managed_ptr (paged optimizers) goes through it.
+    # bitsandbytes csrc/ops.cuh: CUDA_CHECK_RETURN prints this and exits with code 1: there is no exception, only
+    # the child's last line of output. cget_managed_ptr (paged optimizers) uses it.
     ("bitsandbytes buffer", ("error out of memory at line", "csrc")),
-    # c10/cuda/CUDAException.cpp: c10_cuda_check_implementation, cudaErrorMemoryAllocation: what asks CUDA past the
+    # c10/cuda/CUDAException.cpp: c10_cuda_check_implementation, cudaErrorMemoryAllocation: CUDA memory outside the
     # allocator (pinned host memory: aten/src/ATen/cuda/CachingHostAllocator.cpp; streams, graphs, a context).
     ("CUDA runtime memory", ("cuda error: out of memory",)),
     # c10/cuda/driver_api.h: C10_CUDA_DRIVER_CHECK (expandable segments); triton's backends/nvidia/driver.c: gpuAssert.
     ("CUDA driver memory", ("cuda driver error: out of memory",)),
     ("CUDA driver memory", ("triton error [cuda]: out of memory",)),
-    # c10/core/impl/alloc_cpu.cpp: alloc_cpu; "not enough memory" is what Windows' build says.
+    # c10/core/impl/alloc_cpu.cpp: alloc_cpu; "not enough memory" on Windows.
     (HOST, ("defaultcpuallocator: can't allocate memory",)),
     (HOST, ("defaultcpuallocator: not enough memory",)),
     # aten/src/ATen/MapAllocator.cpp: mmap of a file or of shared memory; errno 12.
     (HOST, ("unable to mmap", "cannot allocate memory")),
     # C++'s own, as torch/csrc/Exceptions.h: CATCH_CORE_ERRORS passes it on.
     (HOST, ("std::bad_alloc",)),
-    # c10/util/Exception.h: OutOfMemoryError, of which only the name is left in a text that says none of the above.
+    # c10/util/Exception.h: OutOfMemoryError, whose name may be all that is left in the text.
     ("GPU memory", ("outofmemoryerror",)),
 )
-"""Maps whose memory ran out to words in a library's message, in any case."""
+"""Maps the memory that ran out to words in a library's message, in any case."""
 
 _FATAL = (
     *("illegal memory access", "device-side assert triggered", "unspecified launch failure", "misaligned address"),
     *("illegal instruction", "uncorrectable ecc error", "invalid device context"),
 )
-"""The context is lost with these (CUDA Runtime API, cudaError_t: "This leaves the process in an inconsistent state"):
-whatever else the text names, no memory that is freed will help. Words: ``cudaGetErrorString``."""
+"""After these errors the CUDA context is lost (CUDA Runtime API, cudaError_t: "This leaves the process in an
+inconsistent state"): whatever else the message says, freeing memory does not help. The wording is that of
+``cudaGetErrorString``."""
 
 
 def kind_of_text(text: str) -> str | None:
-    """Returns whose memory ran out, by a library's message; None for another message.
+    """Returns which memory ran out, by a library's message; None for any other message.
 
     >>> kind_of_text("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     'cuBLAS workspace'
@@ -78,7 +79,7 @@ def kind_of_text(text: str) -> str | None:
 
 
 def kind_of(error: BaseException) -> str | None:
-    """Returns whose memory ran out; None for any other error, such as a lost CUDA context."""
+    """Returns which memory ran out; None for any other error, such as a lost CUDA context."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -89,14 +90,14 @@ def kind_of(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether memory ran out, and nothing else is wrong."""
+    """Returns whether the error means that memory ran out."""
     return kind_of(error) is not None
 
 
 def release() -> None:
-    """Releases what nothing holds any more. Call it outside the ``except`` block: a traceback's frames hold tensors.
+    """Releases unreferenced memory. Call it outside the ``except`` block, since a traceback's frames hold tensors.
 
-    ``torch.cuda.empty_cache`` does nothing where CUDA was never used.
+    ``torch.cuda.empty_cache`` does nothing if CUDA was never used.
     """
     import torch
 
@@ -106,24 +107,25 @@ def release() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RanOut:
-    """A try that ran out of memory."""
+    """An attempt that ran out of memory."""
 
     error: Exception
-    """The error, without its traceback, which is a note as text."""
+    """The error; its traceback is replaced by a note with the text."""
     message: str
-    """The first line of what the library raised."""
+    """The first line of the library's message."""
 
 
 def attempt(work: Callable[[], Result]) -> Result | RanOut:
-    """Tries once; passes other errors on. What an attempt that ran out of memory held is freed before this returns."""
+    """Calls ``work`` once; passes on errors other than out of memory. What a failed attempt held is freed before this
+    returns."""
     try:
         return work()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         full = RanOut(error=error, message=next(iter(str(error).splitlines()), type(error).__name__))
-    # The frames of a traceback, and of the errors that led to it, hold the tensors of the failed try, even with cleared
-    # variables: each holds its function, and a closure (checkpointing's recompute) holds the graph.
+    # The traceback's frames, and those of the errors that led to it, hold the failed attempt's tensors. Even a frame
+    # with cleared variables holds its function, and a closure (checkpointing's recompute) holds the graph.
     seen: set[int] = set()
     left: list[BaseException | None] = [full.error]
     while left:

@@ -1,4 +1,4 @@
-"""Makes the environment of a training process: the devices that it sees, and its allocator's settings."""
+"""Makes the environment of a training process: the visible devices, and the allocator's settings."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from autotrain_mem.types import Hardware, Knobs
 
 PORT, ADDRESS, THREADS = "MASTER_PORT", "127.0.0.1", "OMP_NUM_THREADS"
 NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
-"""Hides all cards; HIP treats an empty value as unset (``worker.client.HIDDEN_CUDA``)."""
+"""Hides all GPUs; HIP treats an empty value as unset (``worker.client.HIDDEN_CUDA``)."""
 MMAP_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 MMAP_FROM_BYTES = MIB
-"""On the CPU, tensors from this size on are returned to the system when they are freed. By default glibc raises this
+"""On the CPU, tensors of at least this size are returned to the system when freed. By default glibc raises this
 threshold up to 32 MiB (``mallopt(3)``, M_MMAP_THRESHOLD) and keeps smaller blocks: two SFT steps of 146 M parameters in
-float32, 2 rows of 256 tokens, held 2691 MiB beyond the imports where a rehearsal predicts 2364; with this they held
-2385, and with rows of 128 tokens 2497 for a predicted 2487 (anonymous pages, torch 2.13, glibc, November 2026). The
-kernel clears such pages again: 7 % more CPU time there, a sixth in a few wide layers with few rows."""
+float32, 2 rows of 256 tokens, held 2691 MiB beyond the imports, where a rehearsal predicts 2364. With this setting they
+held 2385, and with rows of 128 tokens 2497 for a predicted 2487 (anonymous pages, torch 2.13, glibc, November 2026).
+The cost: the kernel zeroes such pages again, which took 7 % more CPU time there, and a sixth more in a few wide layers
+with few rows."""
 
 
 def process_environment(
     device: Hardware, knobs: Knobs, environment: Mapping[str, str], *, simulate: bool
 ) -> dict[str, str]:
-    """Lists the variables that are set for the training process.
+    """Returns the variables that are set for the training process.
 
-    It sees as many cards as there are processes, since transformers splits a process's batches over all visible ones.
-    Without a card, OpenMP threads sleep while they wait: by default they spin, and on shared cores a step of a small
-    model takes 20 times longer. Several processes share the cores: ``accelerate launch`` leaves each of them one
+    It sees as many GPUs as there are processes, since transformers splits a process's batches over all visible ones.
+    Without a GPU, OpenMP threads sleep while they wait: by default they spin, and on shared cores a step of a small
+    model takes 20 times longer. Several processes share the cores: ``accelerate launch`` gives each process one thread
     (``torch/distributed/run.py: config_from_args``), which makes an optimizer on the host slow.
 
     Args:
@@ -57,9 +58,9 @@ def process_environment(
 
 
 def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
-    """Returns the variables that show a process only these cards, in this order; by number if those are certain.
+    """Returns the variables that make only these GPUs visible, in this order; by number if the numbers are certain.
 
-    vLLM, which TRL or a user's reward may start in the process, calls ``int`` on each name
+    vLLM, which TRL or a user's reward function may start in the process, calls ``int`` on each name
     (``vllm/platforms/interface.py: Platform.device_id_to_physical_device_id``; vllm issues 13815 and 41848).
     """
     numbers = numbers_in_pci_order(uuids)
@@ -68,16 +69,16 @@ def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def meeting_port(request: Request, environment: Mapping[str, str], *, several_machines: bool) -> Iterator[int]:
-    """Yields the rendezvous port of this machine: the user's, else a free one; 0 if none is needed.
+    """Yields this machine's rendezvous port: the user's, else a free one; 0 if none is needed.
 
-    It is bound within the block, so that the system gives it to no other process, and the first rank can listen
-    there: both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for torch's store).
+    The port stays bound within the block, so that the system gives it to no other process. Rank 0 can still listen on
+    it, because both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for torch's store).
 
     Args:
-        several_machines: The machines, not the ranks, meet at the port that the user names.
+        several_machines: Whether the user's port is the one at which the machines meet, and not the ranks.
 
     Raises:
-        UsageError: the user's port is taken, or is no port.
+        UsageError: the user's port is taken, or is not a port number.
     """
     if not request.knobs.has_group:
         yield 0
@@ -101,10 +102,10 @@ def meeting_port(request: Request, environment: Mapping[str, str], *, several_ma
 def rank_environments(
     request: Request, environment: Mapping[str, str], port: int, address: str = ADDRESS
 ) -> list[dict[str, str]]:
-    """Lists the variables of each process, over ``environment``: those that ``accelerate launch`` would set.
+    """Returns each process's variables, over ``environment``: those that ``accelerate launch`` would set.
 
     Args:
-        address: Of the first machine, as all processes can reach it.
+        address: The first machine's address, which all processes must be able to reach.
     """
     job, knobs = request.job, request.knobs
     if not knobs.has_group:
@@ -122,9 +123,9 @@ def rank_environments(
 
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Lists the variables that make all processes of a run one run of Weights & Biases; none if the user sets them.
+    """Returns the variables that make all processes of a run one Weights & Biases run; empty if the user sets them.
 
-    Its guide to resuming: with ``allow``, a run's id begins or continues that run.
+    With ``WANDB_RESUME=allow``, a run id starts or continues that run (W&B's guide to resuming).
     """
     ours = {"WANDB_RUN_ID": number, "WANDB_RESUME": "allow"}
     return {} if ours.keys() & {**os.environ, **environment}.keys() else ours

@@ -2,18 +2,18 @@
 
 Causes are recognised by what PyTorch, CUDA and NCCL write into their exceptions and onto stderr:
 
-- ``c10/cuda/CUDAException.cpp: c10_cuda_check_implementation`` begins with ``CUDA error:`` and continues with the words
+- ``c10/cuda/CUDAException.cpp: c10_cuda_check_implementation`` begins with ``CUDA error:`` and continues with the text
   of ``cudaGetErrorString`` (CUDA Runtime API, "Error handling"): ``an illegal memory access was encountered``,
   ``device-side assert triggered``, ``unspecified launch failure``, ``uncorrectable ECC error encountered``. After any
   of them the context is lost, and the process with it.
 - ``torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK`` writes ``NCCL error in:``, and its watchdog
   (``ProcessGroupNCCL.cpp``) ``Watchdog caught collective operation timeout``.
-- A rank that another has left writes: ``gloo/transport/tcp/pair.cc`` (``Connection closed by peer``, a ``readv``
+- A rank whose peer is gone writes: ``gloo/transport/tcp/pair.cc`` (``Connection closed by peer``, a ``readv``
   that failed, ``Application timeout caused pair closure``, ``Timed out waiting 1800000ms for recv operation``),
   ``torch/csrc/distributed/c10d/socket.cpp`` and ``TCPStore.cpp`` (``Connection was likely closed``, ``wait timeout
   after 1800000ms``), and NCCL's ``remote process exited or there was a network error`` (``nccl/src/init.cc:
   ncclGetErrorString``).
-- Out-of-memory errors are in ``training.cuda_oom``; Python's own is ``MemoryError``.
+- Out-of-memory errors are recognised in ``training.cuda_oom``; Python's own is ``MemoryError``.
 - ``torch/utils/data/_utils/signal_handling.py`` writes ``DataLoader worker (pid 7) is killed by signal: Killed.``
 """
 
@@ -32,18 +32,19 @@ from autotrain_mem.training.cuda_oom import HOST, kind_of_text
 
 class Remedy(StrEnum):
     AGAIN = "again"
-    """Restart: the cause came from outside."""
+    """Restart: the cause is external."""
     UNLESS_REPEATED = "unless repeated"
-    """Restart, unless the process before ended so at the same step."""
+    """Restart, unless the process before ended for the same cause at the same step."""
     UNLESS_LOST = "unless lost"
-    """As before, but only with a checkpoint of this process: the cause most likely comes again."""
+    """As UNLESS_REPEATED, but only if this process wrote a checkpoint: the cause will most likely recur."""
     LESS_DEVICE_MEMORY = "less device memory"
     LESS_HOST_MEMORY = "less host memory"
-    """Restart with less if the plan allows it; else with the same: other processes may have used the memory."""
+    """Restart with less if the plan allows it, else with the same settings: other processes may have used the memory.
+    """
     MACHINES = "machines"
-    """Restart when the lost machine is back; else with those that are left, if the user allows it."""
+    """Restart when the lost machine is back, else on the remaining ones if the user allows it."""
     NONE = "none"
-    """Must be fixed by the user."""
+    """Do not restart: the user must fix the cause."""
 
 
 CAUSES: Mapping[str, Remedy] = {
@@ -61,64 +62,64 @@ CAUSES: Mapping[str, Remedy] = {
     "raised": Remedy.UNLESS_LOST,
     "refused": Remedy.NONE,
 }
-"""Every cause by its name, as a :class:`~autotrain_mem.types.experience.Restart` has it."""
+"""Maps the name of each cause, as in :class:`~autotrain_mem.types.experience.Restart`, to its remedy."""
 
 LOW_HOST_SHARE = 0.05
-"""A process that was killed with less of the host's memory left was killed for want of it. earlyoom, which Fedora had
-on by default, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
+"""If a process is killed while a smaller share of host memory is available, it counts as out of memory. earlyoom, which
+was on by default in Fedora, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
 
 WHY_CHARACTERS = 120
-"""The most characters of a library's error in a cause; the error that ends a run has all of it."""
+"""The most characters of a library's error that a cause quotes; the error that ends a run quotes all of it."""
 
 _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("host out of memory", (r"(?<!OutOf)MemoryError", "is killed by signal: Killed")),
     ("NCCL error", ("NCCL error", "collective operation timeout")),
     ("CUDA error", ("CUDA error", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "ECC error")),
 )
-"""Maps a cause to its patterns, beside those of out-of-memory errors; the first match counts."""
+"""Maps each cause to its patterns, in addition to those of out-of-memory errors; the first match counts."""
 
 _OF_OTHERS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection was likely closed"),
     *("Application timeout caused pair closure", "Timed out waiting", "wait timeout after", "Socket Timeout"),
     *("collective operation timeout", "remote process exited or there was a network error", "communicator was aborted"),
 )
-"""What a rank writes when another one died or hangs."""
+"""What a rank writes when another rank died or hangs."""
 
 _BUGS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "AssertionError", "NotImplementedError")
-"""Exceptions of wrong code or data, which come again."""
+"""Exceptions caused by wrong code or data, which would recur."""
 
 _CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")}
-"""Signals that a process causes itself; Windows has no SIGBUS."""
+"""Signals that a process raises by its own fault; Windows has no SIGBUS."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """What was seen of a training process that ended too early."""
+    """What was observed of a training process that ended too early."""
 
     error: AutofitError
-    """The error that it sent, or one that says that it ended."""
+    """The error that it sent, or one that reports its end."""
     code: int | None = None
-    """Exit status, negative for a signal; None for a process that sent its error."""
+    """Exit status, negative for a signal; None if the process sent its error."""
     log_tail: str = ""
-    """The last that it and its libraries printed."""
+    """The end of what it and its libraries printed."""
     step: int = 0
-    """Optimizer steps that were done, by its last event."""
+    """Optimizer steps done, by its last event."""
     began_at: int = 0
-    """The steps that were done when it began to train."""
+    """Optimizer steps done when it began to train."""
     saving: str = ""
-    """The folder of the checkpoint that it was writing; empty for none."""
+    """The folder of the checkpoint that it was writing; empty if it wrote none."""
     host_kills: int = 0
-    """Processes that the kernel killed meanwhile for want of memory."""
+    """The number of processes that the kernel's OOM killer ended meanwhile."""
     host_left_share: float = 1.0
-    """The least share of the host's memory that was available."""
+    """The lowest share of host memory that was available."""
     peak_reserved_bytes: int | None = None
-    """The peak reserved bytes of the device's allocator at the last step; None if they cannot be measured."""
+    """Peak reserved bytes of the device's allocator at the last step; None if they cannot be measured."""
     rank: int | None = None
-    """The one of several processes that ended first, or is waited for; None for a single one."""
+    """The rank that ended first, or that the others wait for; None if there is only one process."""
     waited_for: str = ""
-    """Why the others are thought to wait for it; empty if nothing hangs."""
+    """The evidence that the others wait for this rank; empty if nothing hangs."""
     machine_lost: str = ""
-    """Which machine is lost, and why that is thought; empty for none."""
+    """The lost machine and the evidence; empty if none is lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +135,7 @@ class Cause:
 
 
 def cause_of(ending: Ending) -> Cause:
-    """Names the cause of an ending: the process's own error counts before its exit status, and both before its log.
+    """Names the cause of an ending. The process's own error has precedence over its exit status, and both over its log.
 
     >>> cause_of(Ending(error=TrainingError("It ended."), code=-9, host_kills=1))
     Cause(name='host out of memory', why="the kernel's OOM killer ended it (signal 9)")
@@ -149,7 +150,7 @@ def cause_of(ending: Ending) -> Cause:
 
 
 def blames_others(text: str) -> bool:
-    """Returns whether a rank failed because another died or did not arrive, by its error or its log."""
+    """Returns whether an error or a log says that another rank died or did not arrive."""
     return any(each in text for each in _OF_OTHERS)
 
 
@@ -157,7 +158,7 @@ def _of_error(ending: Ending) -> Cause:
     error, words = ending.error, re.sub(rf"^Rank {ending.rank}\b[^:]*: ", "", ending.error.message)
     why = textwrap.shorten(words, WHY_CHARACTERS, placeholder=" ...")
     if isinstance(error, GpuOutOfMemoryError):
-        # "Out of memory during forward, after step 0: CUDA out of memory. Tried to allocate 2 MiB. ..." says it thrice.
+        # "Out of memory during forward, after step 0: CUDA out of memory. Tried to allocate 2 MiB. ..." repeats itself.
         where, _, reason = words.partition(": ")
         asked = re.search(r"Tried to allocate [^.]*(?:\.\d+[^.]*)?", reason)
         why = where.removeprefix("Out of memory ") + (f", {asked[0].lower()}" if asked else "")

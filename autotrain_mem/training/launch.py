@@ -1,4 +1,4 @@
-"""Starts the processes of a training or a probe from the parent, passes on their events, and names how they ended."""
+"""Starts the processes of a training or a probe, passes on their events, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ SIMULATED_PROCESS = "autotrain_mem.rehearsal.simulated_run"
 LOG_NAME = "train.log"
 PROBE_LOG_NAME = "probe.log"
 SCRATCH_NAME = ".probe"
-"""The name of the folder that a probe saves to, within the run's: the training will save to the same disk."""
+"""The folder that a probe saves to. It is inside the run's folder, so that the probe writes to the same disk as the
+training."""
 
 LAST_WORDS_SECONDS = 60.0
-"""How long a finished process may take to exit: trackers send what they hold when the interpreter exits."""
+"""How long a finished process may take to exit: trackers flush their data at interpreter exit."""
 
 LAST_WORDS_CHARACTERS = 800
-"""How much of a dead process's log an error shows."""
+"""The most characters of a dead process's log in an error."""
 
 INTERRUPT_SECONDS = 1.0
 """Seconds between repeated interrupts."""
@@ -49,16 +50,16 @@ def train(
     lock: int | None = None,
     machines: Machines | None = None,
 ) -> Event | Ending:
-    """Runs the processes of one training to their end; returns the first one's ``end`` event, or how it ended without.
+    """Runs the processes of one training to their end; returns rank 0's ``end`` event, or an ending if none came.
 
-    Their own processes, such as those of a dataloader, end with them, and all of them with this process. When one rank
-    fails, the others are ended within ``processes.GRACE_SECONDS``.
+    Their own child processes, such as dataloader workers, end with them, and all of them end with this process. When
+    one rank fails, the others are ended within ``processes.GRACE_SECONDS``.
 
     Args:
         log: Gets everything that the trainer and its libraries print; ``train.rank1.log`` beside it is rank 1's.
-        on_event: Is called with every event.
-        lock: The open file that holds the lock on the output folder, for every process of this machine.
-        machines: The others that train along; None where there are none.
+        on_event: Called with every event.
+        lock: The open file that holds the lock on the output folder; every process of this machine inherits it.
+        machines: The other machines that train along; None for a single machine.
 
     Raises:
         InterruptedByUser: Ctrl-C before the first step, or twice. After one Ctrl-C all ranks end after the same step,
@@ -83,7 +84,7 @@ def _started(
     machines: Machines | None,
     keeps_open: Sequence[int] = (),
 ) -> Iterator[RankProcesses]:
-    """Starts the processes of a request, which end with the block."""
+    """Starts the processes of a request, and stops them at the end of the block."""
     address = ADDRESS if machines is None else machines.place.address
     names = [
         f"rank {rank}" + ("" if machines is None else f" on {machines.name_of(rank, request.processes_here)}")
@@ -132,7 +133,7 @@ def _listen(ranks: RankProcesses, messages: Iterable[Event], log: pathlib.Path, 
 
 
 def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Event:
-    """Lets the ranks end their step and save after Ctrl-C. A second Ctrl-C does not wait."""
+    """Lets the ranks finish their step and save after Ctrl-C. A second Ctrl-C kills them at once."""
     ended: Event | Ending
     try:
         progress.follow({"event": "interrupted"})
@@ -147,7 +148,7 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
         ) from again
     if not isinstance(ended, Ending):
         return ended
-    if ended.step == ended.began_at:  # before training it has no step to end
+    if ended.step == ended.began_at:  # it had not begun to train
         raise interrupted_before_training() from ended.error
     raise InterruptedByUser(
         f"Interrupted after step {ended.step}, and ended before it could save: {ended.error.message}",
@@ -156,7 +157,8 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
 
 
 def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> AutofitError:
-    """Returns the error that a rank sent. It names the rank of several, and the log for the trainer's own errors."""
+    """Returns the error that a rank sent. It names the rank if there are several, and the log for the trainer's own
+    errors."""
     error, rank = errors.from_json(message), message.get("rank")
     if isinstance(error, (TrainingError, RewardFunctionError)):
         error.hint = f"{error.hint}\nAll that the trainer printed is in {_log_of(log, rank or 0)}.".strip()
@@ -178,7 +180,8 @@ def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathl
 def _error_by(
     failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, *, is_probe: bool = False
 ) -> TrainingError:
-    """Returns the error of a rank that died without sending one, or is waited for; with the end of its log."""
+    """Returns the error for a rank that died without sending one, or that the others wait for, with the end of its log.
+    """
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
     when = " in the probe before the training" if is_probe else ""
     if isinstance(failure, RankTimeout):
@@ -205,7 +208,7 @@ def _error_by(
 def run_probe(
     request: Request, environment: Mapping[str, str], folder: pathlib.Path, machines: Machines | None = None
 ) -> Probe:
-    """Tries settings in processes of their own. Returns the maximum of what the ranks needed, and any refusal.
+    """Tries settings in separate processes. Returns the maximum of what the ranks needed, and any refusal.
 
     Args:
         folder: The output folder, which exists; ``probe.log`` in it gets all that the trainer prints.
@@ -227,7 +230,7 @@ def run_probe(
             except KeyboardInterrupt as interrupt:
                 raise interrupted_before_training() from interrupt
             except (RankDied, RankTimeout) as failure:
-                # A library may end the process itself when the device is out of memory: its log says so.
+                # Some libraries exit when the device is out of memory; then only the log tells.
                 tail = failure.log_tail if isinstance(failure, RankDied) and failure.gone is None else ""
                 lines = [line for line in tail.splitlines() if kind_of_text(line) not in (None, HOST)]
                 if not lines:
@@ -239,7 +242,7 @@ def run_probe(
 
 
 def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
-    """Merges the ranks' answers. A refusal is an answer by itself, since the other ranks wait for it for ever."""
+    """Merges the ranks' answers. One refusal is enough, since the other ranks would wait for that rank forever."""
     answers: dict[int, Probe] = {}
     while True:
         message = ranks.receive()
@@ -255,7 +258,7 @@ def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
 
 
 def most_of(probes: Sequence[Probe]) -> Probe:
-    """Merges what the ranks measured: the largest of each figure, by phase too."""
+    """Merges the ranks' measurements: the largest of each figure, also by phase."""
     if len(probes) == 1:
         return probes[0]
 
@@ -283,7 +286,7 @@ def most_of(probes: Sequence[Probe]) -> Probe:
 
 @contextlib.contextmanager
 def _scratch(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Creates an empty folder for the probe, in place of one that a killed parent left, and removes it afterwards."""
+    """Creates an empty folder for the probe, replacing one that a killed parent left, and removes it afterwards."""
     scratch = folder / SCRATCH_NAME
     shutil.rmtree(scratch, ignore_errors=True)
     try:

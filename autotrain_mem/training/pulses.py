@@ -1,9 +1,9 @@
-"""Follows the progress of each rank of a training, and names the one that the others wait for.
+"""Follows the progress of each rank of a training, and names the rank that the others wait for.
 
-Ranks wait for each other at every collective, so that one that stops stops all. A thread in each process sends a pulse
-every second: how often its trainer has moved (a micro-step, a step, a batch of evaluation), and where its main thread
-is. A process that is stopped, or swapped out, sends none. After seconds without a move, it also sends in which
-collective it waits, by torch's flight recorder.
+Ranks wait for each other at every collective, so one stopped rank stops all. A thread in each process sends a heartbeat
+every second: how often its trainer has made progress (a micro-step, a step, an evaluation batch), and where its main
+thread is. A process that is stopped or swapped out sends none. After some seconds without progress, the heartbeat also
+names the collective that the rank waits in, read from torch's flight recorder.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PULSE_SECONDS = 1.0
-"""Between two pulses of a rank. Each takes some 50 us of a thread that sleeps otherwise."""
+"""Seconds between two heartbeats of a rank. Each takes about 50 us of an otherwise sleeping thread."""
 
 MUTE_SECONDS = 120.0
-"""A rank that has sent no pulse for so long, while others do, is stopped: its thread needs the interpreter's lock for
-microseconds, and nothing holds that for minutes. transformers and TRL release it for files and CUDA."""
+"""If a rank sends no heartbeat for this long while others do, it counts as stopped: its thread needs the GIL for
+microseconds only, and nothing holds the GIL for minutes. transformers and TRL release it for files and CUDA."""
 
 SILENT_SECONDS = 1800.0
 """The default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``, and
-``torch/distributed/constants.py: default_pg_timeout``), after which torch ends a collective, and names it, but not the
+``torch/distributed/constants.py: default_pg_timeout``). After it torch ends a collective and names it, but not the
 missing rank."""
 
 ASLEEP_SECONDS = 10.0
-"""If this process itself was suspended for so long, it causes the delay of pulses."""
+"""If this process itself was suspended for this long, missing heartbeats are its own delay."""
 
 
 @dataclass(slots=True)
@@ -38,14 +38,14 @@ class _Rank:
     moves: int = 0
     place: str = ""
     collectives: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """As ``training.process.world.last_collectives`` reads them; none while it moves."""
+    """As read by ``training.process.world.last_collectives``; empty while the rank makes progress."""
 
 
 class Pulses:
-    """Keeps what the ranks of one training have sent so far.
+    """Records what the ranks of one training have sent so far.
 
     Args:
-        silent_seconds: How long no rank may move; ``--ddp_timeout``.
+        silent_seconds: How long all ranks may be without progress; ``--ddp_timeout``.
     """
 
     def __init__(self, ranks: int, silent_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class Pulses:
         self._moved_at = self._looked_at = now
 
     def see(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Handles a rank's message; each shows that its process runs."""
+        """Handles a rank's message; any message shows that the process is alive."""
         now, this = self._clock(), self._ranks[rank]
         this.heard_at = now
         if message.get("event") != "pulse":
@@ -67,7 +67,7 @@ class Pulses:
         this.collectives = message.get("collectives", {})
 
     def overdue(self) -> tuple[int, str] | None:
-        """Returns the rank that is waited for, and the evidence; None while all is well."""
+        """Returns the rank that the others wait for, and the evidence; None if nothing hangs."""
         now = self._clock()
         slept, self._looked_at = now - self._looked_at > ASLEEP_SECONDS, now
         if slept:
@@ -75,7 +75,7 @@ class Pulses:
             for each in self._ranks:
                 each.heard_at = now
         mute = self.mute(self._mute_seconds)
-        if mute and len(mute) < len(self._ranks):  # else it is the machine
+        if mute and len(mute) < len(self._ranks):  # if all are silent, the machine is the cause
             rank = min(mute)
             return rank, f"its process has given no sign of life for {now - self._ranks[rank].heard_at:.0f} s"
         if any(rank.moves for rank in self._ranks) and now - self._moved_at >= self._silent_seconds:
@@ -84,8 +84,8 @@ class Pulses:
         return None
 
     def behind(self) -> tuple[int, str] | None:
-        """Returns the rank that is missing in a collective, has moved least, or is in another place than the others,
-        and the evidence; None for none."""
+        """Returns the rank that is missing in a collective, has made the least progress, or is at another place than
+        the others, and the evidence; None if there is no such rank."""
         if (missing := self._missing()) is not None:
             return missing
         numbers, places = Counter(rank.moves for rank in self._ranks), Counter(rank.place for rank in self._ranks)
@@ -98,7 +98,8 @@ class Pulses:
         return None if odd is None else (odd, f"it is {self._ranks[odd].place}, where others are {common}")
 
     def _missing(self) -> tuple[int, str] | None:
-        """The rank that has not come to a collective in which another of the same group waits."""
+        """Returns the rank that has not entered a collective in which another rank of its group waits, and the
+        evidence."""
         for group in dict.fromkeys(name for rank in self._ranks for name in rank.collectives):
             numbers = {
                 each: rank.collectives[group][0] for each, rank in enumerate(self._ranks) if group in rank.collectives
@@ -113,6 +114,6 @@ class Pulses:
         return None
 
     def mute(self, seconds: float) -> set[int]:
-        """Returns the ranks that have sent nothing for so long."""
+        """Returns the ranks that have sent nothing for this many seconds."""
         now = self._clock()
         return {number for number, rank in enumerate(self._ranks) if rank.has_pulse and now - rank.heard_at >= seconds}

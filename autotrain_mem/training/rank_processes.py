@@ -1,4 +1,4 @@
-"""Starts the processes of one training, one for each device, listens to all of them at once, and ends them together."""
+"""Starts the processes of one training, one for each device, reads events from all of them, and ends them together."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from autotrain_mem.training.pulses import Pulses
 from autotrain_mem.types.report import MemoryReading
 
 LOOK_SECONDS = 0.5
-"""A signal handler of Python's runs only between two waits."""
+"""The longest wait: Python runs a signal handler only between two waits."""
 
 CULPRIT_SECONDS = 5.0
-"""How long a rank that was left by another is not taken for the one that failed: a socket closes when a process is
-killed, before its parent is told, and a process that raised writes its traceback first."""
+"""How long to wait for another rank's failure before a rank that blames others counts as the one that failed: a killed
+process's socket closes before its parent is notified, and a process that raised writes its traceback first."""
 
 MUTE_PULSES = 3.0
-"""Seconds without a pulse that show, once a collective has been given up, who it was that stood still."""
+"""Seconds without a heartbeat after which a rank counts as stopped, once a collective has been given up."""
 
 Event = dict[str, Any]
 
 
 class RankDied(ChildDied):
-    """Raised when a rank ended without an answer."""
+    """Raised when a rank ends without an answer."""
 
     def __init__(self, rank: int, death: ChildDied) -> None:
         super().__init__(death.code, death.log_tail)
         self.rank = rank
         self.gone = death if isinstance(death, MachineLost) else None
-        """The rank's machine, where that is gone with it."""
+        """The loss of the rank's machine; None if only the process died."""
 
 
 class RankTimeout(Exception):
-    """The others wait for this rank, and have for too long."""
+    """Raised when the others have waited too long for this rank."""
 
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank}: {why}")
@@ -54,19 +54,20 @@ class RankTimeout(Exception):
 class RankProcesses:
     """Starts all processes of a training, reads their events as one stream, and stops them together.
 
-    Each leads a process group of its own, out of reach of the terminal's Ctrl-C, which ends with it.
+    Each process leads its own process group, which the terminal's Ctrl-C does not reach; the group ends with the
+    process.
 
-    The first rank's events are passed on; of the others only errors, answers of a probe, and incidents, notes and signs
-    of the watch that no rank has sent before. ``step`` events have the maximum of what any rank has measured.
+    Rank 0's events are passed on. Of the other ranks only errors and a probe's answers are passed on, and incidents,
+    notes and signs of the watch that no rank has sent before. ``step`` events have the maximum measured on any rank.
 
     Args:
-        module: Run as ``python -m module`` by each.
-        environments: Of each rank, over this process's own.
-        logs: Where each rank's stderr goes.
-        names: What each rank is called.
-        silent_seconds: How long nothing may move before the rank is named that is waited for.
+        module: Each process runs ``python -m module``.
+        environments: Each rank's variables, over this process's own.
+        logs: Each rank's file for stderr.
+        names: Each rank's name in messages.
+        silent_seconds: Seconds without progress after which the rank that the others wait for is named.
         keeps_open: Open files that all processes of this machine inherit.
-        elsewhere: Starts those of other machines; None where there are none.
+        elsewhere: Starts the ranks of other machines; None for a single machine.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class RankProcesses:
         return len(self.names) > 1
 
     def send(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Sends one object to each rank. Raises RankDied where one no longer reads."""
+        """Sends one object to each rank. Raises RankDied if a rank no longer reads."""
         for rank, (child, message) in enumerate(zip(self._children, messages, strict=True)):
             try:
                 child.send(message)
@@ -111,24 +112,24 @@ class RankProcesses:
                 raise RankDied(rank, death) from death
 
     def interrupt(self) -> None:
-        """Asks every rank to end as after Ctrl-C."""
+        """Asks every rank to end as on Ctrl-C."""
         for child in self._children:
             child.interrupt()
 
     def wait(self, timeout_seconds: float) -> None:
-        """Waits for ranks that are done to exit; returns when they have, or when the time is up."""
+        """Waits until all ranks have exited, or until the time is up."""
         deadline = time.monotonic() + timeout_seconds
         for child in self._children:
             child.wait(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
-        """Kills all processes; a stopped one too."""
+        """Kills all processes, also stopped ones."""
         for child in self._children:
             child.kill()
         self.wait(GRACE_SECONDS)
 
     def stop(self) -> None:
-        """Stops all processes within ``GRACE_SECONDS`` together: those that do not exit by themselves are killed."""
+        """Stops all processes within ``GRACE_SECONDS`` in total; those that do not exit by themselves are killed."""
         for child in self._children:
             child.close_input()
         self.wait(GRACE_SECONDS)
@@ -137,12 +138,12 @@ class RankProcesses:
             child.stop(0)
 
     def events(self, interrupt_seconds: float | None = None) -> Iterator[Event]:
-        """Yields events until the first rank succeeds. Raises as :meth:`receive` does where it ends otherwise.
+        """Yields events until rank 0 succeeds. Raises as :meth:`receive` if it ends otherwise.
 
         Args:
-            interrupt_seconds: Asks the ranks to end, again and again while no event comes for so long. Interrupts are
-                ignored in whatever a shell starts with ``&``, and so in a rank until it has imported what it needs; and
-                what is raised in an object's ``__del__`` goes nowhere. None to ask for nothing.
+            interrupt_seconds: Interrupts the ranks, and again whenever no event comes for this long; None for no
+                interrupts. One may be lost: what a shell starts with ``&`` ignores interrupts, and so does a rank until
+                it has done its imports; and an exception raised in an object's ``__del__`` is dropped.
         """
         while True:
             if interrupt_seconds is not None:
@@ -160,9 +161,9 @@ class RankProcesses:
         """Returns the next event. With several ranks, an error has its ``rank``.
 
         Raises:
-            RankDied: that rank ended too early, or it is the first one, and ended.
-            RankTimeout: nothing moves any more.
-            ChildTimeout: there was none within the time; None waits for ever.
+            RankDied: the rank ended too early, or rank 0 has ended.
+            RankTimeout: nothing makes progress any more.
+            ChildTimeout: no event came within the time; None waits forever.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
@@ -185,7 +186,7 @@ class RankProcesses:
             if not self.are_several and message.get("event") != "pulse":
                 return message
             if "error" in message:
-                # That of the rank that failed first: those that it leaves fail for want of it.
+                # Return the error of the rank that failed first; the others fail because it is gone.
                 error = {**message, "rank": rank}
                 if not blames_others(str(error.get("message", ""))):
                     return error
@@ -201,7 +202,7 @@ class RankProcesses:
         self._lines.put((rank, line))
 
     def _next(self, wait_seconds: float) -> tuple[int, Event]:
-        """Returns the next object of any rank, and whose it is. Raises RankDied for its end, and ChildTimeout."""
+        """Returns a rank and its next object. Raises RankDied at the rank's end, and ChildTimeout."""
         try:
             rank, line = self._lines.get(timeout=wait_seconds)
         except queue.Empty:
@@ -215,7 +216,7 @@ class RankProcesses:
         return rank, message
 
     def _event(self, rank: int, event: Event) -> Event | None:
-        """Returns the event as it is passed on; None where it is not."""
+        """Returns the event as it is passed on; None if it is not passed on."""
         match event["event"]:
             case "pulse":
                 return None
@@ -245,7 +246,7 @@ class RankProcesses:
         return {**event, "incident": named} if "incident" in event else named
 
     def _other_failure(self, left: int) -> Event | RankDied | RankTimeout | None:
-        """Waits a moment for another rank's own failure; then asks who is behind."""
+        """Waits a moment for another rank's own failure; then looks for the rank that is behind."""
         deadline, gone = time.monotonic() + CULPRIT_SECONDS, {left}
         while (wait := deadline - time.monotonic()) > 0:
             try:
@@ -275,11 +276,11 @@ def most_read(readings: Sequence[MemoryReading]) -> MemoryReading:
 
 
 HOST_SECONDS = 1.0
-"""Seconds between two readings of the host's memory while a run reports its steps: reading it takes 0.1 ms."""
+"""Seconds between two readings of host memory while a run reports steps; one reading takes 0.1 ms."""
 
 
 class Progress:
-    """Follows a process's events, to report how far it came where it ends without an ``end`` event."""
+    """Follows a process's events, to report how far it came if it ends without an ``end`` event."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
@@ -307,10 +308,10 @@ class Progress:
         self._on_event(event)
 
     def ending(self, error: AutofitError, **more: Any) -> Ending:
-        """Returns how far the training came.
+        """Returns an ending with how far the training came.
 
         Args:
-            more: What else an ending has.
+            more: The other fields of the ending.
         """
         return Ending(
             error=error,

@@ -1,10 +1,10 @@
-"""Keeps an output folder to one run: refuses a folder that holds another's work, and locks it while a run is alive.
+"""Keeps an output folder to one run: refuses a folder with another run's work, and locks it while a run is alive.
 
-The lock is flock(2)'s, on a file in the folder. It belongs to the open file, which the training process inherits, so
-that it lasts until both processes have ended. Linux supports it over NFS (flock(2): "since Linux 2.6.12"); on a
-filesystem without locks a run continues without, with a note.
+The lock is flock(2)'s, on a file in the folder. It belongs to the open file, which the training process inherits, so it
+lasts until both processes have ended. Linux supports it over NFS (flock(2): "since Linux 2.6.12"); on a filesystem
+without locks a run continues unlocked, with a note.
 
-The file also records the last run, for the run that resumes it.
+The file also records the last run, so that it can be resumed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.files import A_LINK, NOT_ORDINARY, open_own
 from autotrain_mem.types.report import RUN_NAME
 
-if sys.platform != "win32":  # which has no flock: a run there continues without a lock
+if sys.platform != "win32":  # Windows has no flock: runs there are not locked
     import fcntl
 
 LOCK_NAME, KEY_NAME = "_autofit.lock", "_autofit.key"
 """Files whose names begin with ``_`` are not pushed to the hub (``transformers/trainer.py: push_to_hub``). The machines
-of a run authenticate each other by the key (``training.machines``)."""
+of a run authenticate each other with the key (``training.machines``)."""
 
 LOCK_SECONDS = 1.0
-"""How long a lock is waited for: a command that only checks a folder holds it for a moment."""
+"""How long to wait for a lock: a command that only checks a folder holds it for a moment."""
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
-"""Files of weights and the indices of their shards. ``save_pretrained`` deletes those that it does not write itself
+"""Weight files and shard indices. ``save_pretrained`` deletes those that it does not write itself
 (``transformers/modeling_utils.py: save_pretrained``, "Clean the folder from a previous save")."""
 
 WRITTEN = (
@@ -63,16 +63,16 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastRun:
     number: str
-    """The run's id, which its checkpoints carry."""
+    """The run's id, which its checkpoints contain."""
     start: Path | None
-    """The checkpoint that it resumed from; None for none."""
+    """The checkpoint that it resumed from; None if it began from scratch."""
     command: tuple[str, ...] = ()
-    """The arguments that all machines of the run were started with; none for a single machine."""
+    """The arguments with which all machines of the run were started; empty for a single machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFolder:
-    """An output folder that no other run writes to."""
+    """An output folder locked for this run."""
 
     path: Path
     lock: int
@@ -80,7 +80,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """Identifies the lock's file, for :func:`check_in_place`."""
+        """Identifies the lock file, for :func:`check_in_place`."""
         return _identity(os.fstat(self.lock))
 
     def last_run(self) -> LastRun | None:
@@ -100,13 +100,13 @@ class RunFolder:
             raise unwritable(self.path, str(error.strerror)) from error
 
     def end(self) -> None:
-        """Records that the run here has ended, and is not to be resumed."""
-        with contextlib.suppress(OSError):  # the model is written, which counts
+        """Records that the run has ended and must not be resumed."""
+        with contextlib.suppress(OSError):  # the model is already written
             _write_record(self.lock, {**_read_record(self.lock), "has_ended": True})
 
 
 def is_left_by(output_dir: str, command: Sequence[str]) -> bool:
-    """Returns whether a folder has checkpoints of an unfinished run that this command of several machines started."""
+    """Returns whether a folder has checkpoints of an unfinished run that this multi-machine command started."""
     record = _record_in(Path(output_dir))
     is_same = record.get("command") == _digest(command) and not record.get("has_ended", True)
     return is_same and any(Path(output_dir).glob("checkpoint-*"))
@@ -120,15 +120,16 @@ def hold_folder(
     overwrite: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> Iterator[RunFolder]:
-    """Makes the output folder, and keeps every other run out of it until the end.
+    """Makes the output folder, and locks it against other runs until the block ends.
 
     Args:
-        resuming: The run in the folder is to be resumed.
-        overwrite: Another run's folder is moved aside first.
+        resuming: Whether the run in the folder is to be resumed.
+        overwrite: Whether another run's folder is moved aside first.
         on_event: Gets ``moved_aside`` with the new ``path``, and a ``note`` if the filesystem has no locks.
 
     Raises:
-        OutputFolderError: it cannot be made or written, a run is under way in it, or it holds another's work.
+        OutputFolderError: the folder cannot be made or written, another run is using it, or it holds another run's
+            work.
     """
     folder = Path(output_dir)
     with contextlib.ExitStack() as stack:
@@ -137,7 +138,7 @@ def hold_folder(
         if aside is not None:
             on_event({"event": "moved_aside", "path": str(aside)})
             lock = stack.enter_context(lock_folder(output_dir))
-            with contextlib.suppress(FileNotFoundError):  # of this run's machines
+            with contextlib.suppress(FileNotFoundError):  # it is the key of this run's machines
                 (aside / KEY_NAME).rename(folder / KEY_NAME)
         elif not resuming:
             _check_is_free(folder)
@@ -152,10 +153,10 @@ def hold_folder(
 
 @contextlib.contextmanager
 def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iterator[int]:
-    """Makes a folder, keeps every other run out of it, and yields the open file that holds the lock.
+    """Makes a folder, locks it against other runs, and yields the open file that holds the lock.
 
     Raises:
-        OutputFolderError: a run is under way in it, or it or the lock's file cannot be made.
+        OutputFolderError: another run is using the folder, or the folder or its lock file cannot be made.
     """
     folder, give_up = Path(output_dir), time.monotonic() + LOCK_SECONDS
     while (file := _try_lock(folder, on_event)) is None:
@@ -167,15 +168,16 @@ def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iter
                 hint="Wait until it has ended, or give another --output_dir.",
             )
         time.sleep(LOCK_SECONDS / 20)
-    with contextlib.closing(os.fdopen(file, "rb+", buffering=0)):  # the lock ends with the last who has it open
-        with contextlib.suppress(OSError):  # it only names the process for error messages
+    with contextlib.closing(os.fdopen(file, "rb+", buffering=0)):  # the lock ends when the last process closes the file
+        with contextlib.suppress(OSError):  # the record is only for error messages
             _write_record(file, {**_read_record(file), "pid": os.getpid(), "host": socket.gethostname()})
         yield file
 
 
 def move_aside(output_dir: str) -> Path | None:
-    """Renames the folder of another run to ``NAME.previous-1`` or the next free number; returns its new path, or None
-    if there is no run to move.
+    """Renames the folder of another run to ``NAME.previous-1`` or the next free number.
+
+    Returns its new path; None if there is no run to move.
 
     Raises:
         OutputFolderError: it cannot be renamed, or is the working directory.
@@ -200,11 +202,11 @@ def move_aside(output_dir: str) -> Path | None:
 
 
 def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) -> None:
-    """Raises the errors of :func:`hold_folder` that can be found without making anything.
+    """Raises the errors of :func:`hold_folder` that can be found without creating anything.
 
     Raises:
-        OutputFolderError: the nearest folder that exists cannot be written, a run is under way in the folder, or it
-            holds another's work.
+        OutputFolderError: the nearest existing folder cannot be written, another run is using the folder, or it
+            holds another run's work.
     """
     folder = Path(output_dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
@@ -219,12 +221,12 @@ def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) ->
 
 
 def check_in_place(output_dir: str, identity: str) -> None:
-    """Raises OutputFolderError if the run's folder was moved and another run has begun in one of that name.
+    """Raises OutputFolderError if the run's folder was moved and another run has begun at the same path.
 
     Args:
-        identity: That of the run's own folder (:attr:`RunFolder.identity`).
+        identity: The identity of the run's own folder (:attr:`RunFolder.identity`).
     """
-    with contextlib.suppress(FileNotFoundError):  # moved, and nothing in its place: the folder is made again
+    with contextlib.suppress(FileNotFoundError):  # moved away and not replaced: the folder is created again
         if _identity(os.stat(Path(output_dir) / LOCK_NAME)) != identity:
             raise OutputFolderError(
                 f"The run's output folder was moved away, and another run has begun in {output_dir}.",
@@ -234,20 +236,20 @@ def check_in_place(output_dir: str, identity: str) -> None:
 
 
 def identity_of(folder: Path) -> str:
-    """Identifies the lock's file in a folder on this machine; empty if there is none."""
+    """Returns the identity of a folder's lock file on this machine; empty if there is none."""
     with contextlib.suppress(OSError):
         return _identity(os.stat(folder / LOCK_NAME))
     return ""
 
 
 def is_held_by(folder: Path, pid: int, host: str) -> bool:
-    """Returns whether that process of that machine locked the folder last, by the lock's file."""
+    """Returns whether the folder was last locked by that process on that machine, by the record in the lock file."""
     record = _record_in(folder)
     return (record.get("pid"), record.get("host")) == (pid, host)
 
 
 def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
-    """The error of an output folder that cannot be written to."""
+    """Returns the error for an output folder that cannot be written to."""
     return OutputFolderError(
         f"Cannot write to the output folder {folder}: {reason}.",
         hint="Remove what has that name, or give another --output_dir."
@@ -257,14 +259,15 @@ def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
 
 
 def _holds(folder: Path) -> list[str]:
-    """Lists the files of a run or of weights that would be lost."""
+    """Lists the files of a run, or weights, that would be lost."""
     weights = sorted({path.name for kind in WEIGHTS for path in folder.glob(kind)})
     checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
     return [*([RUN_NAME] if (folder / RUN_NAME).exists() else []), *checkpoints, *weights]
 
 
 def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
-    """Refuses another run and weights, unless they will be moved aside, and files that no run of ours wrote."""
+    """Refuses a folder with another run or weights, unless they will be moved aside, and one with files that autofit
+    did not write."""
     names = _holds(folder)
     if names and not overwrite:
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
@@ -285,7 +288,7 @@ def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def is_under_way(folder: Path) -> bool | None:
-    """Returns whether a process holds the folder of a run; None where that is unknown. Changes nothing."""
+    """Returns whether a process holds a run's folder; None if that is unknown. Changes nothing."""
     if sys.platform == "win32":
         return None
     try:
@@ -306,7 +309,7 @@ def is_under_way(folder: Path) -> bool | None:
 
 
 def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
-    """Locks the lock's file; None if another process has locked it, or has just moved its folder away."""
+    """Locks the lock file; returns None if another process holds it, or has just moved the folder away."""
     path = folder / LOCK_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -336,7 +339,7 @@ def _identity(status: os.stat_result) -> str:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """Hashes a command, which may hold a token, for a file that others can read."""
+    """Hashes a command, which may contain a token, since others can read the file."""
     return hashlib.sha256(json.dumps([*command]).encode()).hexdigest()
 
 
@@ -354,7 +357,8 @@ def _read_record(file: int) -> dict[str, Any]:
 
 
 def _write_record(file: int, record: Mapping[str, Any]) -> None:
-    """Writes in place, since the lock is the file's; truncates last, so that a killed writer leaves no empty file."""
+    """Writes in place, since the lock belongs to the file; truncates last, so that a killed writer leaves no empty
+    file."""
     content = json.dumps(record).encode()
     os.pwrite(file, content, 0)
     os.ftruncate(file, len(content))

@@ -1,9 +1,9 @@
-"""Restarts a training process that ended too early: with the same plan, or with one that takes less memory.
+"""Restarts a training process that ended too early, with the same plan or with one that takes less memory.
 
 Nothing here starts a process or reads a file; a :class:`RunBackend` does, so that a test can script every ending.
 
-The restarts without progress are limited: a checkpoint beyond the one that the last process began with resets the
-count. What must be fixed by the user ends the run at once, and so does most of what repeats at the same step.
+Restarts without progress are limited. A checkpoint beyond the one that the last process began with resets the count. A
+cause that the user must fix ends the run at once, and so do most causes that recur at the same step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from autotrain_mem.types.experience import Restart
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunAttempt:
-    """Holds what one process of a run begins with."""
+    """Holds what one process of a run starts with."""
 
     knobs: Knobs
     learned: LearnedLimits
-    """What guards learned in the processes before."""
+    """What the guards of earlier processes learned."""
     checkpoint: Checkpoint | None
     """The checkpoint to resume from; None to start from the beginning."""
 
@@ -38,7 +38,7 @@ class RunAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Holds another plan for the same training."""
+    """Another plan for the same training."""
 
     knobs: Knobs
     flags: str
@@ -52,17 +52,17 @@ class RunBackend(Protocol):
         """Runs a process to its end."""
 
     def newest(self, ending: Ending) -> Checkpoint | None:
-        """Sets torn checkpoints aside; returns the newest whole one of the run."""
+        """Sets torn checkpoints aside; returns the run's newest whole one."""
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
-        """Returns a plan that takes less, or is for the machines that are left; None for the same plan again.
+        """Returns a plan that takes less memory, or is for the remaining machines; None to keep the plan.
 
         Raises:
             AutofitError: too few machines are left.
         """
 
     def explained(self, ending: Ending) -> AutofitError:
-        """Returns the process's own error, or one that explains more."""
+        """Returns the process's own error, or one with more explanation."""
 
 
 def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
@@ -74,7 +74,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
 
     Raises:
         AutofitError: what ended the last process; the hint says why it was not restarted, and what to resume from.
-        InterruptedByUser: as :func:`launch.train`; also after Ctrl-C while no process ran.
+        InterruptedByUser: as :func:`launch.train`; also on Ctrl-C while no process runs.
     """
     attempt, spent, before = first, 0, ("", 0)
     learned = first.learned
@@ -104,15 +104,15 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
                 )
             takes_other = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY, Remedy.MACHINES)
             change = backend.changed(cause, ended, attempt.knobs) if takes_other and not refusal else None
-            # Other processes may have filled the device once, but not if it is full again, or at the first step.
+            # Other processes may have filled the device, but hardly twice, or at the very first step.
             is_hopeless = is_repeated or ended.step == ended.began_at
             if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:
                 refusal = refusal or "No other settings of the same training take less."
             if refusal:
                 if isinstance(ended.error, OutputFolderError) and ended.step == ended.began_at:
-                    newest = None  # what it began with is what it refused
+                    newest = None  # it refused the checkpoint that it began with
                 error = backend.explained(ended)
-                # The hint of an error that the user must fix only learns which checkpoint to resume from.
+                # If the user must fix the cause, the hint only adds which checkpoint to resume from.
                 why = "" if cause.remedy is Remedy.NONE else f"It was not started again: {refusal}"
                 error.hint = "\n".join(filter(None, [error.hint, why, _go_on(newest)]))
                 raise error
@@ -131,7 +131,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
 
 
 def _why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repeated: bool) -> str:
-    """Returns why a restart would fail in the same way, in a sentence; empty if it may succeed."""
+    """Returns a sentence on why a restart would fail in the same way; empty if it may succeed."""
     has_trained = ending.step > ending.began_at
     match cause.remedy:
         case Remedy.NONE:

@@ -1,4 +1,4 @@
-"""Carries what the parent and a run's process say to each other: the request, and events."""
+"""Defines what the parent and a run's process exchange: the request, and events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SendEvent = Callable[[Mapping[str, Any]], None]
 
 
 def interrupted_before_training() -> InterruptedByUser:
-    """The error of a Ctrl-C that came before the first step."""
+    """Returns the error for a Ctrl-C before the first step."""
     return InterruptedByUser(
         "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
     )
@@ -25,7 +25,7 @@ def interrupted_before_training() -> InterruptedByUser:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """The parent's request, one line of JSON."""
+    """The parent's request, sent as one line of JSON."""
 
     task: Task
     job: Job
@@ -34,38 +34,38 @@ class Request:
     simulate: bool
     output_dir: str
     run: str = ""
-    """The id of the run, which its checkpoints carry; empty for a probe."""
+    """The id of the run, which goes into its checkpoints; empty for a probe."""
     folder: str = ""
     """The identity of the output folder (``run_folder.check_in_place``)."""
     learned: LearnedLimits = field(default_factory=LearnedLimits)
     """What the guards of earlier runs learned."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)
-    """Peak allocated bytes of each phase, by the plan."""
+    """The planned peak of allocated bytes, by phase."""
     predicted_reserved_bytes: int | None = None
-    """Peak that is reserved, by the plan."""
+    """The planned peak of reserved bytes."""
     budget_bytes: int | None = None
-    """Bytes that torch's allocator may take of the device, by the plan."""
+    """The bytes of the device that the plan leaves to torch's allocator."""
     level: str = ""
-    """The plan's level of harm; empty where there is none."""
+    """The plan's level of harm; empty if it has none."""
     levers: tuple[Lever, ...] = ()
-    """The changes of the plan."""
+    """The settings that the plan changed."""
     guarded: bool = True
-    """Whether a guard is attached; else it trains as TRL does, and fails when out of memory."""
+    """Whether a guard is attached; without one the run trains as TRL does, and fails when it is out of memory."""
     rank: int = 0
-    """The rank of the process that is asked."""
+    """The rank of the process that gets the request."""
 
     @property
     def processes_here(self) -> int:
-        """The number of processes of each machine."""
+        """The number of processes on each machine."""
         return min(self.knobs.processes, max(1, self.hardware.topology.devices))
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds that several processes may train without progress."""
+        """Seconds without progress after which several processes count as hanging."""
         return float(self.job.arguments.get("ddp_timeout") or SILENT_SECONDS)
 
     def of_rank(self, rank: int) -> Request:
-        """Returns the request of one process, with its own device; other machines name theirs."""
+        """Returns the request for one process, with its own device; other machines fill in theirs."""
         uuids = self.hardware.topology.uuids
         if self.knobs.processes == 1 or rank >= len(uuids):
             return replace(self, rank=rank)
