@@ -180,8 +180,7 @@ def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathl
 def _error_by(
     failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, *, is_probe: bool = False
 ) -> TrainingError:
-    """Returns the error for a rank that died without sending one, or that the others wait for, with the end of its log.
-    """
+    """Returns the error for a rank that died without sending one, or that the others wait for; it quotes the log."""
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
     when = " in the probe before the training" if is_probe else ""
     if isinstance(failure, RankTimeout):
