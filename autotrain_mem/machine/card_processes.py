@@ -38,7 +38,12 @@ def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
             by_process, (total_bytes, free_bytes) = _listed(nvml, handle), memory_of(nvml, handle)
     except NvmlError:  # the card is lost, or hidden by now
         return ()
-    listed = [OtherProcess(pid=pid, name=_name(pid), used_bytes=used) for pid, used in by_process.items()]
+    listed = []
+    for pid, used_bytes in by_process.items():
+        name = ""  # on systems without proc(5), and for another container's process
+        with contextlib.suppress(OSError):
+            name = pathlib.Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        listed.append(OtherProcess(pid=pid, name=name, used_bytes=used_bytes))
     unnamed_bytes = total_bytes - free_bytes - sum(other.used_bytes for other in listed)
     if unnamed_bytes >= UNNAMED_FROM_BYTES:
         listed.append(OtherProcess(pid=NOBODY, name="", used_bytes=unnamed_bytes))
@@ -64,11 +69,3 @@ def _listed(nvml: Any, handle: Any) -> dict[int, int]:
         for process in processes:
             listed[process.pid] = max(listed.get(process.pid, 0), process.usedGpuMemory or 0)
     return listed
-
-
-def _name(pid: int) -> str:
-    """Reads the name from ``/proc`` (proc(5)); empty on other systems, or for another container's process."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -26,11 +26,11 @@ from autotrain_mem.machine.card_processes import others_on
 from autotrain_mem.machine.catalog import recognise
 from autotrain_mem.machine.choose import unplanned_gpus
 from autotrain_mem.machine.detect import VISIBLE, detect, nvidia_driver
-from autotrain_mem.machine.torch_child import NoAnswer, next_answer
+from autotrain_mem.machine.torch_child import NoAnswer, ask_child
 from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.support.errors import AutofitError, UnreadableGpuError
 from autotrain_mem.support.host import existing, host_memory, missing_to_compile
-from autotrain_mem.support.processes import Channel, Child
+from autotrain_mem.support.processes import Channel
 from autotrain_mem.support.store import cache_folder
 from autotrain_mem.support.units import GIB, MIB, format_bytes
 from autotrain_mem.support.versions import TESTED, installed_versions, untested, version_of
@@ -332,15 +332,11 @@ def _system(facts: Facts) -> Iterator[Row]:
 def _library(name: str, version: str | None) -> Library:
     if version is None:
         return Library()
-    child = Child(CHILD_MODULE, {})
     try:
-        child.send({"package": name.replace("-", "_")})
-        return Library(version=version, **next_answer(child, IMPORT_SECONDS))
+        answer = ask_child(CHILD_MODULE, {}, {"package": name.replace("-", "_")}, IMPORT_SECONDS)
     except NoAnswer as reason:
         return Library(version=version, error=str(reason))
-    finally:
-        child.kill()  # it holds nothing that needs saving
-        child.stop()
+    return Library(version=version, **answer)
 
 
 def main() -> None:

@@ -162,8 +162,8 @@ def injected_faults(
     """
     rank, text = int(os.environ.get("RANK", "0")), environment.get(VARIABLE, "")
     counts = COUNT in text.split() and not rank
-    faults = Faults(gpu, folder / MARKS_NAME, f"rank:{rank}:" if rank else "", phase)
-    faults.wait_for(parse_mishaps(text, rank))
+    marks, whose = folder / MARKS_NAME, f"rank:{rank}:" if rank else ""
+    faults = Faults(gpu, marks, whose, phase, parse_mishaps(text, rank))
     if not faults.pending and not counts:
         yield
         return
@@ -216,21 +216,24 @@ class Faults:
     clock: Callable[[], float]
     """The original ``time.time``."""
 
-    def __init__(self, gpu: SimulatedGpu, marks: pathlib.Path, whose: str, phase: Callable[[], Phase]) -> None:
-        self.pending: list[Fault] = []
-        """Faults that have not occurred, and lasting ones, which come first."""
+    def __init__(
+        self,
+        gpu: SimulatedGpu,
+        marks: pathlib.Path,
+        whose: str,
+        phase: Callable[[], Phase],
+        mishaps: Sequence[Fault],
+    ) -> None:
         self.set_back_seconds = 0.0
-        self.is_disk_full = False
         self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase
         self._come = set(marks.read_text(encoding="utf-8").splitlines()) if marks.is_file() else set()
         self._held: dict[Fault, int] = {}
         self._allocations = 0
         self._of_phase = Counter[Phase]()
         self._saves, self._checkpoint = 0, pathlib.Path()
-
-    def wait_for(self, mishaps: Sequence[Fault]) -> None:
         pending = [each for each in mishaps if not self._has_come(each.over if each.lasts else each)]
         self.pending = sorted(pending, key=lambda each: not each.lasts)
+        """Faults that have not occurred, and lasting ones, which come first."""
         self.is_disk_full = any(each.kind == "disk" and each.lasts and self._has_come(each) for each in pending)
 
     def mark(self, mark: object) -> None:

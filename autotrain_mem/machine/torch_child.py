@@ -37,22 +37,28 @@ def torch_device(uuid: str, environment: Mapping[str, str], module: str = CHILD_
         UnreadableGpuError: torch cannot use the card; the hint says how to fix it.
         NoAnswer: the child died, hung or failed.
     """
-    child = Child(module, {**environment, "CUDA_VISIBLE_DEVICES": uuid})
-    try:
-        return TorchDevice(**next_answer(child)["device"])
-    finally:
-        child.kill()  # it holds nothing that needs saving
-        child.stop()
+    return TorchDevice(**ask_child(module, {**environment, "CUDA_VISIBLE_DEVICES": uuid})["device"])
 
 
-def next_answer(child: Child, limit_seconds: float = TIME_LIMIT_SECONDS) -> dict[str, Any]:
-    """Receives the child's next answer. Raises as :func:`torch_device`."""
+def ask_child(
+    module: str,
+    environment: Mapping[str, str],
+    question: Mapping[str, Any] | None = None,
+    limit_seconds: float = TIME_LIMIT_SECONDS,
+) -> dict[str, Any]:
+    """Starts a child, sends it a question, if any, and returns its answer. Raises as :func:`torch_device`."""
+    child = Child(module, environment)
     try:
+        if question is not None:
+            child.send(question)
         answer = child.receive(limit_seconds)
     except ChildTimeout as timeout:
         raise NoAnswer(f"no answer within {limit_seconds:.0f} s") from timeout
     except ChildDied as death:
         raise NoAnswer(f"the process ended with status {death.code}") from death
+    finally:
+        child.kill()  # it holds nothing that needs saving
+        child.stop()
     if "unusable" in answer:
         raise from_json(answer["unusable"])
     if "error" in answer:

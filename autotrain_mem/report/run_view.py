@@ -173,7 +173,19 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
         add(grid, "loss", Text(lost, style=BAD))
     if report.first_reward is not None:
         add(grid, "reward", _moved(report.first_reward, report.last_reward))
-    add(grid, "peak", _allocated(report))
+    allocated = f"{format_bytes(report.predicted_peak_bytes)} allocated predicted, not measured here"
+    if report.measured is not None:
+        allocated = _peaks(
+            "allocated", report.predicted_peak_bytes, report.measured.peak_allocated_bytes, report.prediction_error
+        )
+        if (report.prediction_error or 0.0) > SHORT_RUN_ERROR:
+            why = "the prediction is for the longest row, which this run may not have drawn"
+            if report.incidents:
+                why = "the prediction is for whole micro-batches, of which some were split"
+            elif report.longest_rows_first:
+                why = "too high: the longest rows went through first"
+            allocated += f" ({why})"
+    add(grid, "peak", allocated)
     if report.measured is not None:
         predicted, measured = report.predicted_peak_reserved_bytes, report.measured.peak_reserved_bytes
         add(grid, "", _peaks("reserved", predicted, measured, report.reserved_prediction_error))
@@ -197,21 +209,6 @@ def _moved(first: float | None, last: float | None) -> str:
     if first is None or last is None:
         return "not logged"
     return f"{first:#.4g}" if first == last else f"{first:#.4g} -> {last:#.4g}"
-
-
-def _allocated(report: Report) -> str:
-    predicted, measured = report.predicted_peak_bytes, report.measured
-    if measured is None:
-        return f"{format_bytes(predicted)} allocated predicted, not measured here"
-    sentence = _peaks("allocated", predicted, measured.peak_allocated_bytes, report.prediction_error)
-    if (report.prediction_error or 0.0) <= SHORT_RUN_ERROR:
-        return sentence
-    why = "the prediction is for the longest row, which this run may not have drawn"
-    if report.incidents:
-        why = "the prediction is for whole micro-batches, of which some were split"
-    elif report.longest_rows_first:
-        why = "too high: the longest rows went through first"
-    return f"{sentence} ({why})"
 
 
 def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
 
 from rich.console import Group
 from rich.text import Text
@@ -41,8 +40,15 @@ def shortage_text(shortage: Shortage, plan: Plan) -> str:
     peak = formatting.PHASES[estimate.memory.peak_phase]
     planned = f"  planned {format_bytes(estimate.required_bytes)}, most of it in phase {peak}"
 
-    rows = [
-        *_owner_rows(shortage, estimate.memory.owners_at_peak),
+    expected, held = estimate.memory.owners_at_peak, shortage.measured
+    apart = [owner for owner in Owner if owner in held or not shortage.rest_bytes]
+    rows = [(formatting.OWNERS[owner], expected.get(owner, 0), held.get(owner, 0)) for owner in apart]
+    rows = [row for row in rows if any(row[1:])]
+    if shortage.rest_bytes:  # owners that were not told apart are summed
+        together = [owner for owner in Owner if owner not in apart and expected.get(owner)]
+        name = ", ".join(formatting.OWNERS[owner] for owner in together) or "not told apart"
+        rows.append((name, sum(expected[owner] for owner in together), shortage.rest_bytes))
+    rows += [
         ("cached by the allocator", estimate.cached_bytes, shortage.cached_bytes),
         ("outside torch", estimate.outside_bytes, shortage.outside_bytes),
     ]
@@ -70,17 +76,3 @@ def explained(shortage: Shortage, plan: Plan, nearest: str | None) -> GpuOutOfMe
     headline = f"{plan.model} ran out of memory on {plan.estimate.hardware.name}:{where} after {steps}."
     message = f"{headline}\n{shortage_text(shortage, plan)}"
     return GpuOutOfMemoryError(message, hint=hint, details=codec.to_json(shortage))
-
-
-def _owner_rows(shortage: Shortage, expected: Mapping[Owner, int]) -> Iterator[tuple[str, int, int]]:
-    """Yields (name, predicted, measured bytes); owners that were not told apart are summed."""
-    measured, rest_bytes = shortage.measured, shortage.rest_bytes
-    apart = [owner for owner in Owner if owner in measured or not rest_bytes]
-    for owner in apart:
-        sizes = expected.get(owner, 0), measured.get(owner, 0)
-        if any(sizes):
-            yield formatting.OWNERS[owner], *sizes
-    if rest_bytes:
-        together = [owner for owner in Owner if owner not in apart and expected.get(owner)]
-        name = ", ".join(formatting.OWNERS[owner] for owner in together) or "not told apart"
-        yield name, sum(expected[owner] for owner in together), rest_bytes

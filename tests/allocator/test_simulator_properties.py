@@ -273,5 +273,5 @@ class AnyProgram(RuleBasedStateMachine):
         assert not any(value for key, value in stats.items() if key.endswith(".current"))
 
 
-AnyProgram.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+AnyProgram.TestCase.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
 TestAnyProgram = AnyProgram.TestCase

@@ -203,7 +203,7 @@ def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
 
 
 @BOTH_MODES
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(run=traces(largest=64 * MIB, empties=True))
 def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run: Trace, expandable: bool) -> None:
     snapshot = make_snapshot(run, ROOMY, grows=expandable)
@@ -218,7 +218,7 @@ def test_the_history_undone_from_its_end_leads_to_nothing_by_way_of_the_peak(run
 
 
 @BOTH_MODES
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(run=traces(largest=64 * MIB, empties=True), capacity=st.integers(2, 80))
 def test_a_history_with_refused_requests_can_be_undone_too(run: Trace, capacity: int, expandable: bool) -> None:
     room = DeviceCapacity(capacity_bytes=capacity * MIB, total_bytes=capacity * MIB)

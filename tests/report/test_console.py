@@ -117,7 +117,7 @@ def test_no_line_is_wider_than_the_console_or_ends_in_spaces_and_colour_adds_not
     assert without_escapes == rendered(VIEWS[name])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 40 * GIB), min_size=len(Owner), max_size=len(Owner)).filter(any),
     cached=st.tuples(st.integers(0, 5 * GIB), st.integers(0, 5 * GIB)),
