@@ -125,8 +125,7 @@ def room_findings(
     """Returns what does not fit; by default this machine's memory and the output folder's disk are read."""
     if free_disk_bytes is None:  # of a folder that may yet have to be made
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
-    memory = memory or host_memory()
-    return (*_memory(load, memory), *_disk(load, free_disk_bytes), *_other_disks(load))
+    return (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_other_disks(load))
 
 
 def _refusal(error: type[AutofitError], *, message: str, cure: str) -> Finding:

@@ -102,7 +102,13 @@ class TrainingProgress:
     def on_event(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
             case "start":
-                self._start(event["total_steps"])
+                self._first = None
+                if (total_steps := event["total_steps"]) != self._total_steps:  # else a process resumes the run
+                    self._total_steps = total_steps
+                    if self._bar.disable:
+                        say(self._console, f"training {counted(total_steps, 'step')}")
+                    self._bar.update(self._task, total=total_steps)
+                    self._bar.start()
             case "log":
                 logs = event["logs"]
                 reward = next((logs[name] for name in REWARD_NAMES if name in logs), None)
@@ -119,17 +125,6 @@ class TrainingProgress:
             case _:
                 if line := event_line(event):
                     say(self._console, line)
-
-    def _start(self, total_steps: int) -> None:
-        """Draws the bar of a run that begins; a process that resumes it keeps the bar."""
-        self._first = None
-        if self._total_steps == total_steps:
-            return
-        self._total_steps = total_steps
-        if self._bar.disable:
-            say(self._console, f"training {counted(total_steps, 'step')}")
-        self._bar.update(self._task, total=total_steps)
-        self._bar.start()
 
     def _advance(self, step: int, memory: Mapping[str, int] | None) -> None:
         """Shows optimizer step number ``step`` of the run, with the largest reserved memory so far."""

@@ -263,7 +263,8 @@ class Estimate:
     @staticmethod
     def unfolded(values: Any) -> Any:
         """Returns its JSON with the memory's keys under ``memory`` as well."""
-        return {**values, "memory": MemoryEstimate.unfolded(values)}
+        memory = MemoryEstimate.unfolded(values)  # first, since it rejects what is no object
+        return {**values, "memory": memory}
 
     def _repr_html_(self) -> str:
         return html_of(self)
