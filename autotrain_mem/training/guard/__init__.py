@@ -1,1 +1,1 @@
-"""Meets a full device inside a step with less at once and the same mathematics. Runs in the training process."""
+"""Handles a full device within a step: less at once, the same mathematics. Runs in the training process."""

@@ -1,6 +1,7 @@
-"""Keeps a training going when the device is full: with less at once, and the same mathematics.
+"""Keeps a training going when the device is full: it computes less at once, with the same mathematics.
 
-If that would change the gradient, a torch.OutOfMemoryError says why; only a restart with a smaller micro-batch helps.
+If splitting would change the gradient, a torch.OutOfMemoryError says why. Then only a restart with a smaller
+micro-batch helps.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from autotrain_mem.training.guard.ranks import Ranks, ranks_of, shares_by_ddp
 from autotrain_mem.types import LearnedLimits
 
 GROW_AFTER = 50
-"""Optimizer steps without a shortage after which twice as much is tried at once. A failed try costs one micro-step: at
-most 2 % of the time if every try fails, and less each time."""
+"""Optimizer steps without running out of memory after which the limit is doubled. A failed attempt costs one
+micro-step: at most 2 % of the time if every attempt fails, and less each time."""
 
 
 def attach_guard(
@@ -32,17 +33,17 @@ def attach_guard(
 ) -> Guard:
     """Guards one trainer, not its class. Call it after building the trainer, before ``train()``.
 
-    Guarded are a micro-step, an evaluation step, and the generation and scoring of completions. Clipping, the
-    optimizer's step and a reward model's forward are not: they cannot be made smaller, and the allocator has emptied
-    its cache before it fails (``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc``).
+    The guard covers micro-steps, evaluation steps, and the generation and scoring of completions. It does not cover
+    gradient clipping, the optimizer's step and a reward model's forward: they cannot be made smaller, and the allocator
+    has already emptied its cache when it fails (``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc``).
 
     Args:
-        trainer: Steps of TRL's SFT, Reward, DPO, GRPO, RLOO and Distillation are split; those of others are repeated
-            whole, and PPO's not even that.
-        learned: What an earlier run of the same plan found out, beside what a checkpoint holds.
-        on_incident: Called after each shortage that was met.
-        grow_after: Optimizer steps without a shortage after which more is tried at once.
-        on_notice: Called with what a user has to know about how micro-batches and their parts are combined.
+        trainer: Steps of TRL's SFT, Reward, DPO, GRPO, RLOO and Distillation are split; those of other trainers are
+            repeated whole, and PPO's are not even repeated.
+        learned: What an earlier run of the same plan learned, in addition to what a checkpoint holds.
+        on_incident: Called after each recovery from running out of memory.
+        grow_after: Optimizer steps without running out of memory after which more is tried at once.
+        on_notice: Called with what the user should know about how micro-batches and their parts are combined.
     """
     why_not = why_no_guard(trainer)
     ranks = Ranks(trainer.accelerator) if why_not else ranks_of(trainer)
@@ -59,7 +60,7 @@ def attach_guard(
 
 
 class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Handles the trainer's events for a guard. See :func:`attach_guard`."""
+    """The guard's trainer callback. See :func:`attach_guard`."""
 
     def __init__(self, context: GuardContext) -> None:
         self.context = context
@@ -69,24 +70,24 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         return self.context.learned
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A resumed run starts with what the one before had learned."""
+        """Restores the limits that the checkpoint holds, when a run resumes."""
         self.context.restore(state)
         self.context.save()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Counts a clean step; after enough of them more rows are tried at once."""
+        """Counts a clean step; after enough of them, more is tried at once."""
         self.context.step_ended()
         self.context.save_of_all()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The model is the user's again."""
+        """Removes the gradient hooks from the model."""
         self.context.gradients.release()
 
     def leave(self) -> LearnedLimits:
-        """Removes the hooks; methods of trainer and model stay.
+        """Removes the gradient hooks; the methods replaced on the trainer and the model stay.
 
-        The context, which holds the trainer, is dropped, so that the trainer's memory is freed with it, and not when
-        Python next collects cycles.
+        The context, which references the trainer, is dropped, so that its memory is freed together with the trainer,
+        and not at Python's next garbage collection.
         """
         learned = self.learned
         self.context.gradients.release()
@@ -95,7 +96,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 
 
 def why_no_guard(trainer: Any) -> str | None:
-    """Returns why the guard cannot handle running out of memory in this process; None if it can."""
+    """Returns why the guard cannot handle out-of-memory errors in this process; None if it can."""
     args = trainer.args
     if hasattr(trainer, "value_model"):
         return "TRL's PPO makes its steps in a loop of its own, which cannot be entered in its middle"

@@ -1,9 +1,9 @@
 """Cuts a prepared micro-batch into parts by its rows, and joins what an evaluation returns for the parts.
 
-Images are cut if it is certain to which row they belong. A row's share follows from its image tokens, of which a
-model's forward needs exactly as many as its images have features (``transformers/models/*/modeling_*.py:
-get_placeholder_mask``), and from TRL's counts of images. Without it runs end half way if images differ in size
-(QwenLM/Qwen3-VL#1573). Images with separate sizes (LLaVA-NeXT, Pixtral) are not supported.
+Images are cut only if it is certain to which row each belongs. A row's share follows from its image tokens, since a
+model's forward needs exactly as many of them as its images have features (``transformers/models/*/modeling_*.py:
+get_placeholder_mask``), and from TRL's image counts. Cutting images of different sizes without this fails midway
+through a run (QwenLM/Qwen3-VL#1573). Images with separate sizes (LLaVA-NeXT, Pixtral) are not supported.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from autotrain_mem.methods.interface import Basis
 
 
 class Layout(StrEnum):
-    """The first dimension of a batch counts one of these."""
+    """What the first dimension of a batch counts."""
 
     ROWS = "rows"
     PAIRS = "pairs"
-    """All chosen rows, then all rejected ones in the same order; a pair's two rows stay together."""
+    """All chosen rows, then all rejected rows in the same order; the two rows of a pair stay together."""
 
 
 _IDS = ("input_ids", "prompt_ids", "completion_ids", "chosen_input_ids", "rejected_input_ids")
-"""Names of token ids in the trainers' batches."""
+"""The names of token ids in the trainers' batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,17 +43,17 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """Size of the first dimension: two for each pair."""
+        """Size of the first dimension: two rows for each pair."""
         return int(self._ids[0].shape[0]) if self._ids else 1
 
     @property
     def units(self) -> int:
-        """The most parts that it can be cut into: 1 if its rows' images are not known."""
+        """The most parts that it can be cut into; 1 if it is unknown which images belong to which row."""
         return 1 if self.why_not else self.members
 
     @property
     def members(self) -> int:
-        """Rows or pairs; 1 if several sequences share a row (packing, padding-free)."""
+        """The number of rows or pairs; 1 if several sequences share a row (packing, padding-free)."""
         lengths = (None, self.rows, self.rows // 2) if self.layout is Layout.PAIRS else (None, self.rows)
         by_rows = (value for name, value in self.inputs.items() if not is_of_images(name))
         if not self._ids or any(_length(value) not in lengths for value in by_rows):
@@ -62,7 +62,7 @@ class Piece:
 
     @property
     def why_not(self) -> str | None:
-        """Returns why its images keep several rows from being cut; None if they do not."""
+        """Returns why several rows cannot be cut because of their images; None if they can."""
         images = self._images()
         return images if isinstance(images, str) and self.members > 1 else None
 
@@ -71,7 +71,7 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """Returns the number of tokens, with padding."""
+        """The number of tokens, with padding."""
         return sum(ids.numel() for ids in self._ids)
 
     @property
@@ -79,16 +79,16 @@ class Piece:
         return [self.inputs[name] for name in _IDS if name in self.inputs]
 
     def cut(self, count: int, *, trim: bool = True) -> list[Piece]:
-        """Cuts it into parts of as equal a size as possible.
+        """Cuts it into parts of sizes as equal as possible.
 
         Args:
-            trim: Leave out the columns in which a part has nothing but padding.
+            trim: Whether to drop the columns that are all padding in a part.
         """
         images = self._images()
         assert not isinstance(images, str), images
         parts = []
         for units in split_evenly(range(self.members), count):
-            half = self.rows // 2  # of pairs: the chosen ones, then the rejected ones
+            half = self.rows // 2  # for pairs: chosen rows, then rejected rows
             spans = [units] if self.layout is Layout.ROWS else [units, range(half + units.start, half + units.stop)]
             of_images = {} if images is None else images.of_part(self.inputs, spans)
             inputs = {
@@ -105,7 +105,7 @@ class Piece:
 
 
 def _of_rows(value: Any, spans: Sequence[range], rows: int) -> Any:
-    """Slices the rows of a value; of one that has one for each pair, those of the first span."""
+    """Slices the rows of a value; a value with one entry for each pair is sliced by the first span only."""
     size = _length(value)
     if size is None:
         return value
@@ -126,7 +126,7 @@ def split_evenly(rows: range, parts: int) -> Iterator[range]:
 
 
 def _length(value: Any) -> int | None:
-    """Length of the first dimension; None for what belongs to the batch as a whole."""
+    """Returns the length of the first dimension; None for a value of the batch as a whole."""
     if isinstance(value, torch.Tensor):
         return int(value.shape[0]) if value.dim() else None
     return len(value) if isinstance(value, (list, tuple)) else None
@@ -135,8 +135,8 @@ def _length(value: Any) -> int | None:
 def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
     """Drops the columns on the right that no row of a part attends to.
 
-    Completions (GRPO, RLOO) keep theirs: what was computed for them before has the same width. The result is
-    contiguous, as a collator's tensors are: some models call ``labels.view``.
+    Completions (GRPO, RLOO) keep theirs: the values computed earlier for them have the same width. The result is
+    contiguous, like a collator's tensors: some models call ``labels.view``.
     """
     mask = inputs.get("attention_mask")
     if mask is None or mask.dim() != 2 or "input_ids" not in inputs:
@@ -152,7 +152,7 @@ def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def count(piece: Piece, basis: Basis) -> float:
-    """Returns how many rows, pairs or tokens a mean is over."""
+    """Returns the number of rows, pairs or tokens that a mean is taken over."""
     if basis is Basis.WHOLE:
         return 1.0
     if basis is Basis.UNITS:
@@ -164,8 +164,8 @@ def count(piece: Piece, basis: Basis) -> float:
 
 
 def counted_tokens(inputs: Mapping[str, Any]) -> Any:
-    """1 for each token that counts for the loss. Labels are shifted by one in causal models, and so is DPO's mask."""
-    if "completion_ids" in inputs:  # GRPO, RLOO: the tokens of tools are not the policy's
+    """Returns 1 for each token that counts in the loss. Causal models shift labels by one, and DPO its mask."""
+    if "completion_ids" in inputs:  # GRPO, RLOO: the policy does not generate tool tokens
         mask = inputs["completion_mask"]
         return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
     if "completion_mask" in inputs:
@@ -176,7 +176,7 @@ def counted_tokens(inputs: Mapping[str, Any]) -> Any:
 
 
 def joined(values: Sequence[Any], layout: Layout) -> Any:
-    """Joins the predictions or labels of the parts into the whole's. Raises TypeError for a value without rows."""
+    """Joins the parts' predictions or labels into those of the whole. Raises TypeError for a value without rows."""
     first = values[0]
     if first is None:
         return None
@@ -194,9 +194,9 @@ def joined(values: Sequence[Any], layout: Layout) -> Any:
 # -- images -----------------------------------------------------------------------------------------------------------
 
 _OF_IMAGES = re.compile("pixel|image|video|audio|patch|tile|spatial|grid|aspect|crop|vision")
-"""Names of what processors make of images; of tokens they make ``..._ids`` and masks."""
+"""Matches the names of a processor's image outputs; its token outputs are called ``..._ids`` and masks."""
 COUNTS = ("num_images", "batch_num_images")
-"""Images of each row (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``;
+"""The number of images in each row (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``;
 ``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
 _KNOWN = {"pixel_values", "image_grid_thw", "pixel_attention_mask", *COUNTS}
 
@@ -206,16 +206,16 @@ _MISMATCH = "the images of each row are not known: image tokens and images do no
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsImages:
-    """Holds which entries each row has in tensors that are laid out by patch, tile or image."""
+    """Maps rows to entries of the tensors that are laid out by patch, tile or image."""
 
     entries: Mapping[str, Sequence[int]]
-    """For each such tensor how many entries of its first dimension are of each row, in their order."""
+    """For each such tensor, the number of entries of its first dimension that belong to each row, in row order."""
     has_images: Sequence[bool]
 
     def of_part(self, inputs: Mapping[str, Any], rows: Sequence[range]) -> dict[str, Any]:
-        """Returns the inputs that are not by row, and none where these rows have no image at all.
+        """Returns the part's inputs that are not laid out by row; None for each if these rows have no image at all.
 
-        A model takes no empty tensors, and TRL makes none (``trl/trainer/sft_trainer.py:
+        Models reject empty tensors, and TRL makes none (``trl/trainer/sft_trainer.py:
         DataCollatorForVisionLanguageModeling``).
         """
         if not any(any(self.has_images[span.start : span.stop]) for span in rows):
@@ -230,19 +230,19 @@ class RowsImages:
 
 
 def is_of_images(name: str) -> bool:
-    """Returns whether an input of this name is made of images."""
+    """Returns whether an input with this name is made from images."""
     return _OF_IMAGES.search(name) is not None
 
 
 def has_images(inputs: Mapping[str, Any]) -> bool:
-    """Returns whether a batch has images at all."""
+    """Returns whether a batch has any images."""
     return any(is_of_images(name) and name not in COUNTS and value is not None for name, value in inputs.items())
 
 
 def image_token_of(model: Any) -> int | None:
-    """Returns the id of the tokens in whose places a model puts features of images."""
+    """Returns the id of the tokens that a model replaces with image features."""
     config = getattr(model, "config", None)
-    for name in ("image_token_id", "image_token_index"):  # older configurations: the second
+    for name in ("image_token_id", "image_token_index"):  # the second in older configurations
         token = getattr(config, name, None)
         if isinstance(token, int):
             return token
@@ -250,10 +250,10 @@ def image_token_of(model: Any) -> int | None:
 
 
 def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsImages | str:
-    """Returns which images are of which rows, or why that is not certain.
+    """Returns which images belong to which rows, or why that is not certain.
 
     Args:
-        inputs: Of a forward: tokens by row, and what was made of images.
+        inputs: The inputs of a forward: tokens by row, and those made from images.
         image_token: See :func:`image_token_of`.
     """
     names = {name for name in inputs if is_of_images(name) and inputs[name] is not None}
@@ -285,9 +285,9 @@ Entries = dict[str, list[int]]
 
 
 def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: list[int] | None) -> Entries | None:
-    """Qwen-VL's: patches of all images one after the other; some square of patches makes a token.
+    """Handles Qwen-VL's layout: the patches of all images in sequence, where a fixed number of patches makes a token.
 
-    A row has the images that come next, until their patches make up its tokens.
+    Each row takes the next images until their patches account for its image tokens.
     """
     patches = grids.prod(dim=-1).tolist()
     each = sum(patches) // max(1, sum(tokens))
@@ -308,8 +308,9 @@ def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: lis
 
 
 def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Entries | None:
-    """Idefics' and SmolVLM's: a place for each row, filled up with tiles of zeros, which their models leave out
-    (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``). All tiles make as many tokens."""
+    """Handles Idefics' and SmolVLM's layout: one entry for each row, padded with tiles of zeros, which the models drop
+    (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``). Every tile makes the same number of
+    tokens."""
     if len(pixels) != len(tokens) or (mask is not None and mask.shape[:2] != pixels.shape[:2]):
         return None
     tiles = ((pixels if mask is None else mask) != 0).flatten(2).any(dim=2).sum(dim=1).tolist()
@@ -321,7 +322,8 @@ def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Ent
 
 
 def _by_equal_entries(pixels: torch.Tensor, tokens: list[int], counts: list[int] | None) -> Entries | None:
-    """Gemma's, LLaVA's and InternVL's: images or tiles of one shape, each of which makes as many tokens."""
+    """Handles Gemma's, LLaVA's and InternVL's layout: images or tiles of one shape, each with the same number of
+    tokens."""
     each = _tokens_each(tokens, len(pixels))
     if each is None or any(number % max(1, each) for number in tokens):
         return None
@@ -332,6 +334,6 @@ def _by_equal_entries(pixels: torch.Tensor, tokens: list[int], counts: list[int]
 
 
 def _tokens_each(tokens: list[int], number: int) -> int | None:
-    """Returns the image tokens for each of so many equal things; None if they are not whole."""
+    """Returns the image tokens per entry if all entries have the same number; None if they do not divide evenly."""
     each, rest = divmod(sum(tokens), number) if number else (0, sum(tokens))
     return None if rest or (number and not each) else each

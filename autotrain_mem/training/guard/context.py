@@ -1,4 +1,4 @@
-"""Holds what the parts of a guard share: trainer, limits, finished gradients, and how a shortage is reported."""
+"""Holds what the guard's modules share: trainer, limits, finished gradients, and the reports of incidents."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from autotrain_mem.training.guard.ranks import Ranks
 from autotrain_mem.types import Incident, LearnedLimits, Phase
 
 OnIncident = Callable[[Incident, LearnedLimits], None]
-"""Called after each shortage, with what is known from then on."""
+"""Called after each recovery from running out of memory, with what has been learned."""
 OnNotice = Callable[[str], None]
-"""Called with what a user has to know about how parts are combined; once with each text."""
+"""Called with what the user should know about how parts are combined; once for each text."""
 
 LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`LearnedLimits`. Tokens count padding."""
 
 KEPT_AS = "autofit_guard"
-"""In ``trainer_state.json``, under ``stateful_callbacks``. It is no class's name: with
-``--restore_callback_states_from_checkpoint`` transformers builds a callback of a class's name from its state alone
+"""The key in ``trainer_state.json``, under ``stateful_callbacks``. It must not be the name of a class: with
+``--restore_callback_states_from_checkpoint`` transformers builds a callback of that class from its state alone
 (``transformers/trainer.py: _load_callback_state``), and a guard needs its trainer."""
 
 REPEATED = "repeated after the cache was emptied"
@@ -34,12 +34,12 @@ ON_HOST = "repeated with what backward needs waiting on the host"
 
 
 class Limit:
-    """Limits tokens or rows; deterministic, so that a run that is repeated splits in the same places.
+    """Limits tokens or rows. It is deterministic, so that a repeated run splits in the same places.
 
     >>> limit = Limit(None, grow_after=2)
     >>> limit.failed(1000), limit.parts(1000, units=8)
     (None, 2)
-    >>> limit.step_ended(), limit.step_ended(), limit.most  # two clean steps: nothing larger than 1000 was asked for
+    >>> limit.step_ended(), limit.step_ended(), limit.most  # two clean steps: nothing above 1000 was requested
     (None, None, None)
 
     Args:
@@ -60,20 +60,20 @@ class Limit:
         return self.most is not None and amount > self.most
 
     def parts(self, amount: int, units: int) -> int:
-        """Counts the parts into which to cut something beforehand that can be cut into ``units`` at most."""
+        """Returns the number of parts, at most ``units``, into which to cut an amount in advance."""
         if self.most is None or not self.exceeded_by(amount):
             return 1
         self._wanted = max(self._wanted, amount)
         return max(1, min(units, -(-amount // self.most)))
 
     def fitted(self, amount: int) -> None:
-        """Records that so much fitted at once."""
+        """Records that this amount fitted at once."""
         self._fitted = max(self._fitted, amount)
 
     def failed(self, amount: int) -> None:
-        """Records that so much did not fit: half of it is allowed, or what fitted before."""
+        """Records that this amount did not fit: the new limit is half of it, or the most that fitted if larger."""
         if self._fitted >= amount:
-            self._fitted = 0  # the device has less to give than it had
+            self._fitted = 0  # the device has less free memory than before
         self.most = max(-(-amount // 2), self._fitted) if amount > 1 else 1
         self._wanted = max(self._wanted, amount)
         self._clean = 0
@@ -95,9 +95,9 @@ class GuardContext:
     """The state of one trainer's guard.
 
     Args:
-        learned: What an earlier run of the same plan found out.
-        grow_after: Optimizer steps without a shortage after which more is tried at once.
-        why_not: Why nothing may be repeated in this process; None where it may.
+        learned: What an earlier run of the same plan learned.
+        grow_after: Optimizer steps without running out of memory after which more is tried at once.
+        why_not: Why nothing may be repeated in this process; None if it may.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class GuardContext:
         )
 
     def save(self, learned: LearnedLimits | None = None) -> None:
-        """Writes what was learned into the state that a checkpoint takes to ``trainer_state.json``."""
+        """Writes what was learned into the state that a checkpoint saves as ``trainer_state.json``."""
         self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": codec.to_json(learned or self.learned)}
 
     def save_of_all(self) -> None:
-        """Saves the tightest of what the ranks learned, since rank 0 alone writes a checkpoint; all must call it."""
+        """Saves the tightest limits of all ranks, since only rank 0 writes a checkpoint; all ranks must call it."""
         learned, least = self.learned, sys.maxsize
         limits = [getattr(learned, name) for name in LIMIT_NAMES]
         *negative, on_host = self.ranks.greatest(*(-(limit or least) for limit in limits), learned.activations_on_host)
@@ -137,7 +137,7 @@ class GuardContext:
         self.save(LearnedLimits(activations_on_host=bool(on_host), **known))
 
     def restore(self, state: Any) -> None:
-        """Tightens the limits to those that :meth:`save` wrote into a trainer's state, if it did."""
+        """Tightens the limits to those that :meth:`save` wrote into a trainer's state, if any."""
         saved = state.stateful_callbacks.get(KEPT_AS)
         if isinstance(saved, dict):
             learned = codec.from_json(LearnedLimits, saved["learned"])
@@ -147,7 +147,7 @@ class GuardContext:
             self.on_host |= learned.activations_on_host
 
     def step_ended(self) -> None:
-        """Counts an optimizer step: after enough clean ones more is tried at once."""
+        """Counts an optimizer step: after enough clean steps more is tried at once."""
         for limit in self.limits.values():
             limit.step_ended()
         if self.limits["train_tokens"].most is None:
@@ -156,20 +156,20 @@ class GuardContext:
     def report(
         self, phase: Phase, remedy: str, full: RanOut, *, rows: int | None = None, tokens: int | None = None
     ) -> None:
-        """Reports a shortage that was met, and saves what it taught."""
+        """Reports a recovery from running out of memory, and saves what was learned."""
         step = self.trainer.state.global_step
         incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=full.message)
         self.save()
         self._on_incident(incident, self.learned)
 
     def notice(self, message: str) -> None:
-        """Tells the user something, once; of several ranks the first one does."""
+        """Tells the user something, once; only rank 0 does."""
         if message not in self._noticed and not self.ranks.number:
             self._noticed.add(message)
             self._on_notice(message)
 
     def give_up(self, phase: Phase, full: RanOut, reason: str) -> NoReturn:
-        """Ends the run, since nothing in this process can mend the shortage.
+        """Ends the run, since nothing in this process can free enough memory.
 
         Raises:
             torch.OutOfMemoryError: always, whichever library was out of memory.
@@ -180,8 +180,8 @@ class GuardContext:
 
 
 def keep_rng_state() -> Callable[[], None]:
-    """Saves the random states of Python (GKD draws from it who answers), numpy where it was imported, torch, and every
-    CUDA device in use; returns what restores them."""
+    """Saves the random states of Python (GKD uses it to choose who generates), numpy if imported, torch, and every CUDA
+    device in use; returns a function that restores them."""
     python, on_host = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
@@ -201,9 +201,9 @@ def keep_rng_state() -> Callable[[], None]:
 class Gradients:
     """Tracks which parameters got their gradient before a backward pass failed; no gradient is copied.
 
-    Autograd adds to a parameter's ``.grad`` once per backward pass, when all that flows into it is summed
+    Autograd adds to a parameter's ``.grad`` once per backward pass, after summing all contributions
     (``torch/csrc/autograd/functions/accumulate_grad.h``), and then runs its post-accumulate hooks. A parameter whose
-    hook ran has the whole gradient of its micro-batch; in a repetition it must get nothing more.
+    hook ran has the complete gradient of its micro-batch, so a repetition must not add to it.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class Gradients:
         self._repeated = False
 
     def follow(self, model: Any) -> None:
-        """Begins to note which parameters of a model got their gradient."""
+        """Begins to record which of a model's parameters got their gradient."""
         if model is self._model:
             return
         self._model = model
@@ -235,32 +235,32 @@ class Gradients:
         self._model = None
 
     def begin(self) -> None:
-        """Begins a try: no gradient is there yet."""
+        """Begins an attempt: no parameter has its gradient yet."""
         self._done = {}
         self.keep()
 
     def keep(self) -> None:
-        """Freezes again what gets no gradient inside :meth:`kept`, whoever changed that.
+        """Freezes the parameters of :meth:`kept` again, in case something unfroze them.
 
-        PEFT lets all of an adapter's weights require gradients when it is switched on again, as DPO does after each
+        PEFT makes all weights of an adapter require gradients when it is switched on again, as DPO does after each
         forward of the reference (``peft/tuners/tuners_utils.py: BaseTunerLayer.set_adapter``).
         """
         for parameter in self._kept:
             parameter.requires_grad_(False)
 
     def done(self) -> list[Any]:
-        """Parameters that got their gradient since the try began."""
+        """Returns the parameters that got their gradient in this attempt."""
         return list(self._done.values())
 
     @property
     def come_in_parts(self) -> bool:
-        """Returns whether some parameter got its gradient in several backward passes, as with reentrant checkpointing:
-        then it is not known which gradients are complete."""
+        """Whether some parameter got its gradient in several backward passes, as with reentrant checkpointing: then it
+        is unknown which gradients are complete."""
         return self._repeated
 
     @contextmanager
     def kept(self, parameters: list[Any]) -> Iterator[None]:
-        """Within the block, these get no gradient."""
+        """Within the block, these parameters get no gradient."""
         known = {id(parameter) for parameter in self._kept}
         changed = [parameter for parameter in parameters if id(parameter) not in known]
         before = self._kept

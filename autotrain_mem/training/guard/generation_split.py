@@ -1,7 +1,7 @@
-"""Repeats generating and judging that ran out of memory: whole, then in parts.
+"""Repeats generation and scoring that ran out of memory: first whole, then in parts.
 
-For GRPO, RLOO and distillation, in training and in evaluation. What vLLM or transformers' continuous batching generate
-lies outside of this: both keep a pool of their own.
+It covers GRPO, RLOO and distillation, in training and in evaluation. It does not cover generation by vLLM or by
+transformers' continuous batching: both keep a memory pool of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autotrain_mem.types import Phase
 
 
 class Generation:
-    """Replaces ``generate`` of the policy."""
+    """Replaces the policy's ``generate``."""
 
     def __init__(self, context: GuardContext, policy: Any) -> None:
         self._context = context
@@ -28,8 +28,9 @@ class Generation:
         policy.generate = self.generate
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """``GenerationMixin.generate``. Parts of the prompts draw other samples than all at once would."""
-        if args or kwargs.get("input_ids") is None:  # not as TRL gives prompts
+        """Does what ``GenerationMixin.generate`` does. Generating in parts draws other samples than all prompts at
+        once."""
+        if args or kwargs.get("input_ids") is None:  # TRL passes prompts as input_ids
             return self._generate(*args, **kwargs)
         whole = Piece(inputs=kwargs, layout=Layout.ROWS, image_token=self._context.image_token)
         rows = whole.rows
@@ -44,7 +45,7 @@ class Generation:
             self._context.give_up(Phase.GENERATE, first, self._context.why_not)
         restore_rng()
         second = attempt(lambda: self._generate(**kwargs))
-        if not isinstance(second, RanOut):  # free memory lay in pieces: the samples are those of the first try
+        if not isinstance(second, RanOut):  # memory was fragmented: the samples are those of the first attempt
             self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
             return second
         if whole.units < 2:
@@ -62,14 +63,14 @@ class Generation:
         answers = [self.generate(**part.inputs) for part in parts]
         chosen = whole.inputs.get("generation_config") or self._policy.generation_config
         given = (whole.inputs.get("pad_token_id"), chosen.pad_token_id, chosen.eos_token_id)
-        pad_id = next((each for each in given if each is not None), 0)  # that ``generate`` itself fills up with
+        pad_id = next((each for each in given if each is not None), 0)  # the one that ``generate`` itself pads with
         pad_id = pad_id[0] if isinstance(pad_id, list) else pad_id
         longest, pad = max(answer.shape[1] for answer in answers), torch.nn.functional.pad
         return torch.cat([pad(answer, (0, longest - answer.shape[1]), value=pad_id) for answer in answers])
 
 
 class Scoring:
-    """Replaces ``_get_per_token_logps_and_entropies`` outside of training: smaller batches, the same numbers."""
+    """Replaces ``_get_per_token_logps_and_entropies`` outside of training: smaller batches give the same numbers."""
 
     def __init__(self, context: GuardContext) -> None:
         self._context = context
@@ -80,7 +81,8 @@ class Scoring:
     def judge(
         self, model: Any, input_ids: Any, mask: Any, logits_to_keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """The trainer's method; with gradients it belongs to a micro-step, which is split as a whole."""
+        """Does what the trainer's method does. A call with gradients is part of a micro-step, which is split as a
+        whole."""
         given = (model, input_ids, mask, logits_to_keep)
         rows = int(input_ids.shape[0])
         at_once = min(batch_size or rows, rows)
@@ -108,7 +110,7 @@ class Scoring:
         return self.judge(*given, batch_size, **kwargs)
 
     def _in_parts(self, model: Any, whole: Piece, logits_to_keep: int, parts: int) -> Any:
-        """Judges rows with images. TRL would give a model empty tensors where the rows of a part have none."""
+        """Scores rows with images. TRL would give the model empty tensors if the rows of a part have no images."""
         answers = []
         for part in whole.cut(parts, trim=False):
             inputs = dict(part.inputs)

@@ -1,9 +1,9 @@
-"""Finds which trainers' losses are the weighted sum of their parts' losses, and with which weights.
+"""Determines which trainers' losses are the weighted sum of their parts' losses, and with which weights.
 
-A micro-batch is split only if its method's module knows that its loss is such a sum.
+A micro-batch is split only if the method's module says that its loss is such a sum.
 
-A model's own loss is tried, since many forwards silently ignore ``num_items_in_batch``
-(huggingface/transformers#37766): then another division of a step's rows would change the gradient.
+A model's own loss is tested by running it, since many forwards silently ignore ``num_items_in_batch``
+(huggingface/transformers#37766). With such a model, dividing a step's rows in another way would change the gradient.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from autotrain_mem.types.methods_table import MethodFacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Describes how a trainer's loss is put together from those of the parts of a micro-batch."""
+    """How a trainer's loss is computed from the losses of a micro-batch's parts."""
 
     layout: Layout
     train: Basis
     evaluate: Basis
     why_not: str | None
-    """None where the sum is exact."""
+    """Why the sum is not exact; None if it is."""
 
     def as_tried(self, own: OwnLoss | None) -> Rule:
-        """Returns the rule with the basis of a model's own loss; None stands for a loss that is not the model's."""
+        """Returns the rule with the basis found for a model's own loss; None means that the loss is not the model's
+        own."""
         if own is None or own.heeds_count:
             return self
         if own.basis is None:
@@ -44,7 +45,7 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
     """Returns how to split.
 
     Args:
-        counted: transformers counted the tokens of all micro-batches, and each one's loss is divided by that.
+        counted: Whether transformers counted the tokens of all micro-batches and divides each loss by that number.
     """
     method, why_not = method_of_trainer(trainer), why_not_exact(trainer)
     if method is None:
@@ -58,14 +59,14 @@ def rule_of(trainer: Any, *, counted: bool) -> Rule:
 
 
 def is_models_loss(trainer: Any) -> bool:
-    """Returns whether a trainer that can be split takes the loss that its model's forward returns."""
+    """Returns whether a trainer that can be split uses the loss that its model's forward returns."""
     method = method_of_trainer(trainer)
     return method is not None and why_not_exact(trainer) is None and method.is_models_loss(trainer)
 
 
 def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
-    """Returns why other micro-batches of the same rows change a step's gradient; None if they do not, or if the loss is
-    the user's own."""
+    """Returns why dividing the same rows into other micro-batches changes a step's gradient; None if it does not, or if
+    the loss is the user's own."""
     method = method_of_trainer(trainer)
     if method is None or _own_loss(trainer, method.facts) is not None:
         return None
@@ -84,7 +85,7 @@ def why_not_exact(trainer: Any) -> str | None:
         return f"{own} is not TRL's, and how it makes one loss of many rows is not known"
     config: Any = getattr(trainer.model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    # A mixture of experts whose configuration asks for the router's logits adds their loss by itself.
+    # A mixture of experts configured to output router logits adds their auxiliary loss itself.
     if getattr(trainer, "aux_loss_enabled", False) or getattr(config, "output_router_logits", False):
         return "the router's auxiliary loss is one number of the whole micro-batch, not a mean over its rows"
     return method.why_not_split(trainer)
@@ -97,41 +98,41 @@ def _own_loss(trainer: Any, method: MethodFacts) -> str | None:
         if function is not None and function.__module__ not in (home, f"autotrain_mem.trainers.{method.name}_trainer"):
             return f"{type(trainer).__name__}.{name}"
     loss = getattr(trainer, "compute_loss_func", None)
-    if callable(loss) and getattr(loss, "__module__", "") != home:  # GRPO's is a word, which switches off a division
+    if callable(loss) and getattr(loss, "__module__", "") != home:  # GRPO's is a string, which switches off a division
         return "compute_loss_func"
     return None
 
 
 COLUMNS = 8
-"""The number of tokens tried: enough to tell means apart, few enough to take no memory that matters."""
+"""The number of tokens in the test: enough to tell means apart, few enough to need no memory worth counting."""
 FEW = 2
-"""Labels of the first row that is tried; the second has all but that of its first column."""
+"""Labels in the first row of the test; the second row has one for every column except the first."""
 ITEMS = 16
-"""Any count will do."""
+"""Any count works."""
 TOLERANCE = 1e-3
-"""The tolerance of fp32 losses of the same logits; a loss of 16 bits gets two of its last places."""
+"""The relative tolerance for fp32 losses of the same logits; for a 16-bit loss it is twice the dtype's epsilon."""
 
 ComputeLoss = Callable[..., Any]
-"""``Trainer.compute_loss``, of the trainer."""
+"""The trainer's ``Trainer.compute_loss``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnLoss:
-    """Describes how a model's forward makes one loss of many labels."""
+    """How a model's forward reduces many labels to one loss."""
 
     heeds_count: bool
-    """Whether it divides by ``num_items_in_batch`` where it is given."""
+    """Whether it divides by ``num_items_in_batch`` when given."""
     basis: Basis | None
-    """What it is a mean over without that count; None where that is not known."""
+    """What the mean is taken over without that count; None if unknown."""
 
 
 UNKNOWN = OwnLoss(heeds_count=False, basis=None)
 
 
 def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -> OwnLoss:
-    """Computes the losses of two short rows, the first tokens of a micro-batch, with several labels.
+    """Tests a model's loss: computes it for two short rows, the first tokens of a micro-batch, with several labels.
 
-    It makes no gradient, uses no dropout, and restores random states. It takes two forward passes if the model heeds
+    It computes no gradient, uses no dropout, and restores random states. It takes two forward passes if the model heeds
     the count, else six.
     """
     batch = _short_rows(inputs)
@@ -166,7 +167,7 @@ def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -
                 return UNKNOWN
             if near(of_both, over_rows):
                 return OwnLoss(heeds_count=False, basis=Basis.UNITS)
-            of_first = loss(_labelled(ids, 1, slice(0, 1)))  # is no number, or nothing, where labels are shifted
+            of_first = loss(_labelled(ids, 1, slice(0, 1)))  # NaN or 0 if labels are shifted
             is_shifted = not math.isfinite(of_first) or of_first == 0
             return OwnLoss(heeds_count=False, basis=Basis.TOKENS) if is_shifted else UNKNOWN
     finally:
@@ -176,8 +177,8 @@ def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -
 
 
 def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the first tokens of the first row, twice, and the other inputs for each token. Raises ValueError if they
-    are too few."""
+    """Returns the first tokens of the first row, twice, and the other per-token inputs. Raises ValueError if there are
+    too few tokens."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     attended = torch.ones_like(ids[0]) if mask is None else mask[0]
     columns = attended.nonzero()[:COLUMNS, 0]

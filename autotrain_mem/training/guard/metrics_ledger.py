@@ -1,7 +1,7 @@
-"""Restores counters and merges metrics where a micro-batch took several calls, or each rank went on alone.
+"""Restores counters and merges metrics when a micro-batch took several calls, or when ranks went on separately.
 
-Numbers are merged as means over rows, as nearly all that TRL logs are: of a micro-batch that was split, those over
-tokens, extremes and times are nearly what the whole's would have been. The loss is exact.
+Numbers are merged as means over rows, as nearly all that TRL logs are. For a split micro-batch, means over tokens,
+extremes and times are therefore only close to those of the whole. The loss is exact.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ COUNTED = (
     *("_step", "_current_train_step_time", "_total_train_tokens"),
     *("_entropy_window_stats", "entropy_coef", "_last_world_entropy"),
 )
-"""Attributes that a call of ``training_step`` or ``compute_loss`` changes, beside the numbers that it logs.
+"""Attributes that a call of ``training_step`` or ``compute_loss`` changes, besides the metrics that it logs.
 
 Source: ``trl/trainer/{sft,reward,dpo,grpo,rloo}_trainer.py``. They hold numbers, or a tensor that is replaced.
 """
 
 KEPT_IN = ("_metrics", "_stored_metrics")
-"""Attributes in which trainers keep what they log next, by mode; the second in ``trl/experimental/cpo/cpo_trainer.py``,
-which deletes a mode's with each log."""
+"""Attributes that hold what a trainer logs next, by mode. The second is from ``trl/experimental/cpo/cpo_trainer.py``,
+which deletes a mode's entry with each log."""
 
 TOTALS = ("_total_train_tokens",)
-"""Metrics that TRL counts over all ranks, inside ``compute_loss``."""
+"""Counters that TRL sums over all ranks, inside ``compute_loss``."""
 
 Numbers = dict[str, list[float]]
 Entry = tuple[float, Numbers]
-"""The rows of the part that one call was given, and the numbers that it logged."""
+"""The number of rows in one call's part, and the metrics that it logged."""
 
 
 class MetricsLedger:
-    """Keeps counters and metrics of one micro-batch. The trainer logs them under ``mode``: ``train`` or ``eval``."""
+    """Keeps one micro-batch's counters and metrics, which the trainer logs under ``mode``: ``train`` or ``eval``."""
 
     def __init__(self, trainer: Any, mode: str, ranks: Ranks) -> None:
         self._trainer, self._mode, self._ranks = trainer, mode, ranks
@@ -50,25 +50,25 @@ class MetricsLedger:
         self._all: Any = self._metrics[mode] if is_known else None
 
     def begin(self) -> None:
-        """Begins a call. All the calls of one micro-batch are the same step of the trainer."""
+        """Begins a call. All calls for one micro-batch count as the same step of the trainer."""
         self._before = {name: getattr(self._trainer, name) for name in COUNTED if hasattr(self._trainer, name)}
         if self._all is not None:
             self._metrics[self._mode] = defaultdict(list)
 
     def undo(self) -> None:
-        """Forgets what a call that failed counted and logged."""
+        """Discards what a failed call counted and logged."""
         for name, value in self._before.items():
             setattr(self._trainer, name, value)
         self._close()
 
     def settle(self, piece: Piece) -> None:
-        """Keeps what a call logged whose loss was made and gathered: what its parts log does not count any more."""
+        """Keeps what a failed call logged if its loss was computed and gathered; its parts' logs no longer count."""
         self._settled = {name: getattr(self._trainer, name) for name in self._totals_before}
         if self._all is not None:
             self._entries = [(piece.members, dict(self._metrics[self._mode]))]
 
     def keep(self, piece: Piece, *, is_last: bool) -> None:
-        """Keeps what a call that went through logged for its part."""
+        """Keeps what a successful call logged for its part."""
         if self._all is not None and self._settled is None:
             self._entries.append((piece.members, dict(self._metrics[self._mode])))
         if not is_last and "_step" in self._before:
@@ -80,7 +80,7 @@ class MetricsLedger:
             self._metrics[self._mode] = self._all
 
     def write(self, whole: Piece) -> None:
-        """Logs the micro-batch as one; that of all ranks, where each did its own alone."""
+        """Logs the micro-batch as one; if ranks went on separately, merges their metrics first."""
         numbers, totals = _merged(self._entries), self._totals_before
         if self._ranks.is_apart:
             added = {name: getattr(self._trainer, name) - before for name, before in totals.items()}
@@ -91,14 +91,14 @@ class MetricsLedger:
         for name, value in (self._settled or {}).items():
             setattr(self._trainer, name, value)
         for name, values in numbers.items():
-            if name == "num_tokens":  # not a list that grows: always the sum of all so far
+            if name == "num_tokens":  # always holds the total so far, and does not grow
                 self._all[name] = [getattr(self._trainer, total) for total in totals] or values
             else:
                 self._all[name].extend(values)
 
 
 def _merged(entries: Sequence[Entry]) -> Numbers:
-    """Merges each name's numbers one by one into their means over rows; one call's stay as they are."""
+    """Merges each metric's values, position by position, into means over rows; those of a single call stay."""
     if len(entries) < 2:
         return entries[0][1] if entries else {}
     merged = {}

@@ -1,11 +1,11 @@
-"""Repeats a micro-step or an evaluation step that ran out of memory on parts of its batch.
+"""Repeats a micro-step or an evaluation step that ran out of memory, on parts of its batch.
 
 Each parameter gets exactly the gradient of the whole micro-batch: the parts' losses are weighted so that they add up to
-the whole's, and parameters whose gradient was there already when a backward pass failed get nothing more.
+the whole's, and parameters that already had their gradient when a backward pass failed get no more.
 
-Four modules handle an out-of-memory error: :mod:`~autotrain_mem.training.cuda_oom` recognises it and frees what
-the failed attempt held, this one repeats the step in parts, :mod:`context` keeps the limits and reports or gives up,
-and :mod:`~autotrain_mem.training.process.oom_report` says who held the device when a run ends with it.
+Four modules handle an out-of-memory error. :mod:`~autotrain_mem.training.cuda_oom` recognises it and frees what the
+failed attempt held. This module repeats the step in parts. :mod:`context` keeps the limits, and reports or gives up.
+:mod:`~autotrain_mem.training.process.oom_report` reports what held the device's memory when a run ends with the error.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ NEFTUNE = (
     "NEFTune draws other noise for the parts of a micro-batch than for the whole; its size is the whole's. Training "
     "goes on, but the gradient is not exactly the same."
 )
-"""NEFTune draws noise as dropout does; its bound depends on the columns of what the embedding was given, so that parts
-keep all of them (``transformers/integrations/neftune.py: neftune_post_forward_hook``)."""
+"""NEFTune draws noise as dropout does; its bound depends on the columns of the embedding's input, so parts keep all
+columns (``transformers/integrations/neftune.py: neftune_post_forward_hook``)."""
 MEAN_OF_ITS_OWN = (
     "This model's forward takes a mean of its own and ignores num_items_in_batch, which would make the gradient depend "
     "on how rows are divided into micro-batches: each micro-batch is weighed by its share of the step instead."
@@ -59,7 +59,7 @@ IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of t
 class MicroSteps:
     """Replaces ``training_step``, ``_prepare_inputs`` and ``compute_loss`` of one trainer.
 
-    ``_prepare_inputs`` runs once for each micro-batch, whatever becomes of it: GRPO and RLOO generate there.
+    ``_prepare_inputs`` runs once for each micro-batch, even if the step is repeated: GRPO and RLOO generate in it.
     """
 
     def __init__(self, context: GuardContext) -> None:
@@ -76,7 +76,7 @@ class MicroSteps:
         self._own_loss: OwnLoss | None = None
         self._shared_own_loss: OwnLoss | None = None
         self._batches: Sequence[Any] = ()
-        """Micro-batches of this optimizer step."""
+        """The micro-batches of this optimizer step."""
         trainer.get_batch_samples = self.get_batch_samples
         trainer.training_step = self.training_step
         trainer._prepare_inputs = self.prepare_inputs
@@ -87,30 +87,30 @@ class MicroSteps:
         return self._batches, items
 
     def prepare_inputs(self, inputs: Any) -> Any:
-        """``Trainer._prepare_inputs``; what is prepared already is left as it is."""
+        """Does what ``Trainer._prepare_inputs`` does; inputs already prepared are returned unchanged."""
         return inputs if self._prepared else self._prepare_inputs(inputs)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """``Trainer.compute_loss``, times the weight of the part that it is given."""
+        """Returns the loss of ``Trainer.compute_loss`` times the weight of its part."""
         self.phase = Phase.FORWARD
         with torch.no_grad() if self._weight == 0 else nullcontext():
             result = self._compute_loss(*args, **kwargs)
         self.context.ranks.loss_is_made()
-        self._gradients.keep()  # what is computed again in the backward pass must save what the forward pass saved
+        self._gradients.keep()  # recomputation must save the same tensors as the forward pass
         self.phase = Phase.BACKWARD
         if not torch.is_grad_enabled():
             return result
         loss, *others = result if isinstance(result, tuple) else (result,)
         if self._weight == 0:
-            loss = torch.zeros_like(loss)  # a mean over no tokens is not a number
+            loss = torch.zeros_like(loss)  # a mean over no tokens is NaN
         elif self._weight != 1:
             loss = loss * self._weight
         if not loss.requires_grad:
-            loss.requires_grad_()  # every gradient was there already: its backward pass does nothing
+            loss.requires_grad_()  # every gradient is already there: its backward pass does nothing
         return (loss, *others) if isinstance(result, tuple) else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        model.train()  # as training_step does before it prepares: GRPO asks whether it trains
+        model.train()  # as training_step does before it prepares inputs: GRPO checks the mode
         if hasattr(self._trainer.optimizer, "train") and callable(self._trainer.optimizer.train):
             self._trainer.optimizer.train()
         self._gradients.follow(model)
@@ -124,7 +124,7 @@ class MicroSteps:
             weight = share
             if piece is not whole and (basis := run.rule.train) is not Basis.WHOLE:
                 weight *= count(piece, basis) / max(count(whole, basis), 1.0)
-            inputs = dict(piece.inputs)  # SFT's compute_loss writes into what it is given
+            inputs = dict(piece.inputs)  # SFT's compute_loss modifies its inputs
             with self.prepared(weight), activations_on_host(model) if on_host else nullcontext():
                 losses.append(self.trls_step(model, inputs, num_items_in_batch))
 
@@ -134,37 +134,37 @@ class MicroSteps:
             share = self.share_of_step(whole, counted=counted)
             run.through(whole)
             metrics.write(whole)
-            self._gradients.begin()  # what averages gradients over ranks makes none
+            self._gradients.begin()  # averaging over ranks must not count as new gradients
         return losses[0] if len(losses) == 1 else sum(losses)
 
     def rule(self, whole: Piece, *, counted: bool) -> Rule:
-        """Returns how to split; a loss that is the model's own is tried first."""
+        """Returns how to split; if the loss is the model's own, it is tested first."""
         return rule_of(self._trainer, counted=counted).as_tried(self.own_loss(whole.inputs))
 
     def own_loss(self, inputs: Mapping[str, Any]) -> OwnLoss | None:
-        """Tries once what the model makes of its labels; None where the loss is not the model's."""
+        """Tests once how the model reduces its labels to a loss; None if the loss is not the model's own."""
         if self._own_loss is None and is_models_loss(self._trainer):
             metrics = MetricsLedger(self._trainer, "eval", self.context.ranks)
             metrics.begin()
             try:
                 with self._trainer.compute_loss_context_manager(), self.context.ranks.alone():
                     tried = attempt(lambda: try_loss(self._compute_loss, self._trainer.model, inputs))
-            except Exception:  # a model of somebody else's may ask for more than tokens; the log has what it was
+            except Exception:  # an unknown model may need more inputs than tokens; the log has the error
                 traceback.print_exc()
                 self._own_loss = UNKNOWN
             else:
                 if isinstance(tried, RanOut):
-                    return UNKNOWN  # until there is room for two short rows
+                    return UNKNOWN  # for now: a later call tests again
                 self._own_loss = tried
             finally:
                 metrics.undo()
         return self._own_loss
 
     def share_of_step(self, whole: Piece, *, counted: bool) -> float:
-        """Weighs a micro-batch so that those of a step make the gradient that all their rows in one would make.
+        """Returns the weight with which a step's micro-batches add up to the gradient of all their rows in one batch.
 
-        It is other than 1 only for a mean of the model's own that transformers takes for divided by all tokens of the
-        step, and adds up.
+        It differs from 1 only if the model takes its own mean: transformers then assumes that the loss is divided by
+        all tokens of the step, and adds up the micro-batches' losses.
         """
         ranks, steps = self.context.ranks, len(self._batches)
         if steps * ranks.count < 2 or self.context.why_not:
@@ -176,7 +176,7 @@ class MicroSteps:
         if own is None or own.heeds_count:
             return 1.0
         self.context.notice(MEAN_OF_ITS_OWN if own.basis else UNKNOWN_MEAN)
-        # transformers multiplies by the processes what it takes for divided by the tokens of all of them.
+        # transformers multiplies a loss by the number of processes, assuming that the tokens of all divided it.
         is_of_all = self._trainer.args.average_tokens_across_devices
         if own.basis is None:
             return 1 / (steps * ranks.count if is_of_all else steps)
@@ -185,7 +185,7 @@ class MicroSteps:
         return count(whole, basis) / max(math.fsum(ranks.gather(of_step)) if is_of_all else of_step, 1.0)
 
     def _own_loss_of_all(self, whole: Piece) -> OwnLoss | None:
-        """Tries how the model reduces its loss; of several ranks' answers, takes a definite one."""
+        """Tests how the model reduces its loss; with several ranks, takes the first definite answer."""
         if self.context.ranks.count == 1:
             return self.own_loss(whole.inputs)
         if self._shared_own_loss is None and is_models_loss(self._trainer):
@@ -195,14 +195,14 @@ class MicroSteps:
         return self._shared_own_loss
 
     def prepared(self, weight: float = 1.0) -> AbstractContextManager[Any]:
-        """Within the block, inputs count as prepared already, and the loss has this weight."""
+        """Within the block, inputs count as already prepared, and the loss has this weight."""
         return patch.multiple(self, _prepared=True, _weight=weight)
 
 
 def activations_on_host(model: Any) -> AbstractContextManager[Any]:
-    """Within the block, what the backward pass needs is kept on the host: TRL's own way, one tensor after the other.
+    """Within the block, what the backward pass needs is offloaded to the host by TRL's own method, tensor by tensor.
 
-    On a plain CPU it is there already.
+    On a plain CPU it does nothing.
     """
     from trl.models import activation_offloading
 
@@ -215,15 +215,15 @@ def activations_on_host(model: Any) -> AbstractContextManager[Any]:
 
 
 class InParts:
-    """Works on one prepared batch, whole or in parts, until all of it is through.
+    """Processes one prepared batch, whole or in parts, until all of it is done.
 
     Args:
-        limit: The name of the limit of ``context``.
-        once: Works on a piece once. Gets this object, which it may not hold, since the trainer would be in a cycle; the
-            last argument says whether activations wait on the host.
-        rule: Returns how to split the batch; called only before a split, since it may try a model's own loss.
-        phase: Returns the phase in which a try failed.
-        trains: Else it evaluates: no activations wait on the host, and no columns of padding are left out.
+        limit: The name of the limit in ``context``.
+        once: Processes a piece once. It gets this object as an argument, and must not store it: that would put the
+            trainer in a reference cycle. The last argument tells whether activations are offloaded to the host.
+        rule: Returns how to split the batch; called only before a split, since it may test a model's own loss.
+        phase: Returns the phase in which an attempt failed.
+        trains: Whether it trains; in evaluation no activations are offloaded, and no columns of padding are dropped.
     """
 
     def __init__(
@@ -246,11 +246,11 @@ class InParts:
         return self._make_rule()
 
     def through(self, piece: Piece, *, is_last: bool = True, is_repeated: bool = False) -> None:
-        """Works on a piece.
+        """Processes a piece.
 
         Args:
-            is_last: No other piece of the batch follows.
-            is_repeated: It is worked on a second time, as it was.
+            is_last: Whether it is the last piece of the batch.
+            is_repeated: Whether the piece is repeated unchanged.
         """
         context, limit, gradients = self._context, self._limit, self._context.gradients
         parts = limit.parts(piece.tokens, self._units(piece)) if limit.exceeded_by(piece.tokens) else 1
@@ -276,11 +276,13 @@ class InParts:
             self._metrics.settle(piece)
         self._metrics.undo()
         with getattr(context.trainer, "maybe_activation_offload_context", nullcontext()):
-            pass  # the trainer's own offloading lets go of what a failed backward left when it is entered
+            pass  # entering the trainer's own offloading frees what a failed backward left in it
         release()
         restore_rng()
         done = gradients.done()
-        if not isinstance(outcome.error, OtherRankFullError):  # else this one had room, and does the same alone
+        if not isinstance(
+            outcome.error, OtherRankFullError
+        ):  # else this rank had room, and repeats the same piece separately
             context.ranks.leave()
             is_repeated = self._make_smaller(piece, outcome, on_host=on_host, is_repeated=is_repeated)
             with gradients.kept(done):
@@ -292,10 +294,10 @@ class InParts:
         return 1 if self._context.why_not or self.rule.why_not else piece.units
 
     def _make_smaller(self, piece: Piece, full: RanOut, *, on_host: bool, is_repeated: bool) -> bool:
-        """Decides how the next try is smaller, and says so; returns whether it is the same once more.
+        """Decides how to make the next attempt smaller, and reports it; returns whether it has the same piece.
 
         Raises:
-            torch.OutOfMemoryError: it cannot be made smaller without another gradient.
+            torch.OutOfMemoryError: it cannot be made smaller without changing the gradient.
         """
         context, phase = self._context, self._phase()
         if context.why_not:
@@ -330,7 +332,7 @@ class Prediction(NamedTuple):
 
 
 class Evaluation:
-    """Replaces ``prediction_step`` of one trainer: parts of a batch give the same loss and the same predictions."""
+    """Replaces one trainer's ``prediction_step``: a batch in parts gives the same loss and predictions."""
 
     def __init__(self, context: GuardContext, micro_steps: MicroSteps) -> None:
         self._context = context
@@ -348,7 +350,7 @@ class Evaluation:
         metrics = MetricsLedger(self._trainer, "eval", self._context.ranks)
         answers: list[tuple[Piece, Prediction]] = []
 
-        items = None  # the tokens by which the loss is divided, which all ranks count together before each forward
+        items = None  # the tokens that divide the loss; all ranks count them together before each forward
         if not self._context.why_not and self._context.ranks.count > 1:
             items = self._trainer._get_num_items_in_batch([whole.inputs], self._trainer.args.device)
 

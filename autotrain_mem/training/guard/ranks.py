@@ -1,14 +1,14 @@
-"""Lets each rank of DDP handle a full device alone; gradients and metrics are combined when all ranks are done.
+"""Lets each DDP rank handle a full device by itself; gradients and metrics are combined when all ranks are done.
 
-Inside a micro-step, ranks are coupled by the average of gradients and by the collectives that gather what a trainer
-logs. Neither is repeated:
+Within a micro-step, the average of gradients and the collectives that gather a trainer's metrics involve all ranks.
+Neither is repeated:
 
-- Forward and backward run as under ``no_sync``. A rank that splits its micro-batch has the gradient of the whole one at
-  the end. Then all ranks average once (:meth:`Ranks.micro_step`), by DDP's own reducer.
+- Forward and backward run as under ``no_sync``. A rank that splits its micro-batch ends up with the whole one's
+  gradient. Then all ranks average once (:meth:`Ranks.micro_step`), with DDP's own reducer.
 - Before each collective, and after the loss, the ranks agree whether one was out of memory. If so, each continues
-  alone, gathering returns its own values, and what they logged is merged (:meth:`Ranks.gather`).
+  separately, gathering returns its own values, and what they logged is merged (:meth:`Ranks.gather`).
 
-An agreement is an ``all_reduce`` of one number by gloo: it waits for no kernel and takes no device memory. It fails
+An agreement is an ``all_reduce`` of one number over gloo: it waits for no kernel and takes no device memory. It fails
 after ``--ddp_timeout`` seconds.
 """
 
@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 class OtherRankFullError(torch.OutOfMemoryError):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Another rank ran out of memory after some values of this micro-step were gathered: all of it is repeated."""
+    """Raised when another rank ran out of memory after this micro-step had gathered values: all of it is repeated."""
 
 
 class Ranks:
@@ -41,7 +41,7 @@ class Ranks:
 
     Args:
         accelerator: The trainer's; its collectives are replaced while a micro-step runs.
-        group: All ranks, on the CPU; None for one process, and if nothing may be repeated.
+        group: All ranks, on the CPU; None for one process, or if nothing may be repeated.
     """
 
     def __init__(self, accelerator: Any, group: Any = None) -> None:
@@ -53,10 +53,10 @@ class Ranks:
         self._is_alone = False
         self._has_gathered = False
         self.is_apart = False
-        """Whether all ranks know that each does this micro-step alone."""
+        """Whether all ranks have agreed that each does this micro-step separately."""
 
     def greatest(self, *numbers: int) -> list[int]:
-        """Returns the maximum of each number over all ranks, which must all call it."""
+        """Returns the maximum of each number over all ranks. All ranks must call it."""
         if self._group is None:
             return list(numbers)
         tensor = torch.tensor(numbers)
@@ -65,7 +65,7 @@ class Ranks:
         return agreed
 
     def gather(self, value: Value) -> list[Value]:
-        """Returns the values of all ranks, which must all call it, in their order."""
+        """Returns the values of all ranks in rank order. All ranks must call it."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.count
@@ -77,7 +77,7 @@ class Ranks:
         """Within the block, a rank can repeat its part of a step; gradients are averaged at the end.
 
         Args:
-            model: The trained one, as accelerate wrapped it; None for an evaluation.
+            model: The trained model, as wrapped by accelerate; None for an evaluation.
         """
         if self._group is None:
             yield
@@ -98,7 +98,7 @@ class Ranks:
             yield
 
     def leave(self) -> None:
-        """Continues alone, since this rank is out of memory or splits its batch; tells the ranks that wait."""
+        """Continues separately, since this rank is out of memory or splits its batch; tells the waiting ranks."""
         if self._is_open:
             self._agree(leaves=True)
         self._is_alone = True
@@ -111,7 +111,7 @@ class Ranks:
 
     @property
     def has_logged_for_all(self) -> bool:
-        """Whether everything that the trainer logs of a micro-step was gathered before this rank repeats it."""
+        """Whether everything that the trainer logs for a micro-step was gathered before this rank repeats it."""
         return self._group is not None and not self._is_open and not self._is_alone
 
     def _agree(self, *, leaves: bool) -> None:
@@ -143,16 +143,16 @@ class Ranks:
 
 
 def own_values(tensors: Any) -> Any:
-    """Returns what one process gathers: the same, but a number becomes a list of one (``accelerate/utils/operations.py:
-    _gpu_gather``)."""
+    """Returns what gathering returns for one process: the same values, with a scalar as a list of one
+    (``accelerate/utils/operations.py: _gpu_gather``)."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor[None] if tensor.ndim == 0 else tensor, tensors)
 
 
-# -- the average of gradients ------------------------------------------------------------------------------------------
+# -- gradient averaging ------------------------------------------------------------------------------------------------
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:
-    """Finds the DDP in what accelerate made of a model, which may be compiled around it."""
+    """Returns the DDP module of a model that accelerate prepared and may have compiled; None if there is none."""
     model = getattr(model, "_orig_mod", model)
     return model if isinstance(model, DistributedDataParallel) else None
 
@@ -161,7 +161,7 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
     """Within the block, forward and backward do not communicate; at the end gradients are averaged, if DDP would.
 
-    What DDP communicates before a forward, its buffers and once its new buckets, comes first
+    What DDP communicates before a forward comes first: its buffers, and once its new buckets
     (``torch/nn/parallel/distributed.py: _pre_forward``).
     """
     ddp.reducer._rebuild_buckets()
@@ -175,12 +175,12 @@ def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
 
 
 def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
-    """Averages the gradients over all ranks, by the backward pass of a DDP forward without a model.
+    """Averages the gradients over all ranks, with the backward pass of a DDP forward without a model.
 
-    It adds nothing to any gradient, and DDP's hooks put the gradients into its buckets. Buckets, their dtype and a
-    communication hook are DDP's own. The gradient of a parameter that no rank used stays None.
+    That backward adds zero to each gradient, and DDP's hooks put the gradients into its buckets. Buckets, their dtype
+    and a communication hook are DDP's own. The gradient of a parameter that no rank used stays None.
     """
-    # As ``distributed.py: _build_params_for_reducer`` chooses them.
+    # The same selection as ``distributed.py: _build_params_for_reducer``.
     named = ddp.module.named_parameters()
     trained = [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]
     used = [parameter.grad is not None for parameter in trained]
@@ -189,7 +189,7 @@ def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
     else:
         touched = trained
         used = list(map(bool, ranks.greatest(*used)))
-    ddp._pre_forward(0)  # of an input: with none it finds no device to move it to
+    ddp._pre_forward(0)  # a placeholder: DDP fails if it has no input to move to its device
     ddp._post_forward(_Nothing.apply(*touched)).backward()
     if not ddp.find_unused_parameters:
         for parameter, is_used in zip(trained, used, strict=True):
@@ -198,7 +198,7 @@ def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
 
 
 class _Nothing(torch.autograd.Function):  # type: ignore[misc]
-    """A loss of zero that depends on parameters: its gradients are zeros that take no memory."""
+    """A loss of zero that depends on the parameters: its gradients are zeros that take no memory."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
@@ -212,19 +212,19 @@ class _Nothing(torch.autograd.Function):  # type: ignore[misc]
 
 
 def shares_by_ddp(accelerator: Any) -> bool:
-    """Returns whether several processes hold the whole model each (``accelerate/utils/dataclasses.py:
+    """Returns whether each of several processes holds the whole model (``accelerate/utils/dataclasses.py:
     DistributedType``)."""
     is_plain = getattr(accelerator, "parallelism_config", None) is None
     return is_plain and str(accelerator.distributed_type.value).startswith("MULTI_")
 
 
 def ranks_of(trainer: Any) -> Ranks:
-    """Connects the ranks of a trainer, which must all call it. Raises RuntimeError if gloo cannot connect them."""
+    """Connects a trainer's ranks. All ranks must call it. Raises RuntimeError if gloo cannot connect them."""
     if trainer.accelerator.num_processes < 2 or not shares_by_ddp(trainer.accelerator):
         return Ranks(trainer.accelerator)
     return Ranks(trainer.accelerator, _cpu_group(dist.group.WORLD, trainer.args.ddp_timeout))
 
 
-@functools.lru_cache(maxsize=1)  # a trainer may be guarded, and left, many times
+@functools.lru_cache(maxsize=1)  # a trainer may be guarded many times
 def _cpu_group(world: Any, timeout_seconds: int) -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))

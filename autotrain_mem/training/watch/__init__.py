@@ -1,1 +1,1 @@
-"""Watches what a training takes, and says what it is a sign of. Runs in the training process."""
+"""Watches a training's memory, and warns of problems. Runs in the training process."""

@@ -1,4 +1,4 @@
-"""Watches the memory of any transformers Trainer's run, and reports what goes wrong in one line each."""
+"""Watches the memory of any transformers Trainer's run, and reports each problem in one line."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from autotrain_mem.types import Phase, PhasePeak
 from autotrain_mem.types.experience import RECORD_NAME
 from autotrain_mem.types.report import MemoryReading
 
-logger = logging.get_logger("transformers.memory_watch")  # so that transformers' verbosity and handlers hold for it
+logger = logging.get_logger("transformers.memory_watch")  # so that it follows transformers' verbosity and handlers
 
 HOST_EVERY_SECONDS = 5.0
-"""Between two readings of the host's memory, which take 0.4 ms each (of the CPU, in a container, 2026-11-21); the rest
-of a log takes 0.06 ms. That memory ends within minutes, not within seconds."""
+"""Seconds between two readings of host memory, which take 0.4 ms each (on a CPU in a container, 2026-11-21); the rest
+of a log takes 0.06 ms. Host memory runs out within minutes, not seconds."""
 FRAMES = 10
-"""The most calls between the handler of a trainer's callbacks and this one: two, and those of a subclass."""
+"""The most stack frames searched for the trainer's callback handler: it is two away, plus those of a subclass."""
 
 Event = Callable[..., None]
 
@@ -54,23 +54,23 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     """Logs a training's device and host memory, and warns before it runs out.
 
     Use it as ``Trainer(..., callbacks=[MemoryWatch()])``, with any Trainer of transformers or TRL. Every log of the
-    training gets ``memory/...`` figures, in the trackers of ``report_to``, ``state.log_history`` and on the console; a
-    JSONL in the output folder has them in bytes. One line warns if reserved memory climbs with every longer row, of
-    fragmentation, a leak, or host memory running out.
+    training gets ``memory/...`` figures, in the trackers of ``report_to``, in ``state.log_history`` and on the console;
+    a JSONL file in the output folder has them in bytes. A one-line warning tells if reserved memory climbs with every
+    longer row, if memory is fragmented or leaks, or if host memory runs out.
 
     Peaks are the allocator's: since the process began, or since they were reset; the watch never resets them. Its own
     errors never end the training.
 
     Args:
         read: Reads the device's allocator; returns None if it cannot be measured. By default, CUDA's current device.
-        predicted: Peak allocated bytes of each phase, as a plan's ``estimate.memory.phases`` has it.
-        planned: Other bytes to log: ``memory/NAME_gib`` for each that is not None.
-        total_bytes: Of the device; by default, of CUDA's current device.
+        predicted: Peak allocated bytes of each phase, as in a plan's ``estimate.memory.phases``.
+        planned: Other byte figures to log: ``memory/NAME_gib`` for each that is not None.
+        total_bytes: The device's memory; by default, that of CUDA's current device.
         phases: Returns the measured peak of each phase so far (``training.process.build`` measures them by resetting
-            the peaks; ``read`` must then be of the same).
-        file: The record, relative to ``output_dir``; ``memory.rank1.jsonl`` is rank 1's.
-        on_sign: Gets each sign; by default transformers' logger warns. Each rank has the signs of its own device, and
-            the first one those of the host.
+            the peaks; ``read`` must then use the same measurements).
+        file: The record, relative to ``output_dir``; rank 1 writes ``memory.rank1.jsonl``.
+        on_sign: Called with each sign; by default transformers' logger warns. Each rank reports the signs of its own
+            device, and only rank 0 those of the host.
         host: Reads the host's memory.
     """
 
@@ -105,12 +105,12 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Moves before the trackers, and follows the model's embedding.
+        """Moves itself before the trackers, and follows the model's embedding.
 
-        The trackers of ``report_to`` get the same ``logs`` as every callback, but before those that a user gives
-        (``transformers/trainer.py: Trainer.__init__``), so that what these add comes too late. A callback is given no
-        trainer: its caller is the handler that holds the list. Moving to the front of a list while it is gone through
-        skips none and repeats none. Where no handler is found, only the trackers miss the figures.
+        The trackers of ``report_to`` get the same ``logs`` as every callback, but before the user's callbacks
+        (``transformers/trainer.py: Trainer.__init__``), so anything that those add comes too late. A callback gets no
+        reference to the trainer, so the list is found through the caller, the callback handler. Moving to the front of
+        a list during iteration skips and repeats no entry. If no handler is found, only the trackers lack the figures.
         """
         callbacks: list[Any] = []
         frame = inspect.currentframe()
@@ -129,7 +129,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._clock = _Clock()
         self._began = time.perf_counter()
         self._logged_step = -1
-        if not args.torch_compile:  # a hook would be compiled with the model, and break its graph
+        if not args.torch_compile:  # a hook would be compiled with the model and cause a graph break
             self._rows.follow(model)
         path = pathlib.Path(args.output_dir) / self._file
         self._rank = args.process_index
@@ -143,19 +143,19 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Marks the end of a step: what comes before the next event is no training."""
+        """Marks the end of a step: time until the next event is not training."""
         self._clock.mark()
 
     @_harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leaves out the time of an evaluation or a save."""
+        """Excludes the time of an evaluation or a save."""
         self._clock.leave_out()
 
     on_save = on_evaluate
 
     @_harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        # Trackers go by the same names (``transformers/integrations/integration_utils.py: rewrite_logs``).
+        # Trackers use the same prefixes (``transformers/integrations/integration_utils.py: rewrite_logs``).
         is_evaluation = any(name.startswith(("eval_", "test_")) for name in logs or ())
         if logs is None or is_evaluation or state.global_step <= self._logged_step:
             return
@@ -164,7 +164,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         figures = dict(self._figures(sample, peaks))
         logs.update(figures)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
-            state.log_history[-1].update(figures)  # a copy of logs, made before the callbacks were called
+            state.log_history[-1].update(figures)  # it has a copy of logs from before the callbacks
         self._write("sample", **codec.to_json(sample), phases=_wire(peaks))
         for sign in self._detector.see(sample):
             self._write("sign", **codec.to_json(sign))
@@ -197,7 +197,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         )
 
     def _figures(self, sample: Sample, peaks: Mapping[Phase, PhasePeak]) -> Iterator[tuple[str, float]]:
-        """Yields the known figures as they are logged, sizes in GiB."""
+        """Yields the known figures in the form in which they are logged, sizes in GiB."""
         device = sample.device
         if device is not None:
             yield "memory/allocated_gib", _gib(device.allocated_bytes)
@@ -262,7 +262,7 @@ class _Clock:
 
 def cuda_reading() -> MemoryReading | None:
     """Reads the current device; None without a CUDA context. ``torch.cuda.memory_stats`` would also sort all names,
-    which takes longer than the reading."""
+    which takes longer than the reading itself."""
     if not torch.cuda.is_initialized():
         return None
     stats = torch.cuda.memory_stats_as_nested_dict()
@@ -286,7 +286,8 @@ def _wire(peaks: Mapping[Phase, PhasePeak]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """The batch with the longest rows: how many it has, and their tokens, with padding; and the tokens of all."""
+    """The batch with the longest rows: its number of rows and the tokens of each, with padding; and the tokens of all
+    batches."""
 
     rows: int
     tokens: int
@@ -296,8 +297,8 @@ class Batches:
 class Rows:
     """Records the shapes of a model's embedding inputs while gradients are enabled; takes microseconds per micro-batch.
 
-    A loss may call the model's body without the model itself (Liger's do). Evaluation, generation and reference models
-    run without gradients.
+    The embedding is hooked because a loss may call the model's body without the model itself (Liger's do). Evaluation,
+    generation and reference models run without gradients.
     """
 
     def __init__(self) -> None:
@@ -305,7 +306,7 @@ class Rows:
         self._rows = self._tokens = self._all_tokens = 0
 
     def follow(self, model: torch.nn.Module) -> None:
-        """Follows this model from now on, instead of the one before."""
+        """Follows this model from now on, and no longer the one before."""
         self.leave()
         module = embedding_of(model)
         if module is not None:
@@ -317,7 +318,7 @@ class Rows:
         self._hooks = []
 
     def take(self) -> Batches | None:
-        """Returns what came since the last call; None for nothing."""
+        """Returns what was recorded since the last call; None if nothing was."""
         if not self._all_tokens:
             return None
         batches = Batches(rows=self._rows, tokens=self._tokens, all_tokens=self._all_tokens)
@@ -325,9 +326,9 @@ class Rows:
         return batches
 
     def _see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():  # a changing count would recompile the model at every step
+        if torch.compiler.is_compiling():  # a changing count would cause a recompilation at every step
             return
-        with contextlib.suppress(Exception):  # a watch ends no training
+        with contextlib.suppress(Exception):  # the watch must not end the training
             if not torch.is_grad_enabled():
                 return
             ids = args[0] if args else kwargs.get("input")
@@ -338,12 +339,12 @@ class Rows:
 
 
 def embedding_of(model: Any) -> torch.nn.Module | None:
-    """Finds the embedding of the model that is trained; None for one that does not read tokens.
+    """Returns the embedding of the trained model; None if the model does not read tokens.
 
-    PPO's stands beside its value model (``trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper``).
+    PPO's policy is beside its value model (``trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper``).
     """
     for candidate in (model, getattr(model, "policy", None)):
-        with contextlib.suppress(Exception):  # NotImplementedError, and what models of other kinds raise
+        with contextlib.suppress(Exception):  # NotImplementedError, and errors of other kinds of models
             embedding: Any = candidate.get_input_embeddings()  # type: ignore[union-attr]  # None raises too
             if isinstance(embedding, torch.nn.Module):
                 return embedding

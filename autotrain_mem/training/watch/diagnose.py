@@ -1,4 +1,4 @@
-"""Diagnoses from a series of memory readings what goes wrong in a run, before it ends; each sign is given once."""
+"""Diagnoses problems of a run from its memory readings, before they end it; each sign is given once."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from autotrain_mem.types.report import MemoryReading
 Kind = Literal["staircase", "fragmentation", "full", "leak", "host"]
 
 QUARTER = 8
-"""Samples whose least counts as their floor."""
+"""The number of samples whose minimum is taken as their floor."""
 WINDOW = 4 * QUARTER
 SPIKES = 2
-"""Samples of a quarter that may lie anywhere above the others: a long row, an evaluation that left something."""
+"""Samples of a quarter that may lie any amount above the others: a long row, or leftovers of an evaluation."""
 STEEP = 2.5
-"""Floors must rise by this many times the spread of a quarter: of 200,000 windows of noise, none of an even or a skewed
-one climbs, of a normal one 2 do (drawn by ``random``, seed 1, 2026-11-21; at 1.5 times, 11 and 95 do)."""
+"""Floors must rise by this many times the spread of a quarter. Of 200,000 windows of noise, none with even or skewed
+noise climbs, and 2 with normal noise do (``random``, seed 1, 2026-11-21; at 1.5 times, 11 and 95 do)."""
 CLIMBED = 3 * QUARTER / (WINDOW - 1)
-"""The share of a window between the floors of its first and of its last quarter."""
+"""The share of a window between the floors of its first and its last quarter."""
 
 LEAST_CLIMB = 0.01
-"""The least climb, as a share of where it starts: at 1 % per window it takes 70 windows (2,200 logs) to double."""
+"""The least climb, as a share of its start: at 1 % per window, memory takes 70 windows (2,200 logs) to double."""
 STAIRS = 3
-"""Rises of reserved memory. In shuffled data the n-th row is the longest so far with chance 1/n, so that three rises
-after the first samples announce more."""
+"""The least number of rises of reserved memory. In shuffled data the n-th row is the longest so far with probability
+1/n, so three rises after the first samples announce more."""
 SETTLED = 3
-"""Samples until the optimizer's state and the first evaluation are allocated."""
+"""Samples until the optimizer's state and the first evaluation have been allocated."""
 HIGHER = 1.01
-"""The least rise; less is a block of 2 or 20 MiB on any card of today."""
+"""The least rise, as a factor; less is a single block of 2 or 20 MiB on any current GPU."""
 SLACK = 0.25
-"""The share of reserved memory that holds nothing at the peak. Two runs lie on either side: a GRPO step that is well
-packed has 9 % (QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), 8B QLoRA that gains from expandable segments has 34 %
+"""The share of reserved memory that holds nothing at the peak. It separates two runs: a well packed GRPO step has 9 %
+(QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), and an 8B QLoRA that gains from expandable segments has 34 %
 (torchtune#1185: 16.39 GiB before, 10.83 after)."""
 LEAST_SLACK_BYTES = 3 * LARGE_SEGMENT_BYTES
-"""A small model may half fill a few segments, which is no staircase."""
+"""A small model may half fill a few segments, which does not count as a staircase."""
 IN_A_ROW = 2
-"""Logs, one after the other, in which the cache had to be given back: Composer shrinks its micro-batch then
+"""The number of consecutive logs in which the allocator had to release its cache. Composer shrinks its micro-batch then
 (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
 HOST_SECONDS = 6 * 3600
-"""A warning this long before the end reaches a user who sleeps."""
+"""How long before the end to warn: long enough for a sleeping user."""
 HOST_LEFT = 0.05
-"""Half of the share of host memory at which earlyoom begins to kill (10 %, its README)."""
+"""Half of the share of available host memory at which earlyoom begins to kill (10 %, its README)."""
 AGAIN = 4.0
-"""A sign is repeated when it is this many times as bad: a steady leak is reported some five times in a run of days."""
+"""A sign is repeated when it is this many times as severe: a steady leak is reported about five times in a run of
+several days."""
 
 SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps by as much"
 
@@ -59,35 +60,35 @@ SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation
 class Sample:
     step: int
     seconds: float
-    """Since the process began to train, on a clock that only goes forward."""
+    """Seconds since the process began to train, by a monotonic clock."""
     device: MemoryReading | None = None
-    """After the step; None if it cannot be measured."""
+    """The reading after the step; None if it cannot be measured."""
     total_bytes: int | None = None
-    """The card's memory."""
+    """The GPU's memory."""
     rows: int | None = None
     tokens: int | None = None
-    """Tokens of a row, with padding: the batch with the longest rows since the log before, and how many rows that
-    had."""
+    """Tokens of a row, with padding, in the batch with the longest rows since the previous log; ``rows`` is that
+    batch's number of rows."""
     tokens_per_second: float | None = None
-    """Tokens per second, with padding, since the log before; without evaluation and saving."""
+    """Tokens per second, with padding, since the previous log, excluding evaluation and saving."""
     host_available_bytes: int | None = None
     host_total_bytes: int | None = None
 
     @property
     def slack_bytes(self) -> int:
-        """Peak reserved less peak allocated; 0 if they cannot be measured."""
+        """Peak reserved minus peak allocated bytes; 0 if they cannot be measured."""
         return 0 if self.device is None else self.device.peak_reserved_bytes - self.device.peak_allocated_bytes
 
     @property
     def slack(self) -> float | None:
-        """The same as a share of the peak reserved."""
+        """The same, as a share of peak reserved bytes."""
         reserved_bytes = self.device and self.device.peak_reserved_bytes
         return self.slack_bytes / reserved_bytes if reserved_bytes else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """Describes one thing that is going wrong.
+    """One thing that is going wrong.
 
     >>> from autotrain_mem import Sign
     >>> Sign(kind="full", step=7, seen="The card is full.", advice="Lower the batch.", severity=2).message
@@ -97,11 +98,11 @@ class Sign:
     kind: Kind
     step: int
     seen: str
-    """What was seen, with numbers, in one sentence."""
+    """What was observed, with numbers, in one sentence."""
     advice: str
     """What to do, with exact flags, in one sentence."""
     severity: float
-    """Comparable with that of an earlier sign of the same kind only; more is worse."""
+    """Comparable only between signs of the same kind; higher is worse."""
 
     @property
     def message(self) -> str:
@@ -112,7 +113,7 @@ class SignDetector:
     """Takes one sample per log, and keeps the last ``WINDOW`` of them.
 
     Args:
-        grows: Whether the allocator has expandable segments, which are else advised.
+        grows: Whether the allocator already has expandable segments; if not, they are advised.
     """
 
     def __init__(self, grows: bool = False) -> None:
@@ -153,7 +154,7 @@ class SignDetector:
         )
 
     def _retries(self) -> Sign | None:
-        """Finds fragmentation, where much of what is reserved holds nothing; else a card that is full."""
+        """Detects fragmentation if much of the reserved memory holds nothing; else a full GPU."""
         sample, latest = self._samples[-1], [*self._samples][-1 - IN_A_ROW :]
         lately = [each.device.num_alloc_retries for each in latest if each.device is not None]
         if sample.device is None or sample.slack is None or len(lately) < 2 or lately[-1] <= lately[-2]:
@@ -186,7 +187,8 @@ class SignDetector:
         return f"To end it, set {variable_that_counts(os.environ)}=expandable_segments:True; or {otherwise}."
 
     def _leak(self) -> Sign | None:
-        """Finds memory held after a step that grows with the number of steps; longer rows may leave more."""
+        """Detects memory held after a step that grows with the number of steps, unless rows grow longer, which may hold
+        more."""
         devices = [sample.device for sample in self._samples if sample.device is not None]
         if len(devices) < WINDOW:
             return None
@@ -209,7 +211,7 @@ class SignDetector:
         )
 
     def _steps_left(self, rise: float) -> str:
-        """Rounds to two digits: 1,234 steps are about 1,200."""
+        """Returns the estimate as text, rounded to two digits: 1,234 steps become 1,200."""
         first, sample = self._samples[0], self._samples[-1]
         if sample.total_bytes is None or sample.device is None:
             return ""
@@ -247,11 +249,11 @@ class SignDetector:
 
 @dataclass(kw_only=True, slots=True)
 class _ReservedGrowth:
-    """Follows how reserved memory grew."""
+    """Follows the growth of reserved memory."""
 
     rises: int = 0
     longer: int = 0
-    """Those rises at which a row was longer than all before."""
+    """The rises at which a row was longer than all before."""
     from_bytes: int = 0
     top_bytes: int = 0
     longest: int = 0
@@ -284,11 +286,11 @@ class Climb:
 
 
 def climb_of(values: Sequence[float]) -> Climb | None:
-    """Finds a steady rise of ``WINDOW`` noisy values; None for none.
+    """Returns the steady rise of ``WINDOW`` noisy values; None if there is none.
 
     The minimum of each quarter is its floor, which a long row, a waiting batch or a cache does not raise. All floors
-    must rise, the last not much less than the others (a warm-up slows down), and in all by more than the spread of one
-    quarter without its highest values.
+    must rise, and the last rise must not be much smaller than the others (a warm-up slows down). The total rise must
+    exceed the spread of one quarter without its highest values.
     """
     if not floors_rise(values):
         return None
@@ -296,7 +298,7 @@ def climb_of(values: Sequence[float]) -> Climb | None:
     start, third, end = min(quarters[0]), min(quarters[2]), min(quarters[3])
     rise = end - start
     apart = statistics.median(sorted(quarter)[-1 - SPIKES] - min(quarter) for quarter in quarters)
-    slows_down = end - third < rise / 4  # an even share is a third
+    slows_down = end - third < rise / 4  # of three equal rises each is a third
     return None if slows_down or rise < STEEP * apart else Climb(start=start, end=end)
 
 
