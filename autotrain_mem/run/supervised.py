@@ -132,7 +132,7 @@ class SupervisedRun:
         self.output.end()
         return report
 
-    # -- what the supervisor asks for ---------------------------------------------------------------------------------
+    # -- what the supervisor asks for ----------------------------------------------------------------------------------
 
     def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
         job, checkpoint = self.rehearsals.job, attempt.checkpoint
@@ -245,7 +245,7 @@ class SupervisedRun:
         except OutputFolderError as error:
             self.record({"event": "note", "message": f"{error.message} The run continues without it."})
 
-    # -- what there is to go on from ----------------------------------------------------------------------------------
+    # -- what there is to go on from -----------------------------------------------------------------------------------
 
     def first_checkpoint(self) -> Checkpoint | None:
         """Returns the checkpoint to resume from: the one the user names, or the newest whole one of the last run."""

@@ -1,1 +1,1 @@
-"""Several machines that train together: one leads, the others start what it asks for; runs in the parent of each."""
+"""Several machines that train together: one leads, the others start processes for it. Runs in the parent of each."""

@@ -1,7 +1,7 @@
-"""Follows the first machine: starts the processes that it asks for here, and passes on what they say.
+"""Follows the leading machine: starts the processes that it requests here, and passes on their output.
 
-It plans nothing, and decides nothing. Where the first is lost its processes end, since they would wait for it for ever,
-and it waits for the first to come back: a scheduler starts that machine's command again.
+It makes no plans or decisions. If the leader is lost, the processes here are ended, since they would wait for it
+forever. Then it waits for the leader to come back: a scheduler starts that machine's command again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware
 
 TRY_SECONDS = 1.0
-"""Between two attempts to reach the first machine."""
+"""Seconds between two attempts to reach the leading machine."""
 SHARED_SECONDS = 30.0
-"""How long a file of the first machine may take to be seen here: NFS keeps what it knows of a folder for up to 30 or
-60 s (nfs(5), ``acdirmin``, ``acdirmax``), but asks anew for a name that is opened."""
+"""How long a file written by the leader may take to appear here: NFS caches a folder's entries for up to 30 or 60 s
+(nfs(5), ``acdirmin``, ``acdirmax``), but looks a name up again when it is opened."""
 FORWARD_SECONDS = 1.0
-"""How long after Ctrl-C here the first machine is told, unless it has asked to end meanwhile: a scheduler sends its
-signals to all machines at once, and a second one would end the training in the middle of a step."""
+"""Delay after Ctrl-C here before it is sent to the leader, unless the leader has asked to end meanwhile: a scheduler
+sends its signals to all machines at once, and a second one would end the training in the middle of a step."""
 LOOK_SECONDS = 0.2
 
 Say = Callable[[str], None]
@@ -47,18 +47,18 @@ _LOST = "lost"
 
 
 def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardware, *, real: bool, say: Say) -> None:
-    """Takes part in a training until the first machine reports its end.
+    """Takes part in a training until the leading machine reports its end.
 
     Args:
-        folder: The output folder, in which the first machine leaves the key.
+        folder: The output folder, in which the leader writes the key.
         hardware: This machine's devices.
-        real: They are there; else they are simulated.
-        say: Takes a line for the user.
+        real: Whether the devices exist; else they are simulated.
+        say: Prints a line for the user.
 
     Raises:
-        AutofitError: what ended the training, as the first machine told it.
-        TrainingError: the first machine cannot be reached, or was lost and has not come back.
-        InterruptedByUser: Ctrl-C before it began, or twice.
+        AutofitError: what ended the training, as reported by the leader.
+        TrainingError: the leader cannot be reached, or was lost and has not come back.
+        InterruptedByUser: Ctrl-C before the training began, or twice.
     """
     hello = Hello.of(place, command, hardware)
     why = ""
@@ -109,7 +109,7 @@ def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
 
 
 class _Following:
-    """Holds one connection to the first machine, and the processes that it has started here."""
+    """Holds one connection to the leading machine, and the processes that the leader started here."""
 
     def __init__(self, connection: Connection, hello: Hello, hardware: Hardware, *, real: bool, say: Say) -> None:
         self._hardware, self._real, self._say, self._name = hardware, real, say, hello.name
@@ -117,12 +117,12 @@ class _Following:
         self._children: dict[tuple[int, int], Child] = {}
         self._interrupted_at: float | None = None
         self._is_asked_to_end = False
-        with contextlib.suppress(OSError):  # the link tells of its end
+        with contextlib.suppress(OSError):  # the link reports its end
             connection.send_bytes(json.dumps(asdict(hello)).encode())
         self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": _LOST, "why": why}))
 
     def serve(self) -> AutofitError | str | None:
-        """Serves requests; returns the error of a training that failed, or why the first machine is gone."""
+        """Serves requests; returns the error of a failed training, why the leader is gone, or None after success."""
         while True:
             try:
                 at = self._interrupted_at
@@ -161,7 +161,7 @@ class _Following:
             child.stop(max(0.0, deadline - time.monotonic()))
         self._link.close()
 
-    # -- orders --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _obey(self, message: Message) -> None:
         key = message["attempt"], message["rank"]
@@ -173,7 +173,7 @@ class _Following:
             return
         match message["do"]:
             case "send":
-                with contextlib.suppress(ChildDied):  # its end is told by itself
+                with contextlib.suppress(ChildDied):  # the end of a process is reported separately
                     child.send(self._own(message["message"]))
             case "interrupt":
                 self._is_asked_to_end = True
@@ -221,10 +221,10 @@ class _Following:
     def _tell(self, key: tuple[int, int], **what: Any) -> None:
         self._link.send({"attempt": key[0], "rank": key[1], **what})
 
-    # -- what is this machine's own ------------------------------------------------------------------------------------
+    # -- this machine's own values -------------------------------------------------------------------------------------
 
     def _own(self, message: Message) -> Message:
-        """The request with this machine's device, and the output folder as it is seen from here."""
+        """Returns the request with this machine's device, and with the output folder's identity on this machine."""
         request = codec.from_json(Request, message)
         uuids = self._hardware.topology.uuids
         local = request.rank % max(1, request.hardware.topology.devices)

@@ -1,4 +1,4 @@
-"""Leads from the first machine: waits for the others, has processes started on them, and tells them how it ended."""
+"""Leads a training from the first machine: waits for the others, starts processes there, and tells them its end."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ from autotrain_mem.training.run_folder import KEY_NAME, unwritable
 from autotrain_mem.types import Hardware
 
 JOIN_SECONDS = 600.0
-"""How long the others are waited for, at the beginning and when one is lost: torchrun's ``join_timeout``
+"""How long to wait for the others, at the beginning and when one is lost; the value of torchrun's ``join_timeout``
 (``torch/distributed/elastic/rendezvous/dynamic_rendezvous.py: RendezvousTimeout``)."""
 JOIN_VARIABLE = "AUTOFIT_JOIN_SECONDS"
 LIVELY_SECONDS = 5.0
-"""One that has given a sign of life since is there; one that lost its power and was started again is not."""
+"""A machine counts as present if it sent a heartbeat within this time; one that lost power and was restarted has not.
+"""
 FAREWELL_SECONDS = 5.0
-"""How long the others have to receive how it ended."""
+"""How long the others have to receive how the training ended."""
 
 Say = Callable[[str], None]
 StartRemote = Callable[[int, Mapping[str, str], Path, OnLine], RemoteChild | None]
-"""Starts a rank on the machine that it belongs to, with its environment and log; gives None for one of this machine."""
+"""Starts a rank on its machine, with its environment and log; returns None for a rank of this machine."""
 
 
 def join_seconds() -> float:
     """Returns how long machines wait for each other.
 
     Raises:
-        UsageError: the variable that says so is no number.
+        UsageError: the environment variable for it is not a number.
     """
     text = os.environ.get(JOIN_VARIABLE, str(JOIN_SECONDS))
     try:
@@ -52,13 +53,13 @@ def join_seconds() -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """The first message of a machine that joins."""
+    """The first message from a machine that joins."""
 
     rank: int
     machines: int
     host: str
     command: tuple[str, ...]
-    """The words that all machines have in common."""
+    """The command-line arguments that are the same on all machines."""
     card: str
     devices: int
     free_bytes: int
@@ -88,7 +89,7 @@ class _Member:
     link: Link = field(init=False)
     children: dict[tuple[int, int], RemoteChild] = field(default_factory=dict)
     gone: str = ""
-    """Why it is."""
+    """Why the machine is gone; empty if it is not."""
 
     @property
     def is_there(self) -> bool:
@@ -96,17 +97,17 @@ class _Member:
 
 
 class Machines:
-    """Represents the other machines of a training to the first one.
+    """Represents the other machines of a training to the leading one.
 
     Args:
-        place: This one's, the first.
-        command: The words that all have in common.
+        place: This machine's place, the first.
+        command: The command-line arguments that are the same on all machines.
         folder: The output folder, in which the others find the key.
-        min_nodes: With how many it may go on where one is lost and does not come back.
-        say: Takes a line for the user.
+        min_nodes: The number of machines with which training may continue if one is lost and does not come back.
+        say: Prints a line for the user.
 
     Raises:
-        UsageError: the port cannot be listened at.
+        UsageError: the port cannot be listened on.
         OutputFolderError: the key cannot be written.
     """
 
@@ -120,7 +121,7 @@ class Machines:
         self._changed = threading.Condition()
         self._attempt = 0
         self.present: tuple[int, ...] = (0,)
-        """Machines that train, in the order of their processes."""
+        """The machines that train, in rank order."""
         try:
             self._socket = socket.create_server(("", place.port), backlog=place.machines)
         except (OSError, OverflowError) as error:
@@ -136,14 +137,14 @@ class Machines:
             raise unwritable(folder, f"{KEY_NAME}: {error.strerror}") from error
         threading.Thread(target=self._accept, daemon=True).start()
 
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # -- membership ----------------------------------------------------------------------------------------------------
 
     def gather(self, hardware: Hardware) -> Hardware:
-        """Waits for the others; returns the devices of one machine with what is free on the least of all.
+        """Waits for the others; returns one machine's devices, with the least free memory found on any machine.
 
         Raises:
             TrainingError: fewer than ``min_nodes`` came in time.
-            UsageError: another machine's GPUs are others, or fewer.
+            UsageError: another machine has different or fewer GPUs.
         """
         deadline, said = time.monotonic() + join_seconds(), ""
         with self._changed:
@@ -156,7 +157,7 @@ class Machines:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                self._changed.wait(min(left, 0.5))  # an interrupt is heard between two waits
+                self._changed.wait(min(left, 0.5))  # interrupts are handled between two waits
             self.present = (0, *sorted(each.hello.rank for each in self._there()))
         if len(self.present) < self.min_nodes:
             raise TrainingError(
@@ -167,7 +168,7 @@ class Machines:
         if missing:
             self._say(f"Going on with {len(self.present)} of {self.place.machines} machines (--min_nodes)")
         for member in self._there():
-            # Refuses a machine whose GPUs the plan is not for
+            # Refuse a machine whose GPUs differ from the plan's
             hello = member.hello
             wanted, there = hardware.topology.devices, hello.devices
             if hello.card != hardware.name or there < wanted:
@@ -191,16 +192,16 @@ class Machines:
         return [each for each in self._members.values() if each.is_there]
 
     def name_of(self, rank: int, devices: int) -> str:
-        """Names the machine that a process of the training is on: ``machine 1 (node-b)``."""
+        """Returns the name of a rank's machine: ``machine 1 (node-b)``."""
         machine = self.present[rank // devices]
         return self._mine.name if not machine else self._members[machine].hello.name
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def begin_attempt(self, devices: int) -> StartRemote:
-        """Returns what starts the processes that begin now, so many on each machine.
+        """Returns a function that starts the ranks of a new attempt, ``devices`` of them on each machine.
 
-        What is heard of earlier ones from now on is not theirs.
+        Later messages about ranks of earlier attempts are not attributed to the new ones.
         """
         self._attempt += 1
 
@@ -226,7 +227,7 @@ class Machines:
         """Tells the others how the training ended, and closes the connections."""
         self.stop_listening()
         with contextlib.suppress(OSError):
-            if read_start(self._key_file, len(self._key)) == self._key:  # else another run's is there
+            if read_start(self._key_file, len(self._key)) == self._key:  # else it is another run's
                 self._key_file.unlink()
         there = self._there()
         for member in there:
@@ -236,12 +237,12 @@ class Machines:
             time.sleep(0.05)
 
     def stop_listening(self) -> None:
-        """Stops accepting machines. A socket that is only closed listens on, as long as a thread waits at it."""
+        """Stops accepting machines. Closing alone does not stop a socket from listening while a thread waits on it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    # -- those that come -----------------------------------------------------------------------------------------------
+    # -- joining machines ----------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while True:
@@ -257,7 +258,7 @@ class Machines:
             message = json.loads(connection.recv_bytes(MOST_BYTES))
             member = _Member(Hello(**{**message, "command": tuple(message["command"])}))
         except (OSError, EOFError, ValueError, TypeError, KeyError):
-            return  # and hang up
+            return  # drops the connection
         member.link = Link(connection, partial(self._hear, member), partial(self._end, member))
         if (refusal := self._why_not(member.hello)) is not None:
             member.link.send({"do": "finish", "error": refusal.to_json()})
@@ -272,7 +273,7 @@ class Machines:
         self._say(f"{capitalized(member.hello.name)} has joined")
 
     def _hear(self, member: _Member, message: Message) -> None:
-        if self._members.get(member.hello.rank) is not member:  # it was refused, or has come again
+        if self._members.get(member.hello.rank) is not member:  # it was refused, or has joined again
             return
         if message.get("do") == "interrupt":
             _thread.interrupt_main()
@@ -315,7 +316,7 @@ _NOTHING = Hardware(name="", origin="cpu", total_bytes=0, free_bytes=0, non_torc
 def leading(
     place: Place, command: Sequence[str], folder: Path, *, min_nodes: int | None, say: Say
 ) -> Iterator[Machines]:
-    """Leads the other machines within the block, and tells them at the end how it ended."""
+    """Leads the other machines within the block, and at its end tells them how it ended."""
     machines = Machines(place, command, folder, min_nodes=min_nodes, say=say)
     try:
         yield machines
@@ -330,12 +331,12 @@ def leading(
 
 
 def capitalized(text: str) -> str:
-    """Begins a sentence with words that are no name."""
+    """Returns the text with its first letter capitalized, to begin a sentence."""
     return text[:1].upper() + text[1:]
 
 
 def how_to_reach(place: Place) -> str:
-    """Returns the hint of an error for machines that do not find each other."""
+    """Returns the hint of an error for machines that cannot reach each other."""
     return (
         f"Each needs the same command with a --machine_rank of its own, must see the same --output_dir, and must reach "
         f"{place.address}:{place.port}: firewall, address, port? {JOIN_VARIABLE} says how long they wait."

@@ -1,8 +1,8 @@
-"""Carries JSON objects between two machines, with a sign of life each way every second.
+"""Exchanges JSON objects between two machines, with a heartbeat each way every second.
 
-Objects travel as messages of ``multiprocessing.connection``, which knows where each ends; none is unpickled. Nothing is
-said before both ends have shown that they hold the key in the output folder (:func:`introduced`). What is said then is
-not encrypted, as with torch's own store and NCCL: the network must be one on which nobody else listens.
+Objects travel as messages of ``multiprocessing.connection``, which marks their ends; none is unpickled. Nothing is
+exchanged before both ends have proved that they hold the key in the output folder (:func:`introduced`). What follows is
+not encrypted, as with torch's own store and NCCL, so the network must be trusted.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from autotrain_mem.support.processes import GRACE_SECONDS, ChildDied
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 30.0
-"""A machine without a heartbeat for so long is lost. One whose process dies is known to be at once, since its system
-closes the connection; one that lost its power or network is silent."""
+"""A machine without a heartbeat for this long is lost. If only its process dies, that is noticed at once, since its
+system closes the connection; a machine that lost power or network is silent."""
 MOST_BYTES = 64 << 20
-"""The most bytes of one object: a request is some KiB."""
+"""The most bytes of one object; a request takes a few KiB."""
 
 Message = dict[str, Any]
 
 
 def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection:
-    """Authenticates both ends of a socket by the key; the leader asks first, and answers nobody else.
+    """Authenticates both ends of a socket with the key; the leader challenges first, and answers only one that passed.
 
-    Raises ConnectionAbortedError where the other end does not hold it, or says nothing for as long as a lost one.
+    Raises ConnectionAbortedError if the other end does not hold the key, or is silent for :data:`LOST_SECONDS`.
     """
     wait = struct.pack("ll", int(LOST_SECONDS), int(LOST_SECONDS % 1 * 1e6))
     reached.setblocking(True)
@@ -49,11 +49,11 @@ def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection
 
 
 class Link:
-    """Handles one end of a connection. Both callbacks run in a thread of the link's.
+    """One end of a connection. Both callbacks run in a thread of the link.
 
     Args:
-        on_message: Takes each object.
-        on_end: Is told once why there will be no more.
+        on_message: Called with each object.
+        on_end: Called once, with the reason, when there will be no more objects.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Link:
 
     @property
     def silent_seconds(self) -> float:
-        """Returns how long nothing has been heard of the other end."""
+        """Seconds since the last message from the other end."""
         return time.monotonic() - self._heard
 
     def send(self, message: Mapping[str, Any]) -> bool:
-        """Sends one object; whether it could be."""
+        """Sends one object; returns whether that was possible."""
         try:
             with self._sending:
                 self._connection.send_bytes(json.dumps(message).encode())
@@ -109,7 +109,7 @@ class Link:
         self._on_end(why)
 
     def _next(self) -> Message:
-        """Returns the next object; empty for a sign of life, and where none came in time."""
+        """Returns the next object; empty for a heartbeat, or if none came in time."""
         before = time.monotonic()
         if not self._connection.poll(BEAT_SECONDS):
             if time.monotonic() - before > LOST_SECONDS:  # this process itself was stopped
@@ -126,7 +126,7 @@ OnLine = Callable[[str | None], None]
 
 
 class MachineLost(ChildDied):
-    """A process is gone with its machine."""
+    """Raised for a process whose machine is gone."""
 
     def __init__(self, machine: str, why: str) -> None:
         super().__init__(None, "")
@@ -137,9 +137,9 @@ class RemoteChild:
     """Represents one process on another machine.
 
     Args:
-        link: To that machine.
-        key: Names the process there.
-        on_line: Takes each line of its answers, and None at their end.
+        link: The connection to that machine.
+        key: Identifies the process there.
+        on_line: Called with each line of its answers, and with None at their end.
     """
 
     def __init__(self, link: Link, key: Mapping[str, int], on_line: OnLine) -> None:
@@ -147,26 +147,26 @@ class RemoteChild:
         self._ended = threading.Event()
         self._death: ChildDied | None = None
 
-    # -- what its machine says of it -----------------------------------------------------------------------------------
+    # -- what its machine reports --------------------------------------------------------------------------------------
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Handles a line, or the end."""
+        """Handles a line, or the end of the process."""
         if "line" in message:
             self._on_line(message["line"])
         else:
             self.end(ChildDied(message["code"], str(message["tail"])))
 
     def end(self, death: ChildDied) -> None:
-        """Marks the process as ended, or its machine."""
+        """Marks the process, or its machine, as ended."""
         if self._death is None:
             self._death = death
             self._ended.set()
             self._on_line(None)
 
-    # -- what Child does -----------------------------------------------------------------------------------------------
+    # -- Child's interface ---------------------------------------------------------------------------------------------
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one object. Raises ChildDied where the process or its machine is gone."""
+        """Sends one object. Raises ChildDied if the process or its machine is gone."""
         if not self._order("send", message=message) or self._death is not None:
             raise self.death()
 
@@ -177,7 +177,7 @@ class RemoteChild:
         self._order("close")
 
     def kill(self) -> None:
-        """Kills the process and what it started."""
+        """Kills the process and its children."""
         self._order("kill")
 
     def wait(self, timeout_seconds: float) -> None:
@@ -191,10 +191,10 @@ class RemoteChild:
             self.kill()
 
     def end_orphans(self) -> None:
-        """Does nothing: its machine kills what it leaves behind."""
+        """Does nothing: the process's machine kills its orphans."""
 
     def death(self) -> ChildDied:
-        """Returns how it ended, which it has, or is about to."""
+        """Returns how the process ended; waits for that a moment if it has not ended yet."""
         self.wait(GRACE_SECONDS)
         return self._death or ChildDied(None, "")
 

@@ -1,6 +1,6 @@
 """Builds what a real run needs: the device that it trains on, and the trainer of TRL's script.
 
-The most that each phase of a run takes is measured at the borders between phases.
+It measures the peak memory of each phase of a run, by reading and resetting the allocator's peaks between phases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMALLER = "Run autofit without the flags that you pinned, or with more --headroo
 
 
 class PhasePeaks(PhaseRecorder):
-    """Reads the allocator's peaks as a phase ends, and resets them for the next. It counts no work.
+    """Reads the allocator's peaks at the end of each phase, and resets them for the next. It counts no work.
 
     Args:
         read: Reads the device's allocator.
@@ -51,15 +51,15 @@ class PhasePeaks(PhaseRecorder):
         self._peaks: dict[Phase, PhasePeak] = {}
 
     def enter_phase(self, phase: Phase) -> None:
-        """Counts everything from here on to ``phase``. An out-of-memory error on its way leaves phases too
-        (``trainers.phases: _watched``): then the phase stays the one that was full."""
+        """Counts everything from here on for ``phase``. An out-of-memory error also leaves phases as it propagates
+        (``trainers.phases: _watched``): then the phase stays the one that ran out of memory."""
         error = sys.exc_info()[1]
         if phase is not self.phase and not (error is not None and is_out_of_memory(error)):
             self._end_phase()
             self.phase = phase
 
     def listen(self, recorder: Any) -> None:
-        """Follows the phases that a recorder is told of (``rehearsal.recorder: Recorder``)."""
+        """Follows the phases that a recorder enters (``rehearsal.recorder: Recorder``)."""
         enter = recorder.enter_phase
 
         def entered(phase: Phase) -> None:
@@ -69,12 +69,12 @@ class PhasePeaks(PhaseRecorder):
         recorder.enter_phase = entered
 
     def peaks(self) -> Mapping[Phase, PhasePeak]:
-        """Peaks of all phases that were reached, in that order."""
+        """Returns the peaks of all phases so far, in the order in which they were reached."""
         self._end_phase()
         return dict(self._peaks)
 
     def reading(self) -> MemoryReading:
-        """Reads what is taken now, with the peaks of the whole run."""
+        """Reads the memory in use now, with the peaks of the whole run."""
         peaks, now = self.peaks().values(), self._read()
         return replace(
             now,
@@ -96,49 +96,49 @@ class Simulation(Protocol):
 
     @property
     def phase(self) -> Phase:
-        """The phase that the run is in, or ended in."""
+        """The phase of the run, or the one in which it ended."""
 
     def refusal(self, error: BaseException) -> Refusal | None:
-        """Returns the refusal of the card that became this error; None for another error."""
+        """Returns the card's refusal that caused this error; None for any other error."""
 
     def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal) -> dict[Owner, int]:
-        """Counts the bytes of all that was alive as the card refused a request."""
+        """Returns the bytes by owner of all tensors alive when the card refused a request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """Holds the device on which a run computes, real or simulated."""
+    """The device on which a run computes, real or simulated."""
 
     hardware: Hardware
     peaks: PhasePeaks | None
-    """None on a plain CPU, which is not measured."""
+    """None on a plain CPU, where memory is not measured."""
     placed: Placing
-    """Adds to TRL's arguments what this device needs beside the job's."""
+    """Adds the settings that this device needs to TRL's arguments."""
     train: Callable[..., None]
-    """``trainer.train(**options)`` for a trainer and options, followed from phase to phase."""
+    """Calls ``trainer.train(**options)`` for a trainer and options, and follows its phases."""
     simulated: Simulation | None = None
     end_faults: Callable[[], None] = lambda: None
-    """Ends what befalls a training on a simulated card: it has come to its end."""
+    """Ends the faults injected into a training on a simulated card, once the training is done."""
 
     def read(self) -> MemoryReading | None:
         """Reads the device's allocator; None if it cannot be measured."""
         return None if self.peaks is None else self.peaks.reading()
 
     def phase_peaks(self) -> Mapping[Phase, PhasePeak]:
-        """The most of each phase so far; empty if they cannot be measured."""
+        """Returns the peaks of each phase so far; empty if they cannot be measured."""
         return {} if self.peaks is None else self.peaks.peaks()
 
 
 DeviceOf = Callable[[Request], contextlib.AbstractContextManager[Device]]
-"""Has a trainer built and trained inside, on the device of a request."""
+"""Returns a context in which a trainer is built and trained on a request's device."""
 
 
 @contextlib.contextmanager
 def real_device(request: Request) -> Iterator[Device]:
-    """Within the block, a trainer is built and trained on a card that is here, or on the host's CPU.
+    """Within the block, a trainer is built and trained on this machine's GPU or CPU.
 
     Raises:
-        UnreadableGpuError: torch cannot use the card.
+        UnreadableGpuError: torch cannot use the GPU.
     """
     if request.hardware.origin == "cpu":
         yield Device(hardware=request.hardware, peaks=None, placed=on_host, train=_train)
@@ -147,7 +147,7 @@ def real_device(request: Request) -> Iterator[Device]:
 
     from autotrain_mem.training.watch.callback import cuda_reading
 
-    # As accelerate places a rank (accelerate/state.py: PartialState.set_device).
+    # The same device as accelerate chooses for a rank (accelerate/state.py: PartialState.set_device).
     check_usable(int(os.environ["LOCAL_RANK"]) if request.knobs.processes > 1 else 0)
     peaks = PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats)
     yield Device(hardware=request.hardware, peaks=peaks, placed=dict, train=functools.partial(_train, peaks=peaks))
@@ -163,7 +163,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
     """Builds the trainer exactly as TRL's script does, with the plan's knobs in its config.
 
     Args:
-        changes: Arguments that this run needs otherwise than the job says.
+        changes: Arguments in which this run differs from the job.
     """
     import torch
     from transformers import set_seed
@@ -177,7 +177,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
         "disable_tqdm": True,
     }
     filled = method_of(job.method).configs(placed({**arguments, **(changes or {})}))
-    # TRL draws an adapter and a reward's head before transformers' Trainer sets the seed.
+    # TRL initializes adapters and reward heads before transformers' Trainer sets the seed.
     set_seed(filled.training.seed)
     splits = load.load(job, filled)
     train_rows = splits[filled.script.dataset_train_split]
@@ -190,7 +190,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
         raise GpuOutOfMemoryError(f"Out of memory while the models were loaded: {error}", hint=SMALLER) from error
     except OSError as error:
         if error.errno is not None:
-            raise  # the operating system's word, not the hub's
+            raise  # an error of the operating system, not of the hub
         raise ModelNotFoundError(
             f"The weights or the tokenizer of {job.model} cannot be loaded: {' '.join(str(error).split())}",
             hint="A plan needs config.json only; training needs the whole model. Download it, or give another --model.",

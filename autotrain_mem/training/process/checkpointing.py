@@ -1,4 +1,4 @@
-"""Writes checkpoints so that each ends with its manifest, and loads them without running code that they bring."""
+"""Writes checkpoints so that each ends with its manifest, and loads them without running any code in them."""
 
 from __future__ import annotations
 
@@ -39,28 +39,29 @@ from autotrain_mem.training.process.world import World
 from autotrain_mem.training.task import SendEvent
 
 FULL_DISK_BYTES = MIB
-"""With less than this free it was the disk, whatever the library says: torch gives no reason (``caffe2/serialize/
-inline_container.cc: PyTorchStreamWriter::valid`` says ``file write failed``)."""
+"""With less free space than this, the disk counts as full whatever the library says: torch gives no reason
+(``caffe2/serialize/inline_container.cc: PyTorchStreamWriter::valid`` says ``file write failed``)."""
 
 _ERRORS = (Exception, CheckpointException)
-"""The second is a BaseException (``torch/distributed/checkpoint/api.py``); every rank raises it, with all reasons."""
+"""CheckpointException is a BaseException (``torch/distributed/checkpoint/api.py``); every rank raises it, with the
+reasons of all ranks."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", *(f"os error {number}" for number in _FULL))
-"""What safetensors, whose writer is Rust, has in its message (``std::io::Error``'s form)."""
+"""What the messages of safetensors, which writes in Rust, contain (``std::io::Error``'s format)."""
 AGAIN = "the device was full"
-"""A rank's answer when it could not save for want of device memory, which emptying the cache may give."""
+"""A rank's answer if it could not save for lack of device memory, which releasing the cache may provide."""
 
 
 def is_full_disk(error: BaseException, folder: str) -> bool:
-    """Returns whether it was the disk, or the user's part of it, that had no room."""
+    """Returns whether an error means that the disk, or the user's quota, is full."""
     if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return True
     return free_disk_bytes(folder) < FULL_DISK_BYTES
 
 
 def order_of(arguments: Any, rows: Any) -> dict[str, str]:
-    """Returns what the order of rows follows from: the arguments that draw it, and a digest of up to 2,047 rows,
-    evenly spread. The digest takes only the size of an image, and only the name of a file, without its folder."""
+    """Returns what determines the order of rows: the arguments of the sampling, and a digest of up to 2,047 evenly
+    spaced rows. The digest uses only the size of an image, and only the name of a file, without its folder."""
     view, digest = rows.with_format("arrow"), hashlib.blake2b(digest_size=6)
     for index in range(0, len(rows), max(1, len(rows) // 1024)):
         row = json.dumps(
@@ -94,27 +95,27 @@ def _is_sharded(trainer: Any) -> bool:
 
 
 def write_shards(trainer: Any, *, whole: bool) -> None:
-    """Makes each FSDP rank write its own part of a checkpoint, or the first one all of it.
+    """Makes each FSDP rank write its own part of a checkpoint, or rank 0 write all of it.
 
-    Whole, the first rank gathers weights and optimizer state in its host's memory, and writes the weights twice, once
-    for transformers and once for accelerate (``transformers/trainer.py: save_model, _save_optimizer_and_scheduler``).
-    In parts, any number of ranks can resume from it (``accelerate/utils/fsdp_utils.py: load_fsdp_model``), and no
-    model is written.
+    For a whole checkpoint, rank 0 gathers weights and optimizer state in its host's memory, and writes the weights
+    twice, once for transformers and once for accelerate (``transformers/trainer.py: save_model,
+    _save_optimizer_and_scheduler``). A checkpoint in parts can be resumed by any number of ranks
+    (``accelerate/utils/fsdp_utils.py: load_fsdp_model``), but contains no separate model.
     """
     if _is_sharded(trainer):
         plugin = trainer.accelerator.state.fsdp_plugin
-        plugin.state_dict_config = plugin.optim_state_dict_config = None  # else those of the other kind are kept
+        plugin.state_dict_config = plugin.optim_state_dict_config = None  # else the configs of the other type stay
         plugin.set_state_dict_type("FULL_STATE_DICT" if whole else "SHARDED_STATE_DICT")
 
 
 class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Writes checkpoints, and removes old ones only when a new one is on the disk with its manifest.
+    """Writes checkpoints, and removes old ones only when a new one is on disk with its manifest.
 
     If the disk is full, the unfinished checkpoint is removed, and training continues. One that lacks only its manifest
     stays, and so do all older ones.
 
-    Every rank writes its own files. They agree on whether all reached the disk; then the first one writes the manifest
-    and removes old checkpoints.
+    Every rank writes its own files. The ranks agree on whether all files reached the disk; then rank 0 writes the
+    manifest and removes old checkpoints.
     """
 
     def __init__(self, trainer: Any, send: SendEvent, run: str, world: World) -> None:
@@ -124,13 +125,13 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._best: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Takes over the rotation of checkpoints, once trackers have written the limit down: transformers deletes an
-        old checkpoint before the new one's manifest is there, and at the end the newest, before the model is saved
+        """Takes over checkpoint rotation, after trackers have logged the limit: transformers deletes an old checkpoint
+        before the new one's manifest exists, and at the end it deletes the newest before the model is saved
         (``trainer.py: _save_checkpoint, _finalize_training``)."""
         self._limit, args.save_total_limit = args.save_total_limit or self._limit, None
         own = Path(args.output_dir) / Path(state.best_model_checkpoint or "").name
         if own.name.startswith("checkpoint-") and own.is_dir():
-            state.best_model_checkpoint = str(own)  # a folder that was renamed may have another run in its old place
+            state.best_model_checkpoint = str(own)  # the old path of a renamed folder may hold another run
         self._best = _best_of(state)
 
     def save_checkpoint(self, *args: Any, **options: Any) -> None:
@@ -146,7 +147,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
                 sums.update(reach_disk(path))
 
         with self._barriers_that_fail():
-            # Ranks that hold shards gather them on their devices: one that is full leaves the others where they are.
+            # Ranks gather shards on their devices: if one is out of memory, the others wait in the collective.
             failed = self._tried(save, again=not _is_sharded(trainer))
             if failed == AGAIN:
                 release()
@@ -154,7 +155,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         if failed := failed or self._tried(to_disk):
             if self._world.is_first:
                 discard(path)
-            vars(trainer.state).update(self._best)  # else a model that is nowhere would stay the best
+            vars(trainer.state).update(self._best)  # else the best model would be one that was never written
             self._send({"event": "save_failed", **place, "message": failed})
             return
         self._best = _best_of(trainer.state)
@@ -169,10 +170,10 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._send({"event": "checkpoint", **place})
 
     def _tried(self, write: Callable[[], None], *, again: bool = False) -> str:
-        """Writes, and returns why this rank or another could not; empty if all could.
+        """Calls ``write``, and returns why this rank or another failed; empty if all succeeded.
 
         Args:
-            again: A full device is a failure to be tried again, :data:`AGAIN`, and no error.
+            again: Whether a full device counts as a failure to retry, :data:`AGAIN`, and not as an error.
         """
         failed = ""
         try:
@@ -193,9 +194,11 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         return next((word for word in words if word != AGAIN), words[0] if words else "")
 
     def _barriers_that_fail(self) -> AbstractContextManager[Any]:
-        """Within the block, transformers' barrier raises if a rank has failed before it, for which others would wait.
+        """Within the block, transformers' barrier raises if a rank failed before it; the others would wait for that
+        rank.
 
-        There is one, between weights and optimizer, once there is a best model (``trainer.py: _save_checkpoint``).
+        Once there is a best model, there is one barrier, between weights and optimizer (``trainer.py:
+        _save_checkpoint``).
         """
 
         def barrier(*args: Any, **options: Any) -> None:
@@ -208,7 +211,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
 
 class _OtherFailed(Exception):
-    """Raised when another rank could not write; every rank knows why."""
+    """Raised when another rank could not write; every rank has the reason."""
 
 
 def _best_of(state: Any) -> dict[str, Any]:
@@ -220,7 +223,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def save_trained(trainer: Any, output_dir: str) -> None:
-    """Writes the model as it is at the end, and waits until it is on the disk.
+    """Writes the final model, and waits until it is on disk.
 
     Raises:
         OutputFolderError: the disk is full; the error says where the trained weights are, if anywhere.
@@ -228,7 +231,7 @@ def save_trained(trainer: Any, output_dir: str) -> None:
     folder, is_sharded = Path(output_dir), _is_sharded(trainer)
     try:
         write_shards(trainer, whole=True)
-        for is_last in (is_sharded, True):  # a device that is full has room once the cache is given back
+        for is_last in (is_sharded, True):  # a full device may have room once the cache is released
             try:
                 trainer.save_model(output_dir)
                 break
@@ -251,7 +254,7 @@ def save_trained(trainer: Any, output_dir: str) -> None:
         else:
             best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
             hint = f"The training is done, and its weights are whole in {best or newest.path}"
-            hint += ".\nFree" if is_sharded else ": that folder is the model.\nOr free"  # shards are no model
+            hint += ".\nFree" if is_sharded else ": that folder is the model.\nOr free"  # shards are not a model
             hint += " some space and run the same command with --resume_from_checkpoint, which only writes the model."
         raise OutputFolderError(message, hint=hint) from error
 
@@ -261,7 +264,7 @@ _OF_SHARDS = re.compile(
     r"|torch\.distributed\.checkpoint\.(filesystem\._StorageInfo|metadata\.(\w*Metadata|MetadataIndex|StorageMeta"
     r"|TensorProperties|_MEM_FORMAT_ENCODING))"
 )
-"""What the index of shards is made of (``torch/distributed/checkpoint/metadata.py: Metadata`` and its fields)."""
+"""The types in the index of shards (``torch/distributed/checkpoint/metadata.py: Metadata`` and its fields)."""
 
 
 class _Index(pickle.Unpickler):
@@ -273,10 +276,10 @@ class _Index(pickle.Unpickler):
 
 @contextmanager
 def without_code(checkpoint: Path) -> Iterator[None]:
-    """Within the block, torch loads tensors, numbers, and of DeepSpeed's classes those that keep what they are given: a
-    loss scale, a stage, places of weights (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``).
+    """Within the block, torch loads only tensors, numbers, and those DeepSpeed classes that just store values: loss
+    scale, stage, weight locations (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``).
 
-    By themselves DeepSpeed (``runtime/checkpoint_engine/torch_checkpoint_engine.py: load``) and shards
+    By default DeepSpeed (``runtime/checkpoint_engine/torch_checkpoint_engine.py: load``) and the reader of shards
     (``torch/distributed/checkpoint/default_planner.py: load_bytes``, ``filesystem.py: read_metadata``) load anything.
 
     Raises:
@@ -314,13 +317,14 @@ def without_code(checkpoint: Path) -> Iterator[None]:
 
 
 _TRACKERS = "transformers.integrations."
-"""The modules of the callbacks that ``report_to`` names."""
+"""The package of the callbacks that ``report_to`` selects."""
 
 
 def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
-    """Drops what a trainer and its trackers log when the disk is full, rather than the run; a ``note`` says so once.
+    """Drops the logs of a trainer and its trackers when the disk is full, so that the run goes on; a ``note`` says so
+    once.
 
-    A trainer writes at its logs, too: GRPO's writes its completions (``trl/trainer/grpo_trainer.py: log``).
+    A trainer also writes files when it logs: GRPO writes its completions (``trl/trainer/grpo_trainer.py: log``).
     """
     notes: list[str] = []
 

@@ -12,27 +12,27 @@ from autotrain_mem.training.process.world import World
 from autotrain_mem.training.task import SendEvent
 
 LOGGED = ("loss", "grad_norm", "loss/policy_avg", "loss/value_avg")
-"""The logged values that are checked: the first two of transformers, the others of PPO, which makes its steps by itself
-(``trl/experimental/ppo/ppo_trainer.py: train``)."""
+"""The logged values that are checked: the first two are transformers', the others PPO's, which runs its own training
+loop (``trl/experimental/ppo/ppo_trainer.py: train``)."""
 
 
 class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Sends one ``not_finite`` event: the step, its loss, its gradient's norm, and whether that spoils the weights.
+    """Sends one ``not_finite`` event: the step, its loss, its gradient norm, and whether the weights are spoilt.
 
     Spoilt weights are not saved: with ``save_total_limit`` they would replace a good checkpoint.
 
     transformers does not log such a loss (``trainer.py: _run_epoch``, ``logging_nan_inf_filter``), so the values
-    themselves are checked, without another synchronization: a step's norm is read at its log, or after the next loss.
-    With fp16 the loss scaler handles infinite gradients, which are not checked.
+    themselves are checked. This adds no synchronization: a step's norm is read when the step is logged, or after the
+    next loss. With fp16 the loss scaler handles infinite gradients, which are not checked.
     """
 
     def __init__(self, trainer: Any, send: SendEvent, world: World) -> None:
         self._trainer, self._send, self._world = trainer, send, world
         self._is_scaled = getattr(trainer.accelerator, "scaler", None) is not None
         self._loss = 0.0
-        """The loss of this step, where it is not finite."""
+        """This step's loss if it is not finite, else 0."""
         self._step: tuple[int, float, Any] | None = None
-        """The last one, its loss and its norm, which was not looked at yet."""
+        """The last step not yet checked, with its loss and its norm."""
         self._is_told = self._is_spoilt = False
         self._training_step = trainer.training_step
         self._get_grad_norm = getattr(trainer, "_get_grad_norm", None)
@@ -58,20 +58,20 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return norm
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Checks a step before it is logged or saved, so that no spoilt checkpoint replaces a sound one."""
+        """Checks a step before it is logged or saved, so that no spoilt checkpoint replaces a good one."""
         if control.should_log or control.should_save:
             self._look()
-        if control.should_save:  # all write a checkpoint, or none
+        if control.should_save:  # all ranks write a checkpoint, or none does
             self._is_spoilt = self._world.any(self._is_spoilt)
         if self._is_spoilt:
             control.should_save = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """No loss follows the last step."""
+        """Checks the last step, which no other loss follows."""
         self._look()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """A trainer whose steps are not seen logs what it has computed."""
+        """Checks the logged values, for trainers whose steps cannot be observed."""
         names, logged = [name for name in LOGGED if not (self._is_scaled and name == "grad_norm")], logs or {}
         values = [float(logged[name]) for name in names if isinstance(logged.get(name), (int, float))]
         self._judge(state.global_step, next((value for value in values if not math.isfinite(value)), self._loss), None)
@@ -92,5 +92,5 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 def _word(value: float) -> str:
-    """``nan`` and ``inf`` as text, since JSON has neither."""
+    """Returns ``nan`` and ``inf`` as text, since JSON has neither."""
     return "finite" if math.isfinite(value) else str(value)

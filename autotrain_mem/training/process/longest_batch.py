@@ -1,4 +1,5 @@
-"""Runs the longest rows once, forward and backward, before the first step, so that a misfit shows at once.
+"""Runs the longest rows once, forward and backward, before the first step, so that a run that does not fit fails at
+once.
 
 It leaves weights, random state and row order unchanged.
 """
@@ -38,7 +39,7 @@ from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.training.guard.context import keep_rng_state
 
 Rows = tuple[list[Any], int]
-"""Rows of the training data as the dataloader would hand them to the collator, and the tokens of the longest."""
+"""Rows of the training data as the dataloader passes them to the collator, and the tokens of the longest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +58,13 @@ def attach_longest_batch(
 ) -> None:
     """Runs the longest rows before the first micro-step of this trainer, on every rank. Attach a guard before this.
 
-    Its ``training_step``, as it is now, is called once more, with the longest rows of ``train_dataset``: a guard splits
-    them as it splits every other batch. Stand-ins replace what a first step lacks: the optimizer's state, and the
-    gradients of a micro-step before. Out-of-memory errors are passed on.
+    The trainer's current ``training_step`` is called once more, with the longest rows of ``train_dataset``, so a guard
+    splits them like any other batch. Stand-ins replace what a first step lacks: the optimizer's state, and the
+    gradients of an earlier micro-step. Out-of-memory errors are passed on.
 
-    Online methods sample completions of full length with transformers. A vLLM engine, whose memory is constant and
-    whose random state is out of reach, is replaced by one that returns a constant token. Reward functions are not
-    called, reward models are. PPO makes no ``training_step``, and its loop empties the cache in every update
+    Online methods sample completions of full length with transformers. A vLLM engine is replaced by one that returns a
+    constant token, since its memory is constant and its random state cannot be restored. Reward models are called,
+    reward functions are not. PPO has no ``training_step``, and its loop empties the cache in every update
     (``trl/experimental/ppo/ppo_trainer.py: train``): only a probe runs its longest rows.
     """
     step = trainer.training_step
@@ -71,7 +72,7 @@ def attach_longest_batch(
     def first_step(model: Any, *args: Any, **kwargs: Any) -> Any:
         if pending:
             pending.clear()
-            if vars(trainer).get("training_step") is first_step:  # else somebody wrapped it, and it passes through
+            if vars(trainer).get("training_step") is first_step:  # else it has been wrapped, and just passes through
                 trainer.training_step = step
             on_result(run_longest_batch(trainer, model, step, on_error))
         return step(model, *args, **kwargs)
@@ -83,27 +84,29 @@ def attach_longest_batch(
 def run_longest_batch(
     trainer: Any, model: Any, step: Callable[..., Any], on_error: OnError | None = None
 ) -> LongestBatch:
-    """Runs the longest rows once through ``step``, and puts everything back."""
+    """Runs the longest rows once through ``step``, and restores everything."""
     why_not = _why_not(trainer)
     if why_not:
         return LongestBatch(why_not=why_not)
     started, method = time.perf_counter(), method_of_trainer(trainer)
-    # Trackers would be told how long parts of it took (``trl/extras/profiling.py: profiling_context``).
+    # Trackers would log the timings of its parts (``trl/extras/profiling.py: profiling_context``).
     with untouched(trainer), patch.object(trainer.args, "report_to", []):
         try:
             rows, longest_tokens = _rows(trainer)
-        except DatasetFormatError as error:  # of an image; training may never come to it, or fetch it from elsewhere
+        except (
+            DatasetFormatError
+        ) as error:  # an unreadable image, which training may never use, or fetch from elsewhere
             return LongestBatch(why_not=str(error).splitlines()[0].rstrip("."))
         batch = trainer.data_collator(rows)
         if not samples_completions(trainer):
             batch = trainer._prepare_inputs(batch)
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
         with with_memory_of_later_steps(trainer, on_error), _sampling_to_the_end(trainer):
-            # Each step gets a copy: GKD puts answers into what it is given.
+            # Each step gets a copy: GKD adds answers to its inputs.
             for way in (nullcontext(),) if method is None else method.ways_of_step(trainer):
                 with way:
                     step(model, copy.copy(batch), items)
-            if keeps_whole_gradients(model):  # FSDP2 reduces them in a step's last micro-batch
+            if keeps_whole_gradients(model):  # FSDP2 reduces gradients in a step's last micro-batch
                 model.set_requires_gradient_sync(True)
                 try:
                     step(model, copy.copy(batch), items)
@@ -114,7 +117,7 @@ def run_longest_batch(
 
 
 def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
-    """Returns what ``torch_empty_cache_steps`` costs a trainer whose longest rows ran; None where it costs nothing."""
+    """Returns what ``torch_empty_cache_steps`` costs a trainer whose longest rows were run; None if nothing."""
     steps = trainer.args.torch_empty_cache_steps
     if steps is None or batch.why_not:
         return None
@@ -148,8 +151,8 @@ def _why_not(trainer: Any) -> str:
 
 
 def _rows(trainer: Any) -> Rows:
-    """Returns what one process gets. In a generation, each prompt is repeated for each of its answers, side by side, as
-    in ``trl/trainer/utils.py: RepeatSampler``."""
+    """Returns one process's rows. For generation, each prompt is repeated for each of its answers, side by side, as in
+    ``trl/trainer/utils.py: RepeatSampler``."""
     if not samples_completions(trainer):
         numbers, tokens = longest_of(trainer, trainer.train_dataset, trainer._train_batch_size)
         return fetched(trainer, trainer.train_dataset, numbers), tokens
@@ -161,7 +164,8 @@ def _rows(trainer: Any) -> Rows:
 
 
 def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:
-    """Within the block, completions have full length, and get rewards that differ within a group, not the user's."""
+    """Within the block, completions have full length, and the user's reward functions are replaced by rewards that
+    differ within a group."""
     if not samples_completions(trainer):
         return nullcontext()
     changes: dict[str, Any] = {}
@@ -191,23 +195,23 @@ class _Completions:
         self._token = next(token for token in range(3) if token not in special)
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
-        """Prompts, completions, for every token the log-probabilities of the likeliest, and nothing."""
+        """Returns prompts, completions, the log-probability of the likeliest token for every token, and None."""
         completions = [[self._token] * self._tokens for _ in prompts]
         return prompts, completions, [[[0.0] for _ in completion] for completion in completions], None
 
     def sync_weights(self) -> None:
-        """Does nothing: no weight moved."""
+        """Does nothing: no weight has changed."""
 
 
-# -- what is restored -------------------------------------------------------------------------------------------------
+# -- what is restored --------------------------------------------------------------------------------------------------
 
 _KEPT_BY_VALUE = ("_metrics", "_stored_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
-"""Attributes that a step adds to in place (``trl/trainer/grpo_trainer.py: __init__``; all of TRL's trainers have
+"""Attributes that a step modifies in place (``trl/trainer/grpo_trainer.py: __init__``; all TRL trainers have
 ``_metrics``): the step gets copies."""
 
 _PLAIN = (bool, int, float, str, type(None), list, tuple, dict, set, deque, torch.Tensor)
-"""Kinds of values that a step may leave in a trainer under a name: counters, buffers of completions, running entropies.
-Everything else, such as a method that somebody replaced, was put there for good."""
+"""Types of values that a step may set on a trainer: counters, buffers of completions, running entropies. A value of any
+other type, such as a replaced method, is meant to stay."""
 
 SMALLEST_8BIT_ELEMENTS = 4096
 """bitsandbytes keeps the state of smaller parameters in 32 bits (``bitsandbytes/optim/optimizer.py: Optimizer2State``,
@@ -215,17 +219,17 @@ SMALLEST_8BIT_ELEMENTS = 4096
 
 Undo = Callable[[], None]
 OnError = Callable[[BaseException], None]
-"""Called with an error before the stand-ins for later steps are freed, so that it can be reported who held what."""
+"""Called with an error before the stand-ins for later steps are freed, so that the report can include them."""
 
 
 @contextmanager
 def untouched(trainer: Any) -> Iterator[None]:
-    """Restores gradients, random states, counters, metrics, and the buffers of all this trainer's models afterwards.
+    """Restores gradients, random states, counters, metrics, and the buffers of all the trainer's models afterwards.
 
-    The block must not step the optimizer. What a step may touch was read off ``transformers/trainer.py:
+    The block must not step the optimizer. The list of what a step may change comes from ``transformers/trainer.py:
     training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``, ``compute_loss`` of SFT, Reward, DPO,
-    GRPO, RLOO) and ``accelerate/accelerator.py: backward``. Copies of buffers lie in host memory. DDP's counts of its
-    forwards stay: all ranks count alike.
+    GRPO, RLOO) and ``accelerate/accelerator.py: backward``. Copies of buffers are in host memory. DDP's forward
+    counters are not restored: they advance equally on all ranks.
     """
     shared = trainer.accelerator.gradient_state._shared_state
     modules = list({id(module): module for model in models_of(trainer) for module in model.modules()}.values())
@@ -255,7 +259,8 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 
 def models_of(trainer: Any) -> list[torch.nn.Module]:
-    """Lists all of a trainer's models, each once: the trained one as it is wrapped, references, judges, values."""
+    """Lists all of a trainer's models, each once: the trained one as it is wrapped, reference, reward, value and
+    teacher models."""
     names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model", "teacher_model")
     candidates = [getattr(trainer, name, None) for name in names]
     candidates += getattr(trainer, "reward_funcs", None) or ()
@@ -264,7 +269,7 @@ def models_of(trainer: Any) -> list[torch.nn.Module]:
 
 
 def _attributes(kept: Any) -> Undo:
-    """Restores an object's plain attributes, and the contents of those that a step adds to."""
+    """Restores an object's plain attributes, including those that a step modifies in place."""
     held = vars(kept)
     before = dict(held)
     held.update({name: copy.deepcopy(held[name]) for name in _KEPT_BY_VALUE if name in held})
@@ -280,9 +285,10 @@ def _attributes(kept: Any) -> Undo:
 
 
 def _buffers(module: torch.nn.Module) -> Undo:
-    """Restores buffers, replaced or written in place: statistics of a batch norm, a rotary embedding that grows."""
+    """Restores a module's buffers, whether replaced or modified in place: batch norm statistics, a growing rotary
+    embedding."""
     before = dict(module._buffers)
-    with torch.no_grad(), _disable_current_modes():  # a simulated card keeps no account of the host
+    with torch.no_grad(), _disable_current_modes():  # a simulated card must not count these copies on the host
         copies = {name: buffer.detach().to("cpu", copy=True) for name, buffer in before.items() if buffer is not None}
 
     def back() -> None:
@@ -296,7 +302,7 @@ def _buffers(module: torch.nn.Module) -> Undo:
 
 
 def keeps_whole_gradients(model: torch.nn.Module) -> bool:
-    """Returns whether FSDP2 keeps gradients whole in this micro-step, and reduces them in the step's last one."""
+    """Returns whether FSDP2 keeps unsharded gradients in this micro-step, to reduce them in the step's last one."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     return not all(group.reduce_grads for each in modules for group in each._get_fsdp_state()._fsdp_param_groups)
 
@@ -319,8 +325,8 @@ def _drop_whole_gradients(module: FSDPModule) -> None:
 def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) -> Iterator[None]:
     """Within the block, stand-ins for optimizer state and accumulated gradients are allocated, as in later steps.
 
-    They are as large as the real ones, tensor by tensor, so that those find blocks that fit. Whole gradients that
-    FSDP2 keeps between micro-steps are not allocated here.
+    They match the real ones tensor by tensor, so that those find cached blocks that fit. Unsharded gradients that FSDP2
+    keeps between micro-steps are not allocated here.
     """
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -345,8 +351,8 @@ def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) ->
 
 
 def _kept_by_adam(optimizer: Any) -> list[tuple[torch.Tensor, torch.dtype]]:
-    """Returns the parameters for which an optimizer will keep two moments on the device, and their dtype: those of
-    torch's and bitsandbytes' Adam; none for other optimizers."""
+    """Returns the parameters for which the optimizer will keep two moments on the device, and the moments' dtype, for
+    the Adam optimizers of torch and bitsandbytes; empty for other optimizers."""
     if optimizer is None or optimizer.state or getattr(optimizer, "is_paged", False):
         return []
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]

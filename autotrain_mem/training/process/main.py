@@ -1,4 +1,4 @@
-"""Runs one request in a process of its own (``python -m autotrain_mem.training.process.main``), answers and ends."""
+"""Runs one request in a process of its own (``python -m autotrain_mem.training.process.main``), answers and exits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def main(device_of: DeviceOf | None = None) -> None:
     """Runs one task, and sends its last event or an error.
 
     Args:
-        device_of: Where it is done; None for a device that is here.
+        device_of: The device to run on; None for a real device.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` has it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` ignores SIGINT
 
     def on_loss(error: OSError) -> None:
         message = f"the log cannot be written ({error.strerror}): training continues without it"
@@ -36,7 +36,7 @@ def main(device_of: DeviceOf | None = None) -> None:
     channel = Channel(ignore_interrupt=False, on_loss=on_loss)
     request = codec.from_json(Request, channel.receive())
     try:
-        # Seconds of imports: from here on an interrupt is heard, and the end of the parent ends this process.
+        # The imports take seconds: before them interrupts and the end of the parent are already handled.
         from autotrain_mem.training.process.probe import probe
         from autotrain_mem.training.process.train import train
         from autotrain_mem.training.process.world import beating, find_other_machines
@@ -51,14 +51,14 @@ def main(device_of: DeviceOf | None = None) -> None:
         channel.send(interrupted_before_training().to_json())
     except SystemExit:
         raise
-    except BaseException as error:  # whatever the user's trainer raises is the user's to read, in one line and a log
-        with contextlib.suppress(OSError):  # the log is on the disk that may be full
-            traceback.print_exc()  # first: the parent ends this process when it has the answer
+    except BaseException as error:  # the user gets any exception as one line, and in the log
+        with contextlib.suppress(OSError):  # the disk of the log may be full
+            traceback.print_exc()  # first: the parent ends this process once it has the error
         channel.send(_failure(error, request.output_dir).to_json())
 
 
 def _failure(error: BaseException, output_dir: str) -> AutofitError:
-    """Turns an exception of the libraries into what it means to the user."""
+    """Converts an exception of the libraries into an error that the user understands."""
     if isinstance(error, AutofitError):
         return error
     from autotrain_mem.training.process.checkpointing import is_full_disk

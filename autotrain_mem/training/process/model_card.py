@@ -1,4 +1,5 @@
-"""Completes the model card that TRL writes beside the weights: what was trained, on what, by which plan, which peak."""
+"""Completes the model card that TRL writes beside the weights: what was trained, on which data, by which plan, with
+which peak memory."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from autotrain_mem.training.task import Request
 from autotrain_mem.types.report import MemoryReading
 
 NO_BASE = "[None](https://huggingface.co/None)"
-"""What TRL's template makes of a base model that is a folder (``trl/templates/lm_model_card.md``, ``trl/trainer/
-base_trainer.py: create_model_card``)."""
+"""What TRL's template writes if the base model is a folder (``trl/templates/lm_model_card.md``,
+``trl/trainer/base_trainer.py: create_model_card``)."""
 
 NO_NAME = 'model="None"'
-"""What the same template makes of a model that has no name on the hub."""
+"""What the same template writes for a model without a name on the hub."""
 
 
 def complete_cards(trainer: Any, request: Request, read: Callable[[], MemoryReading | None]) -> None:
-    """Completes every model card that this trainer writes: one with each checkpoint and each push.
+    """Completes every model card that this trainer writes, one with each checkpoint and each push.
 
     Args:
         read: Reads the device's allocator; returns None if it cannot be measured.
@@ -42,7 +43,7 @@ def complete_cards(trainer: Any, request: Request, read: Callable[[], MemoryRead
 
 
 def write_last_card(trainer: Any) -> None:
-    """Writes the card of the model as it is at the end. A disk without room for it ends no training."""
+    """Writes the final model's card. A full disk does not fail the training."""
     if trainer.is_world_process_zero():
         with contextlib.suppress(OSError):
             name = trainer.args.hub_model_id or Path(trainer.args.output_dir).resolve().name
@@ -50,7 +51,8 @@ def write_last_card(trainer: Any) -> None:
 
 
 def completed(card: str, request: Request, trainer: Any, reading: MemoryReading | None) -> str:
-    """Adds to a card what was trained and how; of models and data in folders the name alone, not where they lie."""
+    """Adds to a card what was trained and how; models and data in local folders appear by name only, without their
+    path."""
     base = f"`{named(request.job.model)}`"
     card = card.replace(NO_BASE, base).replace(NO_NAME, f'model="{Path(request.output_dir).resolve().name}"')
     lines = [card.rstrip(), "", "## Training", "", "| what | |", "|---|---|"]
@@ -63,14 +65,14 @@ def completed(card: str, request: Request, trainer: Any, reading: MemoryReading 
     chosen = f"Chosen by autofit for {hardware.name} with {format_bytes(hardware.total_bytes)}"
     size = f"{knobs.effective_batch_size} rows in each optimizer step."
     lines += ["", "## Settings", "", f"{chosen}; {size}", "", "| setting | value |", "|---|---|"]
-    values = codec.to_json(knobs)  # without those that are left to TRL
+    values = codec.to_json(knobs)  # without the knobs left to TRL's defaults
     names = [name for name in knob_names(request.job.method_facts.knobs, knobs) if name in values]
     lines += [f"| {name} | {_value(values[name])} |" for name in names]
     return "\n".join(lines) + "\n"
 
 
 def named(model_or_data: str) -> str:
-    """A hub id as it is; of a path the last name."""
+    """Returns a hub id unchanged, and the last name of a path."""
     path = Path(model_or_data)
     return path.resolve().name if path.exists() or path.is_absolute() else model_or_data
 

@@ -1,7 +1,7 @@
-"""Reports who held a device when it was full: read off the error, the allocator and the trainer.
+"""Reports what held a device's memory when it was full, from the error, the allocator and the trainer.
 
-Nothing is allocated on the device. On a real card an error of torch's allocator says how much was held at the moment of
-the request; what the allocator says afterwards is less, since tensors die while the error passes through.
+Nothing is allocated on the device. On a real GPU, an error of torch's allocator says how much was held at the moment of
+the request; the allocator's later figures are smaller, since tensors are freed while the error propagates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.report import Shortage
 
 _SIZE = r"(\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))"
-"""``c10/cuda/CUDACachingAllocator.cpp: format_size``; the patterns are of ``DeviceCachingAllocator::malloc`` there."""
+"""The format of ``c10/cuda/CUDACachingAllocator.cpp: format_size``; the patterns match
+``DeviceCachingAllocator::malloc`` there."""
 _REQUESTED = re.compile(rf"(?:Tried to allocate|Requested size:) {_SIZE}")
 _CAPACITY = re.compile(rf"total capacity of {_SIZE} of which {_SIZE} is free")
 _THIS_PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
@@ -39,12 +40,12 @@ _PHASE_OF = {
     "zero_grad": Phase.OPTIMIZER_STEP,
     "compute_loss": Phase.FORWARD,
 }
-"""Functions of transformers, TRL, accelerate and torch that an error of a phase has passed through; of several the
-first counts, since evaluation has forwards of its own."""
+"""Maps functions of transformers, TRL, accelerate and torch to the phase of an error that passed through them; the
+first match counts, since an evaluation has forwards of its own."""
 
 
 def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
-    """Reports an error of this trainer's step in figures."""
+    """Returns the figures of an out-of-memory error in this trainer's step."""
     simulated, named = device.simulated, _named(trainer)
     phase = phase_of(error) or (None if simulated is None else simulated.phase)
     refusal = None if simulated is None else simulated.refusal(error)
@@ -62,10 +63,10 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
 
 
 def phase_of(error: BaseException) -> Phase | None:
-    """Finds the phase in which an error was raised, by the functions that it passed through, or the error that led to
-    it; None where none is known."""
+    """Returns the phase in which an error was raised, by the functions that it, or the error that caused it, passed
+    through; None if unknown."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # Many things have steps.
+    # ``step`` is a common name: only an optimizer's counts.
     names = {code.co_name for code in codes if code.co_name != "step" or "/optim/" in code.co_filename}
     phase = next((phase for name, phase in _PHASE_OF.items() if name in names), None)
     before = error.__cause__ or error.__context__
@@ -73,7 +74,8 @@ def phase_of(error: BaseException) -> Phase | None:
 
 
 def _of_message(message: str, device: Device) -> dict[str, Any]:
-    """Reads torch's message; what it leaves out, as cuBLAS and others do, comes from the allocator as it is now."""
+    """Reads torch's message; figures missing there, as in cuBLAS and other errors, come from the allocator's current
+    state."""
     hardware, reading = device.hardware, device.read()
     asked, held = _REQUESTED.search(message), _HELD.search(message)
     requested = None if asked is None else _bytes(asked[1])
@@ -87,7 +89,7 @@ def _of_message(message: str, device: Device) -> dict[str, Any]:
     outside = hardware.non_torch_bytes if process is None else max(0, _bytes(process[1]) - reserved)
     if capacity is not None:
         total, free = _bytes(capacity[1]), _bytes(capacity[2])
-    else:  # what was free before less what the process took since
+    else:  # the free memory before, minus what the process has taken since
         total, free = hardware.total_bytes, max(0, hardware.free_bytes - reserved - outside)
     return {
         "requested_bytes": requested,
@@ -105,7 +107,7 @@ def _bytes(text: str) -> int:
 
 
 def _named(trainer: Any) -> dict[Owner, list[Any]]:
-    """Weights with their scales and buffers, gradients, the optimizer's state."""
+    """Returns the tensors by owner: weights with their scales and buffers, gradients, and the optimizer's state."""
     models = models_of(trainer)
     parameters = [each for model in models for each in model.parameters()]
     weights = [
@@ -120,7 +122,7 @@ def _named(trainer: Any) -> dict[Owner, list[Any]]:
 
 
 def _size(tensors: Iterable[Any], seen: set[int]) -> int:
-    """Returns the bytes of storages on a card that were not seen before. The state of a paged optimizer is on the host
+    """Returns the bytes of CUDA storages not seen before. A paged optimizer's state is on the host
     (``bitsandbytes/functional.py: get_paged``)."""
     size_bytes = 0
     for tensor in tensors:

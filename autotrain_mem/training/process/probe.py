@@ -1,10 +1,10 @@
-"""Probes a plan: two real optimizer steps on the longest rows, an evaluation, a save, in a process that then ends.
+"""Probes a plan: two real optimizer steps on the longest rows, an evaluation and a save, in a process that then exits.
 
 The trainer is the one that will train, but nothing is pushed to a hub or reported to a tracker, and it saves to a
 scratch folder. The user's reward functions are called.
 
-Rows are chosen after the trainer has tokenized, cut, dropped and packed them. The training that follows finds the
-results in the cache of the datasets library.
+Rows are chosen after the trainer has tokenized, truncated, filtered and packed them. The training that follows finds
+the results in the cache of the datasets library.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
     """Tries a plan's settings; returns the ``probe`` event. The parent, which has the budget, decides whether they fit.
 
     Raises:
-        AutofitError, OSError and whatever the trainer raises, but for a full device, which is an answer.
+        AutofitError, OSError and whatever the trainer raises, except out-of-memory errors, which are an answer.
     """
     with device_of(request) as device:
         peaks, progress = device.peaks, _Progress()
@@ -69,7 +69,8 @@ def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
 
 
 def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
-    """Lists the arguments in which a probe differs from the job: a rehearsal's steps, and no word to the outside."""
+    """Returns the arguments in which a probe differs from the job: a rehearsal's steps, and no output to hubs or
+    trackers."""
     saves = str(job.arguments.get("save_strategy", "steps")) != "no"
     return {
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
@@ -90,14 +91,14 @@ def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
 
 
 def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _Progress) -> None:
-    """Runs a whole probe, from the first weight to the last file."""
+    """Runs a whole probe, from loading the model to saving it."""
     job, knobs = request.job, request.knobs
     changes = probe_changes(job, knobs)
     with method_of(job.method).without_precomputing():
         trainer = build(request, device.placed, changes)
     progress.row_tokens = take_longest(trainer, knobs.gradient_accumulation_steps)
     if samples_completions(trainer):
-        # Completions of GRPO and RLOO reach their full length. An engine has vLLM's name for it
+        # Make completions of GRPO and RLOO reach their full length. An engine uses vLLM's name for it
         # (``vllm.SamplingParams: min_tokens``).
         options, name = trainer, "min_new_tokens"
         if (engine := getattr(trainer, "vllm_generation", None)) is not None:
@@ -112,15 +113,15 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _Progres
     write_shards(trainer, whole=False)
     with method_of(job.method).training_patches(trainer, filled, knobs):
         device.train(trainer)
-    if changes["save_strategy"] == "no":  # as after a training that writes no checkpoints
+    if changes["save_strategy"] == "no":  # as a training without checkpoints does at its end
         peaks.enter_phase(Phase.SAVE)
         write_shards(trainer, whole=True)
         trainer.save_model(request.output_dir)
 
 
 def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
-    """Returns the bytes that this process holds by NVML, less what torch reserved; else the fall of free memory, if
-    that is plausible: other processes may have come or gone."""
+    """Returns the bytes that this process holds by NVML, minus what torch reserved. Without NVML it uses the drop in
+    free memory, if plausible: other processes may have come or gone."""
     hardware = device.hardware
     if device.simulated is not None:
         return hardware.non_torch_bytes
@@ -135,7 +136,7 @@ def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
 
 
 class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Holds how far a probe came; the seconds are those of the last optimizer step."""
+    """Holds a probe's progress; the seconds are those of the last optimizer step."""
 
     row_tokens: int | None = None
     step_seconds: float | None = None
@@ -146,28 +147,29 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # a step is done when the card is, not when Python is
+            torch.cuda.synchronize()  # a step is done when the GPU is, not when Python is
         self.step_seconds = time.perf_counter() - self._began
 
 
 def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     """Cuts a trainer's prepared data to its longest rows; returns the tokens of the longest.
 
-    Each micro-batch has the longest rows, the longest first: the first one has no gradients beside it, the second has,
-    and those of the second step have the optimizer's state too. Rows are repeated if a micro-batch has more.
+    Each micro-batch consists of the longest rows, the longest first. The first micro-batch runs without accumulated
+    gradients, the second with them, and those of the second step also with optimizer state. Rows are repeated if a
+    micro-batch needs more.
 
     Args:
         accumulation: Micro-steps of the plan's optimizer steps, if the trainer's own are fewer.
     """
     is_ppo = hasattr(trainer, "value_model")
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing
-        # Two batches: the second meets what the first left behind.
+        # Two batches: the second runs with what the first left allocated.
         group = getattr(trainer, "num_generations_eval", None) or 1
         rows = max(1, trainer.args.per_device_eval_batch_size * EVALUATED_BATCHES // group)
         batch = max(1, rows // EVALUATED_BATCHES)
         evaluated = (repeated(longest_of(trainer, trainer.eval_dataset, batch)[0], batch) * EVALUATED_BATCHES)[:rows]
         trainer.eval_dataset = trainer.eval_dataset.select(evaluated * trainer.args.world_size)
-    # Each process takes whole micro-batches in turn (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
+    # Processes take turns with whole micro-batches (``accelerate/data_loader.py: BatchSamplerShard``); a generation's
     # rows are those of all processes.
     turns = trainer.args.world_size
     if is_ppo:
@@ -179,15 +181,15 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     longest, tokens = longest_of(trainer, trainer.train_dataset, count)
     chosen = repeated(longest, count)
     if is_ppo:
-        # All the data are one batch, so that every rollout has all of these prompts; TRL makes its dataloader as it is
-        # built, and shuffles them (``trl/experimental/ppo/ppo_trainer.py: __init__``, of which this is the dataloader).
+        # All data form one batch, so that every rollout has all of these prompts. TRL makes the dataloader, which
+        # shuffles, when the trainer is built (``trl/experimental/ppo/ppo_trainer.py: __init__``); this one is the same.
         rows = trainer.train_dataset.select(chosen * turns)
         loader = DataLoader(rows, batch_size=len(chosen), shuffle=True, collate_fn=trainer._collate, drop_last=True)
         trainer.train_dataset, trainer.dataloader = rows, trainer.accelerator.prepare(loader)
-    else:  # in their order, whatever the config says of it
+    else:  # in their order, whatever the config says
         rows = trainer.train_dataset.select(chosen * (REHEARSED_ACCUMULATION * REHEARSED_STEPS * turns))
         trainer.train_dataset = rows
-        if hasattr(trainer, "shuffle_dataset"):  # GRPO and RLOO: a sampler of their own, which repeats each prompt
+        if hasattr(trainer, "shuffle_dataset"):  # GRPO and RLOO have their own sampler, which repeats prompts
             trainer.shuffle_dataset = False
         else:
             trainer._get_train_sampler = lambda *_: SequentialSampler(rows)

@@ -1,11 +1,11 @@
-"""Resumes under FSDP2 from a checkpoint that one process or DDP wrote, and the other way round.
+"""Resumes under FSDP2 from a checkpoint that one process or DDP wrote, and vice versa.
 
 ``torch.distributed.checkpoint`` reads both forms tensor by tensor: each rank takes what it holds. Only ``optimizer.pt``
-is divided here: torch's reader of such a file loads all of it in rank 0, with any code that it brings, and sends it
-whole to every device (``torch/distributed/checkpoint/format_utils.py: BroadcastingTorchSaveReader``). Scheduler, random
-numbers and counters are read by transformers, as of any checkpoint.
+is divided here: torch's reader of such a file loads all of it in rank 0, including any code in it, and sends it whole
+to every device (``torch/distributed/checkpoint/format_utils.py: BroadcastingTorchSaveReader``). transformers reads
+scheduler, random states and counters, as of any checkpoint.
 
-Example: a run under DDP on 2 GPUs goes on in FSDP2's shards on 4.
+Example: a run under DDP on 2 GPUs continues in FSDP2's shards on 4.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from autotrain_mem.types import Knobs
 
 OTHER_MODEL = "Resume with the model, the LoRA settings and the optimizer of the first run."
 _HOW_IT_STEPS = ("foreach", "fused", "capturable", "differentiable")
-"""Options that say how an optimizer computes, not what (``torch/optim/adamw.py``): they stay this training's."""
+"""Options for how an optimizer computes, not what (``torch/optim/adamw.py``): this training keeps its own."""
 
 
 def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: SendEvent) -> None:
-    """Makes ``trainer.train`` resume from a checkpoint that is sharded otherwise than the training.
+    """Makes ``trainer.train`` resume from a checkpoint whose sharding differs from the training's.
 
     Raises:
-        OutputFolderError: it cannot.
+        OutputFolderError: that is not possible.
     """
     if not checkpoint or not is_of_another_form(Path(checkpoint), Resumer.of(knobs)):
         return
@@ -50,7 +50,7 @@ def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: S
         is_in_shards = form_of(Path(checkpoint)) == "shards"
         if rounding := _load_weights(model, Path(checkpoint), is_in_shards=is_in_shards):
             send({"event": "note", "message": rounding})
-        state = get_optimizer_state_dict(model, optimizer)  # by names; one without state first makes some
+        state = get_optimizer_state_dict(model, optimizer)  # by names; an optimizer without state creates it first
         groups = state["param_groups"]
         computes = [{name: group.pop(name) for name in _HOW_IT_STEPS if name in group} for group in groups]
         fill = _fill_from_shards if is_in_shards else _fill_from_file
@@ -66,10 +66,10 @@ def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: S
 
 
 def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
-    """Loads the weights in place; returns what there is to know of their precision.
+    """Loads the weights in place; returns a note on their precision, or an empty text.
 
     Raises:
-        TrainingError: the checkpoint lacks some, or has others.
+        TrainingError: the checkpoint's weights are not those of the model.
     """
     tensors: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
     if isinstance(model, PeftModel):
@@ -80,14 +80,14 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
             )
         parameters = dict(model.named_parameters(remove_duplicate=False))  # PEFT writes them without the adapter's name
         tensors = get_peft_model_state_dict(model, state_dict=parameters, adapter_name=model.active_adapter)
-    # Names in shards are as ``accelerate/utils/fsdp_utils.py: save_fsdp_model`` hands them over.
+    # Names in shards are those that ``accelerate/utils/fsdp_utils.py: save_fsdp_model`` passes on.
     start = "model." if is_in_shards else ""
     weights = {start + name: tensor for name, tensor in tensors.items()}
     with _named(checkpoint):
         files = dcp.FileSystemReader(checkpoint / f"{FSDP_MODEL_NAME}_0")
         reader = files if is_in_shards else dcp.HuggingFaceStorageReader(str(checkpoint))
         saved = reader.read_metadata().state_dict_metadata
-    # Of tied weights one name may be saved alone: safetensors holds no tensor twice.
+    # Of tied weights only one name may be saved: safetensors stores no tensor twice.
     taken = {id(tensor) for name, tensor in weights.items() if name in saved}
     missing = [name for name, tensor in weights.items() if id(tensor) not in taken]
     if strangers := sorted(missing) or sorted(saved.keys() - weights.keys()):
@@ -102,13 +102,13 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
             f"The checkpoint lacks {len(left)} of the parameters that are trained, such as {left[0]}.", hint=OTHER_MODEL
         )
     wanted = {name: tensor.detach() for name, tensor in weights.items() if name in saved}
-    dcp.load(wanted, storage_reader=reader, no_dist=True)  # each rank reads for itself: none waits for another
+    dcp.load(wanted, storage_reader=reader, no_dist=True)  # each rank reads by itself and waits for no other
     name, tensor = next(iter(wanted.items()))
     before, now = saved[name].properties.dtype, tensor.dtype
     if before.itemsize <= now.itemsize:
         return ""
-    # accelerate keeps weights of FSDP in float32 with mixed precision (``accelerate/utils/fsdp_utils.py:
-    # fsdp2_prepare_model``), DDP as they were loaded.
+    # With mixed precision, accelerate keeps FSDP's weights in float32 (``accelerate/utils/fsdp_utils.py:
+    # fsdp2_prepare_model``), and DDP keeps them as loaded.
     return (
         f"weights are {str(before).removeprefix('torch.')} in the checkpoint and are rounded to "
         f"{str(now).removeprefix('torch.')}, in which this training keeps them"
@@ -116,12 +116,12 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
 
 
 _STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
-"""Names in shards, as ``accelerate/utils/fsdp_utils.py: save_fsdp_optimizer`` hands them over, joined by dots
+"""Names in shards, as ``accelerate/utils/fsdp_utils.py: save_fsdp_optimizer`` passes them, joined by dots
 (``torch/distributed/checkpoint/_nested_dict.py: flatten_state_dict``)."""
 
 
 def _fill_from_shards(state: dict[str, Any], checkpoint: Path) -> None:
-    """Reads FSDP's files into an optimizer's state by names."""
+    """Reads FSDP's files into an optimizer's state, by parameter names."""
     with _named(checkpoint):
         reader = dcp.FileSystemReader(checkpoint / f"{Path(OPTIMIZER_NAME).stem}_0")
         saved = reader.read_metadata().state_dict_metadata
@@ -132,9 +132,9 @@ def _fill_from_shards(state: dict[str, Any], checkpoint: Path) -> None:
 
 
 def _fill_from_file(state: dict[str, Any], checkpoint: Path) -> None:
-    """Loads this rank's part of ``optimizer.pt``, where a parameter's number is its place in the groups.
+    """Loads this rank's part of ``optimizer.pt``, in which a parameter's number is its position in the groups.
 
-    transformers makes these of the parameters with decay and of those without, each in the model's order
+    transformers makes one group of the parameters with weight decay and one of those without, each in model order
     (``transformers/trainer.py: create_optimizer``).
     """
     with _named(checkpoint), _on_host():
@@ -175,14 +175,14 @@ def _copy_part(name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
 
 @contextmanager
 def _on_host() -> Iterator[None]:
-    """Within the block, a simulated card ignores tensors, which are the host's."""
+    """Within the block, a simulated card ignores tensors, since they are on the host."""
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         yield
 
 
 @contextmanager
 def _named(checkpoint: Path) -> Iterator[None]:
-    """Within the block, errors of a file that cannot be read become an OutputFolderError about the checkpoint."""
+    """Within the block, errors of an unreadable file become an OutputFolderError about the checkpoint."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError) as error:

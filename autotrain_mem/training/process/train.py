@@ -1,4 +1,4 @@
-"""Trains: builds the trainer, guards it, trains, saves, and reports how it went."""
+"""Builds the trainer, guards it, trains, saves, and reports the result."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         device.end_faults()
         seconds = time.perf_counter() - started
         reading = device.read()
-        if not progress.interrupted:  # while the ranks still talk: one of several may hold a part of the model only
+        if not progress.interrupted:  # while the ranks are still connected: each may hold only a part of the model
             save_trained(trainer, request.output_dir)
             write_last_card(trainer)
             if trainer.args.push_to_hub:
@@ -74,9 +74,11 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
 
 
 def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world: World) -> None:
-    """Trains to the end, or to an error that says what was held when the device was full."""
+    """Trains to the end. If the device is full, the error reports what held its memory."""
     safeguards = Safeguards(trainer, request, device, send) if request.guarded else None
-    trainer.add_callback(FiniteValues(trainer, send, world))  # outermost: the longest rows' loss is none of the run's
+    trainer.add_callback(
+        FiniteValues(trainer, send, world)
+    )  # outermost: the longest rows' loss does not belong to the run
     resume = request.job.arguments.get("resume_from_checkpoint")
     if resume and not trainer.args.ignore_data_skip:
         check_order(Path(resume), trainer.autofit_order)
@@ -99,7 +101,7 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world:
 
 
 class Safeguards:
-    """Attaches the guard, the longest rows before the first step, and the watch to one trainer; they send events."""
+    """Attaches the guard, the run of the longest rows, and the watch to one trainer; all three send events."""
 
     def __init__(self, trainer: Any, request: Request, device: Device, send: SendEvent) -> None:
         self._trainer, self._device = trainer, device
@@ -129,9 +131,9 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """Reports the device as it was when the error came, for the longest rows before their stand-ins were freed.
+        """Returns the report of the device at the error; for the longest rows, from before their stand-ins were freed.
 
-        None if it could not be read: the error itself counts more.
+        None if the report failed: the error itself matters more.
         """
         if self._shortage is None:
             self._keep_shortage(error)
@@ -140,12 +142,12 @@ class Safeguards:
     def _keep_shortage(self, error: BaseException) -> None:
         try:
             self._shortage = shortage_of(error, self._trainer, self._device)
-        except Exception:  # the log has it; what ends the training is the other one
+        except Exception:  # it goes to the log; the training ends with the original error
             traceback.print_exc()
 
 
 def save_in_place(trainer: Any, request: Request) -> None:
-    """Makes a trainer check, before it saves, that its folder is still its own (``run_folder.check_in_place``)."""
+    """Makes a trainer check before each save that its folder has not been replaced (``run_folder.check_in_place``)."""
 
     def saves(save: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(save)
@@ -159,11 +161,11 @@ def save_in_place(trainer: Any, request: Request) -> None:
 
 
 def keep_order(trainer: Any) -> None:
-    """Makes each epoch's order depend on the seed and the epoch alone, as it does where rows are shuffled.
+    """Makes each epoch's row order depend only on the seed and the epoch, as it does with shuffling.
 
-    With ``train_sampling_strategy group_by_length`` transformers draws it from the global random state
-    (``transformers/trainer_pt_utils.py: LengthGroupedSampler``): a run that resumes in a later epoch would repeat some
-    rows and skip others.
+    With ``train_sampling_strategy group_by_length`` transformers draws the order from the global random state
+    (``transformers/trainer_pt_utils.py: LengthGroupedSampler``): a run resumed in a later epoch would repeat some rows
+    and skip others.
     """
     get_sampler = trainer._get_train_sampler
 
@@ -183,7 +185,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
     Args:
         read: Reads the device's allocator; returns None if nothing is measured.
-        world: Ctrl-C may reach ranks in different steps: all end after the same one.
+        world: The ranks, which all end after the same step: Ctrl-C may reach them in different steps.
     """
 
     def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World) -> None:
@@ -191,7 +193,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.interrupted = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """From here on, an interrupt waits for the end of the step, so that no file is left half written."""
+        """Makes interrupts wait for the end of the step from here on, so that no file is left half written."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self.interrupted = True
@@ -216,17 +218,17 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
 
 class StopAtLastStep(TrainerCallback):  # type: ignore[misc]
-    """Stops a training that resumes at its last step before it makes another.
+    """Stops a training that resumes at its last step before it makes another step.
 
-    transformers asks whether it is done after a step only (``trainer.py: _run_epoch``), so a run that died between its
-    last checkpoint and its model would train one step too many.
+    transformers checks whether it is done only after a step (``trainer.py: _run_epoch``), so a run that died between
+    its last checkpoint and saving the model would train one step too many.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The one place between the checkpoint's being read and the first step."""
+        """Checks here, the only point between the reading of the checkpoint and the first step."""
         if 0 < state.max_steps <= state.global_step:
             self._trainer._run_epoch = lambda **_: None
             control.should_training_stop = True

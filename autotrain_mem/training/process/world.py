@@ -1,8 +1,8 @@
-"""Lets the ranks of one training agree on a value, and sends the parent heartbeats.
+"""Lets the ranks of one training agree on a value, and sends heartbeats to the parent.
 
-Ranks agree through the rendezvous store (``torch/distributed/distributed_c10d.py:
-init_process_group``): no tensor is made, on no device and in no trace, and no collective of the training is disturbed.
-A round takes 0.3 ms of two ranks on one machine.
+Ranks agree through the rendezvous store (``torch/distributed/distributed_c10d.py: init_process_group``), so no tensor
+is allocated or traced, and the training's collectives are not disturbed. A round takes 0.3 ms with two ranks on one
+machine.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from autotrain_mem.training.pulses import PULSE_SECONDS
 from autotrain_mem.training.task import SendEvent
 
 OLDER_DRIVERS = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
-"""What ``accelerate launch`` switches off for cards of the RTX 40 series under older drivers, without which accelerate
-refuses to start (``accelerate/commands/launch.py: multi_gpu_launcher``, ``accelerate/state.py: PartialState``)."""
+"""The variables that ``accelerate launch`` sets for RTX 40 cards with older drivers. accelerate refuses to start
+without them (``accelerate/commands/launch.py: multi_gpu_launcher``, ``accelerate/state.py: PartialState``)."""
 
 LOOPBACK = "lo"
 """Linux's name of the loopback interface, which reaches no other machine."""
 
 STILL_PULSES = 5
-"""Heartbeats without progress after which a process reports what it waits in; reading that takes 0.1 ms."""
+"""Heartbeats without progress after which a process also reports its last collectives; reading those takes 0.1 ms."""
 
 
 def find_other_machines() -> None:
-    """Makes gloo use the interface that reaches the first machine, unless the user names one.
+    """Makes gloo use the interface that reaches the first machine, unless the user sets one.
 
-    By itself it takes the address of this machine's own name (``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp:
-    createDefaultDevice``), which /etc/hosts often says to be one of the loopback's. NCCL looks for interfaces itself.
+    By default gloo uses the address of this machine's host name (``torch/csrc/distributed/c10d/ProcessGroupGloo.cpp:
+    createDefaultDevice``), which /etc/hosts often maps to the loopback interface. NCCL finds interfaces itself.
     """
     interface = interface_to(os.environ["MASTER_ADDR"])
     if interface is not None and interface != LOOPBACK:
@@ -47,10 +47,10 @@ def find_other_machines() -> None:
 
 
 class World:
-    """The processes that train together, as one of them sees them; every rank calls the same methods in the same order.
+    """The processes that train together, seen from one of them. All ranks must call the same methods in the same order.
 
     Args:
-        args: The trainer's, whose ``ddp_timeout`` limits how long another rank is waited for.
+        args: The trainer's, whose ``ddp_timeout`` limits the wait for another rank.
     """
 
     def __init__(self, args: Any) -> None:
@@ -65,7 +65,7 @@ class World:
         return self.rank == 0
 
     def gather(self, word: str) -> list[str]:
-        """Returns the words of all ranks, in their order, when all have said theirs.
+        """Waits for a text from each rank; returns all of them in rank order.
 
         Raises:
             RuntimeError: a rank exited or timed out (``ddp_timeout``).
@@ -76,24 +76,24 @@ class World:
         self._store.set(keys[self.rank], word)
         self._store.wait(keys, self._timeout)
         words = [said.decode() for said in self._store.multi_get(keys)]
-        if self._round:  # all have begun this round, and so have read the one before
+        if self._round:  # all ranks have begun this round, so they have read the previous one
             self._store.delete_key(f"{self._round - 1}/{self.rank}")
         self._round += 1
         return words
 
     def any(self, flag: bool) -> bool:
-        """Returns whether it is true for any rank; the same answer for all."""
+        """Returns whether the flag is true on any rank; all ranks get the same answer."""
         return "1" in self.gather("1" if flag else "0")
 
 
 class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Counts how often a trainer moves, for :func:`beating`."""
+    """Counts a trainer's progress, for :func:`beating`."""
 
     count = 0
-    """The number of this process's moves."""
+    """The progress count of this process."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Counts a micro-step, a step, a batch of evaluation, and what comes between."""
+        """Counts micro-steps, steps, evaluation batches, and the events between them."""
         Moves.count += 1
 
     on_substep_end = on_optimizer_step = on_step_end = on_prediction_step = on_step_begin
@@ -102,8 +102,8 @@ class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 
 @contextmanager
 def beating(send: SendEvent) -> Iterator[None]:
-    """Within the block, a thread sends a ``pulse`` every second: how often the trainer has moved, and where the caller
-    is; after a while without a move, also the collectives that it has reached."""
+    """Within the block, a thread sends a ``pulse`` every second: the trainer's progress count, and where the calling
+    thread is; after some seconds without progress, also the last collectives of each group."""
     ended, main = threading.Event(), threading.get_ident()
 
     def beat() -> None:
@@ -121,7 +121,7 @@ def beating(send: SendEvent) -> Iterator[None]:
 
     from accelerate.utils import check_cuda_p2p_ib_support
 
-    if not check_cuda_p2p_ib_support():  # NCCL is told what ``accelerate launch`` would tell it
+    if not check_cuda_p2p_ib_support():  # set what ``accelerate launch`` would set
         for name in OLDER_DRIVERS:
             os.environ.setdefault(name, "1")
     thread = threading.Thread(target=beat, daemon=True)
@@ -134,15 +134,16 @@ def beating(send: SendEvent) -> Iterator[None]:
 
 
 Collectives = dict[str, tuple[int, str]]
-"""Name of a group -> the number of the last collective that was asked of it, and its name while it is waited for."""
+"""Maps a group's name to the number of its last enqueued collective, and that collective's name while it is pending."""
 
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 
 
 def _place(thread: int) -> str:
-    """Returns where a thread is, as ``in dataloader.py: __next__``: the innermost function that Python knows of.
+    """Returns where a thread is, as ``in dataloader.py: __next__``: its innermost Python function.
 
-    It must stay a function: a frame that the caller kept until its next heartbeat would keep its tensors alive.
+    It must stay a function: if the caller kept the frame until its next heartbeat, the frame would keep its tensors
+    alive.
     """
     frame = sys._current_frames().get(thread)
     if frame is None:
@@ -151,9 +152,10 @@ def _place(thread: int) -> str:
 
 
 def last_collectives() -> Collectives:
-    """Returns them for all groups of this process; none if nothing is recorded, or torch has changed."""
+    """Returns the last collectives of all groups of this process; empty if nothing is recorded, or if torch has
+    changed."""
     found: Collectives = {}
-    with contextlib.suppress(Exception):  # a private function of torch's, and a word that is only good to have
+    with contextlib.suppress(Exception):  # a private function of torch, for optional information
         from torch._C import _distributed_c10d
 
         for name in _DUMPS:
@@ -163,7 +165,7 @@ def last_collectives() -> Collectives:
 
 
 def read(dump: Mapping[str, Any]) -> Collectives:
-    """Reads one dump, of the form that ``torch/distributed/flight_recorder`` analyses."""
+    """Reads one dump, in the form that ``torch/distributed/flight_recorder`` analyses."""
     waited = {
         (entry["process_group"][0], entry["collective_seq_id"]): str(entry["profiling_name"]).rpartition(":")[2]
         for entry in dump.get("entries", ())

@@ -272,7 +272,7 @@ class _ReservedGrowth:
         self.top_bytes = max(self.top_bytes, reserved_bytes)
 
 
-# -- whether a noisy series rises ------------------------------------------------------------------------------------
+# -- whether a noisy series rises --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
