@@ -1,7 +1,6 @@
 """Holds the nouns: frozen values that pass between the layers. Runs in any process (pure).
 
-A module is imported when one of its nouns is first asked for: all of them together take longer to import than whatever
-an early refusal looks at.
+Each module is imported when one of its nouns is first used: importing all of them takes longer than an early refusal.
 """
 
 from __future__ import annotations

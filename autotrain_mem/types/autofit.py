@@ -1,4 +1,4 @@
-"""AutoFit holds what our own flags say: the command, the drop-in trainers and the verbs of Python take it alike."""
+"""AutoFit holds our own flags; the command, the drop-in trainers and the Python verbs all use it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class AutoFit(OwnSettings):
         metavar="NAME",
         help="a card by name (autofit gpus), or a size such as 6GiB",
     )
-    """A card by name (``rtx4090``) or a size (``6GiB``) to plan for; None: the device that the trainer runs on."""
+    """The card to plan for, by name (``rtx4090``) or size (``6GiB``); None: the device that the trainer runs on."""
     gpus: int | Collection[int] | None = setting(
         None,
         takes="a whole number, or several to compare",
@@ -71,8 +71,8 @@ class AutoFit(OwnSettings):
         help="how many of them train together (default all that are here, one of a name); "
         "--gpu all --gpus 1,2,4 compares",
     )
-    """How many of these cards train together; several numbers, such as ``(1, 2, 4)``, are compared. None: all that are
-    here, or one of a card by name."""
+    """Number of these cards that train together; several numbers, such as ``(1, 2, 4)``, are compared. None: all cards
+    of this machine, or one if the card is given by name."""
     nodes: int | None = setting(
         None,
         check=at_least_one("machines"),
@@ -80,7 +80,7 @@ class AutoFit(OwnSettings):
         metavar="N",
         help="machines with so many GPUs each; a training is started on all of them, by the same command",
     )
-    """Machines with so many cards each, to plan for; None: one."""
+    """Number of machines to plan for, each with ``gpus`` cards; None: one."""
     link: str | None = setting(
         None,
         takes="a text such as 'nvlink4'",
@@ -89,8 +89,8 @@ class AutoFit(OwnSettings):
         help="what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr "
         "(default: found here, or usual for the card)",
     )
-    """What joins the cards of a machine (``nvlink4``), and machines (``nvlink4,ndr``); None: as found here, or as usual
-    for a card by name."""
+    """The link between the cards of a machine (``nvlink4``), and between machines (``nvlink4,ndr``); None: the one
+    found here, or the usual one for a card given by name."""
     accelerate_config: str | Path | Mapping[str, Any] | None = setting(
         None,
         takes="the path of a file, or its keys",
@@ -98,7 +98,7 @@ class AutoFit(OwnSettings):
         metavar="FILE",
         help="a config of accelerate launch: processes, machines and sharding are as it says",
     )
-    """A config of ``accelerate launch``, by path or content: processes, machines and sharding are as it says."""
+    """A config of ``accelerate launch``, by path or content, which sets processes, machines and sharding."""
     headroom: str | None = setting(
         None,
         takes="a text such as '500MiB' or '8%'",
@@ -109,16 +109,16 @@ class AutoFit(OwnSettings):
         metavar="SIZE",
         help="left free: 500MiB or 8%% (default 4%%, at least 400 MiB)",
     )
-    """Left free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
+    """Device memory to leave free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
     effective_batch_size: int | None = setting(None, metavar="N", help="rows per optimizer step, kept constant")
-    """Rows per optimizer step, of all processes; None: as the batch size, the accumulation and the processes say."""
+    """Rows per optimizer step over all processes; None: batch size x gradient accumulation x processes."""
     prompt_length: int | None = setting(
         None,
         group=Group.JOB,
         metavar="N",
         help="GRPO, RLOO, distillation, online DPO, PPO: plan for prompts of N tokens",
     )
-    """GRPO, RLOO, PPO: tokens of the longest prompt, instead of counting the data's."""
+    """Online methods: tokens of the longest prompt, instead of counting the data's prompts."""
     image_sizes: str | None = setting(
         None,
         takes="a text such as '1024x768,640x480'",
@@ -131,7 +131,7 @@ class AutoFit(OwnSettings):
         metavar="WxH,...",
         help="plan for rows with images of these sizes: 1024x768",
     )
-    """Sizes of the images of every row, ``1024x768,640x480`` (width x height), to plan for where no data are read."""
+    """Image sizes of every row, ``1024x768,640x480`` (width x height), to plan for if no data are read."""
     fit: Fit = setting(
         "all",
         choices=FITS,
@@ -142,7 +142,7 @@ class AutoFit(OwnSettings):
     forbid: Collection[str] = setting(
         frozenset(), metavar="LIST", help="levers never to pull, such as lora,bf16_weights"
     )
-    """Levers that may not be pulled, by name; any iterable of names is taken."""
+    """Names of levers that may not be pulled, as any iterable."""
     max_slowdown: float = setting(
         MAX_SLOWDOWN,
         check=that(
@@ -153,7 +153,7 @@ class AutoFit(OwnSettings):
         metavar="X",
         help="take the next level where a plan is more than X times slower than its best (default 4)",
     )
-    """A plan slower than so many times the best of the next level of harm is passed over."""
+    """A plan is skipped if it is this many times slower than the best plan of the next level of harm."""
     within: str | None = setting(
         None,
         takes="a text such as '8h' or '90min'",
@@ -165,7 +165,7 @@ class AutoFit(OwnSettings):
         elsewhere=("it makes no plan.", "autofit plan METHOD ... --within 8h finds the gentlest that keeps it."),
         help="the gentlest plan by which the whole training is done in TIME: 8h, 90min, 2d; or what it would take",
     )
-    """The whole training is to be done in ``8h``, ``90min`` or ``2d``, as predicted; None: whenever it is."""
+    """The longest predicted duration of the whole training: ``8h``, ``90min`` or ``2d``; None for no limit."""
     budget: float | None = setting(
         None,
         check=that(
@@ -178,7 +178,7 @@ class AutoFit(OwnSettings):
         elsewhere=("it makes no plan.", "autofit plan METHOD ... --budget 20 finds the gentlest that keeps it."),
         help="the gentlest plan by which it costs AMOUNT or less at the card's rental price; or what it would take",
     )
-    """What the whole training may cost, in the currency of the prices; None: whatever it costs."""
+    """The highest cost of the whole training, in the currency of the prices; None for no limit."""
     prices: str | Path | None = setting(
         None,
         takes="the path of a file",
@@ -187,7 +187,7 @@ class AutoFit(OwnSettings):
         elsewhere=("it tells no costs.", "autofit plan METHOD ... --gpu all --prices FILE does."),
         help="a CSV file of rental prices (gpu,per_hour,currency,...) in place of the table that comes along",
     )
-    """A CSV file of what cards are rented for, in the place of the table that comes along."""
+    """A CSV file of rental prices that replaces the built-in table."""
     plan: str | Path | nouns.Plan | None = setting(
         None,
         takes="a Plan or the path of its file",
@@ -200,18 +200,18 @@ class AutoFit(OwnSettings):
         ),
         help="follow this plan in place of a search",
     )
-    """A plan to follow, or its file, instead of searching: it is rehearsed again where it was made for another card,
-    other versions or other words."""
+    """A plan or its file to follow instead of searching. It is rehearsed again if it was made for another card, other
+    versions or other settings."""
     pin: Collection[str] = setting(frozenset())
-    """Drop-in trainers: settings that are kept as the config has them although they are TRL's defaults."""
+    """Drop-in trainers: settings that keep the config's value even if it is TRL's default."""
     tune: Collection[str] = setting(frozenset())
-    """Drop-in trainers: settings that may be changed although the config gives them; ``max_length`` among them asks for
-    the longest row."""
+    """Drop-in trainers: settings that may change even if the config sets them; ``max_length`` among them means the
+    longest row."""
     guard: bool = setting(True)
-    """Run the longest rows before the first step, and on a card that is full go on with less at once. Else trainers and
-    ``fit`` train as TRL does by itself."""
+    """Whether to run the longest rows before the first step and, when out of memory, to go on with less at once.
+    Otherwise trainers and ``fit`` train exactly as TRL does."""
     show: bool = setting(True)
-    """Drop-in trainers: tell the search and the plan on stderr."""
+    """Drop-in trainers: whether to print the search and the plan on stderr."""
 
     def __post_init__(self) -> None:
         for name in ("forbid", "pin", "tune"):
@@ -267,14 +267,15 @@ class AutoFit(OwnSettings):
 
     @property
     def within_seconds(self) -> float | None:
-        """Returns ``within`` in seconds; None where it is not given."""
+        """Returns ``within`` in seconds; None if it is not set."""
         return None if self.within is None else read_seconds(self.within)
 
     def over(self, plan: nouns.Plan, *, here: bool) -> AutoFit:
-        """Fills what is left open here with what a plan was made with.
+        """Returns a copy that takes unset fields from an existing plan.
 
         Args:
-            here: On the device that is here; else on the plan's card, unless ``gpu`` names another.
+            here: Whether to plan for this machine's device; otherwise for the card of the plan or of ``gpu``.
+                another.
         """
         job, card = plan.job, plan.estimate.hardware
         has_name = card.origin in ("named", "imagined")
@@ -295,23 +296,23 @@ class AutoFit(OwnSettings):
 
     @property
     def pins(self) -> dict[str, Any]:
-        """Returns the knobs that TRL does not have and that are given here."""
+        """Returns the knobs set here that TRL does not have."""
         given = {name: value for name in OWN if (value := getattr(self, name)) not in (None, False)}
         config = str(given.pop(PEFT_CONFIG, ""))  # JSON, once it is read (``planning.peft_config``)
         return given | (arguments_of(config) if config.startswith("{") else {})
 
     @property
     def gpu_counts(self) -> tuple[int, ...]:
-        """Lists how many cards to plan for: several numbers are compared, none says nothing."""
+        """Lists the numbers of cards to plan for: several are compared; empty if unset."""
         return () if self.gpus is None else (self.gpus,) if isinstance(self.gpus, int) else tuple(self.gpus)
 
 
 SETTINGS = {name: each for name, each in settings_of(AutoFit).items() if name not in OWN} | OWN
-"""What AutoFit takes, in the order of a help."""
+"""The settings of AutoFit, in the order of the help."""
 
 
 def in_python(field_name: str) -> str:
-    """Names a field of AutoFit, such as ``gpu``, as a script writes it: ``AutoFit(gpu=...)``."""
+    """Returns a field of AutoFit, such as ``gpu``, as a script writes it: ``AutoFit(gpu=...)``."""
     return f"AutoFit({field_name}=...)"
 
 

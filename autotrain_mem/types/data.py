@@ -1,4 +1,4 @@
-"""A dataset's token lengths tell what is truncated, what is padded, and which batches a sampler draws."""
+"""A dataset's token lengths determine truncation, padding, and the batches that a sampler draws."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageProfile:
-    """Holds what is known of the images of a dataset's rows, as its model's processor takes them."""
+    """Describes the images of a dataset's rows, after the model's processor."""
 
     rows_by_images: Mapping[int, int]
-    """How many rows have so many images."""
+    """Number of images -> number of rows."""
     rows_by_image_tokens: Mapping[int, int]
-    """How many rows have so many tokens that stand for images."""
+    """Number of image tokens -> number of rows."""
     rows_by_end: Mapping[int, int]
-    """How many rows have their last image's last token at this place, counted from 1; 0 for rows without an image."""
+    """Position of the last image token, counted from 1 (0 without an image) -> number of rows."""
     worst: tuple[str, ...]
-    """Sizes of the images of the row with the most pixels after processing, ``"1024x768"``: width x height."""
+    """Image sizes of the row with the most pixels after processing, ``"1024x768"``: width x height."""
     worst_elements: int = 0
-    """Numbers in that row's pixel tensors."""
+    """Number of elements of that row's pixel tensors."""
 
     def with_worst_of(self, others: Sequence[ImageProfile]) -> ImageProfile:
-        """Returns the same with the worst row, and the last place, of all: those of rows that are evaluated too."""
+        """Returns a copy with the worst row and the furthest image end of all profiles: evaluated rows count too."""
         worst = max((self, *others), key=lambda each: each.worst_elements)
         ends = {max((self, *others), key=lambda each: each.end).end: 0, **self.rows_by_end}
         return replace(self, worst=worst.worst, worst_elements=worst.worst_elements, rows_by_end=ends)
 
     @property
     def end(self) -> int:
-        """Returns the fewest tokens to which rows can be cut so that none loses a part of an image."""
+        """Returns the smallest ``max_length`` that cuts no image."""
         return max(self.rows_by_end, default=0)
 
     def summary(self) -> ImageSummary:
-        """Computes the figures that are shown."""
+        """Returns the figures to show."""
         tokens = DataProfile(rows_by_length=self.rows_by_image_tokens)
         return ImageSummary(
             images=sum(images * rows for images, rows in self.rows_by_images.items()),
@@ -45,7 +45,7 @@ class ImageProfile:
         )
 
     def rows_cut(self, limit: int) -> int:
-        """Counts the rows of which ``max_length`` would cut an image."""
+        """Counts the rows in which ``max_length`` would cut an image."""
         return sum(rows for end, rows in self.rows_by_end.items() if end > limit)
 
 
@@ -55,37 +55,37 @@ class Fingerprint:
 
     digest: str
     names_files: bool
-    """Whether rows name files, so that the data may change while the files that the job names do not."""
+    """Whether rows refer to other files, whose content may change while the job's data files do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataProfile:
     """Holds the token lengths of a dataset after the trainer's own formatting, as a histogram.
 
-    Batches are those of a random sampler, which draws rows without replacement and pads them to the longest that it
-    drew. Sampling grouped by length, ``pad_to_multiple_of`` and the smaller last batch are not modelled.
+    Batches are those of a random sampler, which draws rows without replacement and pads each to the longest of its
+    batch. Not modelled: sampling grouped by length, ``pad_to_multiple_of`` and the smaller last batch.
 
     Example: ``DataProfile(rows_by_length={10: 99, 80: 1})`` has ``percentile(0.99) == 10``,
     ``truncated_rows_fraction(40) == 0.01``, ``expected_longest(2) == 11.4`` and ``padding_fraction(2)`` 6 %.
     """
 
     rows_by_length: Mapping[int, int]
-    """How many rows have each length, in tokens. A pair is as long as its longer sequence, a prompt as itself."""
+    """Length in tokens -> number of rows. The length of a pair is that of its longer sequence; of a prompt, its own."""
     longest_evaluated: int = 0
-    """Tokens of the longest row of the split that is evaluated; 0 where none is."""
+    """Tokens of the longest row of the evaluation split; 0 without one."""
     shorter_sides: Mapping[int, int] = field(default_factory=dict)
-    """Pairs only: tokens of the shorter sequences, summed over all pairs of each length. Both sequences of a pair lie
-    in one batch, padded to the same length (``DataCollatorForPreference`` of trl/trainer/reward_trainer.py and
-    dpo_trainer.py). Empty where a row is one sequence."""
+    """Pairs only: length of a pair -> tokens of the shorter sequences, summed over its pairs. Both sequences of a pair
+    are in one batch, padded to the same length (``DataCollatorForPreference`` of trl/trainer/reward_trainer.py and
+    dpo_trainer.py). Empty if a row is one sequence."""
     images: ImageProfile | None = None
-    """The images of the rows; None where rows are text."""
+    """The images of the rows; None if rows are text."""
     longest_prompt: int = 0
-    """Tokens of the longest prompt, where rows hold prompts that are answered while training (GKD); else 0."""
+    """Tokens of the longest prompt if prompts are answered during training (GKD); else 0."""
     longest_answer: int = 0
-    """Tokens of the longest answer of such a row: ``max_length`` cuts its prompt away, and one token of it must stay
+    """Tokens of the longest answer of such a row. ``max_length`` truncates the prompt, of which one token must stay
     (``trl/experimental/utils.py: DataCollatorForChatML``)."""
     drops: bool = False
-    """Rows beyond ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
+    """Whether rows beyond ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
 
     @property
     def rows(self) -> int:
@@ -93,7 +93,7 @@ class DataProfile:
 
     @property
     def tokens(self) -> int:
-        """Counts all tokens: those of both sequences, where rows are pairs."""
+        """Counts all tokens; for pairs, those of both sequences."""
         return self.kept_tokens(None)
 
     @property
@@ -106,14 +106,13 @@ class DataProfile:
 
     @property
     def least_length(self) -> int:
-        """Returns the tokens below which ``max_length`` may not go: no image may be cut, not every row dropped, and no
-        prompt cut away."""
+        """Returns the least ``max_length`` that cuts no image, keeps a row, and leaves a token of each prompt."""
         of_images = 0 if self.images is None else self.images.end
         of_answers = self.longest_answer + 1 if self.longest_answer else 0
         return max(of_images, of_answers, self.shortest if self.drops else 0)
 
     def percentile(self, share: float) -> int:
-        """Finds the smallest length that at least this share of the rows do not exceed: the nearest rank.
+        """Finds the smallest length that at least this share of the rows do not exceed (nearest rank).
 
         Args:
             share: Above 0, at most 1: 0.999 for p99.9.
@@ -129,7 +128,7 @@ class DataProfile:
         return self.longest
 
     def asked_length(self, share: float) -> int:
-        """Finds the ``max_length`` that a share of the rows asks for; all of them (1) include the evaluated ones."""
+        """Returns the ``max_length`` that keeps this share of rows whole; 1 includes the evaluated rows."""
         return max(self.longest, self.longest_evaluated) if share == 1 else self.percentile(share)
 
     def truncated_rows(self, limit: int | None) -> int:
@@ -143,13 +142,13 @@ class DataProfile:
         return self.truncated_rows(limit) / self.rows
 
     def truncated_tokens_fraction(self, limit: int | None) -> float:
-        """Computes the share of tokens that ``max_length`` takes away, with rows that it drops or cuts."""
+        """Computes the share of tokens that ``max_length`` drops or cuts."""
         return 1 - self.kept_tokens(limit) / self.tokens if self.truncated_rows(limit) else 0.0
 
     def kept_tokens(self, limit: int | None) -> int:
         """Counts the tokens of an epoch that ``max_length`` leaves, without padding.
 
-        Exact but for the shorter sides of truncated pairs, which are taken to be alike where the longer ones are.
+        Exact except for truncated pairs, of which equally long ones are assumed to have equal shorter sides.
         """
         return sum(
             min(length, most) * rows + min(self.shorter_sides.get(length, 0), most * rows)
@@ -157,10 +156,10 @@ class DataProfile:
         )
 
     def expected_longest(self, rows: int, limit: int | None = None) -> float:
-        """Averages, over an epoch's batches, the longest of ``rows`` rows, in tokens; 0 where ``max_length`` drops all.
+        """Computes the mean longest row, in tokens, of batches of ``rows`` rows; 0 if ``max_length`` drops all.
 
-        By order statistics without replacement: of N rows, n not longer than a length, all rows of a batch are among
-        these n with probability C(n, rows) / C(N, rows).
+        Order statistics: if n of N rows do not exceed a length, a batch has none that does with probability C(n, rows)
+        / C(N, rows).
         """
         kept = {length: count for length, count, _ in self._kept(limit)}
         total = sum(kept.values())
@@ -178,23 +177,23 @@ class DataProfile:
         return expected
 
     def padding_fraction(self, rows: int, limit: int | None = None) -> float:
-        """Computes what share of an epoch's batches, each of ``rows`` rows padded to their longest, is padding.
+        """Computes the share of padding in an epoch's batches of ``rows`` rows.
 
-        Rows of online methods are prompts: how far their completions are padded is not known before they are sampled.
+        Rows of online methods are prompts: the padding of completions is unknown until they are sampled.
         """
         kept = sum(count for _, count, _ in self._kept(limit))
         padded = self.expected_longest(rows, limit) * kept * (2 if self.shorter_sides else 1)
         return max(0.0, 1 - self.kept_tokens(limit) / padded) if padded else 0.0
 
     def kept_lengths(self, limit: int | None) -> dict[int, int]:
-        """Counts the rows of each length that are trained on, as they are cut."""
+        """Counts the trained rows by their length after truncation."""
         kept: dict[int, int] = {}
         for length, rows, most in self._kept(limit):
             kept[min(length, most)] = kept.get(min(length, most), 0) + rows
         return kept
 
     def _kept(self, limit: int | None) -> list[tuple[int, int, int]]:
-        """Lists (length, rows, the most tokens that a sequence keeps) of all rows that are trained on."""
+        """Lists (length, rows, most tokens kept of a sequence) for all trained rows."""
         return [
             (length, rows, length if limit is None else limit)
             for length, rows in self.rows_by_length.items()
@@ -207,21 +206,21 @@ PERCENTILES = (0.5, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSummary:
-    """Sums up the images of the rows that are trained on."""
+    """Sums up the images of the trained rows."""
 
     images: int
     rows_without: int
     percentiles: tuple[int, ...]
-    """Tokens that stand for a row's images, at each of :data:`PERCENTILES`."""
+    """Image tokens of a row at each of :data:`PERCENTILES`."""
     most: int
-    """The most of them that a row has."""
+    """The most image tokens of a row."""
     worst: tuple[str, ...]
-    """Sizes of the images of the row that has most pixels, ``"1024x768"``."""
+    """Image sizes of the row with the most pixels, ``"1024x768"``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """Sums up the token lengths of the rows that are trained on, under a plan's ``max_length`` and micro-batch."""
+    """Sums up the token lengths of the trained rows under a plan's ``max_length`` and micro-batch."""
 
     rows: int
     tokens: int
@@ -229,18 +228,18 @@ class DataSummary:
     percentiles: tuple[int, ...]
     """Tokens of a row at each of :data:`PERCENTILES`."""
     padding_fraction: float
-    """Share of what a micro-batch computes that is padding, on average; 0 where rows are packed."""
+    """Mean share of padding in a micro-batch; 0 if rows are packed."""
     truncated_rows_fraction: float
     truncated_tokens_fraction: float
     images: ImageSummary | None = None
-    """The images of the rows; None where rows are text."""
+    """The images of the rows; None if rows are text."""
 
 
 def summary(profile: DataProfile, *, limit: int | None, rows: int, pads: bool) -> DataSummary:
     """Computes the figures of a profile under a plan.
 
     Args:
-        rows: Of a micro-batch.
+        rows: Rows of a micro-batch.
         pads: Whether its rows are padded to the longest of them.
     """
     return DataSummary(
@@ -257,9 +256,9 @@ def summary(profile: DataProfile, *, limit: int | None, rows: int, pads: bool) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counting:
-    """Holds how far the counting of tokens is. Each pass goes over all rows: one makes texts, another tokens."""
+    """Holds the progress of counting tokens. Formatting and tokenizing are separate passes over all rows."""
 
     done: int
     rows: int
     doing: str
-    """As the datasets library calls the pass: ``Tokenizing train dataset``."""
+    """The datasets library's name of the pass: ``Tokenizing train dataset``."""

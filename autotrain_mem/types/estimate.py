@@ -1,4 +1,4 @@
-"""Defines the estimate of a configuration: the memory that it needs, its time, and whether it fits."""
+"""Defines the estimate of a configuration: its memory, its time, and whether it fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotrain_mem.types.vllm import VllmSleep
 from autotrain_mem.types.work import Phase, StepTime, Workload
 
 STEPS = (10, 100, 1000)
-"""Optimizer steps after which the allocator is read."""
+"""Optimizer steps after which the allocator's state is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,17 +30,17 @@ class ReservedOverSteps:
     """
 
     reserved_bytes: tuple[int, ...]
-    """Peak reserved until then, on an unlimited device."""
+    """Peak reserved bytes up to each step, on an unlimited device."""
     num_alloc_retries: tuple[int, ...]
-    """Times that the whole cache was released until then, on the real device."""
+    """Number of times that the whole cache was released up to each step, on the real device."""
 
     @property
     def last_bytes(self) -> int:
-        """Returns what is reserved after the last of the steps; 0 where there are none."""
+        """Returns the reserved bytes after the last of the steps; 0 if there are none."""
         return next(reversed(self.reserved_bytes), 0)
 
     def moved(self, more_bytes: int) -> ReservedOverSteps:
-        """Returns the figures shifted by ``more_bytes``, which a probe measured."""
+        """Returns the figures plus ``more_bytes``, a difference that a probe measured."""
         moved = tuple(max(0, size + more_bytes) for size in self.reserved_bytes)
         return ReservedOverSteps(reserved_bytes=moved, num_alloc_retries=self.num_alloc_retries)
 
@@ -59,7 +59,7 @@ class ReservedByOrder:
     any_order: ReservedOverSteps
     """Shuffled by a sampler, TRL's default."""
     longest_first: ReservedOverSteps
-    """The longest rows once before the first step, then any order, as in every run of this project."""
+    """The longest rows once before the first step, then any order: every run of this project does this."""
 
     def moved(self, more_bytes: int) -> ReservedByOrder:
         return ReservedByOrder(
@@ -69,7 +69,7 @@ class ReservedByOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixedLengths:
-    """Holds what the allocator reserves in each of its modes over sampled steps with rows of every length.
+    """Holds the reserved memory in each allocator mode over sampled steps with rows of every length.
 
     >>> from autotrain_mem import MixedLengths, ReservedByOrder, ReservedOverSteps
     >>> alike = ReservedOverSteps(reserved_bytes=(6, 6, 6), num_alloc_retries=(0, 0, 0))
@@ -92,7 +92,7 @@ class MixedLengths:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedEstimate:
-    """Holds what the caching allocator takes of the device in one of its two modes, for one rehearsed run.
+    """Holds the memory that the caching allocator takes in one of its two modes, for one rehearsed run.
 
     >>> from autotrain_mem import ReservedEstimate
     >>> sizes = {"peak_allocated_bytes": 7, "peak_reserved_bytes": 9, "peak_limited_bytes": 8, "slack_bytes": 2}
@@ -101,29 +101,29 @@ class ReservedEstimate:
     """
 
     peak_allocated_bytes: int
-    """``torch.cuda.max_memory_allocated``: the peak of what is allocated, with the ends of blocks that were handed out
-    whole since what was left of them was too small to be split off."""
+    """``torch.cuda.max_memory_allocated``: the peak of allocated bytes. It includes the ends of blocks that were too
+    small to be split off."""
     peak_reserved_bytes: int
-    """The largest sum of its segments; without a limit where the run does not fit, so that the shortage is known."""
+    """The largest sum of its segments; unlimited if the run does not fit, so that the shortage is known."""
     peak_limited_bytes: int
-    """The same on the device that there is, where the allocator gives its cache back before it refuses a request; what
-    was refused is given all the same, so that the run goes on. Equal to the peak where that fits."""
+    """The same on the real device, where the allocator releases its cache before it refuses a request. A refused
+    request is granted all the same, so that the run goes on. Equal to ``peak_reserved_bytes`` if that fits."""
     slack_bytes: int
-    """The unallocated part when the peak was first reached: cached blocks and the ends of split ones."""
+    """The unallocated bytes when the peak was first reached: cached blocks and the ends of split ones."""
     num_alloc_retries: int
-    """Times that the whole cache had to be released to the device before a request could be met."""
+    """Number of times that the whole cache had to be released to meet a request."""
     largest_refused_bytes: int | None
-    """The largest request that could not be met even then; None if all were met."""
+    """The largest request that could not be met even after that; None if all were met."""
 
     @property
     def fits(self) -> bool:
-        """Returns whether the run fits without releasing its cache, which stalls the device each time."""
+        """Returns whether the run fits without releasing the cache, which stalls the device each time."""
         return self.num_alloc_retries == 0 and self.largest_refused_bytes is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedByMode:
-    """Holds what the allocator takes in each of its two modes, for one rehearsed run.
+    """Holds the memory that the allocator takes in each of its two modes, for one rehearsed run.
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -132,9 +132,9 @@ class ReservedByMode:
     """
 
     native: ReservedEstimate
-    """The figures with a segment for each request that no cached block can serve: the allocator's default."""
+    """The allocator's default: a new segment for each request that no cached block can serve."""
     expandable_segments: ReservedEstimate
-    """The figures with ``expandable_segments:True``."""
+    """With ``expandable_segments:True``."""
 
     @classmethod
     def of_both(cls, found: Callable[[bool], ReservedEstimate]) -> ReservedByMode:
@@ -172,31 +172,31 @@ class MemoryEstimate:
     not_counted: tuple[str, ...]
     rehearsal_seconds: float
     parts_at_peak: tuple[tuple[str, int], ...] = ()
-    """Bytes at the peak by part of a model that reads images: vision tower, projector, language model, and the rest."""
+    """Bytes at the peak by part of a vision-language model: vision tower, projector, language model, and the rest."""
     pinned_host_bytes: int = 0
     """Pinned host memory per process, for offloaded activations and optimizer state."""
     unpinned_host_bytes: int = 0
     """Peak of other host memory per process that DeepSpeed's offload takes."""
     nvme_bytes: int = 0
-    """Size of each process's files on NVMe, where DeepSpeed offloads to them."""
+    """Size of each process's files on NVMe if DeepSpeed offloads there."""
     saved_model_bytes: int = 0
     """Size on disk of the saved model: all weights, or those of the adapter."""
     saved_state_bytes: int = 0
     """Size on disk of the optimizer state in a checkpoint."""
     unquantized_bytes: int = 0
-    """Experts of a quantized base that bitsandbytes leaves unquantized, since they are fused into one tensor."""
+    """Bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
     rehearsed_layers: int | None = None
     """Most layers of the truncated copies that this was extrapolated from; None if the whole model was rehearsed."""
     mixed_lengths: MixedLengths | None = None
-    """Reserved memory over hours of rows of every length; None if all rows are equally long, or lengths are unknown."""
+    """Reserved memory over many steps with rows of every length; None if all are equally long, or unknown."""
     trained: Trained | None = None
-    """Trained and total parameters; None where no trainer was built."""
+    """Trained and total parameters; None if no trainer was built."""
     routing: Routing | None = None
-    """How tokens were routed to experts; None for a model without, or one whose own code does it unseen."""
+    """How tokens were routed to experts; None without experts, or if the model's own code routes them out of sight."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns its JSON with a mapping and pairs in place of the lists of objects."""
+        """Returns its JSON with a mapping and pairs instead of the lists of objects."""
         objects = MemoryEstimate.json_form.objects
         try:
             pairs = {name: [(each[key], each[to]) for each in values[name]] for name, (key, to) in objects.items()}
@@ -207,13 +207,13 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Holds the memory and the work of one rehearsed configuration, on any GPU with the same kernels."""
+    """Holds the memory and the work of one rehearsed configuration, valid for any GPU with the same kernels."""
 
     memory: MemoryEstimate
-    """Replayed on an unlimited device."""
+    """The run replayed on an unlimited device."""
     work: Workload
     awake: MemoryEstimate | None = None
-    """The estimate while a colocated vLLM is awake; None where it never sleeps."""
+    """The estimate while a colocated vLLM is awake; None if it never sleeps."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
@@ -223,7 +223,7 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Holds one configuration against one device, in bytes and seconds.
+    """Holds the estimate of one configuration on one device, in bytes and seconds.
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -253,12 +253,12 @@ class Estimate:
     memory: MemoryEstimate
     budget_bytes: int
     time: StepTime
-    """The time of one optimizer step, on average over the data where these are known."""
+    """The time of one optimizer step, averaged over the data if they are known."""
     vllm_share_bytes: int = 0
-    """What a vLLM engine on the same card takes for itself: weights and KV cache in a pool of its own. Where it sleeps,
-    what it takes at the moment that needs most, of which ``memory`` is then."""
+    """Memory of a vLLM engine on the same card: weights and KV cache, in its own pool. If the engine sleeps, its share
+    at the moment of greatest need, which ``memory`` then describes."""
     vllm_sleep: VllmSleep | None = None
-    """What it takes awake and asleep; None where it never sleeps."""
+    """The engine's memory awake and asleep; None if it never sleeps."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
@@ -271,50 +271,50 @@ class Estimate:
 
     @property
     def outside_bytes(self) -> int:
-        """Adds up what the run holds outside the trainer's own allocator."""
+        """Sums the memory that the run holds outside the trainer's own allocator."""
         return self.hardware.non_torch_bytes + self.communicators_bytes + self.vllm_share_bytes
 
     @property
     def communicators_bytes(self) -> int:
-        """Computes what NCCL holds of the device; 0 for one process."""
+        """Computes the device memory that NCCL holds; 0 for one process."""
         return self.hardware.communicator_bytes * self.knobs.communicators
 
     @property
     def grows(self) -> bool:
-        """Returns whether the allocator's segments grow page by page with these knobs."""
+        """Returns whether these knobs choose segments that grow page by page."""
         return self.knobs.expandable_segments
 
     @property
     def reserved(self) -> ReservedEstimate:
-        """Returns the figures of the mode that these knobs choose."""
+        """Returns the figures of the allocator mode that these knobs choose."""
         return self.memory.reserved.modes[self.grows]
 
     @property
     def mixed(self) -> ReservedByOrder | None:
-        """Returns the mixed-length figures of the mode that these knobs choose; None if unknown."""
+        """Returns the mixed-length figures of the allocator mode that these knobs choose; None if unknown."""
         mixed = self.memory.mixed_lengths
         return None if mixed is None else mixed.modes[self.grows]
 
     @property
     def reserved_bytes(self) -> int:
-        """Returns what the allocator takes at most: for the worst batch, or over steps of rows of every length, where
-        the longest run first, as in every run of this project."""
+        """Returns the allocator's peak: for the worst batch, or for steps with rows of every length, whichever is more.
+        Those run the longest rows first, as every run of this project does."""
         worst_batch = self.reserved.peak_reserved_bytes
         return worst_batch if self.mixed is None else max(worst_batch, self.mixed.longest_first.last_bytes)
 
     @property
     def reservable_bytes(self) -> int:
-        """Returns the budget less what lies outside torch's allocator."""
+        """Returns the budget minus the memory outside torch's allocator."""
         return max(0, self.budget_bytes - self.outside_bytes)
 
     @property
     def cached_bytes(self) -> int:
-        """Computes what the allocator holds at its peak beyond the peak of what tensors take."""
+        """Computes how far the allocator's peak exceeds the peak of allocated tensors."""
         return max(0, self.reserved_bytes - self.memory.peak_allocated_bytes)
 
     @property
     def required_bytes(self) -> int:
-        """Adds up what must fit the budget: reserved bytes, and what lies outside the allocator."""
+        """Sums what must fit the budget: reserved bytes, and memory outside the allocator."""
         return self.reserved_bytes + self.outside_bytes
 
     @property
@@ -323,12 +323,12 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Returns the speed that ranks plans; where ``time.assumed`` names another GPU it means nothing else."""
+        """Returns the speed that ranks plans; it is good for ranking only if ``time.assumed`` names another GPU."""
         return self.time.tokens_per_second
 
     @property
     def unquantized(self) -> str:
-        """Describes what of a quantized base stays as it was, in a sentence; empty where nothing does."""
+        """Describes, in a sentence, which part of a quantized base stays unquantized; empty for none."""
         size_bytes = self.memory.unquantized_bytes
         if not size_bytes or self.knobs.base_bits is None:
             return ""
@@ -340,7 +340,7 @@ class Estimate:
 
     @property
     def routed(self) -> str:
-        """Returns for which routing of tokens to experts the figure holds; empty for a model that has none."""
+        """Describes the routing of tokens to experts that the figure assumes; empty for a model without experts."""
         worst = "the worst that a loop over experts allows"
         return {
             None: "",
@@ -350,13 +350,13 @@ class Estimate:
         }[self.memory.routing]
 
     def growing(self) -> Estimate:
-        """Returns the same run in the allocator's other mode; nothing needs to be rehearsed again."""
+        """Returns the same run with growing segments; no new rehearsal is needed."""
         return replace(self, knobs=self.knobs.growing())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A configuration on one device: a search rehearsed it, or a level of harm has it to offer.
+    """Describes a configuration on one device, which a search rehearsed or a level of harm offers.
 
     >>> from autotrain_mem import AutoFit, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -367,19 +367,19 @@ class Candidate:
     json_form: ClassVar = Form(derived={"fits": "fits"})
 
     level: str = ""
-    """The level of harm whose best plan it is, or the least that the level would need; empty for a rehearsal of the
-    search."""
+    """The level of harm of which it is the best plan, or the least demanding one; empty for a rehearsal of
+    the search."""
     knobs: Knobs
     required_bytes: int
     budget_bytes: int
     tokens_per_second: float | None = None
-    """None on a device whose speed is not known."""
+    """None if the device's speed is unknown."""
     rehearsed_layers: int | None = None
-    """How many layers the rehearsed copies had at most; None where the whole model was rehearsed."""
+    """Most layers of the rehearsed copies; None if the whole model was rehearsed."""
     ratio: float | None = None
-    """Tokens per second over the chosen plan's; None where it does not fit, and for a rehearsal of the search."""
+    """Tokens per second relative to the chosen plan; None if it does not fit, or is a rehearsal of the search."""
     would_fit: tuple[str, ...] = ()
-    """Where it would: the next larger cards, or more of these, each in a few words; empty where it fits here."""
+    """Where it would fit, each in a few words: the next larger cards, or more of these; empty if it fits here."""
 
     @property
     def fits(self) -> bool:

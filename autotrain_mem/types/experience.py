@@ -1,4 +1,4 @@
-"""Experience holds what a run taught beyond its plan: probes, batches that were too large, and restarts."""
+"""Experience holds what a run teaches beyond its plan: probes, batches that ran out of memory, and restarts."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from autotrain_mem.types.work import Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnedLimits:
-    """Limits how large a batch may be before it is split. A guard goes by it, and a resumed run starts with it."""
+    """Limits the size of a batch before it is split. A guard applies it, and a resumed run starts with it."""
 
     train_tokens: int | None = None
-    """Tokens, with padding, that a part of a micro-batch may have; None where none was ever too large."""
+    """Most tokens, padding included, of a part of a micro-batch; None if none was ever too large."""
     evaluate_tokens: int | None = None
     generate_rows: int | None = None
-    """Prompts that are answered at once."""
+    """Most prompts that are answered at once."""
     score_rows: int | None = None
-    """Completions that are judged at once."""
+    """Most completions that are scored at once."""
     activations_on_host: bool = False
-    """A micro-batch of one row was too large: what its backward needs waits in host memory."""
+    """Whether activations for the backward pass are offloaded to host, since a micro-batch of one row was too large."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incident:
-    """Records that the device was full, and the run went on."""
+    """Records an out-of-memory error after which the run went on."""
 
     step: int
-    """Optimizer steps that were done before."""
+    """Optimizer steps completed before."""
     phase: Phase
     rows: int | None = None
-    """Rows of the batch that was too large; None where it was no batch (the optimizer step, saving)."""
+    """Rows of the batch that was too large; None if it was not a batch (optimizer step, saving)."""
     tokens: int | None = None
-    """Tokens of that batch, with padding."""
+    """Tokens of that batch, padding included."""
     remedy: str
-    """In a few words: ``split into 4 + 4 rows``, ``repeated after the cache was emptied``."""
+    """What was done, in a few words: ``split into 4 + 4 rows``, ``repeated after the cache was emptied``."""
     message: str
-    """The first line of what the library raised."""
+    """The first line of the library's error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +62,9 @@ class OtherProcess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """Holds what a few real steps on the longest rows measured, in a process that ended before the training began.
+    """Holds the measurements of a few real steps on the longest rows, in a process that ended before training began.
 
-    Two optimizer steps, one evaluation step where the job evaluates, one save.
+    Its steps: two optimizer steps, one evaluation step if the job evaluates, one save.
 
     >>> from autotrain_mem import AutoFit, MemoryReading, Probe, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -75,29 +75,29 @@ class Probe:
 
     knobs: Knobs
     fits: bool
-    """No request failed, the cache was never released to continue, and the peak is within the budget."""
+    """Whether no request failed, the cache was never released to continue, and the peak is within the budget."""
     measured: MemoryReading | None
     """Memory at the end; None if it cannot be measured (plain CPU)."""
     phases: Mapping[Phase, PhasePeak]
-    """The peaks of the phases that were reached."""
+    """Peaks of the phases that were reached."""
     row_tokens: int | None = None
-    """Tokens of the longest row, or of the longest prompt where completions are sampled; None if the probe failed
-    before."""
+    """Tokens of the longest row, or of the longest prompt if completions are sampled; None if the probe failed before
+    that."""
     non_torch_bytes: int | None = None
     """Device memory of the process outside torch's allocator; None if unknown."""
     others: tuple[OtherProcess, ...] = ()
     """Other processes on the GPU at that time."""
     step_seconds: float | None = None
-    """Seconds of the last optimizer step; None where it was not reached."""
+    """Seconds of the last optimizer step; None if it was not reached."""
     seconds: float = 0.0
     """Seconds of the whole probe, from the start of its process."""
     refused: str = ""
-    """The first line of the out-of-memory error that ended it; empty where none did."""
+    """The first line of the out-of-memory error that ended it; empty for none."""
     refused_in: Phase | None = None
 
     @property
     def required_bytes(self) -> int | None:
-        """Returns the device memory that it took: reserved, plus outside torch's allocator if known."""
+        """Returns the device memory that it took: reserved bytes, plus those outside torch's allocator if known."""
         return None if self.measured is None else self.measured.peak_reserved_bytes + (self.non_torch_bytes or 0)
 
 
@@ -143,14 +143,14 @@ class Experience:
 
 
 RECORD_NAME = "memory.jsonl"
-"""The file in the output folder that the watch writes (``training.watch``); ``memory.rank1.jsonl`` is rank 1's."""
+"""The file in the output folder that ``training.watch`` writes; rank 1 writes ``memory.rank1.jsonl``."""
 EVENTS_NAME = "events.jsonl"
 """The file in the output folder with the run's events: starts, checkpoints, incidents, restarts, its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReading:
-    """Holds what was measured and logged at one step of one process."""
+    """Holds the measurements and logs of one step of one process."""
 
     seconds: float
     """Seconds since the run's first event."""
@@ -189,9 +189,9 @@ class RunHistory:
     phases: Mapping[Phase, PhasePeak]
     """Peaks of each phase so far, measured in the first process."""
     ranks: tuple[tuple[StepReading, ...], ...]
-    """The readings of each process, at least the first one's, in the order of time."""
+    """The readings of each process, in order of time; at least those of the first process."""
     happenings: tuple[RunMarker, ...]
-    """In the order of time."""
+    """Events in order of time."""
     ending: str
     """How the run ended: ``finished``, ``interrupted``, ``failed``; empty while no end is recorded."""
 

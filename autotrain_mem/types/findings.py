@@ -13,23 +13,23 @@ from autotrain_mem.support.errors import AutofitError, from_json
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Describes one thing that is wrong, or that the user should know."""
+    """Describes one problem, or one fact that the user should know."""
 
     kind: Literal["error", "warning"]
-    """Whether training would end with it, or only be other than the user thinks."""
+    """Whether training would fail, or only differ from what the user expects."""
     message: str
     cure: str
     """The cure, with the exact flag."""
     error: str = "UsageError"
-    """The class in ``errors`` that an error of this kind is, and so its exit code."""
+    """The class in ``errors`` that is raised for it, which sets the exit code."""
 
     def __str__(self) -> str:
-        """Joins the message with its cure, as a plan keeps it."""
+        """Joins the message and its cure, as a plan stores it."""
         return f"{self.message} {self.cure}".strip()
 
     @classmethod
     def of(cls, error: AutofitError) -> Finding:
-        """Makes a finding of an error that was met while looking."""
+        """Makes a finding from an error that a check raised."""
         return cls(kind="error", message=error.message, cure=error.hint, error=type(error).__name__)
 
 
@@ -39,7 +39,7 @@ class Download:
 
     size_bytes: int
     folder: str
-    """Where it will lie."""
+    """The folder that it goes to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,16 +48,16 @@ class Preflight:
 
     findings: tuple[Finding, ...]
     parameters: int | None
-    """Parameters of the model; None where neither files on this disk nor the hub say."""
+    """Parameters of the model; None if neither local files nor the hub give the number."""
     download: Download | None = None
-    """The download of its weights; None where they are here, or nobody asked since nothing is trained here."""
+    """The download of its weights; None if they are on disk, or not checked as nothing is trained here."""
 
 
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Returns the warnings, and raises all errors as one.
 
     Raises:
-        AutofitError: of the class of the first error; the hint of several holds every message with its cure.
+        AutofitError: one of the first error's class; for several errors the hint lists every message with its cure.
     """
     findings = tuple(dict.fromkeys(findings))
     errors = [finding for finding in findings if finding.kind == "error"]
@@ -74,11 +74,11 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 Problems = Iterator[tuple[str, str] | Finding]
-"""What a check yields: a message and what to do about it, for a UsageError; or a finding of another kind."""
+"""What a check yields: a message and its cure, for a UsageError; or a finding of another kind."""
 
 Subject = TypeVar("Subject")
 Check = Callable[[Subject], Problems | None]
-"""Yields what is wrong, or raises the one error that it looks for."""
+"""Yields problems, or raises the one error that it looks for."""
 
 
 def collect(
@@ -87,7 +87,7 @@ def collect(
     """Returns every finding, errors and warnings, in the order of the checks.
 
     Args:
-        pass_over: What a check may raise without a finding: what it could not find out is not said.
+        pass_over: Exceptions of a check that are ignored: what it could not find out is left out.
     """
     findings: list[Finding] = []
     for check in checks:
@@ -108,24 +108,24 @@ def refuse(checks: Sequence[Check[Subject]], subject: Subject) -> None:
     """Raises all errors as one.
 
     Raises:
-        AutofitError: of the class of the first problem; the hint of several holds each message with its cure.
+        AutofitError: one of the first problem's class; for several problems the hint lists each message with its cure.
     """
     settle(collect(checks, subject))
 
 
 class Soundness(StrEnum):
-    """Describes how something is."""
+    """Names the state of something that was checked."""
 
     OK = "ok"
     NOTE = "note"
-    """Not there, and not needed; or odd, and harmless by itself."""
+    """Missing but not needed, or odd but harmless."""
     BROKEN = "broken"
-    """It was meant to work and does not."""
+    """Meant to work, and does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """Describes how one thing is, and what mends it."""
+    """Describes the state of one thing, and how to mend it."""
 
     area: str
     """``GPU``, ``torch``, ``packages``, ``hub``, ``disk``, ``system``."""
@@ -134,7 +134,7 @@ class Condition:
     state: Soundness
     text: str
     fix: str = ""
-    """A command, or a sentence; empty where there is nothing to mend."""
+    """A command or a sentence; empty if nothing needs mending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +145,7 @@ class Health:
 
     findings: tuple[Condition, ...]
     has_gpu: bool
-    """Whether a card is here that torch can use."""
+    """Whether there is a card that torch can use."""
 
     @property
     def broken(self) -> int:
@@ -154,5 +154,5 @@ class Health:
 
     @property
     def trains(self) -> bool:
-        """Returns whether a training can run here, on a GPU and with nothing broken."""
+        """Returns whether training can run here: on a GPU, with nothing broken."""
         return self.has_gpu and not self.broken

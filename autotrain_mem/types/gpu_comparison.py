@@ -1,4 +1,4 @@
-"""Cards compares one job on many cards, for those who ask which one to rent or to buy."""
+"""Cards compares one job on many cards, to choose which one to rent or buy."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from autotrain_mem.types.estimate import Candidate, Estimate
 from autotrain_mem.types.hardware import Hardware, Price
 
 LOSSLESS = ("lossless", "lossless, offloading")
-"""The levels that change nothing but speed, the faster first (``search.levels``)."""
+"""The levels that change nothing but speed, faster first (``search.levels``)."""
 
 GIVING_UP = (
     *("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "LoRA on a 4-bit base", "losing updates"),
     "shorter rows",
 )
-"""The levels without those that offload, least harm first (``search.levels``)."""
+"""The levels without offloading, least harm first (``search.levels``)."""
 
 NOTHING_FITS = "nothing fits"
 TOO_SLOW = "takes too long"
 TOO_DEAR = "costs too much"
 NO_PRICE = "no price known"
 BRIEF = (NOTHING_FITS, TOO_SLOW, TOO_DEAR, NO_PRICE)
-"""Refusals that are short enough for a table's cell."""
+"""Refusals that are short enough for a cell of a table."""
 
 OFFLOADING = ", offloading"
-"""Ends the name of a level that needs the host's memory, and gives up no more than the one before it."""
+"""Suffix of a level that needs host memory, and does no more harm than the one before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardVerdict:
-    """Describes what one card, or several of it, can do for a job.
+    """Describes what one card, or several of one kind, can do for a job.
 
     >>> from autotrain_mem import CardVerdict, gpus
     >>> verdict = CardVerdict(hardware=gpus()[0], refusal="nothing fits")
@@ -60,32 +60,32 @@ class CardVerdict:
 
     hardware: Hardware
     level: str | None = None
-    """The level of harm of its best plan; None where nothing fits."""
+    """The level of harm of its best plan; None if nothing fits."""
     estimate: Estimate | None = None
-    """The card's best plan; None where nothing fits."""
+    """The card's best plan; None if nothing fits."""
     refusal: str | None = None
-    """Why there is none, in a sentence."""
+    """Why there is no plan, in a sentence."""
     optimizer_steps: int | None = None
-    """Steps of the whole training with its best plan; None where neither the data nor ``max_steps`` say."""
+    """Steps of the whole training with its best plan; None if neither the data nor ``max_steps`` determine them."""
     price: Price | None = None
-    """The price of renting one such card; None where it is not known."""
+    """The rental price of one such card; None if unknown."""
 
     @property
     def run_seconds(self) -> float | None:
-        """Computes how long the training takes; None where its steps or the card's speed are not known."""
+        """Computes the duration of the training; None if the steps or the card's speed are unknown."""
         step = None if self.estimate is None else self.estimate.time.known_step_seconds
         return None if step is None or self.optimizer_steps is None else self.optimizer_steps * step
 
     @property
     def cost(self) -> float | None:
-        """Computes what the training costs on all of these cards, in the price's currency; None where not known."""
+        """Computes the cost of the training on all of these cards, in the price's currency; None if unknown."""
         if self.price is None or self.run_seconds is None:
             return None
         return self.price.cost(self.run_seconds, cards=self.hardware.topology.processes)
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """Computes what a million trained tokens cost, which needs no number of steps; None where not known."""
+        """Computes the cost of a million trained tokens, whatever the number of steps; None if unknown."""
         speed = None if self.estimate is None else self.estimate.time.known_tokens_per_second
         if self.price is None or not speed:
             return None
@@ -119,38 +119,37 @@ class Cards:
 
     @property
     def priced(self) -> tuple[CardVerdict, ...]:
-        """Lists those whose cost can be told, the cheapest first."""
+        """Lists the verdicts whose cost is known, the cheapest first."""
         known = [each for each in self.verdicts if each.cost_per_million_tokens is not None]
         return tuple(sorted(known, key=_cost))
 
     @property
     def comparable(self) -> tuple[CardVerdict, ...]:
-        """Keeps those of them that give up least: a card that trains less for less money is no bargain."""
+        """Lists the priced verdicts of the least level of harm: less training for less money is no bargain."""
         least = min((_harm(each) for each in self.priced), default=0)
         return tuple(each for each in self.priced if _harm(each) == least)
 
     @property
     def cheapest(self) -> CardVerdict | None:
-        """Finds the cheapest of those that give up least; None where no price is known."""
+        """Finds the cheapest of the comparable ones; None if no price is known."""
         return next(iter(self.comparable), None)
 
     @property
     def fastest(self) -> CardVerdict | None:
-        """Finds the fastest of those."""
+        """Finds the fastest of the comparable ones."""
         return max(self.comparable, key=_speed, default=None)
 
     @property
     def best_value(self) -> CardVerdict | None:
-        """Finds the one with the least product of time and cost: twice as fast may cost less than twice as much."""
+        """Finds the one with the least time x cost: being twice as fast may cost less than twice as much."""
         return min(self.comparable, key=lambda each: _cost(each) / _speed(each), default=None)
 
     @property
     def smallest_lossless(self) -> CardVerdict | None:
-        """Finds the smallest set of cards that trains what was asked for, unchanged; the fastest of those as small.
+        """Finds the smallest set of cards that trains the job unchanged; of equally small ones, the fastest.
 
-        The size of a set is the memory of all its cards.
-
-        One that must offload to do so counts only where none does without.
+        The size of a set is the memory of all its cards. One that must offload counts only if no other trains it
+        unchanged.
         """
         for level in LOSSLESS:
             if fitting := [each for each in self.verdicts if each.level == level]:
@@ -176,33 +175,33 @@ def _speed(verdict: CardVerdict) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargestValue:
-    """Holds the largest value of one setting that fits at a plan's level of harm, all that was asked for kept."""
+    """Holds the largest value of one setting that fits at a plan's level of harm, with all else that was asked for."""
 
     name: str
     """The setting: one of ``types.job.MAXIMIZED``."""
     value: int
     next_value: int | None
-    """The next larger one, which was rehearsed and does not fit; None where the card is not what stops it."""
+    """The next larger value, which was rehearsed and does not fit; None if the card is not what limits it."""
     next_required_bytes: int | None = None
     """Bytes that the next value needs."""
     stopped_by: str = ""
-    """What else limits it, in a few words; empty where the card does."""
+    """What else limits it, in a few words; empty if the card does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LevelReach:
-    """Describes how far one level of harm reaches, and what it is there."""
+    """Describes the largest value that fits at one level of harm."""
 
     level: str
     most: LargestValue | None = None
-    """None where not even the smallest value fits."""
+    """None if not even the smallest value fits."""
     point: Candidate | None = None
-    """The settings with that value, which are the level's least demanding ones."""
+    """The least demanding settings of the level with that value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frontier:
-    """Holds how much of one thing fits at each level of harm, least harm first."""
+    """Holds the largest value of one setting that fits at each level of harm, least harm first."""
 
     json_form: ClassVar = Form(schema="autofit.frontier/1")
 

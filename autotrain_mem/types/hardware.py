@@ -10,7 +10,7 @@ from autotrain_mem.support.units import MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """Describes the devices of a run: on one machine or on several alike, one process on each.
+    """Describes the devices of a run, on one machine or several equal ones, with one process on each device.
 
     >>> from autotrain_mem import Topology
     >>> Topology(nodes=2, devices=8).processes
@@ -19,19 +19,18 @@ class Topology:
 
     nodes: int = 1
     devices: int = 1
-    """On each node."""
+    """Devices of each node."""
     link: str = ""
-    """Name of what joins the devices of a node, in the catalog of links (``machine.links``); empty for one device."""
+    """Name of the link within a node, from the catalog (``machine.links``); empty for one device."""
     link_bytes_per_second: int | None = None
-    """Bytes that a collective within a node moves per device and second, in and out each (the bus bandwidth of
-    nccl-tests); None where it is not known."""
+    """Bytes that each device sends, and receives, per second in a collective within a node (bus bandwidth of
+    nccl-tests); None if unknown."""
     network: str = ""
-    """Name of what joins the nodes; empty for a single one."""
+    """Name of the link between nodes; empty for a single node."""
     network_bytes_per_second: int | None = None
     """The same between nodes, for each device."""
     uuids: tuple[str, ...] = ()
-    """Names (``Hardware.uuid``) of the devices that were found on this node, in the order of their processes' local
-    ranks."""
+    """UUIDs (``Hardware.uuid``) of the devices found on this node, by local rank."""
 
     @property
     def processes(self) -> int:
@@ -39,7 +38,7 @@ class Topology:
 
     @property
     def links(self) -> str | None:
-        """Names link and network as ``--link`` takes them; None where neither is known."""
+        """Returns link and network as ``--link`` takes them; None if neither is known."""
         return ",".join(filter(None, (self.link, self.network))) or None
 
 
@@ -48,9 +47,9 @@ MINIMUM_HEADROOM_BYTES = 400 * MIB
 """Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
 
 Capability = tuple[int, int]
-"""NVIDIA's compute capability, by which kernels are chosen."""
+"""NVIDIA's compute capability, which determines the kernels."""
 TURING, AMPERE = (7, 5), (8, 0)
-"""Compute capabilities. From Ampere on tensor cores take bfloat16 and TF32: CUDA C++ Programming Guide, "Compute
+"""Compute capabilities. Tensor cores support bfloat16 and TF32 from Ampere on: CUDA C++ Programming Guide, "Compute
 Capabilities", table "Tensor Core Input Data Types"."""
 
 
@@ -60,23 +59,23 @@ def lacks_bf16(compute_capability: Capability) -> bool:
 
 
 ASSUMED_CAPABILITY = (8, 0)
-"""Compute capability of a card that is imagined by its size alone: Ampere's."""
+"""Compute capability that is assumed for a card given by size alone: Ampere's."""
 
 _SAME_KERNELS: dict[Capability, Capability] = {(7, 5): (7, 0), (8, 6): (8, 9), (9, 0): (10, 0)}
-"""Capabilities whose cards take the same kernels with the same buffers, as far as a rehearsal imitates them
-(``rehearsal.cuda``): attention's choice and workspaces, cuBLAS's workspace. They differ in how many blocks share a sum
-over rows: the larger card stands for both, as more blocks take more memory. Of Qwen2.5-0.5B, Qwen2.5-7B and
-Llama-3.1-8B, full and LoRA, 2 rows of 1024, no peak differed within a class by a byte."""
+"""Capabilities whose cards use the same kernels with the same buffers, in what a rehearsal imitates
+(``rehearsal.cuda``): the choice and workspaces of attention, the workspace of cuBLAS. They differ in how many blocks
+share a sum over rows; the larger card stands for both, as more blocks take more memory. Measured on Qwen2.5-0.5B,
+Qwen2.5-7B and Llama-3.1-8B (full and LoRA, 2 rows of 1024 tokens): no peak differs by a byte within a class."""
 
 
 def kernel_class(compute_capability: Capability) -> Capability:
-    """Returns the capability to rehearse for, which cards of one class share: 8.6 goes with 8.9, and 8.0 is alone."""
+    """Returns the capability to rehearse for, one for each class: 8.6 counts as 8.9, and 8.0 is alone."""
     return _SAME_KERNELS.get(compute_capability, compute_capability)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """Describes one device, as the planner sees it. All sizes are bytes, speeds are per second.
+    """Describes one device for the planner. All sizes are bytes, speeds are per second.
 
     >>> from autotrain_mem import gpus
     >>> (card,) = (each for each in gpus() if each.name == "rtx3060")
@@ -87,23 +86,23 @@ class Hardware:
     """
 
     name: str
-    """The catalog's key (``rtx3060``), what NVML calls the card, ``cpu``, or an imagined card's size (``300MiB``)."""
+    """The catalog's key (``rtx3060``), NVML's name, ``cpu``, or an imagined card's size (``300MiB``)."""
     origin: Literal["detected", "named", "imagined", "cpu"]
-    """How we know of it: found on this machine, named from the catalog, imagined by size, or the host itself."""
+    """Where it comes from: found on this machine, named from the catalog, imagined by size, or the host itself."""
     total_bytes: int
     """The device's total memory, as torch reports it."""
     free_bytes: int
-    """Bytes that are free before our process opens a context; equal to ``total_bytes`` for a card that is not here."""
+    """Bytes that are free before our process opens a CUDA context; ``total_bytes`` for a card that is not here."""
     non_torch_bytes: int
     """Bytes that our process will hold on the device outside torch's allocator: the CUDA context and its modules."""
     communicator_bytes: int = 0
-    """Bytes that NCCL holds for each communicator of several processes, outside torch's allocator too; 0 where nothing
-    is known of the card but its size, on the host, and where ``non_torch_bytes`` was measured with it."""
+    """Bytes that NCCL holds for each communicator, also outside torch's allocator. 0 on the host, for a card given by
+    size alone, and if the measured ``non_torch_bytes`` includes them."""
     compute_capability: tuple[int, int] | None = None
-    """None where only the size is known."""
+    """None if only the size is known."""
     bandwidth_bytes_per_second: int | None = None
     bf16_flops_per_second: int | None = None
-    """Dense, without sparsity; None where the card has no bf16 tensor cores."""
+    """Dense, without sparsity; None if the card has no bf16 tensor cores."""
     fp16_flops_per_second: int | None = None
     """Dense, tensor cores."""
     fp32_flops_per_second: int | None = None
@@ -113,29 +112,29 @@ class Hardware:
     index: int | None = None
     """NVML index of a detected card."""
     uuid: str | None = None
-    """NVML's UUID of a detected card or MIG instance, by which a process is bound to it (CUDA_VISIBLE_DEVICES)."""
+    """NVML's UUID of a detected card or MIG instance, which binds a process to it (CUDA_VISIBLE_DEVICES)."""
     source: str = ""
     """Where the figures come from."""
     topology: Topology = field(default_factory=Topology)
-    """How many such devices a run has; all figures above are of one of them, the smallest where they differ."""
+    """Number of such devices in a run; all figures above are for one device, the smallest if they differ."""
 
     @property
     def capability(self) -> Capability:
-        """Describes what its kernels go by; Ampere's where nothing but its size is known."""
+        """Returns the compute capability that determines its kernels; Ampere's if only the size is known."""
         return self.compute_capability or ASSUMED_CAPABILITY
 
     def with_communicators(self, count: int) -> Hardware:
-        """Returns the card of a process that holds so many communicators, in one figure with all else outside torch."""
+        """Returns the card with ``non_torch_bytes`` that include this many communicators."""
         held_bytes = self.non_torch_bytes + count * self.communicator_bytes
         return replace(self, non_torch_bytes=held_bytes, communicator_bytes=0)
 
     def default_headroom_bytes(self) -> int:
-        """Returns 4 % of the card, at least 400 MiB on a real one; an imagined card of a few MiB has no such floor."""
+        """Returns 4 % of the card: at least 400 MiB on a real one, without a minimum on an imagined one."""
         share = int(self.total_bytes * HEADROOM_FRACTION)
         return share if self.origin == "imagined" else max(share, MINIMUM_HEADROOM_BYTES)
 
     def budget_bytes(self, headroom_bytes: int | None = None) -> int:
-        """Computes what a run may take, in reserved plus non-torch bytes: what is free, less the headroom."""
+        """Computes the reserved plus non-torch bytes that a run may take: the free bytes minus the headroom."""
         headroom = self.default_headroom_bytes() if headroom_bytes is None else headroom_bytes
         return max(0, self.free_bytes - headroom)
 
@@ -145,7 +144,7 @@ SECONDS_PER_HOUR = 3600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Holds what one card costs for an hour.
+    """Holds the rental price of one card for an hour.
 
     >>> from autotrain_mem import Price
     >>> Price(gpu="rtx4090", per_hour=0.34, provider="RunPod Community", seen="2026-03-10").cost(7200, cards=2)
@@ -159,10 +158,10 @@ class Price:
     currency: str = "USD"
     provider: str = ""
     seen: str = ""
-    """The day on which it was listed, as ``2026-03-10``; empty where that is not told."""
+    """The day on which it was listed, as ``2026-03-10``; empty if unknown."""
     source: str = ""
-    """Where the list is."""
+    """Where the price is listed."""
 
     def cost(self, seconds: float, *, cards: int = 1) -> float:
-        """Computes what so many cards cost for so long, in ``currency``."""
+        """Computes the cost of this many cards for this long, in ``currency``."""
         return self.per_hour * cards * seconds / SECONDS_PER_HOUR

@@ -15,23 +15,21 @@ from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonCall:
-    """Names a file with a script's call of a trainer, for the process that rehearses it
-    (``trainers.script_call``).
-    """
+    """Refers to a file with a script's call of a trainer, which is rehearsed (``trainers.script_call``)."""
 
     path: str
     holds_model: bool
-    """Whether the model is an object, whose structure is rehearsed; else it is loaded by its name."""
+    """Whether the model is an object whose structure is rehearsed; otherwise it is loaded by name."""
     holds_rows: bool
-    """Whether the training data can be counted: a stream's cannot."""
+    """Whether the training data can be counted; a stream cannot."""
     digest: str
-    """A digest of everything in it that a rehearsal depends on; empty where that cannot be known, and nothing may be
-    kept of it: code or a model of the user's own."""
+    """A digest of everything in it that a rehearsal depends on. Empty if that is unknown (code or a model of the user's
+    own), so that no result is cached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Holds one training job in the user's own words.
+    """Holds one training job as the user stated it.
 
     >>> from autotrain_mem import Job
     >>> job = Job(method="sft", model="Qwen/Qwen2.5-0.5B", dataset=None, arguments={"max_length": 512})
@@ -48,74 +46,74 @@ class Job:
     method: str
     """The TRL trainer: one of ``methods_table.METHODS``."""
     model: str
-    """A hub id or a folder. A rehearsal needs its config.json only; training needs the weights."""
+    """A hub id or a folder. A rehearsal needs only its config.json; training needs the weights."""
     dataset: str | None
-    """A hub id, a folder, or a .json, .jsonl, .parquet or .csv file. None: as the arguments say, or none, with which a
-    plan takes its rows to be those of TRL's example, and nothing trains."""
+    """A hub id, a folder, or a .json, .jsonl, .parquet or .csv file. None: the dataset that ``arguments`` name. If they
+    name none, a plan uses the rows of TRL's example, and training is not possible."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """The ``env:`` mapping of a YAML config, for the processes that load the model."""
     unrecorded: tuple[str, ...] | None = None
-    """Names of variables that a file's ``environment`` leaves out, since their values may be secrets; None for none."""
+    """Variables that a file's ``environment`` leaves out, since their values may be secrets; None for none."""
     effective_batch_size: int | None = None
-    """Rows per optimizer step, when given as one number instead of TRL's two."""
+    """Rows per optimizer step, if given as one number instead of TRL's two."""
     prompt_length: int | None = None
-    """Tokens of the longest prompt to plan for, where no data are to be read; online methods only. In a rehearsal of
-    rows whose prompts are answered while training (GKD), those of the data's longest prompt."""
+    """Tokens of the longest prompt to plan for without reading data; online methods only. In a GKD rehearsal, which
+    answers the prompts of its rows, tokens of the data's longest prompt."""
     answer_length: int | None = None
-    """Tokens of the longest answer in such rows, in a rehearsal; no word of the user's."""
+    """Tokens of the longest answer in such rows, in a rehearsal; not set by the user."""
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
     """Levers that may not be pulled, by name (see ``search.levels``)."""
     max_slowdown: float = MAX_SLOWDOWN
-    """A plan that takes more than so many times as long per token as the best of the next level of harm is shown, and
-    the next level is taken."""
+    """A plan that is this many times slower per token than the best of the next level of harm is shown, but the next
+    level is taken."""
     within_seconds: float | None = None
-    """How long the whole training may take; None: as long as it does."""
+    """The longest that the whole training may take; None for no limit."""
     budget: float | None = None
-    """The most that it may cost, in the currency of the prices; None for no limit."""
+    """The most that the training may cost, in the currency of the prices; None for no limit."""
     accelerate: Mapping[str, Any] | None = None
-    """The user's own file for ``accelerate launch``, by its keys: how processes are launched is pinned by it."""
+    """The keys of the user's own file for ``accelerate launch``, which pins how processes are launched."""
     images: tuple[str, ...] = ()
-    """Sizes of the images of each row that is rehearsed, ``"1024x768"`` (width x height): those of the data's worst
-    row, or as given. Empty where rows are text."""
+    """Image sizes of each rehearsed row, ``"1024x768"`` (width x height): those of the data's worst row, or as given.
+    Empty if rows are text."""
     python_call: PythonCall | None = None
-    """What a Python script handed to the trainer beside its config; None for a job in flags. It lives no longer than
-    the script plans: no file of ours holds it."""
+    """What a Python script passed to the trainer beside its config; None for a job in flags. It lasts only while the
+    script plans, and is never written to our files."""
 
     @property
     def names_data(self) -> bool:
-        """Returns whether it says what to train on."""
+        """Returns whether the job names its training data."""
         is_named = bool(self.dataset or self.arguments.get("dataset_name") or self.arguments.get("datasets"))
         return is_named or self.python_call is not None
 
     @property
     def pins_length(self) -> bool:
-        """Returns whether no row need be read to know how long they get: max_length is a number (or no limit, or as
-        much as fits), or the longest prompt is given."""
+        """Returns whether row lengths are known without reading the data: ``max_length`` is a number, no limit or
+        ``max``, or the longest prompt is given."""
         if self.is_online:
             return self.prompt_length is not None
         return self.arguments.get(MAX_LENGTH, AUTO) == MOST or not is_maximized(self.arguments.get(MAX_LENGTH, AUTO))
 
     @property
     def row_tokens(self) -> int | None:
-        """Returns the tokens of the longest row, or prompt, where the job names a number."""
+        """Returns the tokens of the longest row or prompt, if the job gives a number."""
         if not self.pins_length or self.arguments.get(MAX_LENGTH) == MOST:
             return None
         return self.prompt_length if self.is_online else self.arguments[MAX_LENGTH]
 
     def row_limit(self, knobs: Knobs) -> int | None:
-        """Returns the tokens that rows of the data are cut to; None for no limit, and for prompts, which none cuts."""
+        """Returns the tokens to which rows are cut; None for no limit, and for prompts, which are never cut."""
         return None if self.is_online else knobs.max_length
 
     @property
     def maximized(self) -> str | None:
-        """Names the argument of which as much as fits is asked for; None where there is none."""
+        """Returns the argument whose value is ``max``; None if there is none."""
         return next((name for name in MAXIMIZED if self.arguments.get(name) == MOST), None)
 
     @property
     def trl_arguments(self) -> dict[str, Any]:
-        """Returns what was given under TRL's names, without the model's own."""
+        """Returns the arguments given under TRL's names, without the model's name."""
         others = {*NOT_TRLS, "model_name_or_path"}
         return {name: value for name, value in without_said(self.arguments).items() if name not in others}
 
@@ -125,11 +123,11 @@ class Job:
 
     @property
     def is_online(self) -> bool:
-        """Returns whether completions are sampled while training, so that the data are prompts."""
+        """Returns whether completions are sampled during training, so that the data are prompts."""
         return self.method_facts.is_online
 
     @property
     def is_evaluated(self) -> bool:
-        """Returns whether the trainer evaluates while it trains, or before its first step."""
+        """Returns whether the trainer evaluates during training or before its first step."""
         strategy = str(self.arguments.get("eval_strategy", "no"))
         return strategy not in ("no", "IntervalStrategy.NO") or bool(self.arguments.get("eval_on_start"))

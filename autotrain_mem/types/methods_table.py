@@ -1,4 +1,4 @@
-"""Lists the training methods, a row each: the one place that knows which there are. Pure: it runs in any process."""
+"""Lists the training methods, one row each; no other place lists them. Pure: it runs in any process."""
 
 from __future__ import annotations
 
@@ -11,71 +11,70 @@ from autotrain_mem.settings.words import MAX_LENGTH
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodFacts:
-    """Holds what the rooms that know no TRL need of one of its trainers; all else is a question to its module.
+    """Holds what rooms that do not import TRL need to know of one of its trainers.
 
-    The module is ``methods.NAME``, and the questions those of ``methods.interface: Method``.
+    All else is in the module ``methods.NAME``, which implements ``methods.interface: Method``.
     """
 
     name: str
-    """The command: ``autofit sft``, and ``trl sft`` where TRL has it."""
+    """The command: ``autofit sft``, and ``trl sft`` if TRL has it."""
     title: str
-    """The method as TRL's classes call it: ``SFT``."""
+    """The method's name in TRL's classes: ``SFT``."""
     knobs: tuple[str, ...]
-    """Knobs worth showing beside those that every method has (``types.knobs.knob_names``)."""
+    """Knobs to show besides those that every method has (``types.knobs.knob_names``)."""
     defaults: Mapping[str, Any]
-    """TRL's defaults that another tool must be told, since its own differ (``trl/trainer/*_config.py``)."""
+    """TRL's defaults that another tool must be given, since its own differ (``trl/trainer/*_config.py``)."""
 
     # data
     example_dataset: str
-    """What TRL's own documentation trains on (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py); a
-    plan takes its rows when no dataset is given."""
+    """The dataset in TRL's own documentation (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py); a plan
+    uses its rows if no dataset is given."""
     formats: tuple[tuple[str, ...], ...]
-    """Sets of columns that the trainer reads, in its own order of preference; of :data:`TEXT_COLUMN`,
-    ``dataset_text_field`` names another."""
+    """Sets of columns that the trainer reads, in its own order of preference; ``dataset_text_field`` replaces
+    :data:`TEXT_COLUMN`."""
     row_noun: str = "rows"
-    """The noun for what a batch counts."""
+    """The noun for a batch's rows."""
     sequences_per_row: int = 1
-    """2 for pairs: a batch of the model holds all chosen sequences and all rejected ones. So it does of two
-    completions."""
+    """2 for pairs and for two completions of a prompt: both sequences are in one batch of the model."""
     long_rows: Literal["truncated", "dropped", "kept"] = "truncated"
-    """What becomes of rows longer than ``max_length``. TRL leaves some of those that are kept longer than that, and
-    rows are planned for as they are."""
+    """What becomes of rows longer than ``max_length``. ``kept``: TRL leaves some of them longer than that, so the plan
+    takes rows at their own length."""
     reads_images: bool = False
-    """The trainer trains on images wherever the data have such a column (``_is_vision_dataset`` in
+    """Whether the trainer trains on images if the data have such a column (``_is_vision_dataset`` in
     trl/trainer/sft_trainer.py and dpo_trainer.py; ``_generate_and_score_completions`` in grpo_trainer.py and
-    rloo_trainer.py). For the others these are columns that nobody reads."""
+    rloo_trainer.py). Other trainers ignore these columns."""
 
     # models
     has_score_head: bool = False
-    """The model that is trained is a classifier of one score; a causal model is given such a head."""
+    """Whether the trained model is a classifier with one score; a causal model gets such a head."""
     reward_model_argument: str | None = None
-    """TRL's argument that names a reward model; None where none is taken."""
+    """TRL's argument that names a reward model; None if it takes none."""
     teacher_argument: str | None = None
-    """TRL's argument that names a teacher, which runs beside the model that is trained and is never trained itself."""
+    """TRL's argument that names a teacher, which runs beside the trained model and is never trained."""
 
     # training
     is_online: bool = False
-    """Completions are sampled while training: the data are prompts, which TRL never truncates."""
+    """Whether completions are sampled during training: the data are prompts, which TRL never truncates."""
     holds_models_whole: bool = False
-    """Each process holds its models whole (``methods.interface: Method.why_not_sharded`` says why)."""
+    """Whether each process holds its models whole (``methods.interface: Method.why_not_sharded`` says why)."""
     shares_tokens: bool = False
-    """Several processes may share the tokens of a row (context parallelism)."""
+    """Whether several processes may share the tokens of a row (context parallelism)."""
     has_chunked_loss: bool = False
-    """The loss is next-token cross-entropy, which TRL computes some tokens at a time (``loss_type`` None or
+    """Whether the loss is next-token cross-entropy, which TRL computes in chunks of tokens (``loss_type`` None or
     chunked_nll) instead of from all logits at once."""
     has_activation_offload: bool = False
-    """TRL's config has the argument for it."""
+    """Whether TRL's config has ``activation_offloading``."""
     builds_early: bool = False
-    """The trainer makes its optimizer, over more than one model, and its dataloaders as it is built: the former can
-    neither be replaced nor moved, nor the rows changed."""
+    """Whether the constructor already makes the dataloaders and an optimizer over more than one model. Then the
+    optimizer cannot be replaced or moved, and the rows cannot be changed."""
     is_experimental: bool = False
-    """Whether it is in ``trl.experimental``, of which TRL says that it may change or go in any release, and has no
-    script."""
+    """Whether it is in ``trl.experimental``, which may change or go in any release according to TRL, and
+    has no script."""
 
     @property
     def is_packable(self) -> bool:
-        """Returns whether rows reach the sampler as one sequence, ``input_ids``: they can be packed, or drawn by their
-        length."""
+        """Returns whether rows reach the sampler as one sequence, ``input_ids``, so that they can be packed or sampled
+        by length."""
         return "packing" in self.knobs
 
     @property
@@ -85,21 +84,21 @@ class MethodFacts:
 
     @property
     def trainer(self) -> str:
-        """``SFTTrainer``."""
+        """``SFTTrainer``: the name of TRL's class."""
         return f"{self.title}Trainer"
 
     @property
     def module(self) -> str:
-        """``trl.trainer.sft_trainer``, where TRL has the trainer."""
+        """``trl.trainer.sft_trainer``: TRL's module of the trainer."""
         home = f"experimental.{self.name}" if self.is_experimental else "trainer"
         return f"trl.{home}.{self.name}_trainer"
 
     def noun(self, number: int) -> str:
-        """Names what a batch counts, for that many of it: ``pair`` for 1."""
+        """Returns the noun for this many rows: ``pair`` for 1."""
         return self.row_noun.removesuffix("s") if number == 1 else self.row_noun
 
     def rows(self, number: int) -> str:
-        """``1 pair``, ``1,200 pairs``."""
+        """Returns a number of rows as text: ``1 pair``, ``1,200 pairs``."""
         return f"{number:,} {self.noun(number)}"
 
 
@@ -162,7 +161,7 @@ KTO = MethodFacts(
     reads_images=True,
     has_activation_offload=True,
 )
-"""Formats in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows of a pair."""
+"""Formats in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows from a pair."""
 
 ORPO = MethodFacts(
     name="orpo",
@@ -176,7 +175,7 @@ ORPO = MethodFacts(
     long_rows="kept",
     is_experimental=True,
 )
-"""Formats and defaults of ``trl/experimental/orpo``; ``maybe_extract_prompt`` makes the second format the first."""
+"""Formats and defaults of ``trl/experimental/orpo``; ``maybe_extract_prompt`` turns the second into the first."""
 
 CPO = replace(ORPO, name="cpo", title="CPO", defaults={**ORPO.defaults, "loss_type": "sigmoid", "cpo_alpha": 1.0})
 """``trl/experimental/cpo``, with SimPO as its ``loss_type``."""
@@ -224,7 +223,7 @@ ONLINE_DPO = MethodFacts(
     holds_models_whole=True,
     is_experimental=True,
 )
-"""Two completions of each prompt, which form a pair (``trl/experimental/online_dpo``)."""
+"""Two completions of each prompt form a pair (``trl/experimental/online_dpo``)."""
 
 GKD = MethodFacts(
     name="gkd",
@@ -237,8 +236,8 @@ GKD = MethodFacts(
     has_activation_offload=True,
     is_experimental=True,
 )
-"""Formats after ``trl/experimental/utils.py: DataCollatorForChatML``, defaults after
-``trl/experimental/gkd/gkd_config.py``, the example after ``examples/scripts/gkd.py``."""
+"""Formats from ``trl/experimental/utils.py: DataCollatorForChatML``, defaults from
+``trl/experimental/gkd/gkd_config.py``, the example from ``examples/scripts/gkd.py``."""
 
 PPO = MethodFacts(
     name="ppo",
@@ -254,30 +253,30 @@ PPO = MethodFacts(
     builds_early=True,
     is_experimental=True,
 )
-"""TRL's example needs a split of its own, so GRPO's prompts are taken; defaults after
+"""TRL's example needs a split of its own, so GRPO's prompts are used; defaults from
 ``trl/experimental/ppo/ppo_config.py``."""
 
 METHODS: Mapping[str, MethodFacts] = {
     row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, ONLINE_DPO, GKD, PPO)
 }
-"""The TRL trainers that are known, by the names of their commands."""
+"""The supported TRL trainers, by the names of their commands."""
 
 REWARD_MODEL_ARGUMENTS = tuple(
     dict.fromkeys(row.reward_model_argument for row in METHODS.values() if row.reward_model_argument)
 )
-"""The methods' names of their reward model."""
+"""The methods' arguments that name a reward model."""
 TEACHER_ARGUMENTS = tuple(dict.fromkeys(row.teacher_argument for row in METHODS.values() if row.teacher_argument))
-"""The methods' names of their teacher."""
+"""The methods' arguments that name a teacher."""
 OTHER_MODEL_ARGUMENTS = (*REWARD_MODEL_ARGUMENTS, *TEACHER_ARGUMENTS)
-"""Arguments that name a model beside the trained one."""
+"""Arguments that name a model other than the trained one."""
 
 
 _ASKED_FOR_MORE = ("sft", "dpo", "kto", "grpo")
-"""The methods that come first among those that read the same columns."""
+"""The methods that come first among those that read the same columns, since users ask for them more often."""
 
 
 def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
-    """Names the methods that train on rows with these columns, the most likely first: the one that reads most of them.
+    """Lists the methods that can train on rows with these columns; those that read the most of them come first.
 
     ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, distillation, online_dpo, ppo.
     """

@@ -1,4 +1,4 @@
-"""ModelFacts holds what planning needs to know of a model beside what is rehearsed."""
+"""ModelFacts holds what planning needs to know of a model besides its rehearsal."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from autotrain_mem.settings.knobs import Knobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Depths:
-    """Holds three numbers of layers of one model: two to rehearse, and the whole that is extrapolated from them.
+    """Holds three numbers of layers of one model: two to rehearse, and the whole, which is extrapolated from them.
 
-    Chunks of a loss are counted alike.
+    Numbers of chunks of a loss are held in the same way.
     """
 
     short: int
     long: int
     whole: int
     period: int = 1
-    """After how many layers their kinds repeat; the depths differ by multiples of it."""
+    """Number of layers after which their kinds repeat; the depths differ by multiples of it."""
 
     def __post_init__(self) -> None:
         assert 0 < self.short < self.long <= self.whole
@@ -26,39 +26,38 @@ class Depths:
 
     @property
     def sees_held_back(self) -> bool:
-        """Returns whether the shorter run has layers enough to free what activation offloading holds back."""
+        """Returns whether the shorter run has enough layers to free what activation offloading holds back."""
         return self.short > LAYERS_HELD_BACK
 
     @property
     def copies(self) -> int:
-        """Counts the periods that the longer has more than the shorter."""
+        """Counts the periods by which the longer run exceeds the shorter one."""
         return (self.long - self.short) // self.period
 
     @property
     def all_copies(self) -> int:
-        """Counts the periods that the whole has more than the shorter."""
+        """Counts the periods by which the whole exceeds the shorter run."""
         return (self.whole - self.short) // self.period
 
 
 COPIES = 2
-"""Copies that the longer run has more than the shorter one: a single copy would be equal to itself whatever it
-holds."""
+"""Copies that the longer run has more than the shorter one: a single copy has none to compare it with."""
 
 LAYERS_OF_FIXED_COST = 2
-"""The fixed cost of a rehearsal, in layers: 0.18 s against 0.16 s for a layer of Qwen2.5-0.5B, full fine-tuning with
-gradient checkpointing, on one core of a server (``scripts/expansion``); rounded up."""
+"""The fixed cost of a rehearsal, in layers: 0.18 s, where a layer of Qwen2.5-0.5B takes 0.16 s (full fine-tuning with
+gradient checkpointing, on one core of a server, ``scripts/expansion``); rounded up."""
 
 LAYERS_HELD_BACK = 5
-"""Activation offloading frees a layer's input as late as this many layers on, when it has been copied
+"""Activation offloading frees a layer's input up to this many layers later, once it has been copied
 (``trl/models/activation_offloading.py: OffloadActivations``, max_fwd_stash_size)."""
 
 FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS = 3, 6
-"""Chunks of a loss to rehearse in the place of all, with few layers and with more: a first one, a last one, and one or
-four of those between. What chunks do comes in three copies then, and what layers do in ``COPIES``: neither is taken
-for the other."""
+"""Chunks of a loss to rehearse instead of all, with few layers and with more: the first, the last, and one or four in
+between. The longer run then has three more copies of a chunk, but ``COPIES`` more of a layer, so that the two are not
+confused."""
 
 FEWEST_LOSS_CHUNKS = 8
-"""A loss with fewer chunks is rehearsed whole: no time would be saved."""
+"""A loss with fewer chunks is rehearsed whole, since shortening it saves no time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,26 +66,26 @@ class LayerPattern:
 
     layers: int
     period: int
-    """After how many layers their kinds come again: 1 where all are alike, 2 where every other one slides."""
+    """Number of layers after which their kinds repeat: 1 if all are alike, 2 if every other one slides."""
     least: int = 1
-    """Layers that a rehearsal has at least: 2 where something beside the layers goes over all of them, as the loss of a
-    mixture's routers does, whose first turn and last are unlike the others; or more where the first layers are unlike
-    the others, as Qwen3-VL's are."""
+    """Least number of layers to rehearse. It is 2 if something else loops over all layers, as the router loss of a
+    mixture of experts does, whose first and last iterations differ from the others. It is more if the first layers
+    differ from the others, as Qwen3-VL's do."""
     tower: int = 0
-    """Layers of the vision tower beside them, all of which a copy has."""
+    """Layers of the vision tower, all of which a copy keeps."""
 
     def depths(self, *, held_back: int = 0, has_images: bool = False) -> Depths | None:
-        """Chooses what to rehearse in the place of the whole; None where that would not be faster.
+        """Chooses the depths to rehearse instead of the whole; None if that would not be faster.
 
-        A layer of the tower, which only images go through, takes at least as long as one of these: 1 and 3 layers of
-        Qwen2.5-VL-3B take 1.5 times as long as all 36 (one row with an image of 1024 x 768). A tower keeps its layers:
-        Qwen2.5-VL's has 32 in periods of eight, so that 8 and 24 of them are as many as the whole.
+        A layer of the tower, which only images go through, takes at least as long as a language layer: 1 and 3 layers
+        of Qwen2.5-VL-3B take 1.5 times as long as all 36 (one row with an image of 1024 x 768). A tower is not
+        shortened: Qwen2.5-VL's has 32 layers in periods of eight, so that 8 and 24 of them are as many as the whole.
 
-        Example: 1 and 3 layers of 24; of 26 layers of two kinds, 2 and 6.
+        Example: 1 and 3 of 24 layers; 2 and 6 of 26 layers of two kinds.
 
         Args:
             held_back: Layers that pass before a layer's last block is freed; the shorter run has more.
-            has_images: The rows have some.
+            has_images: Whether the rows have images.
         """
         short = self.period + self.layers % self.period
         while short <= held_back or short < self.least:
@@ -103,49 +102,49 @@ class ModelFacts:
     """Holds what is read from the model's config."""
 
     context_length: int | None
-    """Tokens that the model can attend to; None when its config does not say."""
+    """Tokens that the model can attend to; None if its config does not say."""
     is_quantized: bool
-    """The checkpoint holds quantized weights, which cannot be quantized again."""
+    """Whether the checkpoint holds quantized weights, which cannot be quantized again."""
     flash_attention: str = "it was not looked for"
-    """Why a plan for a card of this machine may not choose ``flash_attention_2`` by itself; empty when it may."""
+    """Why a plan for a card of this machine may not choose ``flash_attention_2`` by itself; empty if it may."""
     shares_tokens: bool = False
-    """Whether its layers attend to all that came before, as ring attention does where processes share the tokens of a
+    """Whether its layers attend to all earlier tokens, as ring attention requires if processes share the tokens of a
     row."""
     digest: str = ""
-    """A digest of the configs of all models of the job: what is known of one is known of its equals."""
+    """A digest of the configs of all models of the job; models with the same digest share cached results."""
     pattern: LayerPattern | None = None
-    """How its layers repeat; None where they do not, so that it must be rehearsed whole."""
+    """How its layers repeat; None if they do not, so that the model is rehearsed whole."""
     hidden_size: int | None = None
-    """Width of its layers; None where the config does not say."""
+    """Width of its layers; None if the config does not say."""
     lora_targets: str | tuple[str, ...] | None = None
-    """The modules that LoRA adapts where none are named; None where that was not asked."""
+    """The modules that LoRA adapts by default; None if that was not asked."""
     adapted: str | None = None
-    """What a plan that turns LoRA on lets it adapt, as ``lora_target_modules`` takes it; None where that was not
+    """The modules that a plan adapts when it turns LoRA on, as ``lora_target_modules`` takes them; None if that was not
     asked."""
     adapter_width: int | None = None
-    """Parameters of an adapter on these for each of its ranks, about; None where the config does not tell."""
+    """Approximate parameters of such an adapter for each of its ranks; None if the config does not say."""
     parameters: int | None = None
-    """How many it has; None where its config does not tell."""
+    """Number of its parameters; None if its config does not say."""
     checkpoint_dtype: str | None = None
-    """The dtype that the weights are saved in: ``bfloat16``; None where the config does not say."""
+    """The dtype of the saved weights: ``bfloat16``; None if the config does not say."""
 
     reads_images: bool = False
-    """Rows with images can be rehearsed with it (``trainers.pretrained: FAMILIES``)."""
+    """Whether rows with images can be rehearsed with it (``trainers.pretrained: FAMILIES``)."""
     pixel_steps: tuple[int, ...] = ()
-    """Areas to which its processor can be told to make larger images smaller, largest first, in pixels; empty where it
-    makes all images equally large."""
+    """Areas, in pixels, to which its processor can be set to shrink larger images, largest first; empty if it makes all
+    images equally large."""
     enlarges_images: bool = False
-    """Whether its processor makes small images as large as others."""
+    """Whether its processor enlarges small images to the size of others."""
     kv_heads: int | None = None
-    """Heads of keys and values; None where the config does not say, or where not all layers keep them."""
+    """Number of key and value heads; None if the config does not say, or if not all layers keep them."""
     kv_head_elements: int | None = None
-    """Elements that a token takes of the KV cache for each of these heads, in all layers."""
+    """Elements of the KV cache per token and head, over all layers."""
 
     def depths_for(self, knobs: Knobs, *, has_images: bool = False) -> Depths | None:
-        """Chooses what to rehearse in the place of the whole model; None where the whole is to be rehearsed.
+        """Chooses the depths to rehearse instead of the whole model; None if the whole is to be rehearsed.
 
-        Of several processes it is the whole: DDP's buckets hold layers together as it comes, and what FSDP gathers
-        ahead has no plain continuation in more layers.
+        With several processes it is the whole: DDP's buckets cut across layers irregularly, and FSDP's prefetching does
+        not extend regularly to more layers.
         """
         if self.pattern is None or knobs.has_group:
             return None
