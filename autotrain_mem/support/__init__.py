@@ -1,1 +1,1 @@
-"""What every room stands on: errors, files, processes, units. It knows nothing of training. Runs in any process."""
+"""The base of every room: errors, files, processes, units. It does not know about training. Runs in any process."""

@@ -1,8 +1,8 @@
-"""The codec turns frozen nouns into what JSON can hold; msgspec reads them back and checks every value's type.
+"""The codec converts frozen nouns to JSON; msgspec reads them back and checks every value's type.
 
-A noun is a dataclass. Its JSON is an object with a key for each field: tuples and frozen sets are lists, enums their
-values. A noun with more or fewer keys than fields says so with a class attribute ``json_form``. If fields cannot be
-read from the keys of their own name, a static method ``unfolded`` rearranges the JSON before it is read.
+A noun is a dataclass. Its JSON is an object with a key for each field; tuples and frozen sets become lists, enums their
+values. A noun whose keys differ from its fields declares that in a class attribute ``json_form``. If the fields cannot
+be read from keys of the same name, a static method ``unfolded`` rearranges the JSON before it is read.
 
 >>> from autotrain_mem import Incident, Phase
 >>> from autotrain_mem.support import codec
@@ -34,30 +34,30 @@ SCHEMA = "schema"
 
 
 class CodecError(ValueError):
-    """A value is not the JSON of its noun; the message names the path to it."""
+    """A value is not the JSON of its noun; the message gives the path to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """Declares in what a noun's JSON differs from its fields."""
+    """Declares how a noun's JSON differs from its fields."""
 
     schema: str = ""
-    """Is written under ``schema``; empty for none."""
+    """The value of the key ``schema``; empty for none."""
     derived: Mapping[str, str] = field(default_factory=dict)
-    """Key -> the attribute whose value is written beside the fields, with dots where it is one of an attribute's: None
-    where one on the way is None. It is ignored when the noun is read."""
+    """Additional key -> the attribute that it holds, with dots for an attribute's attribute (None if one on the way is
+    None). Ignored when the noun is read."""
     inline: Collection[str] = ()
-    """Fields with nouns whose keys are written among this noun's own."""
+    """Fields that hold nouns whose keys are written among this noun's own."""
     optional: Collection[str] = ()
-    """Fields that are left out where they are None or as they are by default."""
+    """Fields that are left out if None or equal to the default."""
     hidden: Collection[str] = ()
     """Fields that are never written."""
     objects: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Fields with mappings or pairs -> the two keys of the objects that they are written as, in a list."""
+    """Field with a mapping or pairs -> the two keys of the objects in the list that it is written as."""
 
 
 def to_json(value: Any) -> Any:
-    """Writes a noun, an error, or containers of them as what JSON can hold. Other values stay as they are."""
+    """Converts a noun, an error, or containers of them to JSON values. Other values stay as they are."""
     if is_dataclass(value):
         return _noun_json(value)
     if isinstance(value, AutofitError):
@@ -99,10 +99,10 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(noun: type[Noun], value: Any) -> Noun:
-    """Reads what :func:`to_json` wrote of a noun.
+    """Reads a noun that :func:`to_json` wrote.
 
     Raises:
-        CodecError: a key is missing, or a value is not of its field's type. Unknown keys are ignored.
+        CodecError: a key is missing, or a value has not its field's type. Unknown keys are ignored.
     """
     import msgspec  # 10 ms that an early refusal need not wait for
 

@@ -97,7 +97,7 @@ class UsageError(AutofitError):
 
     @classmethod
     def of(cls, problems: Iterable[tuple[str, str]], opening: str = "") -> UsageError:
-        """Returns one error for all problems, each with its cure; ``opening`` stands before the first problem."""
+        """Returns one error for all problems, each with its cure; ``opening`` precedes the first problem."""
         reasons, cures = zip(*problems, strict=True)
         return cls(f"{opening}{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))
 
@@ -183,7 +183,7 @@ class BatchSplitError(PlanError):
 
 
 class DoesNotFitError(PlanError):
-    """Raised when nothing that is allowed fits the budget; the message says what is missing and what would fit.
+    """Raised if nothing that is allowed fits the budget; the message says what is missing and what would fit.
 
     >>> from autotrain_mem import AutoFit, DoesNotFitError, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)

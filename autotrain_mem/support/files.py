@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 
 OUTPUT_FOLDER = "--output_dir a folder"
-"""The flag for the folder of a run's records, with its values."""
+"""The flag for the folder of a run's records, with its value."""
 
 _ON_ANOTHER_DISK = "Free some space, or give {place} on another disk."
 _WRITABLE = "Give {place} that you may write to."
@@ -34,21 +34,21 @@ _REASONS = {
     errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} elsewhere."),
     errno.ENAMETOOLONG: ("its name is too long", "Give {place} with a shorter name."),
 }
-"""What the operating system's refusals mean to the user, and what to do about them."""
+"""Error number of the operating system -> what it means to the user, and what to do about it."""
 
 PARTIAL = ".partial"
-"""Ends the name of a file that is half written."""
+"""Suffix of a file that is being written."""
 NOT_ORDINARY = "it is a device, a pipe or a socket, not a file"
 A_LINK = "it is a symbolic link, which is not followed"
 
 
 def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
-    """Replaces ``path`` in one step; a write that fails leaves what was there.
+    """Replaces ``path`` in one step; if the write fails, the old file stays.
 
     NaN, which JSON lacks, is written as the text ``"nan"``: null would look like a loss that was not measured.
 
     Args:
-        place: What the user would say to have it elsewhere, for the hint.
+        place: How the user names another place, for the hint.
 
     Raises:
         OutputFolderError: the file cannot be written; the hint says what to do.
@@ -61,10 +61,10 @@ def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDE
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666, *, flushes: bool = True) -> None:
-    """Replaces a file with another in one step; if that raises OSError, the old one is still there.
+    """Replaces a file with another in one step; if that raises OSError, the old one stays.
 
     Args:
-        flushes: Without, the new name may outlive a power cut while its content does not.
+        flushes: If False, a power cut may leave the new name without its content.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
@@ -91,7 +91,7 @@ class JsonLines:
         self._is_mended = False
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Adds one line. Raises OSError if the disk is full or the folder cannot be written to."""
+        """Appends one line. Raises OSError if the disk is full or the folder is not writable."""
         if not self._is_mended:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab+", opener=open_own) as file:
@@ -148,14 +148,14 @@ def check_replaceable(
     is_one: Callable[[Path], bool],
     error: type[OutputFolderError | PlanFileError] = OutputFolderError,
 ) -> None:
-    """Refuses a file that cannot be written, or that holds anything but ``what``, before there is anything to write.
+    """Raises, before there is anything to write, if a file is not writable or holds anything but ``what``.
 
     Args:
-        is_one: Tells whether a file may be replaced. Raises OSError where it cannot be read.
-        error: Is raised for a file that may not be replaced.
+        is_one: Returns whether a file may be replaced. Raises OSError if it cannot be read.
+        error: The error for a file that may not be replaced.
 
     Raises:
-        OutputFolderError: its folder is not there, or may not be written; a folder, a device or a pipe is there.
+        OutputFolderError: its folder does not exist or is not writable, or the path is a folder, a device or a pipe.
     """
     try:
         if not file.parent.is_dir():

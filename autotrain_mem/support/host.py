@@ -30,7 +30,7 @@ ROOT = pathlib.Path("/")
 
 
 def existing(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder, or the nearest one above it that is there."""
+    """Returns the folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return next(each for each in (folder, *folder.parents) if each.exists())
 
@@ -42,7 +42,7 @@ def free_disk_bytes(folder: str | pathlib.Path) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostMemory:
-    """Holds what there is and what can be had without swapping, in bytes."""
+    """Holds the total memory and what is available without swapping, in bytes."""
 
     total_bytes: int
     available_bytes: int
@@ -72,9 +72,9 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 
 
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
-    """Yields the limit of every control group above this process that has one; none without control groups.
+    """Yields the limit of each control group of this process and of those above it; nothing without control groups.
 
-    A group without a limit has ``max`` in version 2, and in version 1 a number beyond any machine's memory.
+    A group without a limit has ``max`` in version 2, and a number beyond any machine's memory in version 1.
     """
     versions = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
     for mount, path in _groups(root):
@@ -116,7 +116,7 @@ def cores() -> int:
 
 
 def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
-    """Returns this process's cgroup of each version, relative to where that may be mounted."""
+    """Yields this process's cgroup of each version: where it may be mounted, and its path there."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -127,9 +127,9 @@ def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
 
 
 def interface_to(address: str) -> str | None:
-    """Names the network interface over which this machine reaches an address, such as ``eth0``; None where it does not.
+    """Returns the network interface over which this machine reaches an address, such as ``eth0``; None if it does not.
 
-    Nothing is sent: a datagram's socket is told where to (connect(2), udp(7)).
+    Sends nothing: it only connects a datagram socket (connect(2), udp(7)).
     """
     import psutil
 
@@ -157,11 +157,11 @@ _LIBAIO = ("/usr/include/libaio.h", "/usr/local/include/libaio.h")
 def missing_to_compile(
     environment: Mapping[str, str], operators: tuple[str, ...] = OPTIMIZER
 ) -> Iterator[tuple[str, str]]:
-    """Yields what is not here, and how to get it; nothing where all operators were built with DeepSpeed.
+    """Yields each missing tool and how to get it; nothing if all operators were built with DeepSpeed.
 
-    ninja is asked for each time, the compiler where nothing was compiled before (``deepspeed/ops/op_builder/builder.py:
-    jit_load``, ``torch/utils/cpp_extension.py: verify_ninja_availability, get_cxx_compiler``). The environment is that
-    of the process that trains.
+    DeepSpeed needs ninja each time, the compiler only if nothing was compiled before
+    (``deepspeed/ops/op_builder/builder.py: jit_load``, ``torch/utils/cpp_extension.py: verify_ninja_availability,
+    get_cxx_compiler``). ``environment`` is that of the training process.
     """
     operators = tuple(name for name in operators if not _is_prebuilt(name))
     if not operators:
@@ -190,9 +190,9 @@ def missing_to_compile(
 
 
 def _is_prebuilt(operator: str) -> bool:
-    """Returns whether it was compiled as DeepSpeed was installed (``DS_BUILD_CPU_ADAM=1``), on a machine with CUDA.
+    """Returns whether it was compiled when DeepSpeed was installed (``DS_BUILD_CPU_ADAM=1``), on a machine with CUDA.
 
-    ``deepspeed/git_version_info.py`` reads the same file, and ``builder.py: load`` asks for the accelerator too.
+    ``deepspeed/git_version_info.py`` reads the same file, and ``builder.py: load`` checks the accelerator too.
     """
     package = find_spec("deepspeed")
     if package is None or package.origin is None:

@@ -1,4 +1,4 @@
-"""Imports a package's public names from its modules as they are asked for, so that importing it takes no time."""
+"""Imports a package's public names on first use, so that importing the package takes no time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def lazily_imported(package: str, file: str, name: str) -> object:
-    """Returns what a package's ``__getattr__`` is asked for: what it imports for type checkers.
+    """Returns a name for a package's ``__getattr__``: one of those that it imports for type checkers.
 
     Args:
-        file: The package's own.
+        file: The package's own file.
 
     Raises:
-        AttributeError: it imports no such name.
+        AttributeError: the package imports no such name.
     """
     if name not in _modules(file):
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -33,5 +33,5 @@ def _modules(file: str) -> Mapping[str, str]:
 
 
 def html_of(shown: object) -> str:
-    """Returns what a notebook shows of a result; the module that knows how is imported when one is shown."""
+    """Returns a result's HTML for a notebook; the module that renders it is imported on first use."""
     return str(importlib.import_module("autotrain_mem.report.first_screen").html_of(shown))

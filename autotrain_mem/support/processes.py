@@ -25,15 +25,15 @@ from autotrain_mem.support.files import open_own
 
 LOG_TAIL_CHARACTERS = 2000
 ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if name in signal.Signals.__members__)
-"""A terminal that closes, and Slurm's warning that the time is up (sbatch(1), ``--signal``), which reaches all
-processes of a step. Windows has neither."""
+"""Sent by a terminal that closes, and by Slurm before the time is up (sbatch(1), ``--signal``) to all processes of a
+step. Windows has neither."""
 _HAS_GROUPS = hasattr(os, "killpg")
 """Windows has no process groups of this kind."""
 GRACE_SECONDS = 10.0
-"""How long a child may take to end after it was told to, before it is killed."""
+"""How long a child may take to end after a request to do so, before it is killed."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")
-"""All but the last state of a progress bar, which a terminal would have shown in one line."""
+"""All but the last state of a progress bar, which a terminal shows in one line."""
 
 
 class ChildDied(Exception):
@@ -50,7 +50,7 @@ class ChildTimeout(Exception):
 
 
 class Child:
-    """The parent's side of one child process.
+    """Represents a child process on the parent's side.
 
     Args:
         module: Run as ``python -m module``.
@@ -99,7 +99,7 @@ class Child:
         return self._process.poll() is None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one object. Raises ChildDied when nobody reads any more."""
+        """Sends one object. Raises ChildDied if the child no longer reads."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -108,7 +108,7 @@ class Child:
             raise self.death() from error
 
     def receive(self, timeout_seconds: float | None = None) -> dict[str, Any]:
-        """The next object. Raises ChildDied, or ChildTimeout after ``timeout_seconds`` (None: wait for ever)."""
+        """Returns the next object. Raises ChildDied, or ChildTimeout after ``timeout_seconds`` (None: no limit)."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
             # Short waits: a signal handler of Python's runs only between them.
@@ -127,7 +127,7 @@ class Child:
             return answer
 
     def log_tail(self) -> str:
-        """The last lines that the child printed; none where another thread has stopped it and closed its log."""
+        """Returns the end of the child's log; empty if another thread has stopped the child and closed the log."""
         try:
             self._log.seek(0, os.SEEK_END)
             self._log.seek(max(0, self._log.tell() - LOG_TAIL_CHARACTERS))
@@ -142,7 +142,7 @@ class Child:
             self._process.send_signal(signal.SIGINT)
 
     def wait(self, timeout_seconds: float) -> None:
-        """Waits for a child that is done to exit; returns when it has, or when the time is up."""
+        """Waits until the child has exited or the time is up."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_seconds)
 
@@ -164,11 +164,11 @@ class Child:
                 self._process.stdin.close()
 
     def kill(self) -> None:
-        """Signals the child to end at once. Call :meth:`stop` afterwards, once all others are signalled too."""
+        """Kills the child at once. Call :meth:`stop` afterwards, once all other children are killed too."""
         self._process.kill()
 
     def end_orphans(self) -> None:
-        """Kills what a dead child has left behind. A process group's number is not reused while it has members."""
+        """Kills what a dead child left behind. A process group's id is not reused while it has members."""
         if self._leads_group and not self.alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -180,7 +180,7 @@ class Child:
         self._on_line(None)
 
     def death(self) -> ChildDied:
-        """Returns how the child ended, which it has, or is about to."""
+        """Returns how the child ended, after waiting for its end."""
         code = self._process.wait()
         self.end_orphans()
         return ChildDied(code, self.log_tail())
@@ -225,13 +225,13 @@ class LossyStream:
 
 
 class Channel:
-    """The child's side. Takes over stdin and stdout: from then on ``print`` goes to the log.
+    """Represents the child's side. Takes over stdin and stdout: from then on ``print`` writes to the log.
 
     Args:
-        ignore_interrupt: Leave Ctrl-C to the parent, which ends this process itself.
-        on_message: Is given each object as it arrives, whatever the process does meanwhile.
-        on_close: Is called when the parent closes its end, before the process ends.
-        on_loss: Is called where the log takes no more, once for each stream: what is printed is then dropped.
+        ignore_interrupt: Whether to leave Ctrl-C to the parent, which ends this process itself.
+        on_message: Called with each object as it arrives, whatever the process is doing.
+        on_close: Called when the parent closes its end, before the process ends.
+        on_loss: Called once for each stream when the log can no longer be written; later output is dropped.
     """
 
     def __init__(
@@ -265,11 +265,11 @@ class Channel:
         return not self._requests.empty()
 
     def receive(self) -> dict[str, Any]:
-        """The parent's next object. The process ends, here or anywhere, when the parent closes its end."""
+        """Returns the parent's next object. If the parent closes its end, the process ends, here or anywhere else."""
         return self._requests.get()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one object; any thread may."""
+        """Sends one object, from any thread."""
         try:
             with self._sending:
                 self._out.write(json.dumps(message) + "\n")

@@ -24,7 +24,7 @@ from autotrain_mem.support.errors import (
 )
 
 DATA_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
-"""Endings of the files that rows are read from, and what the datasets library calls each kind."""
+"""Suffix of a data file -> the datasets library's name of its kind."""
 WHAT_IS_READ = (
     "Give --dataset a .json, .jsonl, .parquet or .csv file, a folder, or a hub id that can be reached from here."
 )
@@ -42,11 +42,11 @@ def saved_model(flag: str) -> str:
 
 
 def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
-    """Reads ``config.json`` of a model's folder; None for a hub id, as far as one can tell from here.
+    """Reads ``config.json`` of a model's folder; None for a name that may be a hub id.
 
     Raises:
-        ModelNotFoundError: a file, or a folder that holds no model.
-        ModelConfigError: the file is no JSON, or says nothing of a model.
+        ModelNotFoundError: it is a file, or a folder without a model.
+        ModelConfigError: the file is not JSON, or not a model's config.
     """
     path = Path(name)
     if path.is_file():
@@ -80,8 +80,8 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
 
 _OF_ALL_IMAGES = {"PIL": "Pillow"}
 _OF_A_FAMILY = {"smolvlm": {"num2words": "num2words"}}
-"""What a processor asks for as it is made (``transformers/models/smolvlm/processing_smolvlm.py: __init__``). Where
-torchvision is missing, images are processed by Pillow alone."""
+"""Packages that a processor imports when it is made (``transformers/models/smolvlm/processing_smolvlm.py: __init__``).
+Without torchvision, Pillow alone processes images."""
 VISION_EXTRA = 'Run: pip install "autotrain_mem[vision]"'
 
 
@@ -102,8 +102,8 @@ def is_path(name: str) -> bool:
 
 
 def check_data_path(name: str) -> None:
-    """Raises DatasetNotFoundError, EmptyDatasetError, or MalformedDatasetError for a kind of file that is not read;
-    what is no path is a hub id."""
+    """Raises DatasetNotFoundError, EmptyDatasetError, or, for a kind of file that is not read, MalformedDatasetError. A
+    name that is not a path is a hub id."""
     path = Path(name)
     if path.suffix.lower() in DATA_KINDS and not path.is_dir():
         if not path.is_file():
@@ -137,7 +137,7 @@ def unreachable() -> str:
 
 
 def why_not_asked() -> str:
-    """Returns why the hub cannot answer, before it is asked; empty where it may."""
+    """Returns why the hub cannot answer, before it is asked; empty if it may answer."""
     from urllib.request import getproxies  # 16 ms to import
 
     from huggingface_hub import constants
@@ -157,7 +157,7 @@ def why_not_asked() -> str:
 
 
 def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
-    """Makes the error for a name without a folder; ``why`` says why the hub does not have it either."""
+    """Returns the error for a name without a folder; ``why`` says why the hub does not have it either."""
     return ModelNotFoundError(f"No model {model!r}: there is no folder of that name here, and {why}.", hint=hint)
 
 

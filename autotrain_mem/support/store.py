@@ -29,20 +29,20 @@ LIMIT_BYTES = 200 * MIB
 KEPT_SHARE = 0.75
 """The share of the limit that remains after old files were deleted."""
 PAGE_BYTES = 4 * KIB
-"""A file takes whole pages of the disk."""
+"""A file takes whole pages on disk."""
 ABANDONED_SECONDS = 3600.0
 """Age from which a half-written file counts as left by a killed process."""
 
 _SUFFIX = ".json.gz"
 _GZIP = 31
-"""zlib's ``wbits`` for a header and a checksum of gzip's."""
+"""zlib's ``wbits`` for gzip's header and checksum."""
 
 FOLDER_VARIABLE = "AUTOFIT_CACHE"
-"""Names another folder; an empty text keeps nothing."""
+"""The environment variable that names another folder; if it is empty, nothing is stored."""
 
 
 def cache_folder() -> pathlib.Path | None:
-    """``$AUTOFIT_CACHE``, else ``$XDG_CACHE_HOME/autofit`` on Linux and its like elsewhere; None to keep nothing."""
+    """Returns ``$AUTOFIT_CACHE``, else ``$XDG_CACHE_HOME/autofit`` or its counterpart; None to store nothing."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named is not None:
         return pathlib.Path(named) if named else None
@@ -54,7 +54,7 @@ def cache_folder() -> pathlib.Path | None:
 class Store:
     """Keeps values between runs.
 
-    ``store.put("profile", {"dataset": "gsm8k"}, {"longest": 512})`` and, in a later process,
+    After ``store.put("profile", {"dataset": "gsm8k"}, {"longest": 512})``, in a later process too,
     ``store.get("profile", {"dataset": "gsm8k"}) == {"longest": 512}``.
 
     Args:
@@ -77,7 +77,7 @@ class Store:
         self._writable = True
 
     def get(self, kind: str, key: Mapping[str, Any]) -> Any | None:
-        """Returns what was put under this kind and key, as JSON keeps it (tuples become lists); None if nothing was."""
+        """Returns the value of this kind and key, as JSON holds it (tuples become lists); None if there is none."""
         if self._folder is None:
             return None
         path, damage = _path(self._folder, kind, key), ""
@@ -101,7 +101,7 @@ class Store:
         return kept.get("value")
 
     def put(self, kind: str, key: Mapping[str, Any], value: Any) -> None:
-        """Keeps a value. Raises TypeError for what JSON cannot hold, and nothing else."""
+        """Stores a value. Raises TypeError if it cannot be JSON, and nothing else."""
         if self._folder is None or not self._writable:
             return
         body = json.dumps({"kind": kind, "key": key, "value": value}, separators=(",", ":")).encode()
@@ -132,7 +132,7 @@ def _path(folder: pathlib.Path, kind: str, key: Mapping[str, Any]) -> pathlib.Pa
 
 
 def _canonical(value: Any) -> bytes:
-    """Returns one text for equal values: sorted, without spaces."""
+    """Returns the same text for equal values: sorted, without spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -144,7 +144,7 @@ def _reason(error: OSError) -> str:
 
 
 def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
-    """Drops the least recently used files once the folder exceeds its limit, down to three quarters of it."""
+    """Deletes the least recently used files if the folder exceeds its limit, down to three quarters of it."""
     # Ours: when each was used last, its size and its path. Of those half written the abandoned ones are dropped.
     files = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:

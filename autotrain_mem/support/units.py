@@ -1,6 +1,6 @@
-"""Values as text: bytes, counts, times, rates and money; and text of others, made safe to show.
+"""Formats bytes, counts, times, rates and money as text, and makes foreign text safe to show.
 
-Every size in this project is an ``int`` of bytes whose name ends in ``_bytes``. Binary units only: GiB is 2**30 bytes.
+Every size in this project is an ``int`` of bytes whose name ends in ``_bytes``. Units are binary: GiB is 2**30 bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def parse_bytes(text: str) -> int:
     """Reads a size such as ``"12GiB"``, ``"0.5 GiB"`` or ``"300MiB"``.
 
     Raises:
-        ValueError: the text is not a number followed by B, KiB, MiB or GiB. Units of 1000 (GB) are refused, since
-            the two readings of "24 GB" differ by 1.6 GiB.
+        ValueError: the text is not a number followed by B, KiB, MiB or GiB. Decimal units (GB) are rejected, since the
+            two readings of "24 GB" differ by 1.6 GiB.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -38,12 +38,12 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 row``, ``1,200 rows``."""
+    """Formats a number with its noun: ``1 row``, ``1,200 rows``."""
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def millions(number: int) -> str:
-    """``8.80 M``, ``7.62 B``, ``12,345``: three digits."""
+    """Formats a large number with three digits: ``8.80 M``, ``7.62 B``; ``12,345`` in full."""
     for size, unit in ((1e9, "B"), (1e6, "M")):
         if number >= size:
             scaled = number / size
@@ -52,7 +52,7 @@ def millions(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``41.3 s``, ``3 min 20 s`` or ``2 h 05 min``."""
+    """Formats seconds: ``41.3 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -63,27 +63,27 @@ def duration(seconds: float) -> str:
 
 
 def amount(cost: float) -> str:
-    """``4.14``, ``0.0031``: two digits at least, behind the point as many as it takes."""
+    """Formats a cost with at least two significant digits: ``4.14``, ``0.0031``."""
     return f"{cost:,.2f}" if cost >= 0.1 else f"{cost:.2g}"
 
 
 def money(cost: float, currency: str) -> str:
-    """``4.14 USD``."""
+    """Formats a cost with its currency: ``4.14 USD``."""
     return f"{amount(cost)} {currency}"
 
 
 def brief(seconds: float) -> str:
-    """Writes as ``duration`` does, with what is shorter than a second in milliseconds: ``66 ms``, ``6.6 s``."""
+    """Formats seconds as ``duration`` does, but less than one in milliseconds: ``66 ms``, ``6.6 s``."""
     return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else duration(seconds)
 
 
 def rate(tokens_per_second: float) -> str:
-    """``1,240`` or ``3.2``: a prediction has no more digits to give."""
+    """Formats a speed: ``1,240`` or ``3.2``; a prediction is not more precise."""
     return f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.1f}"
 
 
 def percent(fraction: float) -> str:
-    """Formats a share as a percentage with one digit; a share above 0 never reads 0.0."""
+    """Formats a share as a percentage with one digit; a share above 0 never becomes 0.0."""
     if 0 < fraction < 0.0005:
         return "less than 0.1 %"
     return f"{100 * fraction:.1f} %"
@@ -96,7 +96,7 @@ _LAYOUT = "\n\t"
 
 
 def printable(text: str) -> str:
-    r"""Spells out control characters, invisible ones and those that turn the direction of writing.
+    """Escapes control characters, invisible characters and those that change the writing direction.
 
     >>> print(printable("a\x1b[2Jb\u202ec"))
     a\x1b[2Jb\u202ec
@@ -109,5 +109,5 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same without line breaks, one of which would end a comment."""
+    """Does the same and removes line breaks, which would end a comment."""
     return printable(" ".join(text.split()))

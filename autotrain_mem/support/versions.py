@@ -16,7 +16,7 @@ PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "tokenizers"),
     *("liger-kernel", "flash-attn", "kernels", "vllm"),
 )
-"""Packages whose code a rehearsal runs or replaces, and those whose presence decides what runs."""
+"""Packages whose code a rehearsal runs or replaces, or whose presence changes what runs."""
 TESTED = {
     "torch": ((2, 13), (2, 15)),
     "transformers": ((5, 23), (5, 23)),
@@ -26,9 +26,9 @@ TESTED = {
     "datasets": ((5, 2), (5, 2)),
     "bitsandbytes": ((0, 50), (0, 50)),
 }
-"""Packages whose private names are used -> the oldest and the newest minor version that was run. The suite runs on
-those of scripts/constraints.txt, its core on trl 1.16 (scripts/newest) and on torch 2.14.1; of torch 2.15 plans alone
-were made."""
+"""Package whose private names are used -> the oldest and the newest tested minor version. The whole suite runs on the
+versions of scripts/constraints.txt, its core also on trl 1.16 (scripts/newest) and torch 2.14.1; with torch 2.15 only
+plans were made."""
 OFTEN_EDITED = ("trl",)
 """Packages that users patch in place, small enough to read each file (13 ms): a digest of the content is the same
 wherever it is installed, so that a plan can be carried to another machine."""
@@ -40,16 +40,16 @@ OURS = pathlib.Path(__file__).parents[1]
 
 @functools.cache
 def versions_key() -> dict[str, str | None]:
-    """``{"python": "3.11.9", "torch": "2.13.0", ..., "flash-attn": None, "autotrain_mem": "<digest of its files>"}``.
+    """Returns ``{"python": "3.11.9", "torch": "2.13.0", ..., "flash-attn": None, "autotrain_mem": "<digest>"}``.
 
-    The same for the same code, wherever it is installed. Imports none of them; about 30 ms.
+    Equal for equal code, wherever it is installed. Imports none of the packages; takes about 30 ms.
     """
     return _key(content_digest(OURS), read=OFTEN_EDITED)
 
 
 @functools.cache
 def local_key() -> dict[str, str | None]:
-    """The same by sizes and dates of the files, which hold for this machine alone: in 8 ms, for an early refusal."""
+    """Returns the same from sizes and dates of files: valid on this machine only, but in 8 ms, for an early refusal."""
     return _key(content_digest(OURS, read=False), read=())
 
 
@@ -67,11 +67,11 @@ def _key(ours: str, *, read: Collection[str]) -> dict[str, str | None]:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Reads versions off the names of the folders that installers leave: None where a package is not installed.
+    """Reads versions from the names of folders that installers leave; None for a package that is not installed.
 
-    ``torch-2.13.0+cu130.dist-info`` says both (packaging.python.org, "Recording installed projects"), and the first on
-    ``sys.path`` counts, as for ``importlib.metadata``. That reads every package's description too, and takes 30 ms.
-    Only older layouts, ``.egg-info``, are left to it.
+    ``torch-2.13.0+cu130.dist-info`` gives name and version (packaging.python.org, "Recording installed projects"), and
+    the first on ``sys.path`` counts, as for ``importlib.metadata``. That also reads every package's description, in 30
+    ms, so it is used only for the older layout ``.egg-info``.
     """
     known: dict[str, str] = {}
     for folder in sys.path:
@@ -97,7 +97,7 @@ def _normal(name: str) -> str:
 
 
 def untested(installed: Mapping[str, str | None]) -> list[str]:
-    """Returns advice on each package that is older or newer than what was tested; nothing on one that is missing.
+    """Returns advice on each package that is older or newer than the tested versions; none for missing ones.
 
     >>> untested({"torch": "2.99.0", "trl": "1.12.0", "peft": None})
     ['torch 2.99.0 is newer than 2.15, the newest that autofit was tested with: plans may fail or be off']
@@ -117,14 +117,14 @@ def untested(installed: Mapping[str, str | None]) -> list[str]:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """Reads the numbers that a version begins with: ``version_of("2.13.0+cu130") == (2, 13, 0)``."""
+    """Returns the leading numbers of a version: ``version_of("2.13.0+cu130") == (2, 13, 0)``."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def content_digest(folder: pathlib.Path, *, read: bool = True) -> str:
-    """Digests the names and the content of all its Python files: a copy elsewhere has the same. Unread, their sizes and
-    dates stand for the content, which is quicker."""
+    """Digests the names and contents of all Python files of a folder: a copy elsewhere has the same digest. If not
+    ``read``, sizes and dates replace the contents, which is faster."""
     digest = hashlib.blake2b(digest_size=16)
     found = (os.path.join(parent, name) for parent, _, names in os.walk(str(folder)) for name in names)
     for path in sorted(path for path in found if path.endswith(".py")):

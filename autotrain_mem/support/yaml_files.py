@@ -1,6 +1,6 @@
-"""Reads YAML files: a user's, which is not trusted, and the recipes that come along, which ``--recipe NAME`` reads.
+"""Reads YAML files: those of users, which are not trusted, and the built-in recipes for ``--recipe NAME``.
 
-What a table of recipes tells stands in the comments that each opens with: its first line, and its ``card``.
+The table of recipes is made from the comments at the top of each: its first line, and its ``card``.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import KIB, format_bytes
 
 LARGEST_CONFIG_BYTES = 256 * KIB
-"""The largest YAML file: PyYAML reads some 100 KiB a second."""
+"""The largest YAML file that is read: PyYAML reads some 100 KiB a second."""
 MOST_VALUES = 100_000
-"""The most values of a YAML file, where each alias counts as a copy: a few lines of aliases of aliases stand for
-billions."""
+"""The most values of a YAML file, with a copy for each alias: a few lines of nested aliases can stand for billions."""
 
 
 def read_yaml(path: str, flag: str) -> dict[str, Any]:
-    """Reads a file of keys, with values as JSON has them. Raises UsageError for one that cannot be read, is not YAML,
-    is too large or no mapping; its hint names the flag that named the file."""
+    """Reads a mapping with JSON values. Raises UsageError if the file cannot be read, is not YAML, is too large or not
+    a mapping; its hint gives ``flag``, which named the file."""
     import yaml
 
     hint = f"Write key: value in {path}, one a line."
@@ -62,7 +61,7 @@ def read_yaml(path: str, flag: str) -> dict[str, Any]:
 
 
 def _count(node: Any, counted: dict[int, float]) -> float:
-    """Counts the values below a node of YAML's, itself included, with a copy for each alias; endless where one holds
+    """Counts the values below a YAML node, itself included, with a copy for each alias; infinite if one contains
     itself."""
     if id(node) not in counted:
         counted[id(node)] = math.inf
@@ -75,7 +74,7 @@ def _count(node: Any, counted: dict[int, float]) -> float:
 # -- the recipes that come along ---------------------------------------------------------------------------------------
 
 _PLACES = tuple(Path(__file__).parents[up] / "recipes" for up in (1, 2))
-"""Where recipes lie in an installed package, and in a checkout (pyproject.toml:
+"""Folders of the recipes in an installed package and in a checkout (pyproject.toml:
 tool.hatch.build.targets.wheel.force-include)."""
 
 _CARD = re.compile(r"^# card +(\S+)$", re.MULTILINE)
@@ -83,38 +82,38 @@ _GPUS = re.compile(r"^# gpus +(\d+)$", re.MULTILINE)
 
 
 SIMILAR = 0.8
-"""How similar a part must be to the beginning of a name, where 1 is equal (``difflib.SequenceMatcher.ratio``)."""
+"""Least similarity to the beginning of a name, where 1 is equal (``difflib.SequenceMatcher.ratio``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Describes one file that trains one model one way."""
+    """Describes a file that trains one model in one way."""
 
     name: str
     """The file's name, without ``.yaml``: ``reward-gemma3-1b-lora-8k``."""
     card: str
-    """The card that its header speaks of, by its name in the catalog. It is planned for the one that is there."""
+    """The catalog's name of the card in its header. A plan is made for the card at hand."""
     gpus: int
-    """How many of them."""
+    """Number of these cards."""
     what: str
-    """In one line."""
+    """What it does, in one line."""
     path: Path
 
     @property
     def method(self) -> str:
-        """Returns one of ``methods_table.METHODS``: a recipe's name begins with its method's."""
+        """Returns one of ``methods_table.METHODS``, with which the recipe's name begins."""
         return self.name.partition("-")[0]
 
 
 @functools.cache
 def recipes() -> tuple[Recipe, ...]:
-    """Returns all recipes, by name; none where neither place holds any."""
+    """Returns all recipes, sorted by name; none if there is no folder of recipes."""
     folder = next(filter(Path.is_dir, _PLACES), None)
     return () if folder is None else tuple(map(read_recipe, sorted(folder.glob("*.yaml"))))
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Raises ValueError for a file that does not open as a recipe does."""
+    """Reads the header of a recipe. Raises ValueError if it has none."""
     text = path.read_text(encoding="utf-8")
     card = _CARD.search(text)
     if not text.startswith("# ") or card is None:
@@ -125,7 +124,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of that name. Raises UsageError if there is none, with the nearest name that there is."""
+    """Returns the recipe of that name. Raises UsageError, with the nearest names, if there is none."""
     known = {each.name: each for each in recipes()}
     if name in known:
         return known[name]

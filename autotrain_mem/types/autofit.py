@@ -275,7 +275,6 @@ class AutoFit(OwnSettings):
 
         Args:
             here: Whether to plan for this machine's device; otherwise for the card of the plan or of ``gpu``.
-                another.
         """
         job, card = plan.job, plan.estimate.hardware
         has_name = card.origin in ("named", "imagined")

@@ -262,7 +262,7 @@ class Estimate:
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns its JSON with the memory's keys under ``memory`` as well."""
+        """Returns its JSON with the memory's keys also under ``memory``."""
         memory = MemoryEstimate.unfolded(values)  # first, since it rejects what is no object
         return {**values, "memory": memory}
 

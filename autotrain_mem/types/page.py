@@ -17,7 +17,7 @@ from autotrain_mem.types.work import Phase
 
 
 class Holder(NamedTuple):
-    """The bytes of one module and owner at one moment; its JSON is a list."""
+    """Holds the bytes of one module and owner at one moment; its JSON is a list."""
 
     module: int
     """Index into ``Timeline.modules``."""
@@ -47,11 +47,11 @@ class Timeline:
     holders: tuple[tuple[Holder, ...], ...]
     """At each point the largest holders, largest first, at most five."""
     phases: tuple[tuple[Phase, int], ...]
-    """Phase and the index of its first event, in order; a phase may come again."""
+    """Phase and the index of its first event, in order; a phase may occur several times."""
     peak: int
     """Index of the point with the most allocated bytes."""
     budget_bytes: int
-    """The budget, without what lies outside torch's allocator."""
+    """The budget minus the memory outside torch's allocator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class Page:
     """``fits rtx3060 with 3 changes: needs 10.8 GiB of 11.2 GiB``."""
     fits: bool
     command: str
-    """Makes the plan, or the run, again."""
+    """The command that makes the plan, or repeats the run."""
     made: str
     """Time of the plan or the run in ISO 8601; empty if unknown."""
     versions: Mapping[str, str]
@@ -95,12 +95,12 @@ class Page:
     """Name, value and a note: ``peak reserved``, ``10.8 GiB``, ``of 11.2 GiB``."""
     sections: tuple[Section, ...]
     not_shown: tuple[str, ...] = ()
-    """A sentence for each thing that is missing, with what would add it."""
+    """A sentence for each missing part, with what would add it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardOffer:
-    """Says what a plan's settings need on another card, and what the card is rented for."""
+    """Holds the memory that a plan's settings need on another card, and the card's rental price."""
 
     hardware: Hardware
     required_bytes: int
@@ -114,17 +114,17 @@ class CardOffer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Material:
-    """Holds a plan and everything known beside it."""
+    """Holds a plan and everything known besides it."""
 
     plan: Plan
     command: str
-    """Makes it again."""
+    """The command that makes it again."""
     made: str = ""
     timeline: Timeline | None = None
     report: Report | None = None
-    """The report of the run that trained with it; None until it has ended."""
+    """The report of the run that trained with it; None until the run has ended."""
     history: RunHistory | None = None
     profile: DataProfile | None = None
-    """Number of rows of each length; None if not kept."""
+    """Number of rows of each length; None if not stored."""
     cards: tuple[CardOffer, ...] = ()
     not_shown: tuple[str, ...] = ()

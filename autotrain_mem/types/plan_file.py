@@ -1,7 +1,7 @@
-"""Reads the JSON of a plan's file as this version wrote it, or refuses it with the reason and the cure.
+"""Reads the JSON of a plan's file that this version wrote, or rejects it with the reason and the cure.
 
-Nothing that is shown of a plan is computed anew where the file is wrong: every value is held to the type of its field
-(``support.codec``), and the plan, written again, must be the file that was read.
+A wrong file is never repaired: every value must have its field's type (``support.codec``), and writing the plan again
+must give the file that was read.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PLAN_NAME = "plan.json"
 STDIN = "-"
 
 LARGEST_BYTES = 8 * MIB
-"""The largest file that is read as a plan: it takes some 10 KiB, and 1 KiB for each attempt and each time out of
-memory. The worst JSON of this size, which is of nothing but empty objects, takes 192 MiB as Python's (measured with
-Python 3.11, x86-64)."""
+"""The largest file that is read as a plan. A plan takes some 10 KiB, plus 1 KiB for each attempt and each out-of-memory
+error. The worst JSON of this size, made of empty objects only, takes 192 MiB as Python objects (measured with Python
+3.11, x86-64)."""
 
 _MAKES_ONE = (
     "autofit plan METHOD --model MODEL --gpu NAME --out plan.json  writes one;\n"
@@ -37,35 +37,35 @@ _MAKES_ONE = (
 _FROM_A_PIPE = "Write it to a file first; autofit explain - tells what a plan on standard input holds."
 
 _FIT = "autofit.fit/"
-"""What ``autofit METHOD --json`` prints holds the plan and the run."""
+"""Schema of the output of ``autofit METHOD --json``, which holds the plan and the run."""
 _FAMILY = PLAN_SCHEMA.partition("/")[0] + "/"
-"""The common beginning of the schemas of all versions."""
+"""The prefix that the schemas of all versions share."""
 
 PYTHON = "Plan.save a path"
-"""What a script says to have the plan elsewhere."""
+"""How a script names another place for the plan, for a hint."""
 
 
 def check_place(path: str | Path, place: str = PYTHON) -> None:
-    """Refuses what ``Plan.save`` would refuse, as far as it can be told before there is a plan.
+    """Raises early what ``Plan.save`` would raise, if that can be told before there is a plan.
 
     Raises:
-        PlanFileError: a file that is no plan is there. An empty one may be replaced, as a shell leaves it behind. Or
-            the path is empty.
-        OutputFolderError: its folder is not there, or may not be written; a device or a pipe is there.
+        PlanFileError: the file there is not a plan (an empty one, which a shell leaves behind, may be replaced), or the
+            path is empty.
+        OutputFolderError: its folder does not exist or is not writable, or the path is a device or a pipe.
     """
     check_replaceable(file_of(path), place, "plan", _may_be_replaced, PlanFileError)
 
 
 def file_of(path: str | Path) -> Path:
-    """Names the file that is meant. An empty text, such as a variable of the shell that is not set, is no folder,
-    though pathlib takes it for the current one."""
+    """Returns the file that a path means. An empty path, such as an unset shell variable, is rejected, though pathlib
+    takes it for the current folder."""
     if not str(path).strip():
         raise PlanFileError("The path of the plan is empty.", hint="Name a file, such as plan.json, or a folder.")
     return Path(path, PLAN_NAME) if os.path.isdir(path) else Path(path)
 
 
 def _may_be_replaced(file: Path) -> bool:
-    """Returns whether a file is a plan, of whichever version, or empty. Raises OSError where it cannot be read."""
+    """Returns whether a file is empty, or a plan of any version. Raises OSError if it cannot be read."""
     text = read_start(file, LARGEST_BYTES + 1)
     if len(text) > LARGEST_BYTES:
         return False
@@ -77,10 +77,10 @@ def _may_be_replaced(file: Path) -> bool:
 
 
 def read_content(path: str | Path) -> tuple[bytes, str]:
-    """Reads a plan's file, or that in an output folder, as far as a plan may go; returns it with the file's name.
+    """Reads a plan's file, or the one in an output folder, up to the largest size; returns it with the file's name.
 
     Raises:
-        PlanFileError: it is not there, or is no ordinary file.
+        PlanFileError: it does not exist, or is not an ordinary file.
     """
     file = file_of(path)
     try:
@@ -95,14 +95,14 @@ def read_content(path: str | Path) -> tuple[bytes, str]:
 
 
 def plan_values(content: bytes, name: str) -> dict[str, Any]:
-    """Returns the JSON of a plan that a text in UTF-8 holds.
+    """Returns the JSON of a plan from its text in UTF-8.
 
     Args:
-        content: At least :data:`LARGEST_BYTES` + 1 bytes of it, or all.
-        name: Of the file, for the reader of an error.
+        content: The first :data:`LARGEST_BYTES` + 1 bytes of it or more, or all.
+        name: The file's name, for errors.
 
     Raises:
-        PlanFileError: it is not JSON, was cut short or changed, holds something else, or is another version's.
+        PlanFileError: it is not JSON, is truncated, holds something else, or is of another version.
     """
     values = _json(content, name)
     if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
@@ -144,20 +144,20 @@ def _json(content: bytes, name: str) -> Any:
 
 
 def _plan_again(values: Mapping[str, Any]) -> str:
-    """Writes the command that plans again, as far as the file tells it."""
+    """Returns the command that plans again, with the values that the file still gives."""
     method, model = (value if isinstance(value := values.get(key), str) else "" for key in ("method", "model"))
     named = f" --model {shlex.quote(model)}" if model else " --model MODEL"
     return f"Plan again: autofit plan {method or 'METHOD'}{named} --gpu NAME --out plan.json"
 
 
 def damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
-    """Makes the error for a file that was changed, with the command that plans again."""
+    """Returns the error for a file that was changed, with the command that plans again."""
     message = f"{name} is not the plan that autofit wrote: {reason}."
     return PlanFileError(message, hint=f"It was changed, or made by another version. {_plan_again(values)}")
 
 
 def differing(written: Any, again: Any, path: str = "") -> str:
-    """Returns where the file and the plan, written again, differ; empty where they do not."""
+    """Returns where the file and the plan, written again, differ; empty if they do not."""
     if isinstance(written, dict) and isinstance(again, dict):
         if odd := sorted(written.keys() ^ again.keys()):
             return f"{path}{odd[0]} is {'missing' if odd[0] in again else 'unknown'}"

@@ -37,17 +37,17 @@ RECORDED_VARIABLES = frozenset(
         *("WANDB_DISABLED", "WANDB_LOG_MODEL", "WANDB_WATCH", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME"),
     }
 )
-"""Variables of the environment that a file may hold: devices, allocators, threads, and the names that trackers give a
-run.
+"""Variables that a plan's file may hold: devices, allocators, threads, and trackers' names for a run.
 
-A plan is made to be passed on, and others' plans are followed. So it holds no other value, which may let somebody in
-(HF_TOKEN, DATABASE_URL, a proxy with its password), name another server (HF_ENDPOINT), or run code (PYTHONPATH,
-LD_PRELOAD), and none is taken from it."""
+Plans are passed on, and others' plans are followed. Any other variable could hold a credential (HF_TOKEN, DATABASE_URL,
+a proxy with its password), name another server (HF_ENDPOINT), or run code (PYTHONPATH, LD_PRELOAD). So none is written
+to a plan, and none is taken from it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """Proposes a change that pays off but alters batches or their order, so that a plan may not make it alone."""
+    """Proposes a change that pays off but alters batches or their order, so that a plan may not make it by itself."""
 
     flags: str
     """Flags to add to the command: ``--packing``."""
@@ -56,9 +56,9 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Holds settings that fit the budget, how they were found, and the job, data and versions they are for.
+    """Holds settings that fit the budget, how they were found, and their job, data and versions.
 
-    The documentation has the JSON schema of the file that it can be written to, which is made from these nouns.
+    The documentation has the JSON schema of its file, which is generated from these nouns.
 
     >>> from autotrain_mem import AutoFit, Plan, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -84,7 +84,7 @@ class Plan:
     )
 
     job: Job
-    """The user's job, without secrets and without what only a running script has."""
+    """The user's job, without secrets and without objects that exist only in a running script."""
     level: str
     """The settings' level of harm (``search.levels``): ``lossless``, ``rounding``, ``LoRA``."""
     estimate: Estimate
@@ -92,7 +92,7 @@ class Plan:
     defaults: Knobs
     """The installed TRL's defaults."""
     levers: tuple[Lever, ...]
-    """Changes to the requested settings, in the ladder's order; empty if those fit."""
+    """Changes to the requested settings, in the ladder's order; empty if the requested settings fit."""
     attempts: tuple[Candidate, ...]
     alternatives: tuple[Candidate, ...] = ()
     """Candidates of neighbouring levels, least harm first."""
@@ -104,7 +104,7 @@ class Plan:
     advice: tuple[Proposal, ...] = ()
     """Improvements that would override what the user set."""
     warnings: tuple[str, ...] = ()
-    """Findings that do not stop the run, each with its cure; and why a plan from elsewhere was rehearsed again."""
+    """Findings that do not stop the run, each with its cure, and why another's plan was rehearsed again."""
     optimizer_steps: int | None = None
     """Steps of the whole run; None if neither the data nor ``max_steps`` determine them."""
     seconds: float
@@ -113,24 +113,24 @@ class Plan:
     versions: Mapping[str, str | None]
     """The installed versions (``versions.versions_key``); None for a missing package."""
     model_digest: str
-    """A digest of the configs of all models of the job, to recognise another folder that holds the same."""
+    """A digest of the configs of all models of the job, which recognizes another folder with the same models."""
     allocator: str = ""
-    """The allocator's settings of the environment, in the form of PYTORCH_ALLOC_CONF."""
+    """The environment's allocator settings, in the form of PYTORCH_ALLOC_CONF."""
     objects: str | None = None
     """Digest of a script's objects that no file holds (model, adapter config, loss); empty if unknown, None for a job
     in flags."""
     most: LargestValue | None = None
     """The largest value that fits, if one was requested, and what limits it."""
     price: Price | None = None
-    """The rent of one such GPU, if there is a budget."""
+    """The rental price of one such GPU, if there is a budget."""
     vllm_server: VllmServer | None = None
-    """The server that generates on GPUs of its own, if any."""
+    """The server that generates on its own GPUs, if any."""
     experience: Experience = field(default_factory=Experience)
     """Results of probes and runs with these settings so far."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns its JSON with that of its estimate unfolded."""
+        """Returns its JSON with the estimate's JSON unfolded."""
         return {**values, "estimate": Estimate.unfolded(values.get("estimate"))}
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """Names the TRL trainer: one of ``methods_table.METHODS``."""
+        """Returns the TRL trainer: one of ``methods_table.METHODS``."""
         return self.job.method
 
     @property
@@ -185,28 +185,28 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Reads the plan of a file, or of the ``plan.json`` in an output folder.
+        """Reads a plan's file, or the ``plan.json`` in an output folder.
 
         Raises:
-            PlanFileError: it is not there, is no ordinary file, was cut short or changed, or was made by another
-                version of this schema.
+            PlanFileError: it does not exist, is not an ordinary file, is truncated or changed, or is of another version
+                of this schema.
         """
         return read_plan(*plan_file.read_content(path))
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan, as ``plan.json`` where the path is a folder; a plan that is there is replaced in one step.
+        """Writes the plan, as ``plan.json`` if the path is a folder; an existing plan is replaced in one step.
 
         Raises:
-            PlanFileError: a file that is no plan is there.
-            OutputFolderError: the file cannot be written; what was there still is.
+            PlanFileError: the file there is not a plan.
+            OutputFolderError: the file cannot be written; an existing file is unchanged.
         """
         save_plan(path, self)
 
 
 def as_recorded(job: Job) -> Job:
-    """Returns the job as others may read it in a file: no token of the user's, no object of a script's.
+    """Returns the job as a file may show it: without the user's tokens and a script's objects.
 
-    Of variables that are none of :data:`RECORDED_VARIABLES` it has the names.
+    Of variables outside :data:`RECORDED_VARIABLES` it holds only the names.
     """
     arguments = {name: value for name, value in job.arguments.items() if name not in _SECRET_ARGUMENTS}
     public = {name: value for name, value in job.environment.items() if name in RECORDED_VARIABLES}
@@ -216,16 +216,16 @@ def as_recorded(job: Job) -> Job:
 
 
 def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) -> Path:
-    """Writes a plan, as ``plan.json`` where the path is a folder, in one step and only over another plan.
+    """Writes a plan, as ``plan.json`` if the path is a folder, in one step; replaces nothing but another plan.
 
     Args:
-        place: What the user would say to have it elsewhere, for the hint.
+        place: How the user names another place, for the hint.
 
     Returns:
         The file that was written.
 
     Raises:
-        PlanFileError, OutputFolderError: see ``plan_file.check_place``; nothing that was there is lost.
+        PlanFileError, OutputFolderError: see ``plan_file.check_place``; an existing file is unchanged.
     """
     plan_file.check_place(path, place)
     file = plan_file.file_of(path)
@@ -234,7 +234,7 @@ def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) ->
 
 
 def read_plan(content: bytes, name: str) -> Plan:
-    """Reads the plan that a text holds; arguments and errors are those of ``plan_file.plan_values``."""
+    """Reads a plan from its text; arguments and errors are those of ``plan_file.plan_values``."""
     values = plan_file.plan_values(content, name)
     job = values.get("job")
     environment = job.get("environment") if isinstance(job, dict) else None
@@ -259,7 +259,7 @@ def read_plan(content: bytes, name: str) -> Plan:
 
 
 def _wrong_sums(plan: Plan) -> str:
-    """Describes the first total that its parts do not sum to; empty if all do."""
+    """Describes the first total that differs from the sum of its parts; empty if none does."""
     estimate, memory = plan.estimate, plan.estimate.memory
     if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
         return "estimate.owners_at_peak do not sum to peak_allocated_bytes"

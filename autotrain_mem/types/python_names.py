@@ -1,4 +1,4 @@
-"""Errors tell a reader who writes Python what their cures' flags are called there."""
+"""Adds to errors how Python spells the flags of their cures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotrain_mem.types.autofit import SETTINGS, in_python
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
 _OURS = {name: in_python(name) for name in SETTINGS}
 _OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
-"""What is no keyword of a verb's."""
+"""Flags that are not keywords of a verb."""
 _OF_TRAINERS = {
     "use_peft": "peft_config=LoraConfig(...)",
     "lora_target_modules": "LoraConfig(target_modules=...)",
@@ -31,17 +31,16 @@ _OF_TRAINERS = {
     "out": "trainer.plan.save(path)",
     "plan_only": "plan(...)",
 }
-"""What is no field of a trainer's config."""
+"""Flags that are not fields of a trainer's config."""
 _OF_THE_COMMAND = frozenset({"config", "debug", "frontier", "help", "json", "recipe", "snapshot"})
-"""Flags that Python has no need of, or not."""
+"""Flags without a counterpart in Python."""
 
 
 @contextmanager
 def python_errors(config: str = "") -> Iterator[None]:
-    """Errors that leave the block say, in a note, what their flags are called in Python.
+    """Adds a note to errors that leave the block, with the Python spelling of their flags.
 
-    Where message and hint say it all, the traceback of the worker that found out is left away; where the installed
-    libraries raised it stays.
+    Hides the worker's traceback, except for errors that the installed libraries raised in a rehearsal or a training.
 
     Args:
         config: The class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
@@ -57,9 +56,9 @@ def python_errors(config: str = "") -> Iterator[None]:
 
 
 def python_words(text: str, config: str = "") -> str:
-    """Describes what the flags of a text are in Python; empty where it has none.
+    """Describes the Python spelling of the flags in a text; empty if it has none.
 
-    Example: of ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
+    Example: for ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
     AutoFit(gpu=...)``.
     """
     names = dict.fromkeys(flag.replace("-", "_") for flag in _FLAG.findall(text))
@@ -70,10 +69,10 @@ def python_words(text: str, config: str = "") -> str:
 
 
 def as_json(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Returns a value as JSON has it: an enumeration's value, a path's text, a dtype's name; a set is sorted.
+    """Returns a value's JSON: an enumeration's value, a path's text, a dtype's name; a set becomes a sorted list.
 
     Args:
-        other: Converts an object of any other kind, or refuses it.
+        other: Converts an object of any other kind, or raises.
     """
     match value:
         case enum.Enum():

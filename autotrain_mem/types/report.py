@@ -21,7 +21,7 @@ RUN_NAME = "run.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReading:
-    """Holds what a device's allocator says of itself, in bytes.
+    """Holds the figures of a device's allocator, in bytes.
 
     >>> from autotrain_mem import MemoryReading
     >>> MemoryReading.from_stats({"reserved_bytes.all.peak": 2097152}).peak_reserved_bytes
@@ -36,7 +36,7 @@ class MemoryReading:
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, int]) -> MemoryReading:
-        """Reads ``torch.cuda.memory_stats()``; what is not in it, as before a context is opened, is 0."""
+        """Reads ``torch.cuda.memory_stats()``; missing figures, as before a CUDA context is opened, are 0."""
         return cls(
             allocated_bytes=stats.get("allocated_bytes.all.current", 0),
             peak_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
@@ -77,14 +77,14 @@ class Report:
     schedule: str
     """The learning rate's schedule, by transformers' name; its peak is one of the knobs."""
     step_tokens: float
-    """Planned tokens of an optimizer step: on average, without padding."""
+    """Planned tokens of an optimizer step: the mean, without padding."""
     first_loss: float | None
     last_loss: float | None
-    """None if no loss was logged, and from :attr:`not_finite_step` on."""
+    """None if no loss was logged, or once there is a :attr:`not_finite_step`."""
     not_finite_step: int | None = None
     """The first step with a non-finite gradient; training from there on is useless."""
     first_reward: float | None = None
-    """Mean reward of the completions, where they are rewarded; None elsewhere."""
+    """Mean reward of the first completions; None if completions are not rewarded."""
     last_reward: float | None = None
     predicted_peak_bytes: int
     """Predicted peak of allocated memory."""
@@ -93,12 +93,12 @@ class Report:
     measured: MemoryReading | None
     """Peaks over all processes with the plan's settings, the rest at the end; None if it cannot be measured (CPU)."""
     longest_rows_first: bool = False
-    """The longest rows ran before the first step, so that the peak includes theirs."""
+    """Whether the longest rows ran before the first step, so that the peak includes theirs."""
     seconds: float
     incidents: int = 0
-    """Times that the device was out of memory and the run went on; ``run.json`` lists them."""
+    """Out-of-memory errors after which the run went on; ``run.json`` lists them."""
     restarts: int = 0
-    """Times that another process resumed the run."""
+    """Number of times that another process resumed the run."""
     started_at: str = ""
     """Start of its first process, in ISO 8601 and UTC."""
     ended_at: str = ""
@@ -113,12 +113,12 @@ class Report:
 
     @property
     def prediction_error(self) -> float | None:
-        """Computes (predicted - measured) / measured, of the peak allocated; None when nothing was measured."""
+        """Computes (predicted - measured) / measured for the peak of allocated bytes; None if nothing was measured."""
         return None if self.measured is None else _error(self.predicted_peak_bytes, self.measured.peak_allocated_bytes)
 
     @property
     def reserved_prediction_error(self) -> float | None:
-        """Computes the same for the peak reserved."""
+        """Computes the same for the peak of reserved bytes."""
         if self.measured is None:
             return None
         return _error(self.predicted_peak_reserved_bytes, self.measured.peak_reserved_bytes)
@@ -130,7 +130,7 @@ def _error(predicted: int, measured: int) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
-    """Holds an out-of-memory error in figures, at the moment of the request that failed. All sizes are bytes.
+    """Describes an out-of-memory error in figures, at the moment of the request that failed. All sizes are bytes.
 
     ``free + reserved + outside + others == total`` and ``allocated + cached == reserved`` hold.
 
@@ -149,36 +149,36 @@ class Shortage:
     step: int
     """Optimizer steps completed before."""
     requested_bytes: int | None
-    """Bytes requested for the tensor, else ``segment_bytes``; None if the library did not report it."""
+    """Bytes requested for the tensor, or ``segment_bytes``; None if the library did not report them."""
     segment_bytes: int | None
     """Bytes that the allocator requested from the device for it: a whole segment, which may be larger."""
     total_bytes: int
     free_bytes: int
     allocated_bytes: int
-    """Bytes that tensors held in torch's allocator."""
+    """Bytes of tensors in torch's allocator."""
     reserved_bytes: int
-    """Bytes that the allocator held of the device."""
+    """Device bytes that the allocator held."""
     outside_bytes: int
-    """Bytes that the process held of it outside the allocator: the CUDA context, cuBLAS, NCCL, a vLLM engine."""
+    """Device bytes of the process outside the allocator: the CUDA context, cuBLAS, NCCL, a vLLM engine."""
     measured: Mapping[Owner, int]
-    """Allocated bytes by known owner: all on a simulated GPU, else weights, gradients and optimizer state."""
+    """Allocated bytes by known owner: all of them on a simulated GPU, else weights, gradients and optimizer state."""
 
     @property
     def rest_bytes(self) -> int:
-        """Computes what was allocated without a known owner: activations, temporaries, KV cache, the batch."""
+        """Computes the allocated bytes without a known owner: activations, temporaries, KV cache, the batch."""
         return max(0, self.allocated_bytes - sum(self.measured.values()))
 
     @property
     def cached_bytes(self) -> int:
-        """Computes what the allocator held free: blocks and ends of blocks too small for the request."""
+        """Computes the reserved but unallocated bytes: blocks and ends of blocks too small for the request."""
         return self.reserved_bytes - self.allocated_bytes
 
     @property
     def others_bytes(self) -> int:
-        """Computes what other processes held on the device."""
+        """Computes the bytes that other processes held on the device."""
         return max(0, self.total_bytes - self.free_bytes - self.reserved_bytes - self.outside_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """Computes what the process would have held had the request succeeded; an unknown request counts as 0."""
+        """Computes the bytes that the process would have held after the request; an unknown request counts as 0."""
         return self.reserved_bytes + self.outside_bytes + (self.segment_bytes or 0)

@@ -16,7 +16,7 @@ else:  # Python 3.11 cannot subscript it
     Events = array
 
 CACHE_EMPTIED = 0
-"""The event of a ``torch.cuda.empty_cache()``, which releases unallocated segments to the device."""
+"""The event of ``torch.cuda.empty_cache()``, which releases unallocated segments to the device."""
 
 
 class EngineMark(StrEnum):
@@ -42,7 +42,7 @@ class Owner(StrEnum):
     TEMPORARY = "temporary"
     """Tensors allocated and freed within one forward, backward or optimizer step."""
     OTHER = "other"
-    """Everything else: the batch itself, metrics, running loss."""
+    """Everything else: the batch itself, metrics, the running loss."""
 
 
 class Block(NamedTuple):
@@ -51,7 +51,7 @@ class Block(NamedTuple):
     size_bytes: int
     owner: Owner
     module: str
-    """Qualified name of the parameter, or of the module whose forward allocated it; empty if neither."""
+    """Qualified name of the parameter, or of the module whose forward allocated it; empty if there is neither."""
     stream: int = 0
     """The allocating stream; 0 is the default. The allocator reuses a block on its own stream only."""
 
@@ -68,9 +68,9 @@ class Trained:
     parameters: int
     """The number of trained parameters."""
     of_parameters: int
-    """All, adapters included."""
+    """All parameters, adapters included."""
     dtype: str
-    """The dtype of the trained parameters, or of most of them."""
+    """The dtype of most trained parameters."""
 
     @property
     def share(self) -> float:
@@ -84,7 +84,7 @@ class Trained:
 
     @staticmethod
     def extrapolated(short: Trained | None, long: Trained | None, copies: int, all_copies: int) -> Trained | None:
-        """Counts the parameters of the whole model from two truncated copies: exact, since every layer adds as many.
+        """Counts the whole model's parameters from two truncated copies: exact, since every layer adds as many.
 
         Args:
             copies: Periods of layers by which ``long`` is longer than ``short``.
@@ -100,13 +100,13 @@ class Trained:
 class StreamUse(NamedTuple):
     """Records the use of a block on another stream (``torch.Tensor.record_stream``).
 
-    Once freed, it may not be reused before that stream has finished the work queued by then.
+    After it is freed, it may not be reused until that stream has finished the work queued by then.
     """
 
     event: int
-    """Index of the event that follows it; past the end if none does."""
+    """Index of the next event; past the end if there is none."""
     block: int
-    """``n`` for ``blocks[n - 1]``, as among the events."""
+    """``n`` for ``blocks[n - 1]``, as in the events."""
     stream: int
 
 
@@ -124,14 +124,14 @@ class LossPass(NamedTuple):
 
 
 class Routing(StrEnum):
-    """Names how a mixture's tokens are routed to its experts, where memory depends on it."""
+    """Names how tokens are routed to the experts of a mixture, if memory depends on it."""
 
     ANY = "any"
     """All experts' tokens are computed at once, so memory does not depend on the routing."""
     ONE = "one"
     """Every token chose the same experts."""
     EVEN = "even"
-    """Every expert has as many tokens."""
+    """Every expert got equally many tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +158,7 @@ class Trace:
     work: Workload = field(default_factory=Workload)
     """Computation and transfers, from which time is estimated."""
     loss_chunks: tuple[int, ...] = ()
-    """Full numbers of chunks of losses that were rehearsed with fewer: every number that occurred."""
+    """Full numbers of chunks of losses that were rehearsed with fewer: all distinct numbers."""
     loss_passes: tuple[LossPass, ...] = ()
     """Passes in order; empty if the trace was extrapolated."""
     pinned_bytes: int = 0
@@ -172,13 +172,13 @@ class Trace:
     saved_state_bytes: int = 0
     """Size on disk of the optimizer state in a checkpoint."""
     unquantized_bytes: int = 0
-    """Experts of a quantized base that bitsandbytes leaves unquantized, since they are fused into one tensor."""
+    """Bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
     trained: Trained | None = None
     """None if no trainer was built."""
     routing: Routing | None = None
-    """How tokens were routed to experts; None where there are none, or where the model's own code does it unseen."""
+    """How tokens were routed to experts; None without experts, or if the model's own code routes them out of sight."""
     engine_marks: tuple[tuple[int, EngineMark], ...] = ()
-    """(Index of the next event, what a colocated engine does); empty if it never sleeps."""
+    """(Index of the next event, what a colocated engine does); empty if the engine never sleeps."""
 
     def awake(self) -> Iterator[range]:
         """Yields the ranges of events during which a colocated engine is awake; it is asleep at the start."""

@@ -1,4 +1,4 @@
-"""VllmServer and VllmSleep hold what vLLM takes of GPUs: of those beside the ones that train, and of these."""
+"""VllmServer describes vLLM on its own GPUs; VllmSleep describes vLLM on the training GPUs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import GIB, MIB
 
 OVERHEAD_BYTES = 3 * GIB
-"""Bytes that a server holds of each card beside weights and KV cache: activations of its profile run, CUDA graphs,
-NCCL. Its own log says so (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5 GiB
+"""Bytes that a server holds on each card besides weights and KV cache: activations of its profile run, CUDA graphs,
+NCCL. Its log reports them (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5 GiB
 for a model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
-(https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB: it only says how many
-completions run at once, and refuses nothing."""
+(https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB. The figure only
+determines how many completions run at once; no plan is refused because of it."""
 
 ASLEEP_BYTES = OVERHEAD_BYTES
-"""The most bytes that an engine on one card keeps while it sleeps: CUDA graphs, workspaces, NCCL. Only weights and KV
-cache lie in the pool that sleep gives back (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). By
+"""The most bytes that an engine on one card keeps while it sleeps: CUDA graphs, workspaces, NCCL. Sleep releases only
+the pool of weights and KV cache (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). According to
 its log (``Sleep mode freed``) it kept 0.3 GiB of a share of 19.8 (https://github.com/vllm-project/vllm/issues/17117);
-CUDA graphs took 1.4 GiB for a model of 72 GiB a card (https://github.com/vllm-project/vllm/issues/47654)."""
+CUDA graphs took 1.4 GiB for a model of 72 GiB per card (https://github.com/vllm-project/vllm/issues/47654)."""
 ASLEEP_PARALLEL_BYTES = 7424 * MIB
-"""The same where several cards hold one engine: 7,392 MiB of Llama-3.2-1B on 2 cards, the CUDA context included
-(https://github.com/NVIDIA-NeMo/RL/issues/223), 6,962 to 7,121 MiB of Kimi-K2.6 on 8
+"""The same if one engine spans several cards: 7,392 MiB for Llama-3.2-1B on 2 cards, CUDA context included
+(https://github.com/NVIDIA-NeMo/RL/issues/223), 6,962 to 7,121 MiB for Kimi-K2.6 on 8
 (https://github.com/vllm-project/vllm/issues/47654)."""
 
 SEQUENCES, SEQUENCES_OF_LARGE_CARDS, LARGE_CARD_BYTES = 256, 1024, 70 * GIB
-"""``max_num_seqs`` of a server where nothing is given (``vllm/engine/arg_utils.py: get_batch_defaults``)."""
+"""A server's default of ``max_num_seqs`` (``vllm/engine/arg_utils.py: get_batch_defaults``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmServer:
-    """Describes the server of ``--vllm_mode server``. All bytes are of one of its GPUs.
+    """Describes the server of ``--vllm_mode server``. All sizes are bytes of one of its GPUs.
 
     Example: Qwen2.5-7B on one A100 with 40 GiB holds 14.2 GiB of weights; a token of its KV cache takes 56 KiB.
 
@@ -49,39 +49,39 @@ class VllmServer:
     gpus: int
     """``tensor_parallel_size``."""
     first_gpu: int | None
-    """The GPUs before it train; None where the server runs on another machine."""
+    """Index of its first GPU; those before it train. None if the server runs on another machine."""
     port: int
     gpu_memory_utilization: float
     max_model_len: int | None
-    """Tokens of the longest prompt with its completion; None where no prompt was counted."""
+    """Tokens of the longest prompt with its completion; None if no prompt was counted."""
     total_bytes: int
     weights_bytes: int | None
-    """None where the model's config does not tell."""
+    """None if the model's config does not say."""
     token_bytes: int | None
-    """Bytes of the KV cache for a token of a sequence; None where the config does not tell."""
+    """Bytes of the KV cache for one token of a sequence; None if the config does not say."""
     completions: int
-    """Completions of one generation, of all processes that train."""
+    """Completions of one generation, over all training processes."""
 
     @property
     def share_bytes(self) -> int:
-        """Computes what vLLM takes of the card (``vllm/v1/worker/utils.py: request_memory``)."""
+        """Computes vLLM's share of the card (``vllm/v1/worker/utils.py: request_memory``)."""
         return int(self.total_bytes * self.gpu_memory_utilization)
 
     @property
     def completion_bytes(self) -> int | None:
-        """Computes the KV cache of a prompt with its completion."""
+        """Computes the KV cache of a prompt with its completion; None if unknown."""
         if self.token_bytes is None or self.max_model_len is None:
             return None
         return self.token_bytes * self.max_model_len
 
     @property
     def fits(self) -> bool:
-        """Returns whether weights and one completion fit; what else vLLM takes comes on top."""
+        """Returns whether weights and one completion fit the share; vLLM's other memory is not counted."""
         return (self.weights_bytes or 0) + (self.completion_bytes or 0) <= self.share_bytes
 
     @property
     def at_once(self) -> int | None:
-        """Counts the completions that are generated at once, about; None where that is not known."""
+        """Estimates the number of completions that are generated at once; None if unknown."""
         if self.weights_bytes is None or not self.completion_bytes:
             return None
         cache_bytes = self.share_bytes - self.weights_bytes - OVERHEAD_BYTES
@@ -90,7 +90,7 @@ class VllmServer:
 
     @property
     def command(self) -> str:
-        """Writes the command that starts it (``trl/scripts/vllm_serve.py: ScriptArguments``)."""
+        """Returns the command that starts it (``trl/scripts/vllm_serve.py: ScriptArguments``)."""
         visible = () if self.first_gpu is None else (f"CUDA_VISIBLE_DEVICES={self.devices}",)
         length = () if self.max_model_len is None else ("--max_model_len", str(self.max_model_len))
         port = () if self.port == SERVER_PORT else ("--port", str(self.port))
@@ -100,14 +100,14 @@ class VllmServer:
 
     @property
     def devices(self) -> str:
-        """Lists its GPUs on the machine that trains, as ``6,7``."""
+        """Lists its GPUs on the training machine, as ``6,7``."""
         first = self.first_gpu or 0
         return ",".join(str(first + number) for number in range(self.gpus))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmSleep:
-    """Describes an engine on the cards that train which sleeps while nothing is generated. All bytes are of one card.
+    """Describes an engine on the training cards that sleeps between generations. All sizes are bytes of one card.
 
     >>> from autotrain_mem import VllmSleep
     >>> beside = {"reserved_awake_bytes": 9 * 2**30, "reserved_asleep_bytes": 20 * 2**30}
@@ -117,28 +117,28 @@ class VllmSleep:
     """
 
     awake_bytes: int
-    """The engine's share, while completions are sampled and while it is given the weights."""
+    """The engine's share, while completions are sampled and while it receives the weights."""
     asleep_bytes: int
-    """The most that it keeps of that while it sleeps."""
+    """The most of that share that it keeps while it sleeps."""
     reserved_awake_bytes: int
-    """The most that torch's allocator holds for the trainer while it is awake."""
+    """The most that torch's allocator reserves for the trainer while the engine is awake."""
     reserved_asleep_bytes: int
-    """The same of the whole run."""
+    """The most that it reserves over the whole run."""
 
     @property
     def is_decided_awake(self) -> bool:
-        """Returns whether the card needs as much while the engine is awake as while it sleeps, or more."""
+        """Returns whether the card needs at least as much while the engine is awake as while it sleeps."""
         awake_bytes = self.awake_bytes + self.reserved_awake_bytes
         return awake_bytes >= self.asleep_bytes + self.reserved_asleep_bytes
 
     @property
     def needed_bytes(self) -> int:
-        """Computes what both take of the card at most."""
+        """Computes the most that engine and trainer take of the card together."""
         awake_bytes = self.awake_bytes + self.reserved_awake_bytes
         return max(awake_bytes, self.asleep_bytes + self.reserved_asleep_bytes)
 
 
 SERVER_PORT = 8000
 SERVER_UTILIZATION = 0.9
-"""The default of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer that looks for
-it."""
+"""The default of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments), whose port the
+trainer expects too."""

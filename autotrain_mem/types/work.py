@@ -40,16 +40,16 @@ class Kind(StrEnum):
     HOST_STEP = "host_step"
     """The optimizer's update in the host's memory, while the device waits."""
     COLLECTIVE = "collective"
-    """Among the processes of one node, beside what is computed. Its bytes are what each device sends, and receives: of
-    an all-gather of S bytes among N that is S x (N - 1) / N, of an all-reduce twice as much (nccl-tests,
-    ``doc/PERFORMANCE.md``: bus bandwidth)."""
+    """Communication among the processes of one node, overlapping computation. Its bytes are those that each device
+    sends, and receives: of an all-gather of S bytes among N devices S x (N - 1) / N, of an all-reduce twice as much
+    (nccl-tests, ``doc/PERFORMANCE.md``: bus bandwidth)."""
     NETWORK_COLLECTIVE = "network_collective"
     """The same among processes of several nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Counts one operator on operands of certain shapes, in one phase, and how often it runs.
+    """Counts the runs of one operator on operands of certain shapes, in one phase.
 
     Example: a linear layer of 4096 x 4096 in bfloat16 on 2048 tokens computes 2 x 2048 x 4096 x 4096 = 69 GFLOP, reads
     and writes 2 x 2048 x 4096 x 2 bytes that grow with the tokens, and reads 32 MiB of weights that do not.
@@ -58,20 +58,20 @@ class Work:
     phase: Phase
     kind: Kind
     dtype: str
-    """The dtype computed in, as torch names it: ``bfloat16``, ``float32``."""
+    """The dtype of the computation, by torch's name: ``bfloat16``, ``float32``."""
     flops: int
     bytes: int
     """Bytes read and written that grow with the tokens of a micro-batch."""
     fixed_bytes: int
-    """Bytes read and written independent of the tokens: weights, gradients, optimizer state."""
+    """Bytes read and written independently of the tokens: weights, gradients, optimizer state."""
     launches: int
     """Kernel launches."""
     count: float
-    """Times that it ran; fractional, and negative for some, if extrapolated from truncated copies."""
+    """Number of runs; fractional, and sometimes negative, if extrapolated from truncated copies."""
     of_chunk: bool = False
-    """It runs for each chunk of the loss: more tokens make more of them, none larger."""
+    """Whether it runs for each chunk of the loss: more tokens mean more chunks, not larger ones."""
     of_step: bool = False
-    """It runs once per optimizer step: gradients are reduced in the last micro-step (``accelerator.py: no_sync``)."""
+    """Whether it runs once per optimizer step, as the reduction of gradients does (``accelerator.py: no_sync``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,16 +80,16 @@ class Workload:
 
     work: tuple[Work, ...] = ()
     micro_steps: int = 0
-    """Forward and backward passes in it."""
+    """Number of forward and backward passes."""
     optimizer_steps: int = 0
-    """Optimizer steps in it, each with one generation and its scoring where completions are sampled."""
+    """Number of optimizer steps, each with one generation and its scoring if completions are sampled."""
     passes: int = 1
-    """Passes of one training step over its rows, with an optimizer step each: PPO's epochs."""
+    """Passes of one training step over its rows, each with an optimizer step: PPO's epochs."""
     micro_steps_per_generation: int = 0
     """Micro-steps that train on one generation; 0 without generation."""
 
     def extrapolated(self, longer: Workload, ratio: float) -> Workload:
-        """Computes ``self + ratio x (longer - self)``: of copies of 2 and 4 layers, the work of 32 by a ratio of 15."""
+        """Computes ``self + ratio x (longer - self)``: copies of 2 and 4 layers, by a ratio of 15, give 32."""
         counts = {_operator(work): work.count * (1 - ratio) for work in self.work}
         for work in longer.work:
             operator = _operator(work)
@@ -97,7 +97,7 @@ class Workload:
         return replace(self, work=tuple(replace(operator, count=count) for operator, count in counts.items() if count))
 
     def with_chunks(self, rehearsed: int, whole: int) -> Workload:
-        """Scales the work of chunks from the ``rehearsed`` ones to the ``whole``."""
+        """Scales the work of a loss's chunks from the ``rehearsed`` number to the ``whole``."""
         grown = (replace(one, count=one.count * whole / rehearsed) if one.of_chunk else one for one in self.work)
         return replace(self, work=tuple(grown))
 
@@ -107,10 +107,10 @@ class Workload:
         return frozenset(one for one in self.work if one.of_chunk)
 
     def of_rows(self, ratio: float) -> Workload:
-        """Scales the work to that many times the rows in a micro-batch: 2.0 for twice as many. Never too slow.
+        """Scales the work to a micro-batch with ``ratio`` times the rows; never overestimates the time.
 
-        A loss in chunks writes, for each of them, a gradient for all tokens (its slices' backward): that is left out
-        of what grows, and is taken to shrink.
+        Each chunk of a loss writes a gradient for all tokens (the backward of its slices). That part is not scaled up,
+        but it is scaled down.
         """
         grown = []
         for work in self.work:
@@ -123,14 +123,14 @@ class Workload:
         return replace(self, work=tuple(grown))
 
     def without_mask(self) -> Workload:
-        """Returns the work where no row is padded: a causal kernel skips half of what a masked one computes."""
+        """Returns the work if no row is padded: a causal kernel skips half of what a masked one computes."""
         halved = (replace(each, flops=each.flops // 2) if each.kind is Kind.ATTENTION else each for each in self.work)
         return replace(self, work=tuple(halved))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Describes how long one optimizer step takes, as predicted.
+    """Holds the predicted time of one optimizer step.
 
     >>> from autotrain_mem import Phase, StepTime
     >>> StepTime(tokens=4096, phases={Phase.FORWARD: 0.2, Phase.BACKWARD: 0.3}).tokens_per_second
@@ -142,7 +142,7 @@ class StepTime:
     )
 
     tokens: float
-    """Tokens of one optimizer step that count: of all processes, without padding."""
+    """Tokens of one optimizer step, over all processes, without padding."""
     phases: Mapping[Phase, float] = field(default_factory=dict)
     """Seconds of one optimizer step by phase."""
     assumed: str = ""
