@@ -96,7 +96,7 @@ _LAYOUT = "\n\t"
 
 
 def printable(text: str) -> str:
-    """Escapes control characters, invisible characters and those that change the writing direction.
+    r"""Escapes control characters, invisible characters and those that change the writing direction.
 
     >>> print(printable("a\x1b[2Jb\u202ec"))
     a\x1b[2Jb\u202ec
