@@ -1,1 +1,1 @@
-"""The way from a plan to its report: refused early, probed, supervised, planned again. Runs in the parent."""
+"""The way from a plan to its report: early checks, probes, supervision, replanning. Runs in the parent."""

@@ -1,4 +1,4 @@
-"""Confirms a plan by probes: it stays as it is, or moves to what fits by what was measured."""
+"""Confirms a plan by probes: keeps it, or moves to a plan that fits by what was measured."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, 
 from autotrain_mem.worker.pool import Workers
 
 MOST_PROBES = 3
-"""The design's figure. A probe takes about as long as the start of the training."""
+"""A design decision. A probe takes about as long as the start of the training."""
 ROOM_WORTH_A_MOVE = 0.10
-"""Share of what was predicted that must turn out not to be needed before a plan is moved up. Public runs were predicted
-within 5 % mostly (docs/understand/accuracy.md), which is no reason to plan again."""
+"""The share of the prediction that must turn out to be unneeded before a plan is moved up. Most public runs were
+predicted within 5 % (docs/understand/accuracy.md), so less is not worth replanning."""
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -52,28 +52,28 @@ class ProbeBackend:
 
     rehearsals: Rehearsals
     device: Hardware
-    """The device that the training runs on: the planned one, or one that is here and holds a plan for it."""
+    """The device that trains: the planned one, or a local one that can run the plan for it."""
     simulate: bool
     folder: Path
     """The run's output folder, which exists."""
     workers: Callable[[], Workers]
     machines: Machines | None = None
-    """The others that train along."""
+    """The other machines that train along."""
     footprints: dict[Any, Footprint] = field(default_factory=dict)
     """Rehearsals of earlier searches."""
 
     def look(self) -> Hardware:
-        """Returns the planned device with its free memory as of now; only a card that is here has other processes."""
+        """Returns the planned device with its current free memory; only a detected GPU can have other processes."""
         planned_for = self.rehearsals.hardware
         return planned_for if self.simulate or planned_for.origin != "detected" else _now(planned_for)
 
     def budget_bytes(self, hardware: Hardware) -> int:
-        """Returns the budget with the user's headroom."""
+        """Returns the device's budget with the user's headroom."""
         return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
-        """Tries the plan's settings in another process: this one never opens a CUDA context. The answer's ``fits`` says
-        only that nothing was refused and no cache emptied."""
+        """Tries the plan's settings in another process, since this one never opens a CUDA context. ``fits`` in the
+        result only says that no allocation failed and no cache was released."""
         job = self.rehearsals.job
         device = self.device if self.simulate else _now(self.device)
         others = () if self.simulate else others_on(device)
@@ -101,7 +101,7 @@ class ProbeBackend:
 
 
 def _now(card: Hardware) -> Hardware:
-    """Returns the card with its free memory as of now; unchanged where NVML does not report it."""
+    """Returns the card with its current free memory; unchanged if NVML does not report it."""
     now_bytes = free_bytes(card)
     return card if now_bytes is None else replace(card, free_bytes=now_bytes)
 
@@ -116,13 +116,13 @@ def probed(
 ) -> Plan:
     """Probes a plan before it trains, unless a run resumes with it or nothing can be measured.
 
-    A plan that the user follows does not move (:func:`confirmed`).
+    A plan given by the user does not move (:func:`confirmed`).
 
     Args:
         folder: The run's output folder, which exists.
 
     Raises:
-        DoesNotFitError: nothing that is allowed fits, by what was measured.
+        DoesNotFitError: no allowed plan fits, by what was measured.
         OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
     """
     job = rehearsals.job
@@ -144,8 +144,8 @@ def probed(
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
     """Returns whether a probe can measure the trainer's memory.
 
-    It cannot on a plain CPU, nor beside a vLLM engine in the trainer's process, which uses the same allocator. A
-    drop-in trainer already holds its card.
+    It cannot on a plain CPU, nor with a vLLM engine in the trainer's process, which uses the same allocator. A drop-in
+    trainer already holds its GPU.
     """
     return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None
 
@@ -153,18 +153,18 @@ def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
 def confirmed(
     chosen: Plan, backend: ProbeBackend, on_event: OnEvent = lambda event: None, *, may_move: bool = True
 ) -> Plan:
-    """Returns a plan that a probe has shown to fit; its experience holds every probe.
+    """Returns a plan that fitted in a probe; its experience holds every probe.
 
-    A probe that does not fit corrects the prediction, and the search is repeated with that: at most three probes. One
-    that needs far less than predicted moves the plan up, once; if that does not fit, the first one stays. A plan that
-    was probed before, and fits what is free now, is not probed again.
+    A probe that does not fit corrects the prediction, and the search is repeated with the correction: at most three
+    probes. A probe that needs far less than predicted moves the plan up, once; if the new plan does not fit, the first
+    one stays. A plan that was probed before, and fits into what is free now, is not probed again.
 
     Args:
         on_event: Gets ``probing``, ``probe``, ``replanned`` and ``room`` events.
-        may_move: Settings are the search's; else they are the user's, and a probe that does not fit ends it.
+        may_move: Whether the search chose the settings. Else the user did, and a probe that does not fit is an error.
 
     Raises:
-        DoesNotFitError: nothing that is allowed fits, by what was measured.
+        DoesNotFitError: no allowed plan fits, by what was measured.
     """
     return _Confirmation(chosen, chosen.estimate, backend, on_event, may_move, chosen.experience).confirmed()
 
@@ -173,14 +173,14 @@ def confirmed(
 class _Confirmation:
     plan: Plan
     predicted: Estimate
-    """The estimate of its settings, without a probe's correction."""
+    """The estimate of the plan's settings, without a probe's correction."""
     backend: ProbeBackend
     on_event: OnEvent
     may_move: bool
     experience: Experience
     points: tuple[Point, ...] = ()
     fitting: Plan | None = None
-    """The plan that fitted, once it was moved up."""
+    """The last plan that fitted, once a better one is tried."""
     non_torch_bytes: int | None = None
 
     @property
@@ -213,7 +213,7 @@ class _Confirmation:
             self._look()
 
     def _look(self) -> None:
-        """Updates the budget if other processes came to the card or left it since the plan was made."""
+        """Updates the budget if other processes have come to the GPU or left it since the plan was made."""
         planned_for, device = self.predicted.hardware, self.backend.look()
         if abs(device.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
             return
@@ -254,7 +254,7 @@ class _Confirmation:
         return probe
 
     def _as_measured(self) -> Plan:
-        """Replaces a prediction that failed probes have raised with what was measured."""
+        """Returns the plan; if failed probes raised its prediction, with the measurement in its place."""
         if all(point.probe.fits for point in self.points):
             return self.plan
         correction = corrected(self.points[-1:], self.budget_bytes)
@@ -263,14 +263,14 @@ class _Confirmation:
         return replace(self.plan, estimate=replace(self.plan.estimate, memory=memory))
 
     def _has_room(self) -> bool:
-        """Returns whether the first probe needed far less than predicted, on rows as long as those planned for."""
+        """Returns whether the first probe needed far less than predicted, on rows as long as planned for."""
         (point, *others), probe = self.points, self.points[-1].probe
         if others or probe.required_bytes is None or (probe.row_tokens or 0) < self.plan.row_tokens:
             return False
         return probe.required_bytes < (1 - ROOM_WORTH_A_MOVE) * point.predicted.required_bytes
 
     def _moves_up(self) -> bool:
-        """Moves to a better plan by what was measured, if there is one; keeps the plan that fits."""
+        """Moves to a better plan by what was measured, if there is one, and remembers the one that fits."""
         before, better = self.plan, self._planned()
         if better.plan.knobs == before.knobs:
             return False

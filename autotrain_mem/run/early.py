@@ -1,4 +1,4 @@
-"""Refuses what needs no TRL, before a worker could have imported it: device, files, output folder, checkpoint."""
+"""Rejects invalid requests without TRL, before a worker has imported it: device, files, output folder, checkpoint."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ if TYPE_CHECKING:
 
 
 _READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENTS)
-"""The arguments of TRL's that are looked at before its parser has read them."""
+"""TRL arguments that are needed before TRL's parser has read them."""
 
 
 @contextmanager
 def opened(
     request: RunRequest, *, to_train: bool, reads_data: bool = True, is_late: bool = False, count: int | None = None
 ) -> Iterator[Workers]:
-    """Workers for a request, which end with the block.
+    """Yields the workers for a request, which end with the block.
 
-    They import TRL while the rest is looked at, unless what was kept says that they may not be needed.
+    They import TRL during the other checks, unless the cache says that they may not be needed.
 
     Args:
-        to_train: A training follows, on this machine.
-        reads_data: Where data are named, they will be read.
-        is_late: What :func:`refuse` looks at is refused later, with what TRL's parser finds.
-        count: Of the workers; None for as many as there is room for.
+        to_train: Whether a training follows on this machine.
+        reads_data: Whether a named dataset will be read.
+        is_late: Whether the checks of :func:`refuse` are made later, together with those of TRL's parser.
+        count: The number of workers; None for as many as there is room for.
 
     Raises:
-        AutofitError: what is wrong with the request by itself (:func:`refuse`).
+        AutofitError: the request itself is invalid (:func:`refuse`).
     """
     check_launch(is_placed=request.place is not None)
     refuse_flags(request)
     if request.autofit.prices is not None:
-        from autotrain_mem.machine.prices import prices  # only a file of the user's can be wrong
+        from autotrain_mem.machine.prices import prices  # only the user's own file can be invalid
 
         prices(str(request.autofit.prices))
     if not is_late:
         refuse(request, to_train=to_train, reads_data=reads_data)
-    from autotrain_mem.planning.kept_answers import is_parsed  # what is refused above waits for neither
+    from autotrain_mem.planning.kept_answers import is_parsed  # late imports, so that the checks above are fast
     from autotrain_mem.worker.pool import Workers
 
     with Workers(count) as workers:
@@ -76,7 +76,7 @@ def opened(
             workers.start()
         try:
             yield workers
-        except UsageError:  # the next typo is told at once
+        except UsageError:  # caches the flags, so that the next typo is reported at once
             with contextlib.suppress(AutofitError):
                 if kept_names(Store(cache_folder())) is None:
                     workers.first.flags()
@@ -84,10 +84,10 @@ def opened(
 
 
 def refuse_flags(request: RunRequest) -> None:
-    """Checks names and values by the cached flags of the installed TRL, if there are any; a worker checks them later.
+    """Checks names and values against the cached flags of the installed TRL, if any; a worker checks them later.
 
     Raises:
-        UsageError: an unknown flag or key (with the nearest), or a value of a wrong kind.
+        UsageError: an unknown flag or key (with the nearest known one), or a value of the wrong type.
     """
     store = Store(cache_folder())
     kept = kept_flags(store, request.method)
@@ -115,7 +115,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
     if to_train and request.argument(RESUME):
         check_checkpoint(request)
     elif to_train and (plan := request.autofit.plan) is not None:
-        with contextlib.suppress(PlanFileError):  # told where it is read to be followed
+        with contextlib.suppress(PlanFileError):  # reported when the plan is read to be used
             planned = (plan if isinstance(plan, Plan) else Plan.load(plan)).job
             given = replace(
                 request, model=request.model or planned.model, config={**planned.arguments, **request.config}
@@ -124,7 +124,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
                 _check_written(job, request)
     if request.autofit.plan is not None or request.argument(RESUME):
         return
-    if request.simulate and request.autofit.gpu is None:  # words that contradict each other are told with all that do
+    if request.simulate and request.autofit.gpu is None:  # contradicting flags are reported together later
         return
     job = _job(request)
     if job is None:
@@ -136,7 +136,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
         card = choose(autofit.gpu, use_cpu=False, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
         if to_train and nodes == 1:
             training_device(card, simulate=request.simulate, environment=environment)
-    # A config of accelerate's may say more, and is read later.
+    # An accelerate config may set more, and is read later.
     if gpus is not None and autofit.pins and autofit.accelerate_config is None:
         check_processes(Topology(nodes=nodes, devices=gpus), autofit.pins)
     if (error := method_of(request.method).missing(request.argument, to_train=to_train)) is not None:
@@ -147,7 +147,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
         check_data_path(str(data))
-    if data and to_train:  # a plan does without rows that are out of reach
+    if data and to_train:  # a plan does not need rows that cannot be loaded
         check_kept_rows(str(data))
     if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
         check_image_packages(job.model, config["model_type"])
@@ -156,14 +156,14 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
 
 
 def refuse_to_follow(request: RunRequest) -> None:
-    """Checks a request on another machine than the first. Raises AutofitError as :func:`opened`."""
+    """Checks a request on a machine that does not lead. Raises AutofitError as :func:`opened`."""
     check_launch(is_placed=True)
     refuse_flags(request)
     refuse(request, to_train=True)
 
 
 def check_to_train(job: Job, request: RunRequest) -> None:
-    """Rejects a training without data or weights, or into a folder that is taken. Raises UsageError,
+    """Rejects a training without data or weights, or with an output folder that is taken. Raises UsageError,
     ModelNotFoundError, OutputFolderError."""
     if not job.names_data:
         example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
@@ -177,9 +177,9 @@ def check_to_train(job: Job, request: RunRequest) -> None:
 def _check_written(job: Job, request: RunRequest) -> None:
     for name in filter(None, (job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS))):
         check_weights(pathlib.Path(name))
-    if request.place is None or not request.place.rank:  # the first machine's run holds the folder of all
+    if request.place is None or not request.place.rank:  # only the first machine locks the shared folder
         check_output(job, overwrite=request.overwrite_output_dir)
-        from autotrain_mem.training.run_folder import check_folder  # a plan is made without a folder
+        from autotrain_mem.training.run_folder import check_folder  # a plan alone needs no folder
 
         check_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=request.overwrite_output_dir)
 
@@ -192,13 +192,13 @@ def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, An
 
 
 def several_asked(request: RunRequest) -> bool:
-    """Returns whether cards are to be compared; raises UnknownGpuError for a name that none has."""
+    """Returns whether several cards are to be compared. Raises UnknownGpuError for an unknown card."""
     autofit = request.autofit
     return bool(several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link))
 
 
 def _job(request: RunRequest) -> Job | None:
-    """Returns the job that flags and keys give by themselves; None without a model."""
+    """Returns the job described by flags and config keys alone; None without a model."""
     model = request.model or request.argument("model_name_or_path")
     given = {name: value for name in _READ if (value := request.argument(name)) is not None}
     return replace(request, model=str(model)).job(given) if model else None
@@ -207,15 +207,15 @@ def _job(request: RunRequest) -> Job | None:
 _TRAINED_BYTES = 16
 """Bytes of a trained parameter: weight, gradient and AdamW's two moments in float32."""
 _HELD_BYTES = 2
-"""In bfloat16."""
+"""Bytes of a parameter in bfloat16."""
 
 
 def coarse_answer(request: RunRequest) -> str:
-    """Returns two lines about the model of a request; empty if its sizes are not known."""
+    """Returns two lines on the memory of a request's model; empty if its size is unknown."""
     model = request.model or request.argument("model_name_or_path")
     try:
         config = check_model_folder(str(model), "--model") if model else None
-    except AutofitError:  # said where it stops something
+    except AutofitError:  # reported where it matters
         return ""
     count = None if config is None else parameters(config)
     if count is None:
@@ -228,7 +228,7 @@ def coarse_answer(request: RunRequest) -> str:
 
 
 def without_effect(job: Job) -> Iterator[str]:
-    """Describes what a simulated card cannot be trained with (``methods.configs: on_cpu``)."""
+    """Yields a note for each setting that has no effect on a simulated card (``methods.configs: on_cpu``)."""
     if workers := job.arguments.get("dataloader_num_workers"):
         yield (
             f"--dataloader_num_workers {workers} has no effect with --simulate: the simulated card counts what one "
@@ -240,19 +240,19 @@ def without_effect(job: Job) -> Iterator[str]:
 
 
 def check_checkpoint(request: RunRequest) -> None:
-    """Checks what a request would resume from, as far as flags and the run's own plan say how the model is shared.
+    """Checks the checkpoint to resume from, if flags and the run's own plan determine the sharding.
 
-    ``run.supervised`` checks it again with the plan that is made.
+    ``run.supervised`` checks it again with the finished plan.
 
     Raises:
-        OutputFolderError: none of the checkpoints that it may mean can be read by so many ranks in this way, or the
+        OutputFolderError: no candidate checkpoint can be read with this number of ranks and this sharding, or the
             newest was trained with another seed.
-        UsageError: so many GPUs do not divide the run's effective batch.
+        UsageError: the number of GPUs does not divide the run's effective batch.
     """
     given = request.plan or request.autofit.plan or request.folder
     plan = given if isinstance(given, Plan) else None
     if given is not None and not isinstance(given, Plan):
-        with contextlib.suppress(PlanFileError):  # told where it is read to be followed
+        with contextlib.suppress(PlanFileError):  # reported when the plan is read to be used
             plan = Plan.load(given)
     counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices
@@ -266,7 +266,7 @@ def check_checkpoint(request: RunRequest) -> None:
             f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which stays as it was.",
             hint=f"Go on with --gpus {' or '.join(map(str, sorted(nearest)))}.",
         )
-    # Those that may be meant, newest first; whether they are this run's is checked later.
+    # The candidates, newest first; whether they are this run's is checked later.
     if (named := request.argument(RESUME)) not in (True, "true", "True"):
         checkpoints = [Path(str(named))] if Path(str(named)).is_dir() else []
     else:
@@ -274,7 +274,7 @@ def check_checkpoint(request: RunRequest) -> None:
         checkpoints = [each.path for each in found if not why_torn(each.path)]
     if not checkpoints:
         return
-    if not request.argument("ignore_data_skip"):  # the rows themselves are looked at once they are loaded
+    if not request.argument("ignore_data_skip"):  # the rows themselves are compared once loaded
         said = {f"--{name}": request.argument(name) for name in ("seed", "data_seed")}
         check_order(checkpoints[0], {name: str(value) for name, value in said.items() if value is not None})
     if processes is None or request.autofit.accelerate_config is not None:

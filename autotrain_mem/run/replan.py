@@ -1,8 +1,8 @@
-"""Plans again for a run that is under way, after what was measured: less memory, and the same training.
+"""Replans a running training after a measurement: less memory, and the same training.
 
 What a checkpoint holds, and what is trained, stays as it is: dtype, optimizer, adapter, quantization, lengths, packing,
-and the rows of an optimizer step. What may move is how these rows are divided, recomputation, offloading (an optimizer
-on the host writes the checkpoint of one on the device, ``trainers.host_optimizer``) and expandable segments.
+and the rows of an optimizer step. What may change is how these rows are divided, recomputation, offloading (an
+optimizer on the host writes the same checkpoint as on the device, ``trainers.host_optimizer``) and expandable segments.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from autotrain_mem.types.report import Shortage
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, CHECKPOINTING, *OFFLOADING})
 
 LESS_SHARE = 0.1
-"""A plan that ran out of memory was predicted too low by an unknown share, or something else took what it needed. The
-worst prediction of a public run's reserved bytes was 5.3 % low (DESIGN.md, "The idea"); twice that is left."""
+"""The share to leave free. A plan ran out of memory because its prediction was too low by an unknown share, or because
+something else took the memory. The worst prediction of a public run's reserved bytes was 5.3 % low (DESIGN.md, "The
+idea"); this leaves about twice as much."""
 
 
 def with_less_on_device(
     rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None, others_bytes: int = 0
 ) -> Plan | None:
-    """Returns the fastest plan that is predicted to take clearly less than what ran out; None for none.
+    """Returns the fastest plan predicted to take clearly less than the one that ran out of memory; None if there is
+    none.
 
     Args:
-        peak_reserved_bytes: As measured; None if it was not.
-        others_bytes: What other processes held of the device when it ran out.
+        peak_reserved_bytes: The measured peak; None if it was not measured.
+        others_bytes: What other processes held of the device when memory ran out.
     """
     card = rehearsals.hardware
     came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
     left_bytes = max(0, rehearsals.budget_bytes - came_bytes)
-    # Below the last plan, by as much as that was too low; other processes may have come since it was made.
+    # Stay below the last plan by as much as it was too low; other processes may have come since.
     predicted_bytes, now_bytes = chosen.estimate.required_bytes, free_bytes(card)
     now = card if now_bytes is None else replace(card, free_bytes=now_bytes)
     most_bytes = min(rehearsals.budget_bytes, predicted_bytes, replace(rehearsals, hardware=now).budget_bytes)
@@ -57,17 +59,18 @@ def with_less_on_device(
 
 
 def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
-    """Plans without what the plan, not the user, moved to the host; None if it moved nothing, or nothing else fits."""
+    """Plans without what the plan, not the user, offloaded to the host; None if that is nothing, or if nothing else
+    fits."""
     asked = rehearsals.job.arguments
     moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
     return _searched(rehearsals, chosen, moved) if moved else None
 
 
 def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tuple[Rehearsals, Plan]:
-    """Plans the same training on other machines: as many rows in each step, the model divided as before.
+    """Plans the same training on other machines, with the same rows in each step and the model sharded as before.
 
     Raises:
-        TrainingError: so many processes do not divide the rows, or their part does not fit.
+        TrainingError: this number of processes does not divide the rows, or a process's share does not fit.
     """
     knobs, processes = chosen.knobs, topology.processes
     each, rest = divmod(knobs.effective_batch_size * knobs.token_shards, processes)
@@ -104,7 +107,7 @@ def _cannot_go_on(chosen: Plan, processes: int, why: str) -> TrainingError:
 
 
 def flags_of(before: Knobs, after: Knobs) -> str:
-    """The settings that differ, as they would be typed.
+    """Returns the settings that differ, as command-line flags.
 
     >>> from autotrain_mem import Knobs
     >>> one = dict(use_peft=False, dtype="float32", optim="adamw_torch", gradient_checkpointing=True)
@@ -123,16 +126,16 @@ def flags_of(before: Knobs, after: Knobs) -> str:
 def _searched(
     rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = (), *, is_other: bool = False
 ) -> Plan | None:
-    """Searches around the settings of a plan; None if nothing fits, or only they do.
+    """Searches around the settings of a plan; None if nothing fits, or only those settings do.
 
     Args:
-        without: Levers that are released.
-        is_other: The plan's own settings are new, and count.
+        without: Levers to release; they may not be used again.
+        is_other: Whether the plan's own settings are new, and so count as a result.
     """
     subject = rehearsals.subject()
     space = subject.space()
     let_go: dict[str, Any] = dict.fromkeys(without, False)
-    # Rows that fill no micro-batch are left out with dataloader_drop_last: other micro-batches, other steps.
+    # dataloader_drop_last drops incomplete micro-batches, so other micro-batches would make other steps.
     movable = MOVABLE - {ROWS, STEPS} if rehearsals.job.arguments.get("dataloader_drop_last") else MOVABLE
     fixed = frozenset(each.name for each in fields(Knobs)) - movable
     space = replace(
@@ -145,7 +148,7 @@ def _searched(
     best = find(space, Memo(space, Predictions(subject)))
     if best is None or (best.estimate.knobs == chosen.knobs and not is_other):
         return None
-    # A lever that is pulled further starts where it started before; one that is released is gone.
+    # A lever that is used further keeps its original start; a released one is removed.
     levers = {lever.name: lever for lever in chosen.levers}
     for lever in best.levers:
         start = levers.pop(lever.name, lever).before
@@ -153,22 +156,23 @@ def _searched(
             levers[lever.name] = replace(lever, before=start)
     return replace(
         chosen,
-        estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),  # that the plan was made for
+        estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),  # the original budget
         levers=tuple(levers.values()),
         attempts=(*chosen.attempts, *best.attempts),
     )
 
 
 def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> str | None:
-    """Returns the flags that lead from the settings that ran out to the nearest that would fit; None for none.
+    """Returns the flags that lead from the settings that ran out to the nearest that would fit; None if there are none.
 
-    First the fastest plan of the least harm that the user's words allow, then, as when nothing can be planned, one
-    without their pins and limits. The budget is smaller by as much as the chosen settings exceeded their prediction.
+    First it searches for the fastest plan of the least harm within the user's settings; then, as when no plan is
+    possible, for one without their pins and limits. The budget is reduced by the amount that the chosen settings
+    exceeded their prediction.
 
-    Example: planned 10.0 GiB of a budget of 11.0, and needed 11.8 when it ran out: the new prediction may be
-    11.0 - 1.8 = 9.2 GiB.
+    Example: planned 10.0 GiB of a budget of 11.0, and needed 11.8 when memory ran out: the new prediction may be 11.0 -
+    1.8 = 9.2 GiB.
     """
-    # Another plan may be predicted to take less than the chosen one, in any case.
+    # In any case, the new plan must be predicted to take less than the chosen one.
     too_low = max(0, shortage.needed_bytes - chosen.required_bytes)
     there = min(chosen.budget_bytes, shortage.total_bytes - shortage.others_bytes)
     headroom_bytes = max(0, rehearsals.hardware.free_bytes - max(0, min(there - too_low, chosen.required_bytes - 1)))
@@ -180,5 +184,5 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
             return flags_of(chosen.knobs, best.estimate.knobs) or None
         near = confirmed(space, Memo(space, predictions))
         return None if near is None else suggestion(space, near.knobs)
-    except AutofitError:  # the error that is on its way matters more than one about a proposal
+    except AutofitError:  # the original error matters more than one about a suggestion
         return None

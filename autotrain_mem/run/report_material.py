@@ -1,4 +1,4 @@
-"""Gathers what a report shows of a plan or of a run: from its files, from what is kept, or by rehearsing it again."""
+"""Gathers what a report shows of a plan or a run: from its files, from the cache, or by rehearsing it again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from autotrain_mem.types.report import RUN_NAME
 from autotrain_mem.worker.pool import Workers
 
 _TIMELINE, _ROWS = "timeline", "row lengths"
-"""Kinds of what is kept for the report of a plan."""
+"""The kinds of cache entries for a plan's report."""
 _OTHER_VERSIONS = (
     "The first figure was rehearsed with other versions than the plan was: it peaks at {now} bytes allocated, and the "
     "plan at {then}. Plan again for figures that agree."
@@ -43,7 +43,7 @@ _OTHER_VERSIONS = (
 
 
 def keep_for_report(subject: Subject, plan: Plan) -> None:
-    """Stores what the report of a plan shows that its file does not hold; then drops the traces."""
+    """Caches what a plan's report shows and its file does not hold; then drops the traces."""
     key, store = _key(plan), subject.footprint_store
     trace = subject.traces.get(subject.trace_key(plan.knobs, plan.row_tokens))
     if trace is not None and store.get(_TIMELINE, key) is None:
@@ -63,11 +63,11 @@ def material_of(
     """Gathers what is known of a plan's file or of an output folder.
 
     Args:
-        workers: Starts workers that rehearse the plan if its timeline was not kept; None to do without.
-        on_progress: Gets a word on what takes seconds.
+        workers: Starts workers that rehearse the plan if its timeline is not cached; None to do without.
+        on_progress: Called with a text before a step that takes seconds.
 
     Raises:
-        PlanFileError: no plan is there, or it cannot be read.
+        PlanFileError: there is no plan, or it cannot be read.
     """
     plan, folder = Plan.load(path), Path(path)
     is_run = folder.is_dir()
@@ -99,10 +99,10 @@ def material_of(
 def _timeline(
     plan: Plan, store: Store, workers: Callable[[], Workers] | None, on_progress: Callable[[str], None]
 ) -> tuple[Timeline | None, str]:
-    """Returns the timeline that was kept, or is rehearsed now, and what there is to say of it."""
+    """Returns the cached or newly rehearsed timeline, and a note on it; the note may be empty."""
     kept = store.get(_TIMELINE, _key(plan))
     if kept is not None:
-        # A probe may have measured since what lies outside torch.
+        # A probe may since have measured the memory outside torch.
         return replace(codec.from_json(Timeline, kept), budget_bytes=plan.estimate.reservable_bytes), ""
     missing = "Memory over the rehearsed step is not shown: "
     if plan.objects is not None:
@@ -142,7 +142,7 @@ def _drawn(plan: Plan, trace: Trace) -> Timeline:
 
 
 def _key(plan: Plan) -> dict[str, Any]:
-    """Names a plan's rehearsal on its device, among what is kept."""
+    """Returns the cache key of a plan's rehearsal on its device."""
     return {
         "job": job_key(plan.job),
         "model": plan.model_digest,
@@ -156,7 +156,7 @@ def _key(plan: Plan) -> dict[str, Any]:
 
 
 def _offers(plan: Plan) -> list[CardOffer]:
-    """Holds what the plan reserves against each known card that runs the same kernels."""
+    """Compares what the plan reserves with each known card that runs the same kernels."""
     estimate, capability = plan.estimate, plan.estimate.hardware.capability
     if estimate.hardware.origin == "cpu" or estimate.vllm_share_bytes:
         return []
@@ -177,14 +177,14 @@ def _offers(plan: Plan) -> list[CardOffer]:
 
 
 REPORT_NAME = "report.html"
-"""In an output folder; beside a plan's file it is ``NAME.report.html``."""
+"""The name in an output folder; beside a plan's file the name is ``NAME.report.html``."""
 OUT = "--out a file"
 _MARKED_BYTES = 4 * KIB
-"""How far into a file the marker of a report may stand."""
+"""The first bytes of a file that are searched for the marker of a report."""
 
 
 def report_path(path: str | Path) -> Path:
-    """Names the file beside a plan, or in an output folder."""
+    """Returns the path of a report: beside a plan's file, or in an output folder."""
     place = Path(path)
     if place.is_dir():
         return place / REPORT_NAME
@@ -192,10 +192,10 @@ def report_path(path: str | Path) -> Path:
 
 
 def check_report_place(file: Path, place: str = OUT) -> None:
-    """Refuses a place that a report may not be written to, before anything is rehearsed.
+    """Rejects a path that a report may not be written to, before anything is rehearsed.
 
     Raises:
-        OutputFolderError: a file is there that is no report, its folder is not there, or it may not be written.
+        OutputFolderError: the path is a file that is not a report, its folder is missing, or it may not be written.
     """
 
     def is_report(file: Path) -> bool:
@@ -206,7 +206,7 @@ def check_report_place(file: Path, place: str = OUT) -> None:
 
 
 def write_report(file: Path, page: Page, place: str = OUT) -> None:
-    """Writes a page in one step. Raises OutputFolderError."""
+    """Writes a page atomically. Raises OutputFolderError."""
     html = page_html(page)
     check_report_place(file, place)
     try:
@@ -218,7 +218,7 @@ def write_report(file: Path, page: Page, place: str = OUT) -> None:
 def write_run_report(folder: Path, store: Store, on_event: Callable[[Mapping[str, Any]], None]) -> None:
     """Writes the report of a run into its folder, and sends a ``report`` event with its ``path``.
 
-    A training is not to fail over its report: what goes wrong is a ``note``.
+    An error becomes a ``note``, since a training must not fail because of its report.
     """
     file = report_path(folder)
     try:

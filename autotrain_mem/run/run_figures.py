@@ -1,4 +1,4 @@
-"""Adds up for a report what the processes of one run sent."""
+"""Sums up what the processes of one run sent, for its report."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class RunFigures:
 
     _losses: list[float] = field(default_factory=list)
     _mean_loss: float | None = None
-    """That of the last process, which is all there is of a run shorter than ``--logging_steps``."""
+    """The last process's mean loss, the only loss of a run shorter than ``--logging_steps``."""
     _rewards: list[float] = field(default_factory=list)
     _began: list[tuple[int, float]] = field(default_factory=list)
-    """For each process the step that it resumed at, and the time, by this process's clock."""
+    """For each process, the step that it resumed at and the time, by this process's clock."""
     _started_at: str = field(default_factory=lambda: _now())
     _before: MemoryReading | None = None
     """The figures of earlier processes with the same settings."""
     _reading: MemoryReading | None = None
-    """The last one of this process."""
+    """The last reading of the current process."""
     _not_finite_step: int | None = None
     _longest_rows_first: bool = False
 
@@ -41,7 +41,7 @@ class RunFigures:
             case "start":
                 self._began.append((event["step"], time.perf_counter()))
                 if self._not_finite_step is not None and event["step"] < self._not_finite_step:
-                    self._not_finite_step = None  # it goes on from a checkpoint before that
+                    self._not_finite_step = None  # it resumes from a checkpoint before that step
             case "step" if event["memory"] is not None:
                 self._reading = codec.from_json(MemoryReading, event["memory"])
             case "log" if self._not_finite_step is None:
@@ -53,15 +53,15 @@ class RunFigures:
                 self._not_finite_step = event["step"]
             case "worst_batch":
                 self._longest_rows_first = not event["why_not"]
-            case "restart":  # other settings are predicted otherwise
+            case "restart":  # other settings have another prediction
                 self._before = None if event["restart"]["change"] else _together(self._before, self._reading)
                 self._reading, self._longest_rows_first = None, False
 
     def report(self, end: Event, plan: Plan, output_dir: str) -> Report:
         """Reports on all processes of the run.
 
-        Where nothing was left to train, nothing was logged or measured. The time is by the last process's own clock
-        where it was the only one; else from the first one's start to the end.
+        If nothing was left to train, nothing is logged or measured. With a single process, the time is by that
+        process's own clock; else it runs from the start of the first process to the end.
         """
         began_at, began = self._began[0] if self._began else (0, time.perf_counter())
         seconds = time.perf_counter() - began if len(self._began) > 1 else end["seconds"]
@@ -103,7 +103,7 @@ def _now() -> str:
 
 
 def _together(before: MemoryReading | None, now: MemoryReading | None) -> MemoryReading | None:
-    """Returns the peaks of several processes, one after the other, with the last one's readings."""
+    """Merges the readings of consecutive processes: the largest peaks, the sum of retries, else the last readings."""
     if before is None or now is None:
         return now or before
     return replace(
@@ -116,8 +116,8 @@ def _together(before: MemoryReading | None, now: MemoryReading | None) -> Memory
 
 STEP_SECONDS = 1.0
 STEP_SHARE = 1 / 2000
-"""Steps are written a second apart, which is how often a watcher looks, and later by this share of the time that the
-run has taken: so a week adds some 13,000 lines."""
+"""Steps are written at least a second apart, which is how often a watcher reads, and at least this share of the run's
+elapsed time apart: a week adds about 13,000 lines."""
 _KEPT = frozenset(
     {
         *("start", "step", "log", "incident", "restart", "checkpoint", "save_failed", "sign", "note", "not_finite"),
@@ -128,7 +128,7 @@ _KEPT = frozenset(
 
 @dataclass(slots=True)
 class EventLog:
-    """Adds a line to ``events.jsonl`` for each event that says something of a run."""
+    """Appends a line to ``events.jsonl`` for each event worth recording."""
 
     folder: Path
     _began: float = field(default_factory=time.time)
@@ -144,7 +144,7 @@ class EventLog:
             if now - self._step_written < max(STEP_SECONDS, STEP_SHARE * (now - self._began)):
                 return
             self._step_written = now
-        if kind == "log":  # JSON has no number for nan, and the watch's record has its figures
+        if kind == "log":  # JSON has no NaN, and the watch's figures are in its own record
             logs = event["logs"].items()
             known = {name: each for name, each in logs if math.isfinite(each) and not name.startswith("memory/")}
             event = {**event, "logs": known}
@@ -154,5 +154,5 @@ class EventLog:
             self._is_broken = True
 
     def end(self, ending: str, step: int | None = None) -> None:
-        """Describes how the run ended: ``finished``, ``interrupted`` or ``failed``."""
+        """Records how the run ended: ``finished``, ``interrupted`` or ``failed``."""
         self.see({"event": "end", "ending": ending, **({} if step is None else {"step": step})})

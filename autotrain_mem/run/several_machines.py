@@ -1,4 +1,4 @@
-"""Trains on several machines: tells which one this is, and has it lead the others or follow the first."""
+"""Trains on several machines: determines this machine's place, and lets it lead the others or follow the first."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Say = Callable[[str], None]
 
 
 def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> RunRequest:
-    """Returns the request with this machine's place, by flags, by a config of accelerate's, or by a launcher.
+    """Returns the request with this machine's place, from flags, an accelerate config, or a launcher's variables.
 
     Raises:
-        UsageError: several machines are asked for, and nothing says which of them this is; flags that contradict each
+        UsageError: several machines are requested, and nothing says which of them this is; or flags contradict each
             other.
     """
     config = request.accelerate or {}
@@ -32,7 +32,7 @@ def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> 
     if (request.autofit.nodes or 1) > 1:
         given = {name: config.get(name) if value is None else value for name, value in given.items()}
         if given["main_process_ip"] is None and request.machine_rank is None:
-            given = {}  # of a config that leaves it to the launcher
+            given = {}  # the config leaves it to the launcher
     place = place_of(request.autofit.nodes, given, environment)
     nodes = request.autofit.nodes or 1
     if place is None and nodes > 1:
@@ -49,7 +49,7 @@ def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> 
 
 
 def shared_words(argv: Sequence[str]) -> tuple[str, ...]:
-    """Leaves out what differs from machine to machine.
+    """Drops the arguments that differ from machine to machine.
 
     >>> shared_words(["--nodes", "2", "--machine-rank", "1", "--main_process_ip=10.0.0.1", "--bf16"])
     ('--nodes', '2', '--bf16')
@@ -73,11 +73,11 @@ def follows(request: RunRequest) -> bool:
 
 
 def follow_first(request: RunRequest, say: Say) -> None:
-    """Trains along until the first machine reports the end of the training; raises the error that ended it.
+    """Trains along until the leading machine reports the end of the training; raises the error that ended it.
 
     Raises:
-        UsageError: the CPU is asked for.
-        NoGpuError, UnknownGpuError, UnreadableGpuError: this machine has not what is asked for.
+        UsageError: the CPU is requested.
+        NoGpuError, UnknownGpuError, UnreadableGpuError: this machine lacks what is requested.
         AutofitError: as ``training.machines.follow.follow``.
     """
     place = request.place
@@ -100,11 +100,11 @@ def follow_first(request: RunRequest, say: Say) -> None:
 
 @contextlib.contextmanager
 def leading(request: RunRequest, say: Say) -> Iterator[Machines | None]:
-    """Yields the other machines, and tells them at the end how the block ended; None where one machine trains.
+    """Yields the other machines, and tells them at the end how the block ended; None for a single machine.
 
     Raises:
-        UsageError: their port cannot be listened at.
-        OutputFolderError: their key cannot be written.
+        UsageError: the port cannot be listened on.
+        OutputFolderError: the key cannot be written.
     """
     if request.place is None:
         yield None
@@ -117,9 +117,9 @@ def leading(request: RunRequest, say: Say) -> Iterator[Machines | None]:
 
 
 def again(request: RunRequest, say: Say) -> RunRequest:
-    """Returns the request to go on, where the same command of several machines has left a run in its folder.
+    """Returns the request, changed to resume if the same multi-machine command left an unfinished run in its folder.
 
-    Whoever starts machines, such as Slurm and Kubernetes, starts the same command again where one was lost.
+    Schedulers, such as Slurm and Kubernetes, start the same command again when a machine was lost.
     """
     if request.place is None or request.place.rank or request.argument(RESUME) or request.overwrite_output_dir:
         return request

@@ -55,34 +55,34 @@ from autotrain_mem.worker.pool import Workers
 def hold_output(
     job: Job, on_event: Callable[[Mapping[str, Any]], None], *, overwrite: bool = False
 ) -> contextlib.AbstractContextManager[RunFolder]:
-    """Holds the output folder of a job until the run has ended."""
+    """Locks a job's output folder until the run has ended."""
     return hold_folder(output_dir(job), resuming=resumes_in_folder(job), overwrite=overwrite, on_event=on_event)
 
 
 @dataclass(kw_only=True)
 class SupervisedRun:
-    """Supervises one run in one folder; where a process dies, another resumes (``training.supervisor``)."""
+    """Supervises one run in one folder; if a process dies, another one resumes (``training.supervisor``)."""
 
     rehearsals: Rehearsals
     plan: Plan
-    """The plan of ``plan.json``, with what the run taught and the settings that it continues with."""
+    """The plan of ``plan.json``, with what the run taught and the settings with which it continues."""
     device: Hardware
     """The device that it trains on."""
     output: RunFolder
     """The output folder."""
     simulate: bool
     guarded: bool
-    """Whether a guard is attached; else the process trains as TRL does by itself."""
+    """Whether a guard is attached; without one the process trains as TRL does."""
     on_event: Callable[[Mapping[str, Any]], None]
     machines: Machines | None = None
-    """The others that train along; None where one machine trains."""
+    """The other machines that train along; None for a single machine."""
     _first: Checkpoint | None = None
     _tracked: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """The id of one run of Weights & Biases for all processes."""
+    """The id of the Weights & Biases run that all processes share."""
     _number: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """The run's id, which its checkpoints carry: no other run's checkpoints are resumed."""
+    """The run's id, which its checkpoints contain: checkpoints of other runs are not resumed from."""
     _notes: set[str] = field(default_factory=set)
-    """The messages about output that could not be written."""
+    """Messages already recorded as notes."""
     _figures: RunFigures = field(default_factory=RunFigures)
     _log: EventLog = field(init=False)
 
@@ -94,15 +94,15 @@ class SupervisedRun:
         return self.output.path
 
     def finish(self, *, restarts: int) -> Report:
-        """Trains to the end, and writes ``plan.json`` before it and ``run.json`` after it.
+        """Trains to the end; writes ``plan.json`` before the training and ``run.json`` after it.
 
         Args:
             restarts: The most restarts in a row without a new checkpoint.
 
         Raises:
-            OutputFolderError: there is no whole checkpoint to resume from; a file cannot be written.
-            InterruptedByUser: Ctrl-C; what was written is whole.
-            GpuOutOfMemoryError, TrainingError and what else ``supervise`` raises.
+            OutputFolderError: there is no whole checkpoint to resume from, or a file cannot be written.
+            InterruptedByUser: Ctrl-C; all files are whole.
+            GpuOutOfMemoryError, TrainingError and other errors of ``supervise``.
         """
         checkpoint = self.first_checkpoint()
         if checkpoint is not None:
@@ -120,11 +120,11 @@ class SupervisedRun:
             raise
         self._log.end("interrupted" if end["interrupted"] else "finished", end["steps"])
         report = self._figures.report(end, self.plan, str(self.folder))
-        if report.has_trained or not (self.folder / RUN_NAME).exists():  # else that of the run that trained stays
+        if report.has_trained or not (self.folder / RUN_NAME).exists():  # else the report of the run that trained stays
             job, experience = as_recorded(self.rehearsals.job), self.plan.experience
             more = {"versions": versions_key(), "job": codec.to_json(job), "experience": codec.to_json(experience)}
             self._write(RUN_NAME, codec.to_json(report) | more)
-        if self._notes:  # there may be room by now
+        if self._notes:  # the disk may have room by now
             self._keep(self.plan)
         if end["interrupted"]:
             message = f"Interrupted after step {report.steps}; what was written is whole."
@@ -165,7 +165,7 @@ class SupervisedRun:
             discard(Path(ending.saving))
         newest = self._newest_start(self._number)
         if newest is None and self._first is not None and not why_no_start(self._first.path):
-            return self._first  # else it was rotated out, and what came after it is torn
+            return self._first  # if not, it was rotated out, and later ones are torn
         return newest
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
@@ -194,7 +194,7 @@ class SupervisedRun:
                     others_bytes = 0 if details is None else codec.from_json(Shortage, details).others_bytes
                     plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes, others_bytes)
             except (AutofitError, OSError):
-                return None  # the user reads what ended the training, not what came of the search for a way out
+                return None  # the user gets the error that ended the training, not one of the search
         if plan is None:
             return None
         self._keep(plan)
@@ -245,10 +245,10 @@ class SupervisedRun:
         except OutputFolderError as error:
             self.record({"event": "note", "message": f"{error.message} The run continues without it."})
 
-    # -- what there is to go on from -----------------------------------------------------------------------------------
+    # -- the checkpoint to resume from ---------------------------------------------------------------------------------
 
     def first_checkpoint(self) -> Checkpoint | None:
-        """Returns the checkpoint to resume from: the one the user names, or the newest whole one of the last run."""
+        """Returns the checkpoint to resume from: the one given by the user, or the last run's newest whole one."""
         request = self.rehearsals.job.arguments.get(RESUME)
         if not request:
             return None
@@ -275,8 +275,8 @@ class SupervisedRun:
         return self._first
 
     def _check_processes(self, checkpoint: Path) -> None:
-        """Notes that a checkpoint is of other processes or of another form. Raises OutputFolderError if the training
-        cannot resume from it."""
+        """Notes if a checkpoint has another number of processes or another form. Raises OutputFolderError if the
+        training cannot resume from it."""
         resumer, before = Resumer.of(self.plan.knobs), processes_of(checkpoint)
         check_form(checkpoint, resumer)
         changes = []
@@ -292,7 +292,7 @@ class SupervisedRun:
             self.record({"event": "note", "message": message})
 
     def _last_start(self) -> Checkpoint | None:
-        """Finds the newest start of the last run in the folder, and continues as that run. Without a recorded run, as
+        """Returns the newest checkpoint of the folder's last run, and continues as that run. Without a recorded run, as
         TRL alone leaves a folder, any run's checkpoint counts."""
         last = self.output.last_run()
         if last is None:
@@ -311,8 +311,8 @@ _HOST = "--dataloader_num_workers 0 and settings without offloading take less of
 
 
 def as_begun(chosen: Plan) -> Plan:
-    """Returns the plan for the output folder: with the whole experience of a run that is resumed, and of another run
-    with only what its guard and its probes measured."""
+    """Returns the plan for the output folder. A resumed run keeps all its experience; a new run takes over only what
+    guard and probes measured."""
     experience, job = chosen.experience, chosen.job
     if not resumes(job):
         experience = Experience(learned=experience.learned, probes=experience.probes)
