@@ -75,7 +75,7 @@ def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tup
     knobs, processes = chosen.knobs, topology.processes
     each, rest = divmod(knobs.effective_batch_size * knobs.token_shards, processes)
     if rest:
-        why, shared = f"a step's {knobs.effective_batch_size} rows are no multiple of them", knobs.token_shards
+        why, shared = f"a step's {knobs.effective_batch_size} rows cannot be divided among them", knobs.token_shards
         raise _cannot_go_on(chosen, processes, f"{why} (each is of {shared})" if shared > 1 else why)
     sharding = "fsdp2" if knobs.sharding == "hsdp" and topology.nodes == 1 else knobs.sharding
     sharding = alone_too(sharding, processes)
@@ -102,7 +102,7 @@ def _cannot_go_on(chosen: Plan, processes: int, why: str) -> TrainingError:
     count = f"{processes} process{'es' * (processes > 1)}"
     return TrainingError(
         f"The training cannot continue with {count} instead of {chosen.knobs.processes}: {why}.",
-        hint="Start the lost machine's command again, and where the others have ended theirs too.",
+        hint="Start the lost machine's command again, and those of the others if they have ended.",
     )
 
 

@@ -109,7 +109,7 @@ def _timeline(
         return None, f"{missing}the plan was made of a script's own objects, which no file holds."
     if workers is None:
         return None, f"{missing}nothing of its rehearsal is kept here. autofit report rehearses it again."
-    on_progress("rehearsing the plan, of which nothing is kept here")
+    on_progress("rehearsing the plan, which is not cached here")
     try:
         with workers() as pool:
             rehearsals = Rehearsals(

@@ -39,7 +39,7 @@ def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> 
         raise UsageError(f"--nodes {nodes}, and nothing says which of them this machine is.", hint=how_to_start(nodes))
     if request.min_nodes is not None and not 1 <= request.min_nodes <= (1 if place is None else place.machines):
         raise UsageError(
-            f"--min_nodes {request.min_nodes} is no number of the machines that train, of which there are "
+            f"--min_nodes {request.min_nodes} is not between 1 and the number of machines that train, "
             f"{1 if place is None else place.machines}.",
             hint="It is the number of machines with which training may continue when others are lost: 1 to --nodes.",
         )

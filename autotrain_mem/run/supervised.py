@@ -283,11 +283,11 @@ class SupervisedRun:
         if before != resumer.processes:
             changes.append(f"is of {counted(before, 'rank')}, and {resumer.processes} resume it")
         if is_of_another_form(checkpoint, resumer):
-            changes.append(f"is shared otherwise than by --sharding {resumer.sharding or 'none'}, and is resharded")
+            changes.append(f"has another sharding than --sharding {resumer.sharding or 'none'}, and is resharded")
         if changes:
             message = (
-                f"{checkpoint.name} {'; it '.join(changes)}: random numbers are others; the rows of each step are the "
-                "same where the effective batch is"
+                f"{checkpoint.name} {'; it '.join(changes)}: random numbers differ; the rows of each step are the "
+                "same if the effective batch is"
             )
             self.record({"event": "note", "message": message})
 

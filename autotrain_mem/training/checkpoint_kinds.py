@@ -74,11 +74,11 @@ def why_not(checkpoint: Path, resumer: Resumer) -> str:
         return ""
     name, processes = _NAMES[form_of(checkpoint)], processes_of(checkpoint)
     if is_deepspeeds(checkpoint):
-        return f"it is {name} of {processes} ranks, and DeepSpeed resumes it with that stage and as many alone"
+        return f"it is {name} of {processes} ranks, and DeepSpeed resumes it only with that stage and as many ranks"
     if resumer.form in ("zero", "zero3"):
-        return f"it is {name}, and DeepSpeed resumes its own alone"
+        return f"it is {name}, and DeepSpeed resumes only its own"
     if resumer.optim is not None and resumer.optim not in PARAMETER_SHAPED:
-        return f"it is {name}, and the state of {resumer.optim} cannot be divided otherwise"
+        return f"it is {name}, and the state of {resumer.optim} cannot be resharded"
     return ""
 
 

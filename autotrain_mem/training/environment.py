@@ -90,7 +90,7 @@ def meeting_port(request: Request, environment: Mapping[str, str], *, several_ma
         try:
             held.bind(("", int(named or 0)))
         except (OSError, ValueError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no number of a port"
+            reason = error.strerror if isinstance(error, OSError) else "it is not a port number"
             raise UsageError(
                 f"The processes cannot meet at {PORT}={named}: {reason}.",
                 hint=f"Unset {PORT} (main_process_port in --accelerate_config), and a free port is found; or name "

@@ -110,7 +110,7 @@ class Pulses:
                 waiting = sum(number == numbers[last] for number in numbers.values())
                 others = f"{waiting} ranks wait" if waiting > 1 else f"rank {last} waits"
                 where = self._ranks[late].place
-                return late, f"it has not come to {name} {numbers[last]}, in which {others}, and is {where}"
+                return late, f"it has not reached {name} {numbers[last]}, in which {others}, and is {where}"
         return None
 
     def mute(self, seconds: float) -> set[int]:

@@ -281,7 +281,7 @@ def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
     own = [] if names else sorted(path.name for path in folder.glob("*") if any(map(path.match, WRITTEN.split())))
     if own and "run" not in _record_in(folder):
         raise OutputFolderError(
-            f"The output folder {folder} holds files that no run of autofit wrote there and this one would write over "
+            f"The output folder {folder} holds files that no run of autofit wrote there and this one would overwrite "
             f"({', '.join(own[:3])}{', ...' * (len(own) > 3)}).",
             hint="Give another --output_dir: a new folder, or one without files of these names.",
         )

@@ -135,11 +135,11 @@ def _why_not(cause: Cause, ending: Ending, newest: Checkpoint | None, *, is_repe
     has_trained = ending.step > ending.began_at
     match cause.remedy:
         case Remedy.NONE:
-            return "It would end so again."
+            return "It would end in the same way again."
         case Remedy.UNLESS_LOST if newest is None or not has_trained:
-            return "It would most likely end so again."
+            return "It would most likely end in the same way again."
         case Remedy.UNLESS_LOST | Remedy.UNLESS_REPEATED if is_repeated:
-            return f"It has ended so twice, after step {ending.step}."
+            return f"It has ended in this way twice, after step {ending.step}."
     return ""
 
 

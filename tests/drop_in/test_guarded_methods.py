@@ -299,7 +299,7 @@ def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
     assert losses(ours) == losses(full) == losses(trls)
     assert (len(ours.noted), batches) == (3, [])  # it would note one more
     (incident,) = full.plan.experience.incidents
-    assert incident.remedy == "repeated with what backward needs waiting on the host"
+    assert incident.remedy == "repeated with activations offloaded to the host"
 
 
 @pytest.mark.parametrize("own", ["collator", "hook", "rows"])

@@ -28,14 +28,14 @@ def checkpoint(folder: Path, form: str, ranks: int = 2) -> Path:
     [
         ("whole", {"sharding": None, "processes": 1}, ""),
         ("whole", {"sharding": "fsdp2", "processes": 4, "optim": "adamw_torch_fused"}, ""),
-        ("whole", {"sharding": "zero3", "processes": 4}, "DeepSpeed resumes its own alone"),
+        ("whole", {"sharding": "zero3", "processes": 4}, "DeepSpeed resumes only its own"),
         ("whole", {"sharding": "fsdp2", "processes": 2, "optim": "adafactor"}, "adafactor cannot be divided"),
         ("whole", {"sharding": "ddp", "processes": 2, "optim": "adafactor"}, ""),
         ("shards", {"sharding": "ddp", "processes": 3}, ""),
-        ("shards", {"sharding": "zero2", "processes": 2}, "DeepSpeed resumes its own alone"),
+        ("shards", {"sharding": "zero2", "processes": 2}, "DeepSpeed resumes only its own"),
         ("zero3", {"sharding": "zero3", "processes": 2}, ""),
         ("zero3", {"sharding": "zero3", "processes": 4}, "ZeRO-3 of 2 ranks, and DeepSpeed resumes it with"),
-        ("zero3", {"sharding": "fsdp2", "processes": 2}, "as many alone"),
+        ("zero3", {"sharding": "fsdp2", "processes": 2}, "as many ranks"),
         ("zero", {"sharding": "zero3", "processes": 2}, "ZeRO-1 or 2 of 2 ranks"),
     ],
 )

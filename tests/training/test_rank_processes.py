@@ -98,7 +98,7 @@ def test_the_rank_that_has_not_come_to_a_collective_is_waited_for() -> None:
     late = pulse(7, "in reward.py: score") | {"collectives": {"0": (117, ""), "1": (3, "")}}
     rank, why = watched(pulses, clock, 200, (0, waiting), (1, late), (2, waiting))
     assert rank == 1
-    assert why.endswith("it has not come to all_gather 118, in which 2 ranks wait, and is in reward.py: score")
+    assert why.endswith("it has not reached all_gather 118, in which 2 ranks wait, and is in reward.py: score")
 
 
 def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itself_stood_still() -> None:

@@ -99,7 +99,7 @@ def why_no_guard(trainer: Any) -> str | None:
     """Returns why the guard cannot handle out-of-memory errors in this process; None if it can."""
     args = trainer.args
     if hasattr(trainer, "value_model"):
-        return "TRL's PPO makes its steps in a loop of its own, which cannot be entered in its middle"
+        return "TRL's PPO has a training loop of its own, in which a step cannot be repeated"
     if args.n_gpu > 1:
         return f"{args.n_gpu} GPUs train in one process (DataParallel)"
     if trainer.is_deepspeed_enabled:

@@ -258,7 +258,7 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
     """
     names = {name for name in inputs if is_of_images(name) and inputs[name] is not None}
     if unknown := names - _KNOWN:
-        return f"which images are of which rows is not known where a batch has {', '.join(sorted(unknown))}"
+        return f"it is not known which images belong to which rows if a batch has {', '.join(sorted(unknown))}"
     ids = [inputs[name] for name in ("input_ids", "prompt_ids", "completion_ids") if inputs.get(name) is not None]
     if image_token is None or not ids:
         return _NO_TOKENS
@@ -276,7 +276,7 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
     elif pixels.dim() == 4 and mask is None:
         entries = _by_equal_entries(pixels, tokens, counts)
     else:
-        return f"which images are of which rows is not known where pixel_values have {pixels.dim()} dimensions"
+        return f"it is not known which images belong to which rows if pixel_values have {pixels.dim()} dimensions"
     return _MISMATCH if entries is None else RowsImages(entries=entries, has_images=[each > 0 for each in tokens])
 
 

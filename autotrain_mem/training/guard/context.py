@@ -30,7 +30,7 @@ KEPT_AS = "autofit_guard"
 (``transformers/trainer.py: _load_callback_state``), and a guard needs its trainer."""
 
 REPEATED = "repeated after the cache was emptied"
-ON_HOST = "repeated with what backward needs waiting on the host"
+ON_HOST = "repeated with activations offloaded to the host"
 
 
 class Limit:

@@ -37,7 +37,7 @@ class Rule:
         if own is None or own.heeds_count:
             return self
         if own.basis is None:
-            return replace(self, why_not=self.why_not or "over what this model's own loss is a mean is not known")
+            return replace(self, why_not=self.why_not or "what this model's own loss is a mean over is not known")
         return replace(self, train=own.basis, evaluate=own.basis)
 
 

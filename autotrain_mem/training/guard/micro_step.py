@@ -50,10 +50,10 @@ MEAN_OF_ITS_OWN = (
 DIVISION = "The gradient depends a little on how a step's rows are divided into micro-batches"
 TO_KEEP = "To keep a division, give --per_device_train_batch_size and --gradient_accumulation_steps."
 UNKNOWN_MEAN = (
-    f"{DIVISION}: over what this model's own loss is a mean could not be found out by trying. No micro-batch is split, "
-    f"and all of a step's weigh alike. {TO_KEEP}"
+    f"{DIVISION}: testing did not show what this model's own loss is a mean over. No micro-batch is split, and all "
+    f"micro-batches of a step get the same weight. {TO_KEEP}"
 )
-IN_PARTS = "gradients come in parts (reentrant checkpointing), and how much of them was there is not known"
+IN_PARTS = "gradients come in parts (reentrant checkpointing), and it is not known which of them were complete"
 
 
 class MicroSteps:

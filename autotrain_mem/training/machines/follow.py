@@ -90,7 +90,7 @@ def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
                         return introduced(reached, file.read(), leads=False)
                 except OSError as error:
                     if not stranger:
-                        stranger = f"what answers there does not hold a key that is seen here as {folder / KEY_NAME}"
+                        stranger = f"what answers there does not hold the key in {folder / KEY_NAME}"
                         say(f"{capitalized(stranger)}: trying again")
                     raise ConnectionAbortedError(stranger) from error
         except OSError as error:

@@ -48,7 +48,9 @@ def join_seconds() -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{JOIN_VARIABLE}={text} is no number of seconds.", hint="Unset it, or write 600.") from None
+        raise UsageError(
+            f"{JOIN_VARIABLE}={text} is not a number of seconds.", hint="Unset it, or write 600."
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +128,7 @@ class Machines:
             self._socket = socket.create_server(("", place.port), backlog=place.machines)
         except (OSError, OverflowError) as error:
             raise UsageError(
-                f"The other machines cannot be waited for at port {place.port}: {error}.",
+                f"Port {place.port}, at which the other machines join, cannot be opened: {error}.",
                 hint="Give all of them another --main_process_port.",
             ) from error
         self._key, self._key_file = secrets.token_bytes(), folder / KEY_NAME
@@ -162,7 +164,7 @@ class Machines:
         if len(self.present) < self.min_nodes:
             raise TrainingError(
                 f"Machine{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.place.machines} did not "
-                f"come within {join_seconds():.0f} s.",
+                f"join within {join_seconds():.0f} s.",
                 hint=f"{how_to_reach(self.place)}\n--min_nodes {len(self.present)} continues with these machines.",
             )
         if missing:
@@ -290,13 +292,13 @@ class Machines:
     def _why_not(self, hello: Hello) -> UsageError | None:
         if not 0 < hello.rank < self.place.machines or hello.machines != self.place.machines:
             return UsageError(
-                f"Machine {hello.rank} of {hello.machines} ({hello.host}) came to a training of {self.place.machines}.",
+                f"Machine {hello.rank} of {hello.machines} ({hello.host}) joined a training of {self.place.machines}.",
                 hint="Give all machines the same --nodes, and each a --machine_rank of its own.",
             )
         before = self._members.get(hello.rank)
         if before is not None and before.is_there and before.link.silent_seconds < LIVELY_SECONDS:
             return UsageError(
-                f"{capitalized(hello.name)} came, and machine {hello.rank} is there already ({before.hello.host}).",
+                f"{capitalized(hello.name)} joined, but machine {hello.rank} is already present ({before.hello.host}).",
                 hint="Give each machine a --machine_rank of its own.",
             )
         if hello.command == self.command:
@@ -304,8 +306,8 @@ class Machines:
         theirs, ours = ({*words} for words in (hello.command, self.command))
         differ = " ".join(word for word in (*hello.command, *self.command) if word in theirs ^ ours)
         return UsageError(
-            f"{capitalized(hello.name)} was started with other words than machine 0: {differ}.",
-            hint="Start the same command on all machines, but for --machine_rank.",
+            f"{capitalized(hello.name)} was started with other arguments than machine 0: {differ}.",
+            hint="Start the same command on all machines, except for --machine_rank.",
         )
 
 

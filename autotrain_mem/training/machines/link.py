@@ -96,7 +96,7 @@ class Link:
             try:
                 message = self._next()
             except (EOFError, OSError, ValueError) as error:
-                why = "its process has ended, or its network" if isinstance(error, (EOFError, OSError)) else str(error)
+                why = "its process or its network has failed" if isinstance(error, (EOFError, OSError)) else str(error)
                 break
             if message:
                 self._on_message(message)
@@ -118,7 +118,7 @@ class Link:
         message = json.loads(self._connection.recv_bytes(MOST_BYTES))
         self._heard = time.monotonic()
         if not isinstance(message, dict):
-            raise ValueError("it sends what is no object")
+            raise ValueError("it sent something that is not an object")
         return message
 
 

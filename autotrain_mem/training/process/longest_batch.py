@@ -144,7 +144,7 @@ def _why_not(trainer: Any) -> str:
         return "the optimizer steps within the backward pass"
     user_code = [name for name in ("tools", "environment_factories", "rollout_func") if getattr(trainer, name, None)]
     if user_code:
-        return f"sampling calls code of the user's own ({', '.join(user_code)}), which may have effects"
+        return f"sampling calls code of the user's own ({', '.join(user_code)}), which may have side effects"
     if getattr(trainer, "use_transformers_continuous_batching", False):
         return "transformers' continuous batching casts the weights to sample"
     return ""

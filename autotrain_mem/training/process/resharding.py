@@ -75,7 +75,7 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
     if isinstance(model, PeftModel):
         if len(model.peft_config) > 1:
             raise TrainingError(
-                f"The model has {len(model.peft_config)} adapters, and a checkpoint shared otherwise is read for one.",
+                f"The model has {len(model.peft_config)} adapters, and resharding supports only one.",
                 hint="Resume as the run was begun.",
             )
         parameters = dict(model.named_parameters(remove_duplicate=False))  # PEFT writes them without the adapter's name

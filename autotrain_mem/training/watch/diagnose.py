@@ -238,8 +238,7 @@ class SignDetector:
         return Sign(
             kind="host",
             step=sample.step,
-            seen=f"Host memory is running out: {format_bytes(available)} of {format_bytes(total)} can still be had"
-            f"{pace}.",
+            seen=f"Host memory is running out: {format_bytes(available)} of {format_bytes(total)} is left{pace}.",
             advice="Lower --dataloader_num_workers, leave --dataloader_persistent_workers off, set "
             "--dataloader_pin_memory False, and do without what keeps the card's tensors on the host "
             "(--activation_offloading, an optimizer there).",

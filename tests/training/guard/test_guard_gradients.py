@@ -173,7 +173,7 @@ def test_it_goes_down_to_one_row_and_then_keeps_activations_on_the_host(set_up: 
     assert [remedy.split(" rows")[0] for remedy in told.remedies] == [
         "split into 2 + 2",
         "split into 1 + 1",
-        "repeated with what backward needs waiting on the host",
+        "repeated with activations offloaded to the host",
     ]
     assert [told.learned[at].activations_on_host for at in (0, -1)] == [False, True]
 
@@ -192,7 +192,7 @@ def test_a_step_that_draws_who_answers_is_not_split_and_goes_the_same_way_when_i
 
     made.model.generate = counted
     told = assert_same_when(made, lambda: fail_in_forward(made, at=[0]))
-    assert told.remedies == ["repeated with what backward needs waiting on the host"]
+    assert told.remedies == ["repeated with activations offloaded to the host"]
     assert generated == [4, 4, 4], "once unguarded, and twice guarded"
     assert ["is drawn for each micro-batch" in notice for notice in told.notices] == [True]
 
@@ -251,7 +251,7 @@ def test_a_loss_over_the_whole_batch_is_repeated_whole_and_then_given_up(set_up:
         once = micro_steps(made)
         assert_same(once, expected)
     assert "divided into micro-batches: loss_type aot compares each pair" in once.told.notices[0]
-    assert once.told.remedies == ["repeated with what backward needs waiting on the host"]
+    assert once.told.remedies == ["repeated with activations offloaded to the host"]
 
 
 def test_with_several_processes_it_says_why_nothing_is_repeated(set_up: SetUp) -> None:

@@ -101,7 +101,7 @@ REFUSED = {
     "tokens of less than an image": ([6, 6, 0], EACH, "do not match"),
     "an image without tokens": ([0, 0, 0], EACH, "do not match"),
     "other numbers of tiles": ([8, 4, 0], {"pixel_values": numbered(3, 2, 3, 4, 4)}, "do not match"),
-    "a name not known": ([8, 0, 4], {**EACH, "aspect_ratio_ids": torch.ones(3, 1)}, "where a batch has aspect_ratio"),
+    "a name not known": ([8, 0, 4], {**EACH, "aspect_ratio_ids": torch.ones(3, 1)}, "if a batch has aspect_ratio"),
     "flat pixels": ([8, 0, 4], {"pixel_values": numbered(3, 7)}, "2 dimensions"),
 }
 
@@ -121,5 +121,5 @@ def test_why_images_cannot_be_told_apart_is_said_when_memory_runs_out(vision_fol
     with built("sft", vision_folder("gemma3")) as made:
         made.data_collator = lambda rows, own=made.data_collator: {**own(rows), "image_aspect": torch.ones(len(rows))}
         made.compute_loss = failing(made.compute_loss, Faults([0, 1]))
-        with pytest.raises(torch.OutOfMemoryError, match="is not known where a batch has image_aspect"):
+        with pytest.raises(torch.OutOfMemoryError, match="which rows if a batch has image_aspect"):
             micro_steps(made)

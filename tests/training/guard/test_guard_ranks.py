@@ -15,7 +15,7 @@ TOLERANCE = 1e-5
 """Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
 FORWARD, BACKWARD = "forward: split into 2 + 2 rows", "backward: split into 2 + 2 rows"
 PAIRS = "split into 2 + 2 pairs"
-HOST = "forward: repeated with what backward needs waiting on the host"
+HOST = "forward: repeated with activations offloaded to the host"
 INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
     "sft: nothing": ([], []),
     "sft: backward of the first micro-step": ([BACKWARD], []),

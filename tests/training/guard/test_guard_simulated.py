@@ -83,5 +83,5 @@ def test_a_row_that_is_too_large_waits_on_the_host(qwen: Path, tmp_path: Path) -
     undisturbed, _ = train_on(roomy, "sft", qwen, tmp_path, **one)
     tight = Card(roomy.peak_bytes - 200_000)
     survived, told = train_on(tight, "sft", qwen, tmp_path, **one)
-    assert set(told.remedies) == {"repeated with what backward needs waiting on the host"}
+    assert set(told.remedies) == {"repeated with activations offloaded to the host"}
     assert numbers(survived, "loss") == pytest.approx(numbers(undisturbed, "loss"), rel=2e-3, abs=1e-5)

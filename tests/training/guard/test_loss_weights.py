@@ -81,12 +81,12 @@ def test_a_loss_that_cannot_be_told_is_not_split_and_weighs_each_micro_batch_ali
 ) -> None:
     whole = steps(kind, folders, 8, 1, guarded=False)
     repeated = steps(kind, folders, 8, 1, lambda made: fail_in_backward(made, at=[0], layer=1))
-    assert repeated.told.remedies == ["repeated with what backward needs waiting on the host"]
+    assert repeated.told.remedies == ["repeated with activations offloaded to the host"]
     assert_same(repeated, whole)
     assert not repeated.told.notices
     added_up, meant = steps(kind, folders, 2, 4, guarded=False), steps(kind, folders, 2, 4)
     assert meant.loss == pytest.approx(added_up.loss / 4)
-    assert ["could not be found out by trying" in notice for notice in meant.told.notices] == [True]
+    assert ["testing did not show" in notice for notice in meant.told.notices] == [True]
 
 
 def test_the_trial_says_which_mean_it_is_and_leaves_no_trace(gpt2: Path, folders: dict[str, Path]) -> None:

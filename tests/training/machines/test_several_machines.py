@@ -208,7 +208,7 @@ def test_a_lost_machine_is_named_and_may_come_again(port: int, tmp_path: Path) -
         again.stop()
         double = Second(port).end()
         assert isinstance(double, UsageError)
-        assert "machine 1 is there already" in double.message
+        assert "machine 1 is already present" in double.message
     assert third.end() is None
 
 
@@ -216,7 +216,7 @@ def test_without_it_the_run_ends_or_goes_on_with_those_that_are_left(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(JOIN_VARIABLE, "0.2")
-    with pytest.raises(TrainingError, match="Machine 1 of 2 did not come within 0 s"), lead_alone(port) as machines:
+    with pytest.raises(TrainingError, match="Machine 1 of 2 did not join within 0 s"), lead_alone(port) as machines:
         machines.gather(CARD)
     said: list[str] = []
     with lead_alone(port, min_nodes=1, say=said.append) as machines:
@@ -255,7 +255,7 @@ def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, t
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"words": (*WORDS, "--bf16")}, "other words than machine 0: --bf16"),
+        ({"words": (*WORDS, "--bf16")}, "other arguments than machine 0: --bf16"),
         ({"card": replace(CARD, name="a100-80gb")}, "1 x a100-80gb"),
         ({"card": replace(CARD, topology=Topology(devices=0))}, "has 0 x"),
     ],
@@ -410,6 +410,6 @@ def test_another_machine_that_does_not_see_the_key_says_so_and_tells_nothing(
         error = second.end()
         assert not machines._members
     assert isinstance(error, TrainingError)
-    assert f"does not hold a key that is seen here as {Second.folder / KEY_NAME}" in error.message
+    assert f"does not hold the key in {Second.folder / KEY_NAME}" in error.message
     assert "must see the same --output_dir" in error.hint
     assert sum("trying again" in line for line in second.said) == 1
