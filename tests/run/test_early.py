@@ -126,7 +126,7 @@ def test_gpus_that_do_not_divide_the_batch_are_refused_with_those_that_do(tmp_pa
 def test_without_a_plan_only_what_is_sure_is_refused(tmp_path: Path) -> None:
     checkpoint(tmp_path, 3, ZERO)
     refuse(request(tmp_path, AutoFit()), to_train=True)  # as many GPUs as are here, shared as fits
-    with pytest.raises(OutputFolderError, match="DeepSpeed resumes it with that stage"):
+    with pytest.raises(OutputFolderError, match="DeepSpeed resumes it only with that stage"):
         refuse(request(tmp_path, AutoFit(gpus=2, sharding="fsdp2")), to_train=True)
 
 

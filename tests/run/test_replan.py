@@ -96,7 +96,7 @@ def test_on_fewer_machines_a_step_has_as_many_rows(
 
 
 def test_machines_that_do_not_divide_the_rows_say_so() -> None:
-    with pytest.raises(TrainingError, match="16 rows are no multiple"):
+    with pytest.raises(TrainingError, match="16 rows cannot be divided"):
         on_machines_of(3, 1, sharding="ddp")
 
 

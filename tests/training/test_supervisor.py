@@ -133,7 +133,7 @@ GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]
     "the code is wrong": ([(raised("ValueError: wrong", 7), 5)], TrainingError, "wrong"),
     "nothing was trained": ([(raised(FIRST_STEP, 5, 5), 5)], TrainingError, "first step"),
     "an unknown error without a checkpoint": ([(raised(ODD, 7), None)], TrainingError, "odd"),
-    "an unknown error twice": ([(raised(ODD, 7), 5), (raised(ODD, 7, 5), 5)], TrainingError, "so twice, after step 7"),
+    "an unknown error twice": ([(raised(ODD, 7), 5), (raised(ODD, 7, 5), 5)], TrainingError, "way twice, after step 7"),
     "an interrupt": ([(INTERRUPTED, 5)], InterruptedByUser, "Interrupted"),
     "an interrupt between processes": ([(killed(7), -1)], InterruptedByUser, "after step 7, while no training process"),
 }

@@ -171,7 +171,7 @@ SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
         ("rose from 12.0 GiB to 13.5 GiB within 31 steps", "out of memory in about 160 steps", ".item()"),
     ),
     "host": (FALLING_HOST, WINDOW - 1, ("30.1 GiB of 64.0 GiB is left, and at this pace none in about 1.3",)),
-    "host at once": (series(3, host_available_bytes=lambda step: 3 * GIB), 0, ("3.00 GiB of 64.0 GiB can still be",)),
+    "host at once": (series(3, host_available_bytes=lambda step: 3 * GIB), 0, ("3.00 GiB of 64.0 GiB is left",)),
 }
 
 
