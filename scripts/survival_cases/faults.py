@@ -29,8 +29,8 @@ TOLERANCE = 1e-4
 """Of a loss; see above."""
 LEAST_LOSS = 1e-2
 """Differences of a loss below this are told as shares of this: GRPO's is about zero in its first step."""
-OTHER_SAMPLES = "draw other samples"
-"""In the words of ``training/guard_generation.py``: such a run has no losses to compare."""
+OTHER_SAMPLES = "draws other samples"
+"""The wording of ``training/guard/generation_split.py``: such a run has no losses to compare."""
 SHARE = 0.6
 """Of what the whole effective batch needs: so there is a micro-batch to split, and accumulation."""
 SHARED = (

@@ -41,7 +41,7 @@ def attach_guard(
         trainer: Steps of TRL's SFT, Reward, DPO, GRPO, RLOO and Distillation are split; those of other trainers are
             repeated whole, and PPO's are not even repeated.
         learned: What an earlier run of the same plan learned, in addition to what a checkpoint holds.
-        on_incident: Called after each recovery from running out of memory.
+        on_incident: Called each time the guard handles running out of memory.
         grow_after: Optimizer steps without running out of memory after which more is tried at once.
         on_notice: Called with what the user should know about how micro-batches and their parts are combined.
     """

@@ -17,7 +17,7 @@ from autotrain_mem.training.guard.ranks import Ranks
 from autotrain_mem.types import Incident, LearnedLimits, Phase
 
 OnIncident = Callable[[Incident, LearnedLimits], None]
-"""Called after each recovery from running out of memory, with what has been learned."""
+"""Called each time the guard handles running out of memory, with what has been learned."""
 OnNotice = Callable[[str], None]
 """Called with what the user should know about how parts are combined; once for each text."""
 
@@ -156,7 +156,7 @@ class GuardContext:
     def report(
         self, phase: Phase, remedy: str, full: RanOut, *, rows: int | None = None, tokens: int | None = None
     ) -> None:
-        """Reports a recovery from running out of memory, and saves what was learned."""
+        """Reports that memory ran out and how that is handled, and saves what was learned."""
         step = self.trainer.state.global_step
         incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=full.message)
         self.save()
