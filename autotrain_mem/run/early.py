@@ -240,7 +240,7 @@ def without_effect(job: Job) -> Iterator[str]:
 
 
 def check_checkpoint(request: RunRequest) -> None:
-    """Checks the checkpoint to resume from, if flags and the run's own plan determine the sharding.
+    """Checks the checkpoint to resume from, by what flags and the run's own plan say about the sharding.
 
     ``run.supervised`` checks it again with the finished plan.
 
