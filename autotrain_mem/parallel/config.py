@@ -1,7 +1,7 @@
-"""Writes the configs of ``accelerate launch`` and of DeepSpeed that settings ask for, and reads DeepSpeed's.
+"""Writes the configs of ``accelerate launch`` and of DeepSpeed for given settings, and reads DeepSpeed's.
 
-Keys of the first are the fields of ``accelerate/commands/config/config_args.py: ClusterConfig``; in the second ``auto``
-is for transformers to fill in.
+The keys of accelerate's config are fields of ``accelerate/commands/config/config_args.py: ClusterConfig``. In
+DeepSpeed's, transformers fills in each ``auto``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
 
 CP_COMM_STRATEGY = "alltoall"
-"""Keys and values go around one share at a time. accelerate's default, ``allgather``, has those of all processes in
-memory at once (``torch/distributed/tensor/experimental/_context_parallel/_attention.py: _AllGatherRotater``)."""
+"""Passes keys and values around one share at a time. accelerate's default, ``allgather``, holds those of all processes
+in memory at once (``torch/distributed/tensor/experimental/_context_parallel/_attention.py: _AllGatherRotater``)."""
 
 
 def accelerate_config(
@@ -27,14 +27,15 @@ def accelerate_config(
     wrapped: Sequence[str] = (),
     attention: str | None = None,
 ) -> dict[str, Any]:
-    """Writes the config's keys for these settings, but for whose machine and port it is.
+    """Returns the config's keys for these settings, except the machine's rank, address and port.
 
     Args:
-        mixed_precision: What the trainer's config comes to: ``bf16``, ``fp16`` or ``no``. It must be said: where the
-            trainer's config says neither, what stands here counts (``transformers/training_args.py: __post_init__``).
-        wrapped: Classes of the layers to shard, where the model's own names of them are not all to be found in it.
-        attention: ``attn_implementation``, which DeepSpeed's sequence parallelism goes around
-            (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: register_with_transformers``); None for the model's.
+        mixed_precision: The trainer's value: ``bf16``, ``fp16`` or ``no``. Always written: if the trainer's config sets
+            neither, it counts (``transformers/training_args.py: __post_init__``).
+        wrapped: Classes of the layers to shard, if the model lacks some of those that it names itself.
+        attention: ``attn_implementation``, which DeepSpeed's sequence parallelism wraps
+            (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: register_with_transformers``); None for the model's
+            default.
     """
     alike = "MULTI_GPU" if knobs.processes > 1 else "NO"
     config: dict[str, Any] = {
@@ -66,7 +67,7 @@ def accelerate_config(
 
 
 def _parallelism(knobs: Knobs, attention: str | None) -> dict[str, Any]:
-    """Writes the sizes of accelerate's mesh; a model is divided among all that share its tokens, too
+    """Returns the sizes of accelerate's mesh; the processes that share tokens also divide the model
     (``accelerate/parallelism_config.py: dp_shard_cp_dim_names``)."""
     sizes: dict[str, Any] = {
         "parallelism_config_dp_replicate_size": knobs.processes // knobs.shards,
@@ -89,18 +90,17 @@ def _parallelism(knobs: Knobs, attention: str | None) -> dict[str, Any]:
 
 
 def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
-    """Returns what a trainer needs beside accelerate's config where its model is sharded; the user's own words go over
-    it.
+    """Returns a trainer's arguments that sharding needs besides accelerate's config; the user's own override them.
 
-    FSDP shards floating-point parameters only, so 4-bit weights are packed into those of the dtype that is computed in,
-    as which they are gathered (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). Stored as bytes each
-    process would hold them whole (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). And unless each micro-step
-    reduces its gradients, each process holds whole ones until the last (``accelerate/accelerator.py: no_sync``): more
-    than its shards of all else, and more with fewer rows at once.
+    FSDP shards floating-point parameters only. So 4-bit weights are packed into parameters of the compute dtype, and
+    gathered as such (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``); as bytes, each process would hold
+    all of them (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). Each micro-step reduces its gradients:
+    otherwise each process would hold whole gradients until the last one (``accelerate/accelerator.py: no_sync``), more
+    than its shards of all else, so that fewer rows at once would take more memory.
 
-    Rows are cut into two parts for each process that shares their tokens, an early and a late one, so that all have as
-    much to attend to (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py:
-    _HeadTailLoadBalancer``). DeepSpeed cuts them into one part for each, and refuses others
+    With context parallelism each process gets two parts of a row, an early and a late one, so that all attend to
+    equally much (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py: _HeadTailLoadBalancer``).
+    DeepSpeed makes one part for each process, and rejects other lengths
     (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill``).
     """
     if knobs.zero_stage:
@@ -117,15 +117,15 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
 
 
 BUCKET_ELEMENTS = 32 * 1024**2
-"""Elements that one collective sends: 64 MiB in half precision, from which on NCCL's bandwidth grows no more
-(nccl-tests, PERFORMANCE.md). DeepSpeed's own 5e8 elements (``deepspeed/runtime/zero/config.py: reduce_bucket_size``)
-are 0.93 GiB, of which it holds one, or two with ``overlap_comm``."""
+"""Elements of one collective: 64 MiB in half precision, beyond which NCCL's bandwidth no longer grows (nccl-tests,
+PERFORMANCE.md). DeepSpeed's default of 5e8 elements (``deepspeed/runtime/zero/config.py: reduce_bucket_size``) takes
+0.93 GiB, and twice as much with ``overlap_comm``."""
 
 
 def deepspeed_config(knobs: Knobs) -> dict[str, Any]:
-    """Writes the config of a stage of ZeRO.
+    """Returns the config for a stage of ZeRO.
 
-    Example: of ``zero2`` with the optimizer offloaded ``zero_optimization`` is ``{"stage": 2, "offload_optimizer":
+    Example: for ``zero2`` with the optimizer offloaded, ``zero_optimization`` is ``{"stage": 2, "offload_optimizer":
     {"device": "cpu", "pin_memory": True}, ...}``.
     """
     zero: dict[str, Any] = {"stage": knobs.zero_stage, "overlap_comm": True, "contiguous_gradients": True}
@@ -156,7 +156,7 @@ def deepspeed_config(knobs: Knobs) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Zero:
-    """Describes how a config of DeepSpeed's has processes share a model."""
+    """Describes how processes share a model according to a DeepSpeed config."""
 
     sharding: Sharding
     offload_optimizer_device: OffloadDevice | None
@@ -171,7 +171,7 @@ _OF_TRL = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "gradient_clipping": "max_grad_norm",
 }
-"""Keys whose values are TRL's arguments too (``transformers/integrations/deepspeed.py: trainer_config_process``)."""
+"""DeepSpeed's key -> TRL's argument (``transformers/integrations/deepspeed.py: trainer_config_process``)."""
 _NOT_REHEARSED = {
     "optimizer": "TRL's --optim makes the optimizer",
     "scheduler": "TRL's --lr_scheduler_type makes the schedule",
@@ -187,15 +187,15 @@ _NOT_REHEARSED = {
 
 
 def read_deepspeed(config: Mapping[str, Any], name: str) -> Zero:
-    """Reads a config's content.
+    """Reads a DeepSpeed config.
 
-    Example: of ``{"zero_optimization": {"stage": 3}}`` sharding is ``zero3``.
+    Example: for ``{"zero_optimization": {"stage": 3}}``, sharding is ``zero3``.
 
     Args:
-        name: What the config is called in a message: its path.
+        name: The config's name in a message: its path.
 
     Raises:
-        UsageError: it asks for what is not rehearsed, or for no stage of ZeRO; all problems.
+        UsageError: it asks for something that is not rehearsed, or for no stage of ZeRO; lists all problems.
     """
     if problems := [*_problems(config)]:
         raise UsageError.of(problems, f"{name} cannot be planned with: ")
@@ -208,7 +208,7 @@ def read_deepspeed(config: Mapping[str, Any], name: str) -> Zero:
 
 
 def with_auto(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a config with ``auto`` where TRL has an argument for a number, and these arguments."""
+    """Returns a config with ``auto`` instead of each number that is a TRL argument, and these arguments."""
     said = {ours: config[key] for key, ours in _OF_TRL.items() if config.get(key, "auto") != "auto"}
     left = {**config, "train_batch_size": "auto", **dict.fromkeys(_OF_TRL, "auto")}
     return left, said

@@ -1,4 +1,4 @@
-"""Builds the environment that ``accelerate launch`` gives each process it starts.
+"""Builds the environment that ``accelerate launch`` gives each process.
 
 Variables and defaults are those of ``accelerate/utils/launch.py: prepare_multi_gpu_env`` and, for the ranks, of
 ``torch/distributed/elastic/agent/server/local_elastic_agent.py``; a test compares them with accelerate's own.
@@ -20,7 +20,7 @@ _FSDP = {
     "FSDP_IGNORED_MODULES": ("ignored_modules", None),
 }
 """Variable -> the key of ``fsdp_config`` without its prefix, and the default of accelerate's flag
-(``accelerate/commands/launch.py: launch_command_parser``). Those without a value are left unset."""
+(``accelerate/commands/launch.py: launch_command_parser``). Variables without a value are not set."""
 
 _FSDP_SWITCHES = {
     "FSDP_RESHARD_AFTER_FORWARD": ("reshard_after_forward", "true"),
@@ -47,7 +47,7 @@ _SEQUENCE = {
     "sp_seq_length_is_variable": "True",
     "sp_attn_implementation": "sdpa",
 }
-"""Further variables where a row is shared in DeepSpeed's way, with the defaults of accelerate's flags."""
+"""Further variables for DeepSpeed's sequence parallelism, with the defaults of accelerate's flags."""
 
 
 def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:
@@ -80,13 +80,12 @@ def launch_environment(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fsdp_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``fsdp_config`` with its keys' prefix taken away, which accelerate takes with and without."""
+    """Returns ``fsdp_config`` without the prefix of its keys, which accelerate accepts with and without it."""
     return {name.removeprefix("fsdp_"): value for name, value in (config.get("fsdp_config") or {}).items()}
 
 
 def config_of_environment(environment: Mapping[str, str], processes: int) -> dict[str, Any] | None:
-    """Returns the config with which accelerate sets this environment; None where the environment sets neither FSDP nor
-    parallelism.
+    """Returns the config for which accelerate sets this environment; None if it sets neither FSDP nor parallelism.
 
     >>> config_of_environment({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, 4)["fsdp_config"]
     {'fsdp_version': '2'}
@@ -121,7 +120,7 @@ def config_of_environment(environment: Mapping[str, str], processes: int) -> dic
 def rank_environment(
     rank: int, processes: int, *, address: str, port: int, local_processes: int | None = None
 ) -> dict[str, str]:
-    """Returns the variables of one process's place among the others.
+    """Returns the variables that give a process its rank.
 
     Args:
         local_processes: Processes of each machine; None for a single machine.

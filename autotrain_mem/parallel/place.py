@@ -1,9 +1,9 @@
-"""Determines which of several machines this is, by flags or by what a launcher has put into the environment.
+"""Determines which of several machines this is, from flags or from a launcher's environment.
 
 Names are those of the launchers: of ``accelerate launch`` (``--machine_rank``, ``--main_process_ip``,
-``--main_process_port``), of torchrun, whose flags may stand in the environment as ``PET_...``
-(``torch/distributed/argparse_util.py: env``; Kubeflow's operators set them), of Slurm (srun(1), "OUTPUT ENVIRONMENT
-VARIABLES"), of SkyPilot (its guide to distributed jobs), of Kubeflow's PyTorchJob, and of MPI.
+``--main_process_port``); of torchrun, whose flags may be in the environment as ``PET_...``
+(``torch/distributed/argparse_util.py: env``; Kubeflow's operators set them); of Slurm (srun(1), "OUTPUT ENVIRONMENT
+VARIABLES"); of SkyPilot (its guide to distributed jobs); of Kubeflow's PyTorchJob; and of MPI.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from autotrain_mem.support.errors import UsageError
 
 PORT = 29500
-"""Where nothing names one (``accelerate/commands/launch.py: main_process_port``; torchrun's too)."""
+"""The default port (``accelerate/commands/launch.py: main_process_port``; torchrun's too)."""
 FIRST_PORT, PORTS = 20000, 10000
-"""Ports of Slurm's jobs, by the last digits of their numbers: below 32768, from which Linux hands ports out to whoever
-connects (``ip_local_port_range``)."""
+"""Ports of Slurm jobs, by the last digits of the job's id: below 32768, where Linux's ephemeral ports begin
+(``ip_local_port_range``)."""
 FLAGS = ("machine_rank", "main_process_ip", "main_process_port")
 
 _HOW = (
@@ -33,12 +33,12 @@ class Place:
     """Names one of several machines that train together."""
 
     rank: int
-    """The machine's number, from 0: the first plans and leads."""
+    """The machine's number, from 0; machine 0 plans and leads."""
     machines: int
     address: str
     """The address of the first machine, reachable from all."""
     port: int
-    """The port at which the first listens."""
+    """The port on which the first machine listens."""
 
 
 def place_of(
@@ -52,12 +52,12 @@ def place_of(
     Place(rank=0, machines=2, address='a', port=4711)
 
     Args:
-        nodes: As ``--nodes`` says; None where it does not, and a launcher's environment may.
+        nodes: The value of ``--nodes``; None if it is not given, so that a launcher's environment may decide.
         given: The values of ``FLAGS`` that are given.
-        to_train: Else the environment is not asked: a plan is made wherever one likes.
+        to_train: If False, the environment is ignored, since a plan can be made on any machine.
 
     Raises:
-        UsageError: flags and environment contradict each other or themselves, or are no numbers.
+        UsageError: flags and environment contradict each other or themselves, or are not numbers.
     """
     said = {name: value for name, value in given.items() if value is not None}
     if said:
@@ -108,7 +108,7 @@ SearchResult = tuple[str, Place]
 
 
 def _slurm(environment: Mapping[str, str]) -> SearchResult | None:
-    """Reads the place of a step that ``srun`` started; a batch script runs on its first node alone, without a step."""
+    """Reads the place from a step of ``srun``; a batch script itself runs on its first node only, without a step."""
     machines = environment.get("SLURM_STEP_NUM_NODES", "1")
     if not machines.isdigit() or int(machines) < 2:
         return None
@@ -124,7 +124,7 @@ def _slurm(environment: Mapping[str, str]) -> SearchResult | None:
 
 
 def first_host(nodes: str) -> str:
-    """Returns the first of a list of hosts as Slurm writes it.
+    """Returns the first host of a list in Slurm's notation.
 
     >>> first_host("gpu[07-09,12],cpu1"), first_host("rack[1-2]n[3-4]"), first_host("a,b")
     ('gpu07', 'rack1n3', 'a')
@@ -159,4 +159,4 @@ _PROCESS_LAUNCHERS = (
     ("MPI", "PMI_SIZE", "PMI_RANK", "MASTER_ADDR", "MASTER_PORT"),
     ("MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""Launchers that count processes, of which each machine has one only where ``--nodes`` says as many."""
+"""Launchers that count processes. They start one for each machine only if ``--nodes`` gives the same number."""

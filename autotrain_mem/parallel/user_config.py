@@ -1,6 +1,6 @@
-"""Reads what a user's own config of ``accelerate launch`` asks for; what cannot be planned for is refused.
+"""Reads a user's own config of ``accelerate launch``, and rejects what cannot be planned for.
 
-Keys, defaults and what excludes what are those of ``accelerate/commands/config/config_args.py: ClusterConfig`` and of
+Keys, defaults and exclusions are those of ``accelerate/commands/config/config_args.py: ClusterConfig`` and of
 ``accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin``.
 """
 
@@ -22,7 +22,7 @@ KEYS = frozenset(
     | {"parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16", "tpu_name", "tpu_zone", "tpu_vm"}
     | {"tpu_use_cluster", "tpu_use_sudo", "command_file", "dynamo_config"}
 )
-"""All that accelerate takes; it refuses a file with any other key."""
+"""All keys that accelerate accepts; it rejects a file with any other."""
 OLD_KEYS = frozenset({"fp16", "dynamo_backend"})
 """Keys of older versions, which accelerate still reads (``config_args.py: process_config``)."""
 
@@ -37,7 +37,7 @@ _OTHER_TYPES = {
 TO_FSDP2 = "accelerate to-fsdp2 --config_file FILE --output_file NEW writes it"
 _TAKES = "distributed_type takes NO, MULTI_GPU, FSDP or DEEPSPEED here."
 _STAGE = 2
-"""Where nothing is said (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
+"""The default stage (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
 _ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
 _SP_ATTENTION = "parallelism_config_sp_attn_implementation"
 _TENSORS = "tensor parallelism is not rehearsed: transformers cuts the layers as it loads them"
@@ -48,37 +48,37 @@ Problem = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Describes how a config has processes launched."""
+    """Describes how processes are launched according to a config."""
 
     processes: int | None
-    """None where the config leaves them open, as it may: ``num_processes: -1``."""
+    """None if the config leaves the number open: ``num_processes: -1``."""
     nodes: int
     sharding: Sharding | None
-    """None for a single process, and where a file of DeepSpeed's says it."""
+    """None for a single process, and if a DeepSpeed file determines it."""
     dp_replicate_size: int | None
     cp_size: int
     sp_size: int
     sp_attention: str
-    """``attn_implementation`` that the processes of a row go around."""
+    """``attn_implementation`` that sequence parallelism wraps."""
     fsdp_offload_params: bool
     mixed_precision: str
-    """``bf16``, ``fp16`` or ``no``, with which TRL's own words count."""
+    """``bf16``, ``fp16`` or ``no``; ``no`` leaves it to TRL's own flags."""
     recomputes: bool
-    """FSDP recomputes activations, and so the model's own checkpointing must not."""
+    """Whether FSDP recomputes activations, so that the model's own checkpointing must be off."""
     warnings: tuple[str, ...] = ()
 
 
 def read_launch(config: Mapping[str, Any], name: str) -> Launch:
-    """Reads a config's content.
+    """Reads a config of ``accelerate launch``.
 
-    Example: of ``{"distributed_type": "FSDP", "num_processes": 8, "fsdp_config": {"fsdp_version": 2}}`` sharding is
+    Example: for ``{"distributed_type": "FSDP", "num_processes": 8, "fsdp_config": {"fsdp_version": 2}}``, sharding is
     ``fsdp2``.
 
     Args:
-        name: What the config is called in a message: its path.
+        name: The config's name in a message: its path.
 
     Raises:
-        UsageError: it is none of accelerate's, contradicts itself, or asks for what is not rehearsed; all problems.
+        UsageError: it is invalid, contradicts itself, or asks for something that is not rehearsed; all problems.
     """
     if problems := [*_problems(config)]:
         raise UsageError.of(problems, f"{name} cannot be planned with: ")
@@ -106,7 +106,7 @@ def _type(config: Mapping[str, Any]) -> str:
 
 
 def _is_true(value: object) -> bool:
-    """As ``accelerate/utils/environment.py: str_to_bool`` reads it."""
+    """Reads a truth value as ``accelerate/utils/environment.py: str_to_bool`` does."""
     return str(value).lower() in ("true", "1", "yes", "y", "t", "on")
 
 
@@ -123,7 +123,7 @@ def _mixed_precision(config: Mapping[str, Any]) -> str:
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes of ``parallelism_config``, those that are whole numbers."""
+    """Returns those sizes of ``parallelism_config`` that are whole numbers."""
     given = config.get("parallelism_config") or {}
     names = {name: name.removeprefix("parallelism_config_") for name in given}
     return {names[name]: value for name, value in given.items() if isinstance(value, int) and name != names[name]}
@@ -206,7 +206,7 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys of ``accelerate/utils/dataclasses.py: DeepSpeedPlugin``; a file of DeepSpeed's is read for itself."""
+    """Checks the keys of ``accelerate/utils/dataclasses.py: DeepSpeedPlugin``; a DeepSpeed file is read separately."""
     given = zero_settings(config)
     if "deepspeed_config_file" in given:
         return
@@ -223,7 +223,7 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def zero_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``deepspeed_config``, where it holds keys."""
+    """Returns ``deepspeed_config`` if it is a mapping, else an empty one."""
     given = config.get("deepspeed_config")
     return dict(given) if isinstance(given, Mapping) else {}
 
@@ -309,8 +309,8 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _sequence(sizes: Mapping[str, int], processes: int | None) -> Iterator[Problem]:
-    """DeepSpeed divides a model among all processes, whatever shares its rows; accelerate counts rows by the sizes that
-    are left (``accelerate/accelerator.py: _prepare_deepspeed``)."""
+    """Checks sequence parallelism: DeepSpeed divides a model among all processes, whichever share rows, and accelerate
+    counts rows by the remaining sizes (``accelerate/accelerator.py: _prepare_deepspeed``)."""
     shared = sizes.get("sp_size", 1)
     groups = sizes.get("dp_replicate_size", 1) * sizes.get("dp_shard_size", 1)
     if sizes.get("cp_size", 1) > 1:

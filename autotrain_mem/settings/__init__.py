@@ -1,1 +1,1 @@
-"""Every setting, declared once: ours, the knobs of a plan, what each costs, TRL's own. Runs in any process (pure)."""
+"""Declares every setting once: ours, a plan's knobs, the cost of each, TRL's own. Runs in any process (pure)."""

@@ -1,4 +1,4 @@
-"""Reads a config of PEFT's own, as ``adapter_config.json`` holds it, as far as a plan must know it: without PEFT."""
+"""Reads a PEFT config, as ``adapter_config.json`` holds it, without importing PEFT; only what a plan needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from autotrain_mem.settings.words import CHECKPOINTING
 
 PEFT_CONFIG = "peft_config"
-"""The flag, the field of AutoFit, the knob, and the argument of TRL's constructors."""
+"""Name of the flag, the field of AutoFit, the knob, and the argument of TRL's constructors."""
 
 LORA = "LORA"
 _PREFIX = "PREFIX_TUNING"
@@ -17,7 +17,7 @@ _PREFIX = "PREFIX_TUNING"
 _OF_SAVING = frozenset(
     {"inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version", "runtime_config"}
 )
-"""Keys about how a config was saved, and that the adapter was complete: ``peft/peft_model.py: save_pretrained`` writes
+"""Keys that saving adds, and that do not change the adapter: ``peft/peft_model.py: save_pretrained`` writes
 ``inference_mode: true``, with which nothing would be trained."""
 
 _FLAGS = {
@@ -30,16 +30,16 @@ _FLAGS = {
     "use_rslora": ("use_rslora", False),
     "use_dora": ("use_dora", False),
 }
-"""TRL's flags of LoRA (``trl/trainer/utils.py: get_peft_config``) -> the key and PEFT's default of it
+"""TRL's LoRA flag (``trl/trainer/utils.py: get_peft_config``) -> PEFT's key and its default
 (``peft/tuners/lora/config.py: LoraConfig``)."""
 SAID = ("use_peft", *_FLAGS, "lora_task_type")
-"""Arguments of TRL's that such a config says in their place."""
+"""TRL's arguments that such a config replaces."""
 
 _NAMES = {
     **{LORA: "LoRA", "ADALORA": "AdaLoRA", "VERA": "VeRA", "LOHA": "LoHa", "LOKR": "LoKr", "IA3": "(IA)3"},
     **{"P_TUNING": "P-tuning", "PROMPT_TUNING": "prompt tuning", _PREFIX: "prefix tuning"},
 }
-"""PEFT's names of the best known kinds, as their papers write them."""
+"""PEFT's name of a well-known kind -> its spelling in the paper."""
 
 _PLAIN_WEIGHTS = {
     "LOHA": "its product is added to the weight itself",
@@ -50,11 +50,11 @@ _PLAIN_WEIGHTS = {
     "DELORA": "it takes the norm of the weight itself",
     "SHIRA": "it changes some of the weight's own elements",
 }
-"""Kinds that are planned on weights in 16 or 32 bits alone, and why (``peft/tuners/KIND/layer.py: forward,
-update_layer``): PEFT takes a layer of bitsandbytes' for a plain one, and the first forward of most ends in a product of
-packed bytes."""
+"""Kinds that are planned only on weights in 16 or 32 bits, and why (``peft/tuners/KIND/layer.py: forward,
+update_layer``): PEFT takes a bitsandbytes layer for a plain one, and for most kinds the first forward fails on a
+product of packed bytes."""
 _MADE_OF_WEIGHTS = ("pissa", "olora", "loftq", "corda", "mica")
-"""Beginnings of ``init_lora_weights`` for which LoRA's first values are made of a plain weight
+"""Prefixes of ``init_lora_weights`` with which LoRA's first values are computed from a plain weight
 (``peft/tuners/lora/layer.py: pissa_init, olora_init``)."""
 
 UNREHEARSED = {
@@ -74,11 +74,11 @@ _PREPARED = {
     "corda": "preprocess_corda",
     "lora_ga": "preprocess_loraga",
 }
-"""``init_lora_weights`` -> the function of PEFT's that must have seen data before (``peft/tuners/lora``)."""
+"""``init_lora_weights`` -> PEFT's function that must see data first (``peft/tuners/lora``)."""
 
 
 def canonical(content: Mapping[str, Any]) -> str:
-    """Writes a config as one line that is the same for the same adapter, without what saving adds.
+    """Returns a config as one line, the same for equal adapters, without the keys that saving adds.
 
     >>> canonical({"peft_type": "IA3", "inference_mode": True, "target_modules": None})
     '{"peft_type": "IA3"}'
@@ -88,12 +88,12 @@ def canonical(content: Mapping[str, Any]) -> str:
 
 
 def kind_of(text: str | None) -> str:
-    """Returns PEFT's name of the kind of adapter that a config is for: ``IA3``; empty for None."""
+    """Returns PEFT's name of a config's kind of adapter: ``IA3``; empty for None."""
     return "" if text is None else str(json.loads(text).get("peft_type", "")).upper()
 
 
 def name_of(text: str | None) -> str:
-    """Returns what a reader calls the kind; LoRA where no config says another, and its variants by their own names.
+    """Returns the name of the kind for users: LoRA without a config; variants of LoRA have their own names.
 
     >>> name_of('{"peft_type": "IA3"}'), name_of('{"peft_type": "LORA", "use_dora": true}'), name_of(None)
     ('(IA)3', 'DoRA', 'LoRA')
@@ -107,11 +107,11 @@ def name_of(text: str | None) -> str:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Returns what a config comes to in TRL's words, with itself: of LoRA all that its flags say.
+    """Returns TRL's arguments that correspond to a config, and the config itself; for LoRA they are its flags.
 
-    A base that the kind cannot adapt is not quantized, and prefix tuning goes without checkpointing: a checkpointed
-    layer is given no keys and values (``transformers/modeling_layers.py: GradientCheckpointingLayer.__call__``), which
-    are what a prefix is.
+    A base that the kind cannot adapt is not quantized. Prefix tuning has no gradient checkpointing: a checkpointed
+    layer gets no keys and values (``transformers/modeling_layers.py: GradientCheckpointingLayer.__call__``), of which a
+    prefix consists.
     """
     content, kind = json.loads(text), kind_of(text)
     said: dict[str, Any] = {PEFT_CONFIG: text, "use_peft": True}
@@ -133,14 +133,14 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 def why_not_quantized(text: str) -> str:
-    """Explains why the base of such an adapter cannot be quantized; empty where it can."""
+    """Explains why the base of such an adapter cannot be quantized; empty if it can."""
     if starts_from_weights(text):
         return f"init_lora_weights {_start(text)} makes the adapter of weights: of quantized ones that is not rehearsed"
     return _PLAIN_WEIGHTS.get(kind_of(text), "")
 
 
 def starts_from_weights(text: str | None) -> bool:
-    """Returns whether LoRA's first values are made of the base's weights, one after the other."""
+    """Returns whether LoRA's first values are computed from the base's weights, one after the other."""
     return text is not None and kind_of(text) == LORA and _start(text).startswith(_MADE_OF_WEIGHTS)
 
 
@@ -150,23 +150,23 @@ def _start(text: str) -> str:
 
 
 def why_unrehearsed(text: str) -> str:
-    """Explains why such an adapter is not rehearsed; empty where it is."""
+    """Explains why such an adapter is not rehearsed; empty if it is."""
     return UNREHEARSED.get(kind_of(text), "")
 
 
 def needs_data_first(text: str) -> str:
-    """Names the function of PEFT's that must have seen data before such an adapter is made; empty where none must."""
+    """Returns PEFT's function that must see data before such an adapter is made; empty if there is none."""
     return _PREPARED.get(_start(text), "")
 
 
 def says_more_than_flags(text: str) -> bool:
-    """Returns whether something of a config without PEFT's own defaults is lost in TRL's flags of LoRA."""
+    """Returns whether TRL's LoRA flags lose part of a config, which holds no defaults of PEFT."""
     known = {key for key, _ in _FLAGS.values()} | {"peft_type", "task_type"}
     return kind_of(text) != LORA or not json.loads(text).keys() <= known
 
 
 def without_said(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a user wrote, without those that stand in the config of PEFT's that is one of them."""
+    """Returns the user's arguments without those that their PEFT config replaces."""
     if PEFT_CONFIG not in arguments:
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name not in SAID}

@@ -1,7 +1,7 @@
-"""What is said of a setting, once, beside its name and type; flags, YAML keys, checks and levers are views of it.
+"""Declares each setting once; flags, YAML keys, checks and levers are derived from the declaration.
 
-A setting is a field of a dataclass: of those that a plan may decide (``settings.own``), of what else is asked of a plan
-(``types.autofit``), of a run (``planning.read_request``) or of a command (``cli.flags``).
+A setting is a field of a dataclass: of what a plan may decide (``settings.own``), or of further options of a plan
+(``types.autofit``), a run (``planning.read_request``) or a command (``cli.flags``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 Problem = tuple[str, str]
-"""What is wrong with a value, and what to do about it."""
+"""What is wrong with a value, and its cure."""
 Check = Callable[[str, Any], Iterable[Problem]]
-"""Finds what is wrong with a setting's value, by its name and its value."""
+"""Yields what is wrong with a setting, given its name and value."""
 
 
 class Harm(IntEnum):
-    """Ranks what a lever costs the training it is pulled on; the ladder is climbed in this order."""
+    """Ranks what a lever costs the training; the ladder is climbed in this order."""
 
     NONE = 0
     TIME = 1
@@ -31,70 +31,70 @@ class Harm(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Savings:
-    """Holds what a lever is taken to save before anything is known of it, roughly: it says where a search begins."""
+    """Holds a rough guess of a lever's savings, which decides where a search begins."""
 
     kept: float = 1.0
-    """Share of what a micro-batch holds beside weights, gradients and optimizer state: left on the device."""
+    """Share of a micro-batch's memory that stays on the device; weights, gradients and optimizer state do not count."""
     taken: float = 0.0
-    """Share of the optimizer state: taken off it."""
+    """Share of the optimizer state that leaves the device."""
     slower: float = 1.0
-    """How much longer a step takes."""
+    """Factor on the time of a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeverRow:
-    """Describes one lever. ``moves_from`` and ``to`` are values of its knob; both stay empty where it moves over a
-    range."""
+    """Describes one lever. ``moves_from`` and ``to`` are values of its knob; both are empty if it moves
+    over a range."""
 
     name: str = ""
-    """Left out in a setting's declaration, as are ``knobs`` and, of an on/off setting, ``moves_from`` and ``to``."""
+    """Left out in a setting's declaration, as are ``knobs`` and, for a switch, ``moves_from`` and ``to``."""
     harm: Harm
     knobs: tuple[str, ...] = ()
     moves_from: tuple[Any, ...] = ()
     to: Any = None
     also: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that only matter once this one has moved, and what they are set to where the user did not say."""
+    """Knobs that matter only once this one has moved -> their values, unless the user set them."""
     along: tuple[str, ...] = ()
-    """Levers pulled with this one: those of less harm where they are allowed, those of the same harm always."""
+    """Levers pulled with this one: those of less harm if they are allowed, those of the same harm always."""
     instead_of: tuple[str, ...] = ()
     """Levers that this one makes pointless or impossible."""
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Values that other knobs must have."""
+    """Other knob -> the values that it may have."""
     suits: Callable[[Any], bool] = lambda method: True
-    """Tells by a method's facts (``types.methods_table``) whether it has this lever."""
+    """Returns whether a method with these facts (``types.methods_table``) has this lever."""
     quantizes: bool = False
-    """Quantizes the checkpoint's weights, which works once."""
+    """Whether it quantizes the checkpoint's weights, which works only once."""
     offloads: bool = False
-    """Takes the host's memory and its link, which no card's data sheet tells."""
+    """Whether it uses host memory and the link to it, which no card's data sheet describes."""
     pays_for_adapters: bool = False
-    """Offloads what is large with an adapter too; an adapter's own optimizer state is not."""
+    """Whether what it offloads is large with an adapter too; an adapter's own optimizer state is not."""
     steps_on_host: bool = False
-    """The optimizer's step holds nothing on the device."""
+    """Whether the optimizer's step holds nothing on the device."""
     usual: Savings = Savings()
     at_best: Savings = Savings()
-    """No more is saved than this: what is not rehearsed is ruled out by it. Logits and one layer stay whatever is
+    """The most that it can save, which rules points out without a rehearsal. Logits and one layer stay, whatever is
     recomputed or offloaded."""
     reason: str
     """One line for the user."""
     turns_on_adapter: bool = False
-    """The adapter's own settings come with it (``search.adapter``)."""
+    """Whether it brings the adapter's own settings (``search.adapter``)."""
     without: str = ""
-    """What the least demanding point without the lever stands for, in the reason of one that is pulled."""
+    """Beginning of the sentence on the memory that the least demanding point without the lever needs."""
     let_go: str = ""
-    """The reason of one that may also be let go: fewer rows become more, or a switch that was on is off."""
+    """The reason when it is reversed: fewer rows become more, or a switch that was on is off."""
     words: str = ""
-    """The words for it in a line of settings; empty where the knob is shown otherwise."""
+    """Its name in a line of settings; empty if the knob is shown otherwise."""
     not_sharded: tuple[str, ...] = ()
-    """Why it does not go with shards of the model (FSDP), and what does; empty where it does."""
+    """Why it does not work with a sharded model (FSDP), and what does; empty if it works."""
     warning: str = ""
-    """What a user must not overlook, of a lever that changes what is trained."""
+    """What a user must not overlook, if the lever changes what is trained."""
     not_counted: tuple[str, ...] = ()
-    """What it adds to a run that an estimate leaves out, in sentences. Sources stand where each is imitated
-    (``rehearsal.cuda``)."""
+    """Sentences on its costs that an estimate leaves out. ``rehearsal.cuda`` gives the sources where it
+    imitates them."""
 
 
 class TakenBy(Enum):
-    """Names the consumer of a knob that is no argument of TRL's."""
+    """Names the consumer of a knob that is not an argument of TRL."""
 
     OWN = "autofit applies it itself"
     LAUNCH = "how processes are launched says it (``parallel``)"
@@ -119,50 +119,50 @@ _KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
     float: ((int, float), "a number"),
     str: ((str,), "a text"),
 }
-"""Maps a kind to its Python types, and to its name in messages."""
+"""Kind -> its Python types, and its name in messages."""
 _IN_PYTHON: Mapping[str, tuple[type, ...]] = {"Path": (Path,), "Mapping": (Mapping,), "Collection": (tuple, list)}
-"""What else an annotation may name, as types that are taken in Python alone."""
+"""Another name in an annotation -> types that are accepted in Python only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Declares one setting. One with a ``help`` is a flag, and a key of a YAML file."""
+    """Declares one setting. One with a ``help`` is a flag and a key of a YAML file."""
 
     name: str = ""
     default: Any = None
     kind: type | None = None
-    """The type of its value, as its field is annotated; None where its checks decide, or nothing else sets it."""
+    """The type of its value, from its annotation; None if checks decide, or if users cannot set it."""
     also: tuple[type, ...] = ()
-    """Types that are taken in Python alone."""
+    """Types that are accepted in Python only."""
     takes: str = ""
-    """How its type is told; empty for the usual words."""
+    """Description of its type; empty for the usual one."""
     check: Check | None = None
     where: TakenBy | None = None
-    """Who takes it; None for TRL, and for what is no knob of a plan."""
+    """Who applies it; None for TRL, and if it is not a knob of a plan."""
     lever: LeverRow | None = None
     accelerate: str = ""
-    """The setting's key in the config of ``accelerate launch``, where it has one of its own."""
+    """Its key in the config of ``accelerate launch``, if it has one."""
     of_deepspeed: bool = False
-    """DeepSpeed's config has it."""
+    """Whether DeepSpeed's config has it."""
 
     help: str = ""
     group: Group = Group.SEARCH
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     read: Callable[[str], Any] | None = None
-    """Reads a flag's text, where the kind alone does not."""
+    """Parses a flag's text, if the kind alone does not."""
     short: str = ""
     commands: tuple[str, ...] = EVERYWHERE
     elsewhere: Problem | None = None
-    """Why a command does not take it, and what to type instead."""
+    """Why other commands do not take it, and what to type instead."""
     in_files: bool = True
-    """A YAML file may have the key."""
+    """Whether a YAML file may have the key."""
     before: str = ""
-    """The flag that it stands before in a help; empty for the last place of its group."""
+    """The flag that follows it in a help; empty for the last place of its group."""
 
     @property
     def flag(self) -> str:
-        """Returns the flag's name: what is on by default is turned off by it."""
+        """Returns the flag's name; if the default is True, the flag turns the setting off."""
         return f"no_{self.name}" if self.default is True else self.name
 
     @property
@@ -178,7 +178,7 @@ class Setting:
         return self.takes or ("" if self.kind is None else _KINDS[self.kind][1])
 
     def options(self) -> dict[str, Any]:
-        """Returns what ``argparse`` is told of the flag."""
+        """Returns the flag's options for ``argparse``."""
         if self.is_switch:
             return {"action": "store_true", "help": self.help}
         reads = self.read or (self.kind if self.kind in (int, float) else None)
@@ -187,15 +187,15 @@ class Setting:
 
 
 def setting(default: Any, **said: Any) -> Any:
-    """Declares a setting: the field of a dataclass with this default, and what :class:`Setting` says of it."""
+    """Declares a setting: a dataclass field with this default and these values of :class:`Setting`."""
     return field(default=default, metadata={"setting": Setting(default=default, **said)})
 
 
 @functools.cache
 def settings_of(declared: type) -> dict[str, Setting]:
-    """Lists the settings of a dataclass by name, each with its types and its lever's name filled in.
+    """Lists the settings of a dataclass by name, with their types and their levers' names filled in.
 
-    The annotation ``str | Path | None`` is of a text, in Python also of a path.
+    The annotation ``str | Path | None`` means a text, and in Python also a path.
     """
     found = {}
     for each in fields(declared):
@@ -216,7 +216,7 @@ def settings_of(declared: type) -> dict[str, Setting]:
 
 
 def at_least_one(noun: str) -> Check:
-    """Makes the check of a number, or of several, of something countable: ``at_least_one("GPUs")``."""
+    """Makes the check that a number, or each of several, is at least 1: ``at_least_one("GPUs")``."""
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         for count in value if isinstance(value, tuple | list) else (value,):
@@ -227,10 +227,10 @@ def at_least_one(noun: str) -> Check:
 
 
 def one_of(known: tuple[str, ...], told: tuple[str, ...] | None = None, prefix: str = "--") -> Check:
-    """Makes the check of a word.
+    """Makes the check that a value is among the known ones.
 
     Args:
-        told: The words that a cure names, where it does not name all that are taken.
+        told: The values that the cure lists, if not all known ones.
     """
 
     def check(name: str, value: Any) -> Iterable[Problem]:
@@ -241,7 +241,7 @@ def one_of(known: tuple[str, ...], told: tuple[str, ...] | None = None, prefix: 
 
 
 def that(holds: Callable[[Any], bool], problem: str, cure: str) -> Check:
-    """Makes the check that something holds of a value, which ``problem`` may name: ``"{value!r} is no time"``."""
+    """Makes the check of a condition; ``problem`` may contain the value: ``"{value!r} is no time"``."""
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         if not holds(value):

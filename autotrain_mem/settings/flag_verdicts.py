@@ -1,8 +1,8 @@
-"""Holds what becomes of every flag of TRL's in a rehearsal: one verdict for each, with the reason.
+"""Gives the verdict on each of TRL's flags in a rehearsal, with the reason.
 
-The flags are the fields of TRL's four dataclasses (``methods.configs: Configs``). One that a new TRL adds stands in no
-row: ``tests/test_flag_verdicts.py`` then fails and names it. Read its code, find out whether it moves memory or what is
-trained, and write it into the row that says so; what is refused or left out by this table is refused and left out.
+The flags are the fields of TRL's four dataclasses (``methods.configs: Configs``). If a new TRL adds one, it is in no
+row, and ``tests/test_flag_verdicts.py`` fails and names it. Read its code, find out whether it changes memory or what
+is trained, and add it to the matching row: the flags that this table refuses or leaves out are refused and left out.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Names what becomes of a flag."""
+    """Names what a rehearsal does with a flag."""
 
     REHEARSED = "rehearsed"
-    """TRL's own trainer gets it in a rehearsal, so that what it does to memory is in the plan."""
+    """TRL's own trainer gets it in a rehearsal, so that the plan includes its effect on memory."""
     COUNTED = "counted"
-    """The flag says which rows there are: their lengths are counted, and a rehearsal has rows as long."""
+    """It determines the rows: their lengths are counted, and rehearsed rows are as long."""
     ONLY_FOR_REAL = "only for the real run"
-    """A rehearsal leaves it out, or has its own."""
+    """A rehearsal leaves it out, or has its own value."""
     HARMLESS = "harmless"
-    """The flag changes no tensor's size, whether TRL's trainer gets it or not."""
+    """It changes no tensor's size, whether TRL's trainer gets it or not."""
     IDLE = "idle"
-    """TRL takes it and does nothing with it here: a plan warns."""
+    """TRL accepts it but ignores it here: a plan warns."""
     REFUSED = "refused"
     """No plan is made with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlagGroup:
-    """Flags with one verdict for one reason."""
+    """Holds flags with the same verdict for the same reason."""
 
     verdict: Verdict
     why: str
     flags: str
-    """Their names, apart by spaces."""
+    """Their names, separated by spaces."""
     methods: tuple[str, ...] = ()
-    """Methods for which it holds, over a row for all methods; empty for all."""
+    """Methods to which it applies, before any row for all methods; empty for all."""
     in_commands: bool = False
-    """Whether it is idle in commands only: a script may hand over what it is about."""
+    """Whether it is idle only in commands: a script may pass the object that it concerns."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,12 +65,12 @@ REFUSED: dict[str, str] = {
     # trl/scripts/dpo.py: main alone reads it, to keep DDP from buffers of bools.
     "ignore_bias_buffers": "--ddp_broadcast_buffers false keeps all buffers from being sent",
 }
-"""Flag -> what to do instead. Each would be planned for as if it were not there, or end the rehearsal."""
+"""Flag -> what to do instead. A plan would ignore it, or it would end the rehearsal."""
 REFUSED_WHEN_OFF: dict[str, str] = {
     # transformers/trainer_utils.py: TrainerMemoryTracker.start
     "skip_memory_metrics": "transformers would reset the counters that autofit reads: remove it, the report has them",
 }
-"""The same for a flag that is on by default, and asks for something where it is off."""
+"""The same for a flag that is on by default, and is refused if it is turned off."""
 
 
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
@@ -333,18 +333,18 @@ _ROWS_OF_METHODS = (
 )
 
 GROUPS: tuple[FlagGroup, ...] = (*_ROWS_OF_METHODS, *_ROWS_FOR_ALL)
-"""Every flag of TRL 1.12 to 1.16; a row for some methods comes before the one for all."""
+"""Every flag of TRL 1.12 to 1.16; rows for some methods precede those for all."""
 
 
 @functools.cache
 def only_for_real(method: str) -> frozenset[str]:
-    """Names the flags that a rehearsal of this method leaves out."""
+    """Returns the flags that a rehearsal of this method leaves out."""
     rows = (group for group in GROUPS if not group.methods or method in group.methods)
     return frozenset(name for group in rows if group.verdict is Verdict.ONLY_FOR_REAL for name in group.names)
 
 
 def group_of(method: str, name: str) -> FlagGroup | None:
-    """Finds the row of one of TRL's flags; None where it has no verdict yet.
+    """Returns the row of one of TRL's flags; None if it has no verdict yet.
 
     >>> str(group_of("dpo", "label_smoothing_factor").verdict), str(group_of("sft", "label_smoothing_factor").verdict)
     ('idle', 'rehearsed')

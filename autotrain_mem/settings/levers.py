@@ -1,7 +1,7 @@
-"""The levers, in one table: what may be given up, in the order of the harm it does, and what each one is worth.
+"""The levers, in one table: what can be given up, least harm first, and what each saves.
 
-A lever moves one way: it takes bytes away and mostly costs something. One that moves a setting of ours is declared with
-it (``settings.own``); one that moves TRL's has a row here.
+A lever moves in one direction: it saves memory and mostly costs something. Levers of our own settings are declared with
+the settings (``settings.own``); those of TRL's have a row here.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from autotrain_mem.settings.own import OWN, UNSHARDED
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_LENGTH
 
 LOST_ABOVE = 2**9
-"""A weight in bfloat16 this many times as large as an update is left as it was: of 8 significant bits, numbers lie at
-least 2**-8 of their size apart, and what is less than half of that is rounded away."""
+"""A bfloat16 weight this many times as large as an update does not change: with 8 significant bits, neighbouring
+numbers are at least 2**-8 of their size apart, and less than half of that is rounded away."""
 
 USUAL_WEIGHT = 0.02
-"""transformers' ``initializer_range``: how large the weights of most models are, about."""
+"""transformers' ``initializer_range``: the approximate size of most models' weights."""
 
 
 EXPANDABLE = "expandable_segments"
-"""The lever that is on no rung: any point may have it, at no cost (``Memo``)."""
+"""The lever outside the ladder: any point may use it, at no cost (``Memo``)."""
 
 HALF_WEIGHTS = "bf16_weights"
-"""The lever of 16-bit weights: float16 where the card has no bfloat16 (``precision.half_of``)."""
+"""The lever of 16-bit weights: float16 if the card has no bfloat16 (``precision.half_of``)."""
 
 EIGHT_BIT = "8bit_optimizer"
 
 NESTED_QUANT = "use_bnb_nested_quant"
 SHARDING = "sharding"
 SHARED_TOKENS = "cp_size"
-"""Context parallelism: tried where rows are long (``search.shardings``)."""
+"""Context parallelism: tried if rows are long (``search.shardings``)."""
 SHARED_SEQUENCE = "sp_size"
-"""DeepSpeed's sequence parallelism: the same, where the user asks for ZeRO."""
+"""DeepSpeed's sequence parallelism: the same, if the user asks for ZeRO."""
 OFFLOADED_SHARDS = "fsdp_offload_params"
 SMALLER_IMAGES = "max_pixels"
-"""Tried where rows have images and nothing else fits (``planning.plan``)."""
+"""Tried if rows have images and nothing else fits (``planning.plan``)."""
 
 _OF_TRLS = (
     LeverRow(
@@ -197,7 +197,7 @@ _OF_TRLS = (
         without="the length asked for needs",
     ),
 )
-"""Levers that move TRL's own settings, or several at once."""
+"""Levers that move TRL's own settings, or several settings at once."""
 
 LADDER = tuple(
     sorted(
@@ -205,22 +205,22 @@ LADDER = tuple(
         key=lambda row: (row.harm, row.to is None if row.harm is Harm.NONE else row.to is not None),
     )
 )
-"""Least harm first; of the same harm what moves over a range comes before the switches, and TRL's before ours."""
+"""Least harm first. Within one harm, levers over a range precede switches, and TRL's precede ours."""
 
 LEVERS = {row.name: row for row in LADDER}
 
 MICRO_BATCH = "micro_batch"
 BATCHES = ("eval_batch", MICRO_BATCH, "rollout_batch")
-"""Levers that move over a range. They and checkpointing are free at every level, and so is sharding."""
+"""Levers that move over a range. They, checkpointing and sharding are allowed at every level."""
 FREE = (*BATCHES, CHECKPOINTING)
 OFFLOADING = tuple(row.name for row in LADDER if row.offloads)
 ROUNDING = tuple(row.name for row in LADDER if row.harm is Harm.ROUNDING)
 TRAINED = tuple(row.name for row in LADDER if row.harm is Harm.WHAT_IS_TRAINED)
 SLOWING = tuple(row.name for row in LADDER if row.harm is Harm.TIME and row.moves_from)
-"""Levers that take bytes away and cost time, and do nothing else."""
+"""Levers that save memory and cost nothing but time."""
 
 HARM_FIRST = tuple(sorted(LADDER, key=lambda row: -row.harm))
-"""The rows as a reader wants them told: what changes most comes first."""
+"""The rows in the order for readers: the largest change first."""
 SWITCHES = tuple(
     name for row in HARM_FIRST if row.to is True and row.name not in (EXPANDABLE, *FREE) for name in row.knobs
 )
@@ -228,22 +228,22 @@ SWITCHES = tuple(
 
 
 WARNINGS = {row.knobs[0]: row.warning for row in LADDER if row.warning}
-"""Maps a knob to what a user must not overlook."""
+"""Knob -> what a user must not overlook."""
 
 
 def is_pulled(row: LeverRow, knobs: Knobs) -> bool:
-    """Returns whether a point has what this lever sets; False of one that moves over a range."""
+    """Returns whether a point has the value that this lever sets; False for a lever over a range."""
     return row.to is not None and getattr(knobs, row.knobs[0]) == row.to
 
 
 def brought(base: Knobs, knobs: Knobs) -> frozenset[str]:
-    """The knobs that came along with levers which a job did not ask for."""
+    """Returns the knobs that came along with levers which the job did not ask for."""
     return frozenset(name for row in LADDER if is_pulled(row, knobs) and not is_pulled(row, base) for name in row.also)
 
 
 def taken_back(row: LeverRow, knobs: Knobs, base: Knobs) -> Knobs | None:
-    """The same point without one lever, which the job did not ask for; None where it is not pulled, or goes with
-    others: what is trained, and the rows of a batch."""
+    """Returns the same point without one lever that the job did not ask for. None if the lever is not pulled or cannot
+    go alone, as those for what is trained and for the rows of a batch cannot."""
     is_alone = row.to is not None and row.name not in (EXPANDABLE, *FREE) and row.harm <= Harm.ROUNDING
     values = {name: getattr(base, name) for name in row.knobs}
     is_alone = is_alone and brought(base, knobs).isdisjoint(row.knobs)
@@ -253,5 +253,5 @@ def taken_back(row: LeverRow, knobs: Knobs, base: Knobs) -> Knobs | None:
 
 
 def pulled(knobs: Knobs) -> list[LeverRow]:
-    """The levers whose values a point has, least harm first."""
+    """Lists the levers whose values a point has, least harm first."""
     return [row for row in LADDER if is_pulled(row, knobs)]

@@ -1,7 +1,7 @@
-"""Holds what becomes of every optimizer of transformers' (``training_args.py: OptimizerNames``) in a rehearsal.
+"""Gives the verdict on each of transformers' optimizers (``training_args.py: OptimizerNames``) in a rehearsal.
 
-One that a new transformers adds stands in no row: ``tests/methods/test_optimizer_verdicts.py`` then fails and names it.
-A rehearsal runs the optimizer's own code, so that a package that is not there cannot be rehearsed either.
+If a new transformers adds one, it is in no row, and ``tests/methods/test_optimizer_verdicts.py`` fails and names it. A
+rehearsal runs the optimizer's own code, so it needs the optimizer's package.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ REHEARSED = (
     *("paged_adamw_32bit", "paged_adamw_8bit", "paged_lion_32bit", "paged_lion_8bit"),
     *("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"),
 )
-"""Optimizers of torch, transformers and bitsandbytes: allocation by allocation as on the CPU."""
+"""Optimizers of torch, transformers and bitsandbytes whose rehearsal equals the CPU run allocation by allocation."""
 
 PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
-"""Optimizers whose state is a number, or as large as the parameter (``torch/optim``): what belongs to a shard can be
-cut out of it. Blocks of 8 bits and factors cannot."""
+"""Optimizers whose state is a number, or as large as the parameter (``torch/optim``), so that a shard's part can be cut
+out. From 8-bit blocks and factored state it cannot."""
 
 OPTIMIZERS_OF_BITSANDBYTES = re.compile("8bit|bnb|paged|ademamix|lion")
-"""``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``; those that torchao or torch implement are
-refused, or named otherwise (``checks.flags``)."""
+"""``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``; similar ones of torchao or torch are refused, or
+have other names (``checks.flags``)."""
 
 KEEPS_UPDATES = "stable_adamw"
-"""Sums up what rounding takes of updates (Kahan summation; torch-optimi)."""
+"""The optimizer that accumulates what rounding loses of updates (Kahan summation; torch-optimi)."""
 
 PACKAGES = {
     "galore_adamw": "galore_torch",
@@ -39,7 +39,7 @@ PACKAGES = {
     "schedule_free_radam": "schedulefree",
     "stable_adamw": "optimi",
 }
-"""Optimizers of other packages, with the package's name in Python (``transformers/trainer_optimizer.py``)."""
+"""Optimizer of another package -> the package's Python name (``transformers/trainer_optimizer.py``)."""
 _INSTALLED_AS = {"optimi": "torch-optimi"}
 
 _EIGHT_BIT = "--optim adamw_8bit keeps a quarter of AdamW's state"
@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[str, str]] = {
 """Name -> why it cannot be planned with, and what can."""
 
 PROJECTING = ("galore", "apollo")
-"""Beginnings of those that keep state of a low rank, for the layers that ``optim_target_modules`` names."""
+"""Prefixes of optimizers with low-rank state for the layers that ``optim_target_modules`` names."""
 
 
 NOT_COUNTED = {
@@ -82,20 +82,20 @@ NOT_COUNTED = {
         "largest that it projects, in float32"
     ),
 }
-"""Beginning of a name -> what an estimate leaves out of such an optimizer."""
+"""Prefix of a name -> the memory of such an optimizer that an estimate leaves out."""
 
 
 def optimizer_of(args: Any) -> str:
-    """Names the optimizer that arguments of transformers', or knobs, ask for."""
+    """Returns the name of the optimizer in transformers' arguments or in knobs."""
     return str(getattr(args.optim, "value", args.optim))
 
 
 def package_of(name: str) -> tuple[str, str] | None:
-    """Returns the package that an optimizer is in, as Python and as pip call it; None where it is no other's."""
+    """Returns the optimizer's package, by its names in Python and for pip; None if it needs no other package."""
     package = PACKAGES.get(name)
     return None if package is None else (package, _INSTALLED_AS.get(package, package.replace("_", "-")))
 
 
 def is_projecting(name: str) -> bool:
-    """Returns whether an optimizer needs ``optim_target_modules``, and uses it."""
+    """Returns whether an optimizer needs and uses ``optim_target_modules``."""
     return name.startswith(PROJECTING)

@@ -1,7 +1,7 @@
-"""The settings that are ours, that a user may ask for and a plan may decide. A new one is a row here.
+"""Declares our own settings, which a user may set and a plan may decide. A new one is a row here.
 
-It is then a flag, a field of ``AutoFit`` and of ``Knobs``, a YAML key, a column of the docs, and where it has a lever a
-name for ``--forbid`` and a choice of the search; the code that reads ``knobs.NAME`` makes it act.
+A row becomes a flag, a field of ``AutoFit`` and of ``Knobs``, a YAML key and a column of the docs. With a lever, it
+also becomes a name for ``--forbid`` and a choice of the search. Code that reads ``knobs.NAME`` applies it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from autotrain_mem.settings.declaration import (
 )
 
 Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
-"""How several processes divide a model: none of it (DDP), or each parameter, gradient and optimizer state into shards
-(FSDP). ``fsdp2-no-reshard`` keeps gathered weights from a layer's forward to its backward, ``hsdp`` has a whole set of
-shards on each of several groups of processes. DeepSpeed's stages divide the optimizer's state (``zero1``), gradients
-too (``zero2``), and weights too (``zero3``)."""
+"""How processes divide a model: not at all (DDP), or each parameter, gradient and optimizer state into shards (FSDP).
+``fsdp2-no-reshard`` keeps gathered weights from a layer's forward to its backward; ``hsdp`` has a whole set of shards
+in each of several groups of processes. DeepSpeed's stages divide the optimizer's state (``zero1``), also gradients
+(``zero2``), and also weights (``zero3``)."""
 
 OffloadDevice = Literal["cpu", "nvme"]
-"""Where DeepSpeed keeps what it offloads, in its own words."""
+"""DeepSpeed's name of the device to which it offloads."""
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 UNSHARDED = (None, "ddp")
-"""Values of ``sharding`` of what works on whole parameters alone."""
+"""Values of ``sharding`` for levers that need whole parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSettings:
-    """Holds them as a user asks for them: None and False leave the choice to the plan."""
+    """Holds these settings as a user sets them: None and False leave the choice to the plan."""
 
     optimizer_offload: bool = setting(
         False,
@@ -68,7 +68,7 @@ class OwnSettings:
             ),
         ),
     )
-    """Optimizer state and step on the host; the device holds weights and gradients."""
+    """Whether optimizer state and step are on the host; the device holds weights and gradients."""
     expandable_segments: bool = setting(
         False,
         where=TakenBy.OWN,
@@ -79,7 +79,7 @@ class OwnSettings:
             words="expandable segments",
         ),
     )
-    """Segments that grow page by page; a plan turns them on by itself where they make it fit."""
+    """Whether segments grow page by page; a plan turns this on by itself if that makes it fit."""
     max_pixels: int | None = setting(
         None,
         where=TakenBy.OWN,
@@ -93,8 +93,8 @@ class OwnSettings:
             reason="larger images are made smaller, and take fewer tokens: what is small in them may no longer be seen",
         ),
     )
-    """Pixels to which a larger image is made smaller before it becomes tokens; None: as the model's processor has it,
-    or fewer where nothing else fits."""
+    """Pixels to which a larger image is shrunk before it becomes tokens; None: the model processor's own limit, or
+    fewer if nothing else fits."""
     sharding: Sharding | None = setting(
         None,
         where=TakenBy.LAUNCH,
@@ -109,7 +109,7 @@ class OwnSettings:
             reason="the GPUs divide weights, gradients and optimizer state among them",
         ),
     )
-    """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: as fits and is fastest, or for a
+    """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: the fastest way that fits, or a
     single process."""
     cp_size: int | None = setting(
         None,
@@ -124,7 +124,7 @@ class OwnSettings:
             reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
         ),
     )
-    """So many GPUs share the tokens of each row (context parallelism, with FSDP2); None: as many as a length needs."""
+    """Number of GPUs that share the tokens of each row (context parallelism, with FSDP2); None: as a length needs."""
     sp_size: int | None = setting(
         None,
         where=TakenBy.LAUNCH,
@@ -138,7 +138,7 @@ class OwnSettings:
             reason="GPUs share the tokens of each row, and its heads while a layer attends: the same gradients",
         ),
     )
-    """The same in DeepSpeed's way (sequence parallelism, with ZeRO)."""
+    """The same in DeepSpeed (sequence parallelism, with ZeRO)."""
     fsdp_offload_params: bool = setting(
         False,
         where=TakenBy.LAUNCH,
@@ -157,7 +157,7 @@ class OwnSettings:
             not_counted=("host memory: each process keeps its shards there, pinned, with the optimizer's state",),
         ),
     )
-    """Shards of parameters, gradients and optimizer state wait in host memory (FSDP)."""
+    """Whether shards of parameters, gradients and optimizer state are offloaded to host (FSDP)."""
     offload_optimizer_device: OffloadDevice | None = setting(
         None,
         kind=str,
@@ -168,7 +168,7 @@ class OwnSettings:
         help="the optimizer's state lies in host memory, where it steps too (ZeRO); NVMe: --deepspeed FILE",
         check=one_of(get_args(OffloadDevice), told=("cpu",)),
     )
-    """``cpu``: the optimizer's state lies in host memory, where it steps too (ZeRO); None: on the GPU."""
+    """``cpu``: the optimizer's state and step are on the host (ZeRO); None: on the GPU."""
     offload_param_device: OffloadDevice | None = setting(
         None,
         kind=str,
@@ -179,7 +179,7 @@ class OwnSettings:
         help="shards of weights wait in host memory (ZeRO-3); NVMe: --deepspeed FILE",
         check=one_of(get_args(OffloadDevice), told=("cpu",)),
     )
-    """``cpu``: shards of weights wait in host memory (ZeRO-3); None: on the GPU."""
+    """``cpu``: shards of weights are offloaded to host (ZeRO-3); None: on the GPU."""
     peft_config: str | Path | Mapping[str, Any] | None = setting(
         None,
         takes="the path of a file, or its keys",
@@ -189,27 +189,27 @@ class OwnSettings:
         metavar="FILE",
         help="an adapter_config.json of PEFT's, or its folder: what is trained is as it says (DoRA, VeRA, IA3, ...)",
     )
-    """A config of PEFT's own, by path (``adapter_config.json``, or its folder) or content: what is trained is as it
-    says. A drop-in trainer takes the object itself, as TRL's does; a plan holds its content as JSON."""
+    """A PEFT config of the adapter, by path (``adapter_config.json``, or its folder) or content. A drop-in trainer
+    takes the object itself, as TRL's does; a plan holds its content as JSON."""
 
     @property
     def token_shards(self) -> int:
-        """Counts the processes that hold one row together, a share of its tokens each."""
+        """Counts the processes that share the tokens of one row."""
         return max(self.cp_size or 1, self.sp_size or 1)
 
 
 OWN = settings_of(OwnSettings)
 SHARE_TOKENS = tuple(name for name, each in OWN.items() if each.accelerate.startswith("parallelism_config_"))
-"""Settings that share the tokens of rows; one at most is above 1."""
+"""Settings that share the tokens of rows; at most one is above 1."""
 OF_DEEPSPEED = tuple(name for name, each in OWN.items() if each.of_deepspeed)
 OFFLOADED = tuple(name for name, each in OWN.items() if each.accelerate.startswith("fsdp_") or each.of_deepspeed)
-"""Settings by which shards wait in host memory."""
+"""Settings that offload shards to host."""
 SWITCHES_OF_OURS = tuple(name for name, each in OWN.items() if each.is_switch)
-"""Settings of ours whose flag needs no value."""
+"""Our own settings whose flag needs no value."""
 
 
 def flag_words(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Lists the words of a command, not quoted.
+    """Lists the words of a command, without quotes.
 
     >>> [*flag_words({"optimizer_offload": True, "packing": False, "max_length": None, "report_to": ["none"]})]
     ['--optimizer_offload', '--packing', 'false', '--max_length', 'none', '--report_to', 'none']

@@ -1,4 +1,4 @@
-"""Reads flags and YAML keys by a parser: TRL's own in a worker, or one that is rebuilt from its stored flags."""
+"""Reads flags and YAML keys with a parser: TRL's own in a worker, or one that is rebuilt from its stored flags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RENAMED = {
     "torch_dtype": "dtype",
     "warmup_ratio": "warmup_steps",
 }
-"""Maps old names of TRL and transformers 4 to today's names of the same settings."""
+"""Old name in TRL or transformers 4 -> today's name of the same setting."""
 
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "batch_size": ("per_device_train_batch_size",),
@@ -45,12 +45,12 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "seq_len": (MAX_LENGTH,),
     "steps": ("max_steps",),
 } | {old: (new,) for old, new in _RENAMED.items()}
-"""Names in other trainers and methods that are too far from TRL's for a comparison of letters."""
+"""Name in another trainer or method -> TRL's names, which a comparison of letters would not find."""
 
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
 MethodsWith = Callable[[str], Sequence[str]]
-"""Finds the methods that know a flag."""
+"""Returns the methods that have a flag."""
 
 
 def read_given(
@@ -114,7 +114,7 @@ def read_given(
 
 
 def _ratio(text: str) -> float:
-    """Parses a share of all steps, which ``warmup_steps`` below 1 is (``training_args.py: get_warmup_steps``)."""
+    """Parses a share of all steps, which ``warmup_steps`` below 1 means (``training_args.py: get_warmup_steps``)."""
     if not 0 <= float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no share; --warmup_steps {text} is so many steps, 0.03 a share")
     return float(text)
@@ -136,7 +136,7 @@ def _by_todays_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Returns actions by name: the first of a name is the flag, a later one its --no_ form with its default."""
+    """Returns actions by name: of each name the first, which is the flag; a later one is its --no_ form."""
     return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
 
 
@@ -169,14 +169,14 @@ def unknown_names(
 # -- the stored flags of TRL's parser ----------------------------------------------------------------------------------
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
-"""Types whose errors come from Python itself; values of other types are left to TRL's parser."""
+"""Types whose errors come from Python itself; TRL's parser checks values of other types."""
 _SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
-"""The type of a switch, and the function that makes types of choices (``transformers/hf_argparser.py``), where a text
-stands for its value."""
+"""The type of a switch, and the function that makes types for choices (``transformers/hf_argparser.py``), in which a
+text stands for its value."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
-    """Returns the flags of a parser that :func:`parser_of` uses."""
+    """Returns a parser's flags in the form that :func:`parser_of` takes."""
     return tuple(
         TrlFlag(
             names=tuple(action.option_strings),
@@ -191,7 +191,7 @@ def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
 
 
 def parser_of(flags: Sequence[TrlFlag]) -> argparse.ArgumentParser:
-    """Makes a parser that refuses unknown names, and values that Python itself refuses; TRL's own parser and
+    """Makes a parser that rejects unknown names, and values that Python itself rejects; TRL's own parser and
     dataclasses read the values later."""
     parser = argparse.ArgumentParser(add_help=False)
     for flag in flags:
@@ -217,7 +217,7 @@ def _text(value: Any) -> str:
 
 
 def _forget_defaults(parser: argparse.ArgumentParser) -> None:
-    """Removes defaults from the namespace, and accepts values that TRL documents and its parser refuses."""
+    """Removes defaults from the namespace, and accepts values that TRL documents but its parser rejects."""
     for action in parser._actions:
         if action.dest == "help":
             continue
@@ -264,7 +264,7 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
 
 
 def _refuse(method: str, message: str) -> NoReturn:
-    """Raises what argparse would have printed, in our words."""
+    """Raises argparse's message as a UsageError in our wording."""
     match = _ARGPARSE.fullmatch(message)
     if match is None:
         raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_help(method)} for the values it takes.")
@@ -284,15 +284,15 @@ def _help(method: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrlFlag:
-    """Holds one flag of the installed TRL, as argparse has it."""
+    """Holds one flag of the installed TRL, from argparse."""
 
     names: tuple[str, ...]
-    """As they are typed: ``("--max_length", "--max-length")``."""
+    """Its spellings: ``("--max_length", "--max-length")``."""
     dest: str
     nargs: int | str | None
     """0 for a switch."""
     kind: str
-    """The name of the type of its values; most types are known to TRL alone."""
+    """The name of the type of its values; only TRL can import most types."""
     choices: tuple[str, ...] | None
 
 
@@ -315,7 +315,7 @@ def kept_flags(store: Store, method: str) -> TrlFlags | None:
 
 
 def kept_names(store: Store) -> Mapping[str, list[str]] | None:
-    """Returns the names of the flags of every method that the installed TRL has, by method; None if none are kept."""
+    """Returns the stored names of every method's flags in the installed TRL, by method; None if none are stored."""
     return store.get(_NAMES, _key())
 
 
@@ -327,5 +327,5 @@ def keep_flags(store: Store, tables: Mapping[str, TrlFlags]) -> None:
 
 
 def _key(*method: str) -> dict[str, Any]:
-    """Returns the key of the stored flags. A help text is ``COLUMNS`` wide (``shutil.get_terminal_size``)."""
+    """Returns the key of the stored flags; help texts depend on ``COLUMNS`` (``shutil.get_terminal_size``)."""
     return {"installed": local_key(), "columns": os.environ.get("COLUMNS"), "method": method}

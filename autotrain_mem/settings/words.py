@@ -1,4 +1,4 @@
-"""The words that our own settings take beside numbers: how far to go, how long a row may be, which images."""
+"""The words that our own settings accept besides numbers: how far to go, how long a row may be, which images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from autotrain_mem.support.units import parse_bytes
 
 Fit = Literal["all", "rounding", "lossless"]
-"""How far the ladder may be climbed: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
+"""How far to climb the ladder: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
 
 FITS: tuple[Fit, ...] = ("all", "rounding", "lossless")
 
@@ -19,7 +19,7 @@ MAX_SLOWDOWN = 4.0
 """Default of ``--max_slowdown``."""
 
 RESTARTS = 3
-"""How many processes in a row may go on with a run: a fourth that gets no further has shown that it is not chance."""
+"""How many times in a row a run is resumed: if it fails once more without progress, the cause is not chance."""
 
 EPOCHS = 3.0
 """transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
@@ -27,11 +27,11 @@ EPOCHS = 3.0
 AUTO = "auto"
 """Asks for the longest row."""
 MOST = "max"
-"""Asks for as much as fits."""
+"""Asks for the largest value that fits."""
 NO_LIMIT = "none"
 MAX_LENGTH = "max_length"
 MAXIMIZED = (MAX_LENGTH, "per_device_train_batch_size", "lora_r", "num_generations", "max_completion_length")
-"""Arguments of which as much as fits can be asked for, each a knob."""
+"""Arguments that may be ``max``; each is a knob."""
 
 CHECKPOINTING = "gradient_checkpointing"
 SAME_ARGUMENT = {"activation_checkpointing": CHECKPOINTING}
@@ -43,7 +43,7 @@ _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
 def is_image_size(text: str) -> bool:
-    """Returns whether a text is the size of an image: ``1024x768``.
+    """Returns whether a text is an image's size: ``1024x768``.
 
     >>> is_image_size("1024x768"), is_image_size("1024"), is_image_size("0x5")
     (True, False, False)
@@ -52,10 +52,10 @@ def is_image_size(text: str) -> bool:
 
 
 def read_length(text: str) -> int | str | None:
-    """Reads a flag's or a YAML key's value: ``512``, ``"auto"``, ``"p99.9"``, ``"max"``, or None for no limit.
+    """Reads the value of a flag or a YAML key: ``512``, ``"auto"``, ``"p99.9"``, ``"max"``, or None for no limit.
 
     Raises:
-        ValueError: anything else; says what is wrong with it.
+        ValueError: for anything else; it says what is wrong.
     """
     word = text.strip().lower()
     if word == NO_LIMIT:
@@ -72,18 +72,18 @@ def read_length(text: str) -> int | str | None:
 
 
 def is_maximized(value: Any) -> bool:
-    """Returns whether a search is to say: ``auto`` or a percentile, of the data, or ``max``, of the card."""
+    """Returns whether a search must find the value: ``auto`` or a percentile from the data, or ``max`` for the card."""
     return isinstance(value, str) and (value in (AUTO, MOST) or _PERCENTILE.fullmatch(value) is not None)
 
 
 def wished_share(value: Any) -> float:
-    """Returns the share of the rows that are to keep all their tokens: 0.999 for ``p99.9``, 1 for ``auto``."""
+    """Returns the share of rows that must keep all their tokens: 0.999 for ``p99.9``, 1 for ``auto``."""
     match = _PERCENTILE.fullmatch(value) if isinstance(value, str) else None
     return 1.0 if match is None else float(match[1]) / 100
 
 
 def without_maximized(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keeps the arguments that TRL can be given: it knows no length but a number."""
+    """Returns the arguments that TRL accepts: those whose value is a word such as ``max`` are left out."""
     return {name: value for name, value in arguments.items() if name not in MAXIMIZED or not is_maximized(value)}
 
 
@@ -97,7 +97,7 @@ def read_counts(text: str) -> int | tuple[int, ...]:
 
 
 def size_or_share(text: str, total_bytes: int) -> int | None:
-    """Reads ``"8%"`` of the device, or ``"500MiB"``, as bytes; None for what is neither."""
+    """Reads ``"8%"`` of the device, or ``"500MiB"``, as bytes; None for anything else."""
     try:
         if not text.endswith("%"):
             return parse_bytes(text)
@@ -112,7 +112,7 @@ _UNIT_SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def read_seconds(text: str) -> float | None:
-    """Reads ``"8h"``, ``"90min"`` or ``"2d"`` as seconds; None for what is no time."""
+    """Reads ``"8h"``, ``"90min"`` or ``"2d"`` as seconds; None for anything else."""
     match = _TIME.fullmatch(text)
     seconds = 0.0 if match is None else float(match[1]) * _UNIT_SECONDS[match[2].lower()]
     return seconds or None

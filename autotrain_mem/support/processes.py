@@ -54,12 +54,12 @@ class Child:
 
     Args:
         module: Run as ``python -m module``.
-        environment: Over this process's own environment.
-        log: Where the child's stderr goes; None for a temporary file that ends with the child.
-        has_children: It starts processes of its own. It gets a process group, out of reach of the terminal's Ctrl-C,
-            and whatever ends the child ends all of them: one left over would hold its stdout open, and be waited for.
-        keeps_open: Open files that it inherits.
-        on_line: Is called in a reader thread with each line of the answers, and with None at their end, in place of
+        environment: Variables in addition to this process's own.
+        log: Where the child's stderr goes; None for a temporary file that is removed with the child.
+        has_children: Whether it starts processes. Its own process group then keeps the terminal's Ctrl-C away, and ends
+            with it: a process left over would keep its stdout open, and the parent waiting.
+        keeps_open: File descriptors that it inherits.
+        on_line: Called in a reader thread with each line of the answers, and with None at their end, instead of
             :meth:`receive`.
     """
 

@@ -30,14 +30,14 @@ WHAT_IS_READ = (
 )
 ONE_ROW = "Give --dataset a file with at least one row."
 _PATHS = ("/", "./", "../", "~")
-"""Beginnings of names that are no hub ids."""
+"""Prefixes of names that are not hub ids."""
 _MOST_SLASHES = 1
 """A hub id is NAME or OWNER/NAME (huggingface_hub/utils/_validators.py: validate_repo_id)."""
 _CHECK_PATH = "Check the path that --dataset gives."
 
 
 def saved_model(flag: str) -> str:
-    """Returns the hint of what a model's flag takes."""
+    """Returns the hint that says which values a model's flag takes."""
     return f"Give {flag} a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
 
 
@@ -162,7 +162,7 @@ def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
 
 
 def no_id(model: str) -> ModelNotFoundError:
-    """Makes the error for a name that is no valid hub id."""
+    """Makes the error for a name that is not a valid hub id."""
     hint = "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B."
     return no_model(model, "no hub id is written so", hint)
 

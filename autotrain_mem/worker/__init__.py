@@ -1,1 +1,1 @@
-"""Asks (client, pool) and answers (server) rehearsals over a pipe. Runs in the parent; server in the worker."""
+"""Asks for rehearsals (client, pool) and answers (server) over a pipe. Runs in the parent; server in the worker."""

@@ -31,7 +31,7 @@ treats an empty value as unset (ROCm's ``clr``, ``rocclr/device/rocm/rocdevice.c
 PREFIX = "autofit-"
 """Prefix of our temporary folders; no other is removed."""
 SCRATCH = "AUTOFIT_SCRATCH"
-"""The variable with the worker's own folder: TMPDIR may be everyone's."""
+"""The variable with the worker's own folder: TMPDIR may be shared."""
 
 TIME_LIMIT_SECONDS = 600.0
 """For one answer, or between two reports of its progress. A rehearsal takes seconds, counting the tokens of a large
@@ -49,7 +49,7 @@ class Worker:
         self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._asked = threading.Lock()
-        """Held from a question to its answer: a second one waits its turn."""
+        """Held from a question to its answer: a second question waits."""
         self._over = False
         self._child: Child | None = None
 

@@ -15,21 +15,21 @@ from autotrain_mem.worker.client import Worker
 T = TypeVar("T")
 
 MOST = 2
-"""A search asks for two rehearsals at a time; a third worker would import for seconds and wait."""
+"""A search runs two rehearsals at a time; a third worker would spend seconds on imports and then wait."""
 WORKER_BYTES = 2 * GIB
-"""Bytes of host memory for a worker."""
+"""Host memory of a worker."""
 LOOK_SECONDS = 0.5
-"""How long the main thread waits at a time: on Windows Ctrl-C is heard only in between."""
+"""How long the main thread waits at a time: Windows handles Ctrl-C only in between."""
 
 
 class Workers:
-    """Worker processes, which start together: with the first question, or with :meth:`start` before it.
+    """Runs worker processes, which start together: with the first question, or earlier with :meth:`start`.
 
     ``with Workers() as workers: traces = workers.map([lambda worker: worker.rehearse(...), ...])``.
 
     Args:
-        count: How many; None for as many as cores and memory allow, at most ``MOST`` and at least one.
-        started: Workers to use in place of new ones.
+        count: Number of workers; None for as many as cores and memory allow, at most ``MOST`` and at least one.
+        started: Workers to use instead of new ones.
     """
 
     def __init__(self, count: int | None = None, *, started: Sequence[Worker] = ()) -> None:
@@ -59,7 +59,7 @@ class Workers:
 
     @property
     def first(self) -> Worker:
-        """The one for questions that need only one: flags, the model's config, the data. More follow, so all start."""
+        """Returns the worker for what needs only one: flags, model config, data. Starts all: more will follow."""
         self.start()
         return self._all[0]
 
@@ -71,19 +71,19 @@ class Workers:
                 worker.start()
 
     def kill(self) -> None:
-        """Kills all workers: a caller that waits for an answer gets an error."""
+        """Kills all workers; callers that wait for an answer get an error."""
         for worker in self._all:
             worker.kill()
 
     def map(self, calls: Sequence[Callable[[Worker], T]]) -> list[T]:
-        """Returns every call's result, in the calls' order: :meth:`each`, to the end."""
+        """Returns the results of all calls, in their order (see :meth:`each`)."""
         return list(self.each(calls))
 
     def each(self, calls: Sequence[Callable[[Worker], T]]) -> Iterator[T]:
-        """Yields every call's result in the calls' order, as soon as it is there; each call has a worker to itself.
+        """Yields all results in the calls' order, each as soon as it is ready; each call has a worker to itself.
 
-        A call that fails lets no further one begin, and those under way come to an end; then the error of the first
-        call that failed is raised. What interrupts the waiting itself, Ctrl-C above all, kills the workers for good.
+        After a call fails, no further call begins, and those that run are finished; then the first failed call's error
+        is raised. An interruption of the wait, such as Ctrl-C, kills the workers for good.
         """
         futures = [self.begin(call) for call in calls]
 
@@ -103,7 +103,7 @@ class Workers:
             self._wait(futures)
 
     def begin(self, call: Callable[[Worker], T]) -> Future[T]:
-        """Hands a call to the next free worker; :meth:`result` waits for its result."""
+        """Gives a call to the next free worker; :meth:`result` waits for its result."""
         self.start()
 
         def run() -> T:
@@ -116,7 +116,7 @@ class Workers:
         return self._threads.submit(run)
 
     def result(self, begun: Future[T]) -> T:
-        """Waits for a call that was begun; raises what it raised. Ctrl-C kills the workers, as in :meth:`each`."""
+        """Returns a call's result, or raises its error. Ctrl-C kills the workers, as in :meth:`each`."""
         self._wait([begun])
         return begun.result()
 

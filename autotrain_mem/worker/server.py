@@ -1,7 +1,7 @@
-"""The child process that knows TRL: it reads flags, counts tokens and rehearses, for a parent that imports none of it.
+"""The worker: it imports TRL, reads flags, counts tokens and rehearses, for a parent that does not import TRL.
 
-``python -m autotrain_mem.worker.server`` answers one JSON object a line, many times, until its stdin closes.
-CUDA is hidden from it (see ``client``), so the result is the same on every machine.
+``python -m autotrain_mem.worker.server`` answers requests, one JSON object per line, until its stdin closes. It cannot
+see CUDA (see ``client``), so the result is the same on every machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autotrain_mem.worker.user_errors import failure, passed_on
 
 
 def flags() -> dict[str, TrlFlags]:
-    """Writes down TRL's flags and help texts, and keeps them on disk."""
+    """Returns TRL's flags and help texts, and stores them on disk."""
     from autotrain_mem.checks.arguments import flag_tables
 
     tables = flag_tables()
@@ -44,7 +44,7 @@ def flags() -> dict[str, TrlFlags]:
 
 
 def describe(job: Job, compute_capability: Capability) -> ModelFacts:
-    """Reads the model's config, and refuses what cannot go together."""
+    """Reads the model's config, and refuses settings that do not work with it."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.compatibility import why_no_flash_attention
     from autotrain_mem.checks.model_files import ModelOnCard, config_digest, read_config
@@ -82,8 +82,8 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
 
 
 def layers_to_name(job: Job) -> tuple[str, ...]:
-    """Names the layers that FSDP shards one by one, where accelerate must be told them: it refuses a name of
-    transformers' that the model has no layers of."""
+    """Returns the layers that FSDP shards one by one, if accelerate must be told: it rejects transformers' names of
+    layers that the model lacks."""
     from autotrain_mem.checks.model_files import model_without_weights
     from autotrain_mem.trainers.finish import layers_to_shard
 
@@ -93,7 +93,7 @@ def layers_to_name(job: Job) -> tuple[str, ...]:
 
 
 def check(job: Job) -> None:
-    """Refuses a job that lacks what training needs beside a device, weights and data."""
+    """Refuses a job that lacks what training needs besides a device, weights and data."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.flag_checks import Flags
     from autotrain_mem.types.findings import refuse
@@ -104,7 +104,7 @@ def check(job: Job) -> None:
 def preflight(
     job: Job, compute_capability: Capability, to_train: bool, on_cpu: bool, reads_data: bool, scratch: str
 ) -> Preflight:
-    """Finds what can be known to go wrong with a job, and how many parameters its weights' files hold."""
+    """Finds problems of a job that can be known in advance, and the number of parameters in its weights' files."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.model_files import download, item_bytes, parameters_on_disk, read_config
     from autotrain_mem.checks.preflight_checks import UNFORESEEN, setup_of
@@ -154,16 +154,16 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any] | str]] = {
     "profile": ("Counting the tokens of the data", "autotrain_mem.data.token_lengths:profile"),
     "rehearse": ("Rehearsing the trainer", rehearse),
 }
-"""How an error calls each operation, and what answers it, imported when it is asked for. The types of its parameters
-say how a request is read (``support.codec``); it may also have a ``scratch`` folder to write to, and
+"""Operation -> its name in errors, and the function that answers it, imported on first use. The types of the function's
+parameters determine how a request is read (``support.codec``); it may also take a ``scratch`` folder to write to, and
 ``on_progress``."""
 
 
 def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
-    """Runs a request and sends its result, or its error.
+    """Runs a request and returns its result, or its error, as JSON.
 
     Args:
-        on_progress: Is told how far an answer is that takes minutes.
+        on_progress: Called with the progress of an answer that takes minutes.
     """
     step, operation = OPERATIONS[request["operation"]]
     os.environ.update(request.get("environment", {}))
@@ -184,10 +184,10 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
 
 @contextlib.contextmanager
 def deferred_compile() -> Iterator[None]:
-    """Functions that are decorated with ``torch.compile`` here are compiled when they are first called, if ever.
+    """Functions that are decorated with ``torch.compile`` in this block are compiled at their first call, if any.
 
-    bitsandbytes decorates its optimizers so as it is imported (``backends/default/ops.py: _try_torch_compile``), for
-    which torch imports all of its inductor: a sixth of the import of TRL. No rehearsal calls them.
+    bitsandbytes decorates its optimizers on import (``backends/default/ops.py: _try_torch_compile``), for which torch
+    imports all of its inductor: a sixth of the time to import TRL. No rehearsal calls them.
     """
     import torch
 
@@ -211,13 +211,13 @@ _BEGIN_OF_GROUP = (
     *("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_", "ACCELERATE_CONFIG_DS_", "FSDP_"),
     "PARALLELISM_CONFIG_",
 )
-"""Variables by which torchrun tells a process of its group
-(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``), MPI (``accelerate/state.py:
-_prepare_backend``), and accelerate of sharding: a rehearsal of one of several processes sets its own."""
+"""Prefixes of variables that describe a process's group, by torchrun
+(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``) and MPI (``accelerate/state.py:
+_prepare_backend``), or sharding, by accelerate. A rehearsal of one of several processes sets its own."""
 
 
 def leave_group() -> None:
-    """A rehearsal trains alone: as a second rank 0 it would wait for the parent's group for ever."""
+    """Removes the variables of a process group: as a second rank 0, a rehearsal would wait for the parent's group for ever."""
     for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_BEGIN_OF_GROUP)]:
         del os.environ[name]
 
@@ -250,7 +250,7 @@ class ScratchFolders:
 
 
 def main() -> None:
-    """Serves until the parent goes away."""
+    """Serves until the parent ends."""
     scratch_folders = ScratchFolders()
     channel = Channel(ignore_interrupt=True, on_message=scratch_folders.note, on_close=scratch_folders.remove)
     leave_group()

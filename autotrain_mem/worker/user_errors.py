@@ -1,7 +1,7 @@
-"""Explains what the installed libraries, or the user's own code in them, raise: whose it is and where.
+"""Explains exceptions of the installed libraries, or of the user's own code in them: whose they are, and where.
 
-A command's user reads of flags. A script's user reads which line of the script it was: their classes and functions
-run in the worker as they would in the script.
+For a command the message speaks of flags. For a script it names the script's line: its classes and functions run in the
+worker as they would in the script.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from autotrain_mem.support.errors import RehearsalError
 
 _PACKAGES = ("site-packages", "dist-packages")
-"""Folders of installed packages; Debian's are the second."""
+"""Folders of installed packages; the second is Debian's."""
 _TYPED = ("<stdin>", "<ipython-input")
-"""Names of code that no file holds, and that its user wrote; dataclasses and torch.fx have names like these for code
-that they write themselves."""
+"""File names of code that a user typed without a file; dataclasses and torch.fx have similar names for code that they
+generate."""
 
 
 def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError:
-    """Turns an exception into an error that says what it means to the user.
+    """Turns an exception into an error that explains it to the user.
 
     Args:
         step: What was being done, as in "Rehearsing the trainer".
-        from_python: Asked by a script's trainer, whose reader gave no flags.
+        from_python: Whether a script's trainer asked, whose user gave no flags.
     """
     said = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if from_python and (own := _hint_of_own(error)):
@@ -42,7 +42,7 @@ def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError
 
 
 def _hint_of_own(error: Exception) -> str:
-    """Names the innermost line of the user's own, if there is one in the error's traceback.
+    """Names the innermost line of the user's own code in the error's traceback; empty if there is none.
 
     Example: "It was raised in Broken.__init__ (script.py:27), while it was rehearsed."
     """
@@ -64,7 +64,7 @@ def _hint_of_own(error: Exception) -> str:
 
 
 def _reads_a_value(error: Exception) -> bool:
-    """``Tensor.item`` and its like; a shape that depends on values (``Tensor.nonzero``, a boolean mask)."""
+    """Returns whether it comes from ``Tensor.item``, or from ``Tensor.nonzero``, whose shape depends on values."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
@@ -91,7 +91,7 @@ def passed_on(error: Exception) -> dict[str, Any] | None:
 
 
 def library_of(filename: str) -> str:
-    """The installed package that a file of code belongs to, "Python" for its own; empty for the user's own.
+    """Returns the installed package of a code file, "Python" for the standard library; empty for the user's own code.
 
     Example: ``/usr/lib/python3/dist-packages/torch/nn/modules/module.py`` is ``torch``.
     """
