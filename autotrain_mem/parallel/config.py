@@ -34,8 +34,7 @@ def accelerate_config(
             neither, it counts (``transformers/training_args.py: __post_init__``).
         wrapped: Classes of the layers to shard, if the model lacks some of those that it names itself.
         attention: ``attn_implementation``, which DeepSpeed's sequence parallelism wraps
-            (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: register_with_transformers``); None for the model's
-            default.
+            (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: register_with_transformers``); None for the model's.
     """
     alike = "MULTI_GPU" if knobs.processes > 1 else "NO"
     config: dict[str, Any] = {
@@ -53,9 +52,9 @@ def accelerate_config(
             "fsdp_offload_params": knobs.fsdp_offload_params,
             # The layers that transformers names (``_no_split_modules``).
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            # A trainer saves no model from a sharded one (``transformers/trainer.py: save_model``).
+            # With any other type the trainer saves no model (``transformers/trainer.py: save_model``).
             "fsdp_state_dict_type": "FULL_STATE_DICT",
-            # All processes begin with rank 0's weights, also with those of a new head.
+            # All processes start with rank 0's weights, a new head's included.
             "fsdp_cpu_ram_efficient_loading": True,
             # transformers refuses this beside the model's own (``trainer.py: create_accelerator_and_postprocess``).
             "fsdp_activation_checkpointing": False,
@@ -129,13 +128,13 @@ def deepspeed_config(knobs: Knobs) -> dict[str, Any]:
     {"device": "cpu", "pin_memory": True}, ...}``.
     """
     zero: dict[str, Any] = {"stage": knobs.zero_stage, "overlap_comm": True, "contiguous_gradients": True}
-    if knobs.zero_stage > 1:  # the first stage reduces what is larger than a bucket by itself, in float32, and keeps it
+    if knobs.zero_stage > 1:  # stage 1 reduces a gradient larger than a bucket by itself, in float32, and keeps it
         zero["reduce_bucket_size"] = BUCKET_ELEMENTS
     if knobs.zero_stage == 3:
         zero |= {
             "stage3_prefetch_bucket_size": BUCKET_ELEMENTS,
             "stage3_param_persistence_threshold": "auto",
-            # Or the trained model is saved without its weights (``transformers/trainer.py: save_model``).
+            # Otherwise the trained model is saved without its weights (``transformers/trainer.py: save_model``).
             "stage3_gather_16bit_weights_on_model_save": True,
         }
     else:
@@ -223,7 +222,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         found: Any = config
         for part in key.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
-        is_one = found == 1 and found is not True  # DeepSpeed's own of sizes
+        is_one = found == 1 and found is not True  # DeepSpeed's default of sizes
         if found not in (None, False, {}, -1) and not is_one:
             yield f"{key}: {reason}", f"Remove {key}."
     # DeepSpeed would fail an assertion, or divide by zero, after minutes of training to NVMe

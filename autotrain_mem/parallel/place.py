@@ -135,7 +135,7 @@ def first_host(nodes: str) -> str:
 
 def _read(launchers: Iterable[tuple[str, str, str, str, str]], environment: Mapping[str, str]) -> SearchResult | None:
     for name, machines, rank, address, port in launchers:
-        count = environment.get(machines, "").rpartition(":")[2]  # torchrun's 1:4 is of so many at most
+        count = environment.get(machines, "").rpartition(":")[2]  # torchrun's 1:4 means 1 to 4 machines
         if not count.isdigit() or int(count) < 2 or rank not in environment:
             continue
         if address not in environment:

@@ -158,7 +158,7 @@ def _warnings(settings: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted(settings.keys() - FSDP_KEYS):
         near = difflib.get_close_matches(key, FSDP_KEYS, n=1)
         meant = f"; did you mean fsdp_{near[0]}?" if near else ""
-        yield f"accelerate takes no notice of fsdp_{key}{meant}"
+        yield f"accelerate ignores fsdp_{key}{meant}"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
         device = str(given.get(f"offload_{part}_device") or "none")
         if device not in ("none", "cpu"):
             cure = f"offload_{part}_device: cpu; to NVMe by DeepSpeed's own JSON: --deepspeed FILE."
-            yield f"offload_{part}_device {device} is not read of this file", cure
+            yield f"offload_{part}_device {device} is not read from this file", cure
     if given.get("deepspeed_moe_layer_cls_names"):
         yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
 

@@ -60,9 +60,9 @@ _MADE_OF_WEIGHTS = ("pissa", "olora", "loftq", "corda", "mica")
 UNREHEARSED = {
     "SHIRA": "how many of a weight's elements it trains is drawn by their values",
     "ADAPTION_PROMPT": "its layers replace attention's, and TRL's own loss does not know them",
-    "MULTITASK_PROMPT_TUNING": "it needs a task_id in each row, which TRL's rows have not",
-    "CPT": "its loss needs labels with types, which TRL's rows have not",
-    "POLY": "it needs a task_id in each row, which TRL's rows have not",
+    "MULTITASK_PROMPT_TUNING": "it needs a task_id in each row, which TRL's rows do not have",
+    "CPT": "its loss needs labels with types, which TRL's rows do not have",
+    "POLY": "it needs a task_id in each row, which TRL's rows do not have",
     "XLORA": "it mixes adapters that are trained already",
     "FROD": "which parts of a weight it turns is found out by the weight's own values",
     "UNILORA": "it counts how often each of its shared values is used, by drawing them",

@@ -62,7 +62,7 @@ REFUSED: dict[str, str] = {
     "full_determinism": "deterministic kernels take other scratch memory: --seed and --data_seed draw the same numbers",
     # transformers/debug_utils.py: DebugUnderflowOverflow reads the extremes of every layer's output.
     "debug": "it copies every layer's output to look at it: remove it, and search by trl METHOD itself",
-    # trl/scripts/dpo.py: main alone reads it, to keep DDP from buffers of bools.
+    # Only trl/scripts/dpo.py: main reads it, so that DDP ignores buffers of bools.
     "ignore_bias_buffers": "--ddp_broadcast_buffers false keeps all buffers from being sent",
 }
 """Flag -> what to do instead. A plan would ignore it, or it would end the rehearsal."""
@@ -326,7 +326,7 @@ _ROWS_OF_METHODS = (
     ),
     FlagGroup(
         verdict=_IDLE,
-        methods=(_PPO,),  # read by TRL's example script alone
+        methods=(_PPO,),  # only TRL's example script reads it
         why="the policy is --model",
         flags="sft_model_path",
     ),

@@ -45,7 +45,7 @@ _OF_TRLS = (
         name="eval_batch",
         harm=Harm.NONE,
         knobs=(EVALUATED_ROWS,),
-        # elsewhere a batch of evaluation holds whole groups, or writes a few samples
+        # online methods evaluate whole groups, or only write a few samples
         suits=lambda method: not method.is_online,
         reason="evaluation takes no more rows at once than training does: the same results, in more batches",
     ),

@@ -84,8 +84,8 @@ def read_given(
             bare: dict[str, Any] = {"nargs": "?", "const": old} if old == "group_by_length" else {}
             action = parser.add_argument(f"--{old}", default=argparse.SUPPRESS, choices=actions[new].choices, **bare)
             action.type = _READERS.get(old, actions[new].type)
-    spoken: list[str] = []  # ["--lora_r=8", "--lora_target_modules", "q_proj"]: refused as a flag's values are
-    silent: dict[str, Any] = {}  # what no flag can say: {"max_length": None}
+    spoken: list[str] = []  # ["--lora_r=8", "--lora_target_modules", "q_proj"]: checked like flags
+    silent: dict[str, Any] = {}  # what no flag can express: {"max_length": None}
     actions = actions_of(parser)
     for name, value in config.items():
         flat = isinstance(value, list) and value and all(isinstance(item, (str, int, float)) for item in value)
@@ -223,7 +223,7 @@ def _forget_defaults(parser: argparse.ArgumentParser) -> None:
             continue
         action.default = argparse.SUPPRESS
         action.required = False
-        if _kind(action) == _SWITCH and action.nargs is None:  # TRL's parser asks for a value where the default is None
+        if _kind(action) == _SWITCH and action.nargs is None:  # TRL's parser requires a value if the default is None
             action.nargs, action.const = "?", True
         if action.dest == MAX_LENGTH:
             action.type = _length_or_wish

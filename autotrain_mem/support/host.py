@@ -184,7 +184,7 @@ def missing_to_compile(
         yield f"there is no C++ compiler ({compiler[0]})", "apt install g++, or name one: export CXX=..."
     elif not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
         yield "Python.h is missing", "apt install python3-dev"
-    # Elsewhere than in these it is found by flags of the compiler's (``async_io.py: is_compatible``).
+    # In any other folder, the compiler's flags must point to it (``async_io.py: is_compatible``).
     if NVME[1] in operators and "CFLAGS" not in environment and not any(map(os.path.exists, _LIBAIO)):
         yield "libaio.h is missing", "apt install libaio-dev, or name its folder: export CFLAGS=-I... LDFLAGS=-L..."
 

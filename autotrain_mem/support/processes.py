@@ -111,7 +111,7 @@ class Child:
         """Returns the next object. Raises ChildDied, or ChildTimeout after ``timeout_seconds`` (None: no limit)."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
-            # Short waits: a signal handler of Python's runs only between them.
+            # Short waits: Python runs signal handlers only between them.
             wait = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
             if wait <= 0:
                 raise ChildTimeout
@@ -121,7 +121,7 @@ class Child:
                 self.end_orphans()
                 continue
             if line is None:
-                self._lines.put(None)  # whoever asks again is told again
+                self._lines.put(None)  # for the next call
                 raise self.death()
             answer: dict[str, Any] = json.loads(line)
             return answer
@@ -275,7 +275,7 @@ class Channel:
                 self._out.write(json.dumps(message) + "\n")
                 self._out.flush()
         except BrokenPipeError:
-            self._reader.join(GRACE_SECONDS)  # the parent is gone: the reader ends the process, and tidies up before
+            self._reader.join(GRACE_SECONDS)  # the parent is gone: the reader cleans up and ends the process
             raise
 
     def _read(self) -> None:
@@ -283,8 +283,8 @@ class Channel:
             request = json.loads(line)
             self._on_message(request)
             self._requests.put(request)
-        with contextlib.suppress(Exception):  # whatever it is, nobody is left to be told
+        with contextlib.suppress(Exception):  # no parent is left to report it to
             self._on_close()
         if _HAS_GROUPS and os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)  # with the processes that it started (see Child: has_children)
-        os._exit(0)  # nobody is left to answer; an ordinary exit would wait for the run
+        os._exit(0)  # no parent is left to answer; an ordinary exit would wait for the run

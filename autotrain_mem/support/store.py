@@ -145,7 +145,7 @@ def _reason(error: OSError) -> str:
 
 def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
     """Deletes the least recently used files if the folder exceeds its limit, down to three quarters of it."""
-    # Ours: when each was used last, its size and its path. Of those half written the abandoned ones are dropped.
+    # Our files: time of last use, size and path. Abandoned partial files are deleted.
     files = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

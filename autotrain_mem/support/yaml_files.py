@@ -54,7 +54,7 @@ def read_yaml(path: str, flag: str) -> dict[str, Any]:
     except RecursionError as error:
         raise UsageError(f"The config {path} is nested too deeply.", hint=hint) from error
     except (TypeError, ValueError) as error:  # a month 13, a key that is a date
-        raise UsageError(f"The config {path} holds a value that is none: {error}.", hint=hint) from error
+        raise UsageError(f"The config {path} holds an invalid value: {error}.", hint=hint) from error
     if not isinstance(plain, dict):
         raise UsageError(f"The config {path} holds no keys.", hint=hint)
     return plain
@@ -128,7 +128,7 @@ def recipe(name: str) -> Recipe:
     known = {each.name: each for each in recipes()}
     if name in known:
         return known[name]
-    asked = name.removesuffix(".yaml")  # holds this one, is like it, or begins like it: sft-lama is part of one
+    asked = name.removesuffix(".yaml")  # near names contain it, resemble it, or begin like it: sft-lama
     holding = [each for each in known if asked in each]
     alike = [each for each in known if difflib.SequenceMatcher(None, asked, each[: len(asked)]).ratio() >= SIMILAR]
     near = (holding or difflib.get_close_matches(asked, known, n=2) or alike)[:2]

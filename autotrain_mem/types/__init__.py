@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from autotrain_mem.types.trace import Block, Owner, Routing, Trace, Trained
     from autotrain_mem.types.vllm import VllmServer, VllmSleep
     from autotrain_mem.types.work import Phase, StepTime, Work, Workload
-else:  # hidden from type checkers, to whom it would say that there is every name
+else:  # hidden from type checkers, for which every name would exist
     from autotrain_mem.support.lazy_names import lazily_imported
 
     def __getattr__(name: str) -> object:

@@ -134,7 +134,7 @@ def _json(content: bytes, name: str) -> Any:
         raise refused("is no plan: it is nested too deeply") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}"
-        # The parser ran into the end; an open text is told by where it began.
+        # The parser reached the end; for an unterminated string it reports where the string began.
         ended = error.pos >= len(text.rstrip()) - 1 or "Unterminated string" in str(error)
         if ended and text.lstrip().startswith("{"):
             raise refused(f"was cut short: it ends at {where}, in the middle of a plan") from error

@@ -239,7 +239,7 @@ def read_plan(content: bytes, name: str) -> Plan:
     job = values.get("job")
     environment = job.get("environment") if isinstance(job, dict) else None
     if isinstance(environment, dict):
-        # Variables that no plan holds are refused, but for those that the user sets as well: these are the user's own.
+        # Variables that no plan may hold are refused, except those that the user sets too: the user's value counts.
         for variable in environment.keys() - RECORDED_VARIABLES & os.environ.keys():
             del environment[variable]
         if others := sorted(environment.keys() - RECORDED_VARIABLES):

@@ -45,7 +45,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        # Ours, not the worker's: a process that is killed tidies nothing up. If it is ours, the worker does.
+        # Made here, since a killed worker cleans up nothing. If this process is killed, the worker removes it.
         self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._asked = threading.Lock()
@@ -162,7 +162,7 @@ class Worker:
             if self._child is None or not (self._child.alive or self._over):
                 if self._child is not None:
                     self._child.stop()
-                # Twice: where the worker writes, and what it removes when this process ends without doing so.
+                # Set twice: the worker writes to it, and removes it if this process ends without doing so.
                 environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name, SCRATCH: self._scratch.name}
                 # Its children count tokens.
                 self._child = Child("autotrain_mem.worker.server", environment, has_children=True)

@@ -39,7 +39,7 @@ class Workers:
         self._all = started or [Worker() for _ in range(count)]
         self._started = bool(started)
         self._threads = ThreadPoolExecutor(len(self._all), thread_name_prefix="autofit-worker")
-        # As many as there are threads. Last in, first out: what a worker has met before it answers faster.
+        # As many as threads. Last in, first out: a worker answers faster what it has seen before.
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(self._all):
             self._free.put(worker)

@@ -138,7 +138,7 @@ def rehearse(
 
     read_config(job)
     gc.collect()  # a trainer is full of reference cycles: this one starts without the last one's
-    gc.freeze()  # what is imported stays, and need not be looked at again
+    gc.freeze()  # imported objects stay, and need not be examined again
     return rehearse_trainer(job, knobs, length, scratch, compute_capability, layers, chunks)
 
 
@@ -168,7 +168,7 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
     step, operation = OPERATIONS[request["operation"]]
     os.environ.update(request.get("environment", {}))
     try:
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:  # each its own: the process ends without notice
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:  # one each: the process may end at any time
             function = resolve_name(operation) if isinstance(operation, str) else operation
             kinds = get_type_hints(function)
             read = {name: codec.from_json(kinds[name], value) for name, value in request.items() if name in kinds}
@@ -176,7 +176,7 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
             return {"ok": codec.to_json(function(**read, **{name: beside[name] for name in beside if name in kinds}))}
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
-    except Exception as error:  # the user's own TRL raised: the message is the cause, and the worker lives on
+    except Exception as error:  # an installed library raised: its message is the cause, and the worker goes on
         from_python = request.get("job", {}).get("python_call") is not None
         refused = failure(step, error, from_python=from_python).to_json()
         return {**refused, "raised": passed_on(error), "traceback": traceback.format_exc()}
@@ -217,7 +217,7 @@ _prepare_backend``), or sharding, by accelerate. A rehearsal of one of several p
 
 
 def leave_group() -> None:
-    """Removes the variables of a process group: as a second rank 0, a rehearsal would wait for the parent's group for ever."""
+    """Removes the variables of a group: as a second rank 0, a rehearsal would wait for the parent's group for ever."""
     for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_BEGIN_OF_GROUP)]:
         del os.environ[name]
 
@@ -240,7 +240,7 @@ class ScratchFolders:
         for folder in self._folders:
             if not folder.name.startswith(PREFIX):
                 continue
-            # Renamed first: whoever still writes there then finds no folder, and cannot add to it meanwhile.
+            # Renamed first, so that a process that still writes there finds no folder.
             renamed = folder.with_name(f"{folder.name}-over-{os.getpid()}")
             try:
                 folder.rename(renamed)
@@ -255,19 +255,19 @@ def main() -> None:
     channel = Channel(ignore_interrupt=True, on_message=scratch_folders.note, on_close=scratch_folders.remove)
     leave_group()
     warnings.filterwarnings("ignore")
-    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # nobody watches; they would fill the log's last lines
-    os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}  # DeepSpeed, where it is there, tells what it found
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # they would fill the end of the log
+    os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}  # else DeepSpeed prints what it found
     import torch
 
     torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
-    # What nearly every question needs is imported before one is asked. Whatever is wrong with the installed libraries
-    # is told by the first question that needs them.
+    # Imports what nearly every question needs before one is asked. A broken library is reported by the first question
+    # that needs it.
     with contextlib.suppress(Exception), deferred_compile():
         from trl import SFTTrainer  # noqa: F401
 
         from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
     if not channel.is_asked:
-        with contextlib.suppress(Exception):  # once for an installation, while another worker is asked first
+        with contextlib.suppress(Exception):  # once per installation, while another worker has the first question
             if kept_names(Store(cache_folder())) is None:
                 flags()
     while True:
