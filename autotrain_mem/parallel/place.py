@@ -30,7 +30,7 @@ _HOW = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Names one of several machines that train together."""
+    """Identifies one of several machines that train together."""
 
     rank: int
     """The machine's number, from 0; machine 0 plans and leads."""
@@ -153,7 +153,7 @@ _LAUNCHERS = (
     ("torchrun", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
     ("SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", ""),
 )
-"""Launchers beside Slurm that count machines: name, and the variables of count, rank, address and port."""
+"""Launchers other than Slurm that count machines: name, and the variables of count, rank, address and port."""
 _PROCESS_LAUNCHERS = (
     ("the launcher", "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"),
     ("MPI", "PMI_SIZE", "PMI_RANK", "MASTER_ADDR", "MASTER_PORT"),

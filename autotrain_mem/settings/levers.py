@@ -242,8 +242,8 @@ def brought(base: Knobs, knobs: Knobs) -> frozenset[str]:
 
 
 def taken_back(row: LeverRow, knobs: Knobs, base: Knobs) -> Knobs | None:
-    """Returns the same point without one lever that the job did not ask for. None if the lever is not pulled or cannot
-    go alone, as those for what is trained and for the rows of a batch cannot."""
+    """Returns the same point without one lever that the job did not ask for. None if the lever is not pulled, or
+    depends on others: what is trained, and the rows of a batch."""
     is_alone = row.to is not None and row.name not in (EXPANDABLE, *FREE) and row.harm <= Harm.ROUNDING
     values = {name: getattr(base, name) for name in row.knobs}
     is_alone = is_alone and brought(base, knobs).isdisjoint(row.knobs)

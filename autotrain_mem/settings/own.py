@@ -85,7 +85,7 @@ class OwnSettings:
         where=TakenBy.OWN,
         before="optimizer_offload",
         metavar="N",
-        help="make larger images smaller, to N pixels",
+        help="shrink larger images to N pixels",
         check=at_least_one("pixels"),
         lever=LeverRow(
             harm=Harm.DATA,
@@ -124,13 +124,13 @@ class OwnSettings:
             reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
         ),
     )
-    """Number of GPUs that share the tokens of each row (context parallelism, with FSDP2); None: as a length needs."""
+    """Number of GPUs that share each row's tokens (context parallelism, FSDP2); None: as many as a length needs."""
     sp_size: int | None = setting(
         None,
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_sp_size",
         metavar="N",
-        help="the same in DeepSpeed's way (SFT, ZeRO): its heads are shared while a layer attends",
+        help="the same in DeepSpeed (SFT, ZeRO), whose GPUs share heads while a layer attends",
         check=at_least_one("GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
@@ -187,7 +187,7 @@ class OwnSettings:
         group=Group.JOB,
         before="prompt_length",
         metavar="FILE",
-        help="an adapter_config.json of PEFT's, or its folder: what is trained is as it says (DoRA, VeRA, IA3, ...)",
+        help="PEFT's adapter_config.json, or its folder, which sets what is trained (DoRA, VeRA, IA3, ...)",
     )
     """A PEFT config of the adapter, by path (``adapter_config.json``, or its folder) or content. A drop-in trainer
     takes the object itself, as TRL's does; a plan holds its content as JSON."""

@@ -1,14 +1,14 @@
-"""This machine beside its cards: memory and cores that this process may use, disks, network, compiler.
+"""Describes this machine except its cards: memory and cores for this process, disks, network, compiler.
 
-A control group's limit is read from the kernel's files, of the group and of those above it, and the tightest counts:
+The limits of this process's control group and of those above it are read from the kernel's files; the tightest counts:
 
 - version 2, ``memory.max``, ``memory.current`` and ``memory.stat``: kernel, Documentation/admin-guide/cgroup-v2.rst,
   "Memory Interface Files";
 - version 1, ``memory.limit_in_bytes``, ``memory.usage_in_bytes`` and ``memory.stat``: cgroup-v1/memory.rst.
 
-File pages on the kernel's two lists can be taken back, so they count as free, as in ``MemAvailable`` of the whole
-machine (``mm/show_mem.c: si_mem_available``). What ``ulimit -v`` forbids is not seen, nor are the machine's swap and a
-swap limit: memory that has to be swapped is too slow to train in.
+File pages on the kernel's two lists can be reclaimed, so they count as free, as in ``MemAvailable`` of the whole
+machine (``mm/show_mem.c: si_mem_available``). ``ulimit -v``, the machine's swap and a swap limit are ignored: memory
+that has to be swapped is too slow to train in.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class HostMemory:
 
 
 _MOUNTS = {"": ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "memory": ("sys/fs/cgroup/memory",)}
-"""The controller in a line of ``/proc/self/cgroup`` (``number:controllers:path``), of version 2 and of version 1 ->
-where such groups may be mounted."""
+"""Controller in a line of ``/proc/self/cgroup`` (``number:controllers:path``), of version 2 and of version 1 -> the
+folders at which such groups may be mounted."""
 
 
 def host_memory(root: pathlib.Path = ROOT) -> HostMemory:

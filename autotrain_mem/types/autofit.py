@@ -40,7 +40,7 @@ _HEADROOM = "a size such as 500MiB or a share such as 8%, less than the device h
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoFit(OwnSettings):
-    """Describes how to plan. Every field may be left out.
+    """Describes how to plan. Every field is optional.
 
     ``SFTTrainer(..., autofit=AutoFit(effective_batch_size=64, fit="lossless"))`` keeps 64 rows per optimizer step and
     changes nothing but speed; so does ``plan("sft", model, autofit=...)``.
@@ -68,7 +68,7 @@ class AutoFit(OwnSettings):
         group=Group.DEVICE,
         metavar="N",
         read=read_counts,
-        help="how many of them train together (default all that are here, one of a name); "
+        help="how many of them train together (default all of this machine, or one if named); "
         "--gpu all --gpus 1,2,4 compares",
     )
     """Number of these cards that train together; several numbers, such as ``(1, 2, 4)``, are compared. None: all cards
@@ -78,7 +78,7 @@ class AutoFit(OwnSettings):
         check=at_least_one("machines"),
         group=Group.DEVICE,
         metavar="N",
-        help="machines with so many GPUs each; a training is started on all of them, by the same command",
+        help="number of machines, each with that many GPUs; start the same command on all of them",
     )
     """Number of machines to plan for, each with ``gpus`` cards; None: one."""
     link: str | None = setting(
@@ -86,8 +86,8 @@ class AutoFit(OwnSettings):
         takes="a text such as 'nvlink4'",
         group=Group.DEVICE,
         metavar="NAME",
-        help="what joins the GPUs, and machines: nvlink4, pcie4, nvlink4,ndr "
-        "(default: found here, or usual for the card)",
+        help="link between GPUs, and between machines: nvlink4, pcie4, nvlink4,ndr "
+        "(default: the one found here, or the card's usual one)",
     )
     """The link between the cards of a machine (``nvlink4``), and between machines (``nvlink4,ndr``); None: the one
     found here, or the usual one for a card given by name."""
@@ -96,7 +96,7 @@ class AutoFit(OwnSettings):
         takes="the path of a file, or its keys",
         group=Group.DEVICE,
         metavar="FILE",
-        help="a config of accelerate launch: processes, machines and sharding are as it says",
+        help="a config of accelerate launch, which sets processes, machines and sharding",
     )
     """A config of ``accelerate launch``, by path or content, which sets processes, machines and sharding."""
     headroom: str | None = setting(
@@ -107,7 +107,7 @@ class AutoFit(OwnSettings):
         ),
         group=Group.DEVICE,
         metavar="SIZE",
-        help="left free: 500MiB or 8%% (default 4%%, at least 400 MiB)",
+        help="memory to leave free: 500MiB or 8%% (default 4%%, at least 400 MiB)",
     )
     """Device memory to leave free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
     effective_batch_size: int | None = setting(None, metavar="N", help="rows per optimizer step, kept constant")
@@ -124,7 +124,7 @@ class AutoFit(OwnSettings):
         takes="a text such as '1024x768,640x480'",
         check=that(
             lambda text: all(map(is_image_size, text.split(","))),
-            "{value!r} is no list of sizes of images",
+            "{value!r} is not a list of image sizes",
             "the sizes of a row's images: 1024x768 for one, 1024x768,640x480 for two.",
         ),
         group=Group.JOB,
@@ -163,7 +163,7 @@ class AutoFit(OwnSettings):
         metavar="TIME",
         commands=(TRAIN, PLAN),
         elsewhere=("it makes no plan.", "autofit plan METHOD ... --within 8h finds the gentlest that keeps it."),
-        help="the gentlest plan by which the whole training is done in TIME: 8h, 90min, 2d; or what it would take",
+        help="the gentlest plan that finishes the training in TIME: 8h, 90min, 2d; or what it would take",
     )
     """The longest predicted duration of the whole training: ``8h``, ``90min`` or ``2d``; None for no limit."""
     budget: float | None = setting(
@@ -176,7 +176,7 @@ class AutoFit(OwnSettings):
         metavar="AMOUNT",
         commands=(TRAIN, PLAN),
         elsewhere=("it makes no plan.", "autofit plan METHOD ... --budget 20 finds the gentlest that keeps it."),
-        help="the gentlest plan by which it costs AMOUNT or less at the card's rental price; or what it would take",
+        help="the gentlest plan that costs AMOUNT or less at the card's rental price; or what it would take",
     )
     """The highest cost of the whole training, in the currency of the prices; None for no limit."""
     prices: str | Path | None = setting(
@@ -185,7 +185,7 @@ class AutoFit(OwnSettings):
         metavar="FILE",
         commands=(TRAIN, PLAN),
         elsewhere=("it tells no costs.", "autofit plan METHOD ... --gpu all --prices FILE does."),
-        help="a CSV file of rental prices (gpu,per_hour,currency,...) in place of the table that comes along",
+        help="a CSV file of rental prices (gpu,per_hour,currency,...) instead of the built-in table",
     )
     """A CSV file of rental prices that replaces the built-in table."""
     plan: str | Path | nouns.Plan | None = setting(
@@ -198,7 +198,7 @@ class AutoFit(OwnSettings):
             "it says what flags need, and a plan holds settings that were found to fit.",
             "autofit explain FILE shows what they need; autofit METHOD --plan FILE trains with them.",
         ),
-        help="follow this plan in place of a search",
+        help="follow this plan instead of searching",
     )
     """A plan or its file to follow instead of searching. It is rehearsed again if it was made for another card, other
     versions or other settings."""
@@ -316,7 +316,7 @@ def in_python(field_name: str) -> str:
 
 
 def as_autofit(given: Any) -> AutoFit:
-    """Returns the AutoFit, or the default one for None. Raises UsageError for a value of another kind."""
+    """Returns the AutoFit, or the default one for None. Raises UsageError for any other type."""
     if given is None:
         return AutoFit()
     if isinstance(given, AutoFit):

@@ -148,7 +148,7 @@ class DataProfile:
     def kept_tokens(self, limit: int | None) -> int:
         """Counts the tokens of an epoch that ``max_length`` leaves, without padding.
 
-        Exact except for truncated pairs, of which equally long ones are assumed to have equal shorter sides.
+        Exact except for truncated pairs: the shorter sides of equally long pairs are assumed to be equal.
         """
         return sum(
             min(length, most) * rows + min(self.shorter_sides.get(length, 0), most * rows)

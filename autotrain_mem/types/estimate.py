@@ -367,8 +367,7 @@ class Candidate:
     json_form: ClassVar = Form(derived={"fits": "fits"})
 
     level: str = ""
-    """The level of harm of which it is the best plan, or the least demanding one; empty for a rehearsal of
-    the search."""
+    """The level of harm that has this as its best or its least demanding plan; empty for a rehearsal of the search."""
     knobs: Knobs
     required_bytes: int
     budget_bytes: int

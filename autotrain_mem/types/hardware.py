@@ -44,7 +44,7 @@ class Topology:
 
 HEADROOM_FRACTION = 0.04
 MINIMUM_HEADROOM_BYTES = 400 * MIB
-"""Default headroom, from the design's budget: 4 % of the card, at least 400 MiB on a real card."""
+"""The default headroom is 4 % of the card, at least 400 MiB on a real card."""
 
 Capability = tuple[int, int]
 """NVIDIA's compute capability, which determines the kernels."""
@@ -54,7 +54,7 @@ Capabilities", table "Tensor Core Input Data Types"."""
 
 
 def lacks_bf16(compute_capability: Capability) -> bool:
-    """``lacks_bf16((7, 5)) is True``: a T4's bfloat16 is emulated."""
+    """Returns whether bfloat16 is emulated, as on a T4: ``lacks_bf16((7, 5)) is True``."""
     return compute_capability < AMPERE
 
 

@@ -1,4 +1,4 @@
-"""A job is what the user asked for; its ``max_length`` is a number of tokens, or a keyword that the data decide."""
+"""A job is what the user asked for. Its ``max_length`` is a number of tokens, or a word such as ``auto``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Job:
     """Tokens of the longest answer in such rows, in a rehearsal; not set by the user."""
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
-    """Levers that may not be pulled, by name (see ``search.levels``)."""
+    """Names of levers that may not be pulled (see ``search.levels``)."""
     max_slowdown: float = MAX_SLOWDOWN
     """A plan that is this many times slower per token than the best of the next level of harm is shown, but the next
     level is taken."""
@@ -78,7 +78,7 @@ class Job:
     """Image sizes of each rehearsed row, ``"1024x768"`` (width x height): those of the data's worst row, or as given.
     Empty if rows are text."""
     python_call: PythonCall | None = None
-    """What a Python script passed to the trainer beside its config; None for a job in flags. It lasts only while the
+    """What a Python script passed to the trainer besides its config; None for a job in flags. It lasts only while the
     script plans, and is never written to our files."""
 
     @property

@@ -50,7 +50,7 @@ class MethodFacts:
     reward_model_argument: str | None = None
     """TRL's argument that names a reward model; None if it takes none."""
     teacher_argument: str | None = None
-    """TRL's argument that names a teacher, which runs beside the trained model and is never trained."""
+    """TRL's argument that names a teacher, a second model that runs during training but is not trained."""
 
     # training
     is_online: bool = False
@@ -207,7 +207,7 @@ DISTILLATION = MethodFacts(
     teacher_argument="teacher_model_name_or_path",
     is_online=True,
 )
-"""One completion for each prompt, ``trl/scripts/distillation.py``."""
+"""One completion for each prompt (``trl/scripts/distillation.py``)."""
 
 ONLINE_DPO = MethodFacts(
     name="online_dpo",

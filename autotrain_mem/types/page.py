@@ -1,4 +1,4 @@
-"""Holds the content of the HTML report: figures and tables, without their looks."""
+"""Holds the content of the HTML report: figures and tables, without their styles."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Timeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """Holds a table, or a figure with a table that says the same."""
+    """Holds a table, or a figure and a table with the same content."""
 
     key: str
     """Used in links and file names: ``loss``."""

@@ -1,4 +1,4 @@
-"""A plan is the decision: settings that fit, what was changed to get there, and what was tried."""
+"""A plan is the result: settings that fit, the changes that lead to them, and what was tried."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Plan:
     """Steps of the whole run; None if neither the data nor ``max_steps`` determine them."""
     seconds: float
     row_tokens: int
-    """Tokens of the longest rehearsed row, or of the longest prompt where completions are sampled."""
+    """Tokens of the longest rehearsed row, or of the longest prompt if completions are sampled."""
     versions: Mapping[str, str | None]
     """The installed versions (``versions.versions_key``); None for a missing package."""
     model_digest: str
@@ -117,8 +117,8 @@ class Plan:
     allocator: str = ""
     """The environment's allocator settings, in the form of PYTORCH_ALLOC_CONF."""
     objects: str | None = None
-    """Digest of a script's objects that no file holds (model, adapter config, loss); empty if unknown, None for a job
-    in flags."""
+    """Digest of objects that exist only in a script (model, adapter config, loss); empty if unknown, None for a job in
+    flags."""
     most: LargestValue | None = None
     """The largest value that fits, if one was requested, and what limits it."""
     price: Price | None = None
@@ -165,7 +165,7 @@ class Plan:
 
     @property
     def schedule(self) -> str:
-        """Names the learning rate's schedule; TRL's is transformers' own (``training_args.py: lr_scheduler_type``)."""
+        """Returns the learning rate's schedule, by default transformers' (``training_args.py: lr_scheduler_type``)."""
         given = self.job.arguments.get("lr_scheduler_type", "linear")
         return str(getattr(given, "value", given)).lower()
 

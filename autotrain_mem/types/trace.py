@@ -138,10 +138,10 @@ class Routing(StrEnum):
 class Trace:
     """Holds every allocation and free of one run, in order.
 
-    ``events`` holds ``+n`` for the birth and ``-n`` for the death of block ``blocks[n - 1]``, and ``CACHE_EMPTIED``
-    between them. A storage that is resized dies and is born again as a new block. A block may be born again once it
-    is dead: steps of a generation that are not rehearsed are written as repetitions of one that is. ``phase_starts``
-    lists (index of the first event, phase).
+    ``events`` holds ``+n`` for the allocation and ``-n`` for the free of block ``blocks[n - 1]``, and ``CACHE_EMPTIED``
+    between them. A resized storage is freed and allocated again as a new block. A freed block may be allocated again:
+    steps of a generation that are not rehearsed repeat one that is. ``phase_starts`` lists (index of the first event,
+    phase).
     """
 
     blocks: tuple[Block, ...]
@@ -193,7 +193,7 @@ class Trace:
             yield range(began, len(self.events))
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
-        """Yields (phase, +1 for a birth or -1 for a death, block) for every birth and death."""
+        """Yields (phase, +1 for an allocation or -1 for a free, block) for each of them."""
         starts = iter((*self.phase_starts, (len(self.events) + 1, Phase.SAVE)))
         phase = Phase.LOAD
         following, following_phase = next(starts)

@@ -1,4 +1,4 @@
-"""Defines a run's workload, independent of the GPU, and the time of a step on one."""
+"""Defines a run's workload, independently of the GPU, and the time of a step on a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Kind(StrEnum):
     COPY = "copy"
     """A blocking copy to or from the host."""
     HOST_STEP = "host_step"
-    """The optimizer's update in the host's memory, while the device waits."""
+    """The optimizer's update in host memory, while the device waits."""
     COLLECTIVE = "collective"
     """Communication among the processes of one node, overlapping computation. Its bytes are those that each device
     sends, and receives: of an all-gather of S bytes among N devices S x (N - 1) / N, of an all-reduce twice as much

@@ -88,7 +88,7 @@ class Worker:
         pins: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Any], Knobs]:
-        """Reads flags and YAML keys into what the user gave, and TRL's defaults: :func:`checks.arguments.parse`."""
+        """Returns the user's arguments from flags and YAML keys, and TRL's defaults: :func:`checks.arguments.parse`."""
         words = {"argv": argv, "config": config, "environment": environment, "pins": pins or {}, "own": own or {}}
         given, defaults = self._ask("parse", method=method, **words, also_known=list(also_known))
         return given, codec.from_json(Knobs, defaults)
@@ -106,12 +106,12 @@ class Worker:
 
         Raises:
             ModelError: there is no such model, or the method cannot train it.
-            UsageError: what is asked for does not work with this model or on this card.
+            UsageError: the settings do not work with this model or on this card.
         """
         return codec.from_json(ModelFacts, self._ask("describe", job=job, compute_capability=compute_capability))
 
     def layers_to_name(self, job: Job) -> tuple[str, ...]:
-        """Returns the layers that a config of accelerate's must name for FSDP; none where it finds them itself."""
+        """Returns the layers that accelerate's config must name for FSDP; none if accelerate finds them itself."""
         return codec.from_json(tuple[str, ...], self._ask("layers_to_name", job=job))
 
     def check_can_train(self, job: Job) -> None:
@@ -121,7 +121,7 @@ class Worker:
     def preflight(
         self, job: Job, compute_capability: Capability, *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:
-        """Returns what is known to go wrong before anything is rehearsed, see :class:`checks.preflight_checks.Setup`.
+        """Returns problems that are found without a rehearsal, see :class:`checks.preflight_checks.Setup`.
 
         Raises:
             ModelError: there is no such model, or the method cannot train it.
