@@ -280,9 +280,8 @@ class InParts:
         release()
         restore_rng()
         done = gradients.done()
-        if not isinstance(
-            outcome.error, OtherRankFullError
-        ):  # else this rank had room, and repeats the same piece separately
+        # With OtherRankFullError this rank had room, and repeats the same piece separately.
+        if not isinstance(outcome.error, OtherRankFullError):
             context.ranks.leave()
             is_repeated = self._make_smaller(piece, outcome, on_host=on_host, is_repeated=is_repeated)
             with gradients.kept(done):
