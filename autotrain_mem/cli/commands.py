@@ -1,4 +1,4 @@
-"""The subcommands: each reads its flags, asks the api, and prints what came of it."""
+"""Implements the subcommands: each reads its flags, calls the api, and prints the result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from autotrain_mem.types import Plan
 
 
 def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
-    """``autofit estimate METHOD``: one configuration exactly as given."""
+    """Runs ``autofit estimate METHOD``: estimates one configuration exactly as given."""
     snapshot = None if output.snapshot is None else pathlib.Path(output.snapshot)
     if snapshot is not None:
         check_snapshot(snapshot)
@@ -58,7 +58,7 @@ def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output
 
 
 def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
-    """``autofit plan METHOD``: the best configuration that fits."""
+    """Runs ``autofit plan METHOD``: finds the best configuration that fits."""
     request = _checked(request, output, to_train=False)
     if output.frontier is not None:
         return _frontier(workers, request, output, output.frontier)
@@ -80,14 +80,14 @@ def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) ->
 
 
 def _checked(request: api.RunRequest, output: flags.Output, *, to_train: bool) -> api.RunRequest:
-    """Returns the request with the plan that it names; refuses what cannot be done before any process starts."""
+    """Returns the request with the plan that it names; raises for what cannot be done, before any process starts."""
     plan_files.check_export(request, output)
     plan_files.check_files(request, output)
     return api.with_plan(request, plan_files.HINTS, warn, to_train=to_train)
 
 
 def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.Output, *, to_train: bool) -> Plan:
-    """Plans with a live line on stderr, and writes the plan to the file that ``--out`` names."""
+    """Plans, with a progress line on stderr, and writes the plan to the ``--out`` file, if any."""
     console = Console(stderr=True)
     if request.plan is None:
         _say_example(console, rehearsals, to_train=to_train)
@@ -103,7 +103,7 @@ def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.O
 
 
 def _frontier(workers: api.Workers, request: api.RunRequest, output: flags.Output, name: str) -> int:
-    """``autofit plan METHOD --frontier NAME``: how much of it fits at each level of harm."""
+    """Runs ``autofit plan METHOD --frontier NAME``: finds how much of a setting fits at each level of harm."""
     plan_files.check_one_card("--frontier is about", request)
     if request.names(name):
         raise UsageError(
@@ -126,12 +126,12 @@ def _frontier(workers: api.Workers, request: api.RunRequest, output: flags.Outpu
 
 
 def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
-    """``autofit METHOD``: plan, and train with the plan."""
+    """Runs ``autofit METHOD``: plans, and trains with the plan."""
     request = api.resumed(request, warn, lambda folder: warn(f"continuing the run in {folder}, with its plan"))
     to_train = not (request.plan_only or output.stops)
     request = _checked(request, output, to_train=to_train)
     with api.leading(request, lambda line: say(Console(stderr=True), line)) as machines:
-        with workers:  # they end before the training begins
+        with workers:  # the workers end before the training begins
             with _waiting("importing TRL, looking at model and data") as (_, note):
                 rehearsals = api.begin(workers, request, note, to_train=to_train, machines=machines)
             chosen = _decide(rehearsals, request, output, to_train=to_train)
@@ -147,14 +147,14 @@ def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -
         if output.out is not None:
             plan_files.refresh(output.out, report.output_dir)
         if output.json:
-            kept = Plan.load(report.output_dir)  # with what the run taught
+            kept = Plan.load(report.output_dir)  # includes what the run learned
             return _print_json({"schema": "autofit.fit/1", "plan": codec.to_json(kept), "run": codec.to_json(report)})
         console.print(report_view(report, page=pages[-1] if pages else None))
         return 0
 
 
 def gpus(argv: Sequence[str]) -> int:
-    """``autofit gpus``: the catalog."""
+    """Runs ``autofit gpus``: lists the catalog."""
     parser = CommandParser("gpus", "The GPUs that --gpu knows by name, with their sources.\n")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.read(argv)
@@ -167,7 +167,8 @@ def gpus(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _waiting(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Shows what the command waits for; yields a function that renames it, and one that keeps notes for the end."""
+    """Shows what the command is doing; yields a function that changes this text, and one that collects notes to print
+    at the end."""
     notes: list[str] = []
     try:
         with waiting(Console(stderr=True), what) as say:
@@ -186,13 +187,11 @@ def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool
 def _print_plan(chosen: Plan, request: api.RunRequest, output: flags.Output) -> int:
     if output.json:
         return _print_json(codec.to_json(chosen))
-    # The command that trains with this plan: with its file, or with the words that the user gave.
+    # The command that trains with this plan: with the plan's file, or with the user's own flags.
     data = "" if chosen.job.names_data else " --dataset DATA"
     kept, skips = list[str](), False
     for word in (each for each in output.typed if each != "--plan_only"):
-        names_card = (
-            not request.simulate and word.partition("=")[0] == "--gpu"
-        )  # a training takes the card that is there
+        names_card = not request.simulate and word.partition("=")[0] == "--gpu"  # a training uses this machine's card
         if not (skips or names_card):
             kept.append(word)
         skips = names_card and not skips and word == "--gpu"

@@ -1,7 +1,7 @@
-"""``autofit completion``: what a shell runs to complete the words of a command line, by argcomplete.
+"""Runs ``autofit completion``: completes commands and flags in a shell, with argcomplete.
 
-A shell asks at each press of the tab key, so nothing here imports TRL: its flags are those that a worker has kept, and
-until one has, ours are completed alone.
+The shell asks at each press of the tab key, so nothing here imports TRL. TRL's flags come from a worker's cached table;
+until there is one, only our own flags are completed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
 def completion(argv: Sequence[str]) -> int:
-    """Prints the script that makes a shell ask."""
+    """Prints the shell's completion script."""
     if not argv or argv[0] in ("--help", "-h"):
         sys.stdout.write(HELP)
     elif len(argv) == 1 and argv[0] in SHELLS:
@@ -63,7 +63,7 @@ def answer_shell(others: Sequence[str], run: Run) -> None:
 
 
 def parser_for(words: Sequence[str], others: Sequence[str], run: Run) -> argparse.ArgumentParser:
-    """Returns a parser of all commands, with the flags of the one that these words begin with."""
+    """Returns a parser of all commands; only the command that ``words`` begin with has its flags."""
     parser = argparse.ArgumentParser(prog="autofit")
     parser.add_argument("--version", action="store_true")
     commands = parser.add_subparsers()
@@ -78,7 +78,7 @@ def parser_for(words: Sequence[str], others: Sequence[str], run: Run) -> argpars
         other = commands.add_parser(name, add_help=False)
         if name in ("completion", "recipes"):
             other.add_argument("name", choices=SHELLS if name == "completion" else [each.name for each in recipes()])
-        if name in words[:1]:  # its flags are those that its help names
+        if name in words[:1]:  # its flags are read from its help
             with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(io.StringIO()):
                 run([name, "--help"])
             for flag in dict.fromkeys(_FLAG.findall(text.getvalue())):
@@ -107,5 +107,5 @@ def _add_method(
     table = kept_flags(store, name)  # TRL's
     choices = {} if table is None else {flag.dest: flag.choices for flag in table.flags}
     for flag in (kept_names(store) or {}).get(name, ()):
-        with contextlib.suppress(argparse.ArgumentError):  # one of ours has that name
+        with contextlib.suppress(argparse.ArgumentError):  # we have a flag of that name
             parser.add_argument(f"--{flag}", choices=[*map(str, choices.get(flag) or ())] or None)

@@ -1,4 +1,4 @@
-"""Our own flags and YAML keys, taken out of the command line; the rest is TRL's and is read by TRL's parser."""
+"""Takes our own flags and YAML keys out of the command line; TRL's parser reads the rest."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from autotrain_mem.types.autofit import SETTINGS, AutoFit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """Holds what a command reads, prints and writes beside what the request asks for."""
+    """Holds which files a command reads and writes, and how it prints."""
 
     typed: tuple[str, ...] = field(default=(), compare=False)
-    """Every word after the method."""
+    """All arguments after the method."""
     config: str | None = setting(
         None,
         group=Group.JOB,
@@ -72,7 +72,7 @@ class Output:
         choices=tuple(EXPORTERS),
         help="plan, print the settings in this tool's own keys, and stop: --export axolotl > axolotl.yaml",
     )
-    """The tool whose file is written, by its name in ``exports.tools``."""
+    """The tool to write a file for, by its name in ``exports.tools``."""
     frontier: str | None = setting(
         None,
         group=Group.OUTPUT,
@@ -85,7 +85,7 @@ class Output:
         metavar="NAME",
         help=f"in place of a plan: how much of this fits at each level of harm, and how fast ({', '.join(MAXIMIZED)})",
     )
-    """The setting whose largest fitting value is found for each level of harm."""
+    """The setting whose largest fitting value is searched for at each level of harm."""
     snapshot: str | None = setting(
         None,
         group=Group.OUTPUT,
@@ -98,7 +98,7 @@ class Output:
         help="write the predicted history of the allocator, for https://pytorch.org/memory_viz: what "
         "torch.cuda.memory._dump_snapshot would write at the end of two steps; a file of that name is overwritten",
     )
-    """The file for the predicted history of the allocator."""
+    """The file for the allocator's predicted history."""
     verbose: bool = setting(
         False, group=Group.OUTPUT, short="-v", help="everything that is known, not the first screen"
     )
@@ -108,12 +108,12 @@ class Output:
 
     @property
     def stops(self) -> bool:
-        """Returns whether a file is asked for, after which nothing is trained."""
+        """Returns whether a file is printed and nothing is trained."""
         return self.dry_run or self.export is not None
 
 
 def flags_of(prog: str) -> list[Setting]:
-    """Lists the flags that a command takes, in the order of its help; those of no command stand in none."""
+    """Lists the flags that a command takes, in the order of its help. A flag without commands is never listed."""
     words = prog.split()
     command = words[1] if len(words) > 1 and words[1] in (PLAN, ESTIMATE) else TRAIN
     return [each for each in _FLAGS if command in each.commands]
@@ -130,15 +130,15 @@ def _all_flags() -> list[Setting]:
 
 _FLAGS = _all_flags()
 _YAML_NAMES = tuple(each.flag for each in _FLAGS if TRAIN in each.commands and each.in_files)
-"""Our flags that may stand in a YAML file."""
+"""Our flags that may also be keys of a YAML file."""
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
-    """The parser of our own flags."""
+    """Returns the parser of our own flags."""
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
 
     def refuse(message: str) -> NoReturn:
-        """Raises what argparse would have printed, in our words."""
+        """Raises argparse's message as a UsageError, in our wording."""
         reason, choose, choices = message.removeprefix("argument ").partition(" (choose from ")
         hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else f"See {prog} --help."
         raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)
@@ -155,22 +155,22 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
 
 def own_names(prog: str = "autofit") -> tuple[str, ...]:
-    """Names of our own flags, for did-you-mean."""
+    """Returns the names of our own flags, for did-you-mean hints."""
     return tuple(each.flag for each in flags_of(prog))
 
 
 _BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
-"""Keys of a YAML file that hold keys."""
+"""Keys of a YAML file whose values are mappings."""
 
 
 def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
-    """Reads our flags, and the YAML file that ``--config`` names.
+    """Reads our flags, and the YAML file that ``--config`` or ``--recipe`` names.
 
     Args:
         prog: The command, whose last word is the method: ``"autofit plan sft"``.
 
     Raises:
-        UsageError: a value that we refuse, a YAML file that cannot be read or is not a mapping.
+        UsageError: a value is invalid, or the YAML file cannot be read or is not a mapping.
     """
     namespace, rest = make_parser(prog).parse_known_args([underscored(token) for token in argv])
     not_here = {f"--{each.flag}": each.elsewhere for each in _FLAGS if each.elsewhere is not None}
@@ -188,7 +188,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
     )
     environment = {str(name): str(value) for name, value in _block(config, _ENV).items()}
     settings = {underscored(f"--{name}")[2:]: value for name, value in _block(config, _AUTOFIT).items()}
-    # Blocks are no flags, so that TRL's parser, which knows the names of all flags, cannot say which was meant.
+    # Blocks are not flags, so TRL's parser cannot suggest the block that was meant.
     meant = {name: near[0] for name in config if (near := difflib.get_close_matches(name, _BLOCKS, n=1, cutoff=0.8))}
     if meant:
         hint = "\n".join(f"{name}: did you mean {block}?" for name, block in meant.items())
@@ -222,7 +222,7 @@ def _recipe_file(prog: str, flags: dict[str, Any]) -> str:
     """Removes ``--recipe`` from the flags and returns the YAML file of that name.
 
     Raises:
-        UsageError: both are given; no such recipe; a recipe of another method, with the command that takes it.
+        UsageError: ``--config`` is given too, the recipe does not exist, or it is for another method.
     """
     name: str = flags.pop("recipe")
     if "config" in flags:
@@ -244,7 +244,7 @@ def _fields_of(kind: type[AutoFit | RunRequest | Output], ours: Mapping[str, Any
 
 
 def _given(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Collects what the user said. By identity: 0 is an answer, though it equals False."""
+    """Returns the flags that the user gave. Compares by identity, since 0 is a value although it equals False."""
     return {name: value for name, value in vars(namespace).items() if value is not None and value is not False}
 
 
@@ -268,7 +268,7 @@ def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Removes a block of keys from the config and returns it; an empty block counts as none."""
+    """Removes a block of keys from the config and returns it; {} if it is missing or empty."""
     block = config.pop(name, None)
     if block is None:
         return {}
@@ -283,7 +283,7 @@ def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The flags of one command; what is wrong with them is a UsageError, and ``--help`` raises SystemExit."""
+    """Parses the flags of one command. Errors raise UsageError, ``--help`` raises SystemExit."""
 
     def __init__(self, command: str, about: str) -> None:
         form: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
@@ -296,7 +296,7 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}.", hint=" ".join(self.format_usage().removeprefix("usage: ").split()))
 
     def add_run(self, *, loads: bool = False) -> None:
-        """Adds the output folder of a training; and with ``loads`` the flags of a command that loads its model."""
+        """Adds the output folder of a training, and with ``loads`` the flags of a command that loads its model."""
         self.add_argument("run", metavar="RUN", help="the output folder of a training")
         if loads:
             base = "where an adapter's base model is now: a folder or a hub id (default: where it was trained from)"
@@ -305,12 +305,12 @@ class CommandParser(argparse.ArgumentParser):
             self.add_argument("--trust_remote_code", action="store_true", help=code)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Reads a command line. Raises UsageError: an unknown flag, a missing value, or no run."""
+        """Reads a command line. Raises UsageError for an unknown flag, a missing value or a missing run."""
         return self.parse_args([underscored(word) for word in argv])
 
 
 def underscored(word: str) -> str:
-    """``--max-new-tokens=5`` as ``--max_new_tokens=5``: both are taken, in all commands."""
+    """Returns ``--max-new-tokens=5`` as ``--max_new_tokens=5``: all commands take both."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""``autofit init``: writes a config of some ten lines, from what the data and this machine say and what is answered."""
+"""Runs ``autofit init``: writes a config of about ten lines, from the data, this machine and the user's answers."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ over.
 """
 FILE = "autofit.yaml"
 MODEL = "Qwen/Qwen2.5-0.5B"
-"""Proposed where the model is asked for: small, and it goes with every method."""
+"""The suggested model: small, and usable with every method."""
 COMMENT_COLUMN = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """Holds what a config is made of."""
+    """Holds what a config is made from."""
 
     method: str
     model: str
     dataset: str
     columns: tuple[str, ...]
-    """The data's columns; empty where the data were not read."""
+    """The data's columns; empty if the data were not read."""
     rows: int | None
     gpu: str | None
-    """A card by name; None for the one that is here."""
+    """A card by name; None for this machine's card."""
     here: str | None
-    """Names the cards that are here; None where there are none."""
+    """Names of this machine's cards; None if it has none."""
 
 
 def init(argv: Sequence[str]) -> int:
-    """Writes the config, and says the next command. Raises UsageError, DatasetError and OutputFolderError."""
+    """Writes the config and prints the next command. Raises UsageError, DatasetError and OutputFolderError."""
     parser = CommandParser("init", ABOUT)
     parser.add_argument("--model", metavar="MODEL", help="a hub id or a folder")
     parser.add_argument("--dataset", metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet, .csv file")
@@ -67,7 +67,7 @@ def init(argv: Sequence[str]) -> int:
     if out.exists():
         raise OutputFolderError(f"{out} exists, and is not written over.", hint="Give --out another name.")
     if options.gpu is not None:
-        api.choose(options.gpu, use_cpu=False)  # refuses what is no card
+        api.choose(options.gpu, use_cpu=False)  # raises for an unknown card
 
     def ask(question: str, default: str) -> str:
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -92,11 +92,11 @@ def init(argv: Sequence[str]) -> int:
 
 
 Ask = Callable[[str, str], str]
-"""Asks one question, with the answer that an empty line stands for."""
+"""``ask(question, default)`` returns the user's answer; an empty line means the default."""
 
 
 def answered(model: str | None, dataset: str | None, method: str | None, gpu: str | None, ask: Ask) -> Answers:
-    """Fills in what the flags leave open."""
+    """Returns the answers: the flags, and for what they leave open the data, this machine and ``ask``."""
     model = model or ask("Model, a hub id or a folder", MODEL)
     dataset = dataset or ask("Data, a file, a folder or a hub id", "")
     columns: tuple[str, ...] = ()
@@ -126,14 +126,14 @@ def answered(model: str | None, dataset: str | None, method: str | None, gpu: st
     try:
         cards = [f"{card.name}, {format_bytes(card.total_bytes)}" for card in api.detect({}, warn)]
         here = f"{len(cards)} x {cards[0]}" if len(cards) > 1 else next(iter(cards), None)
-    except AutofitError as error:  # the config is good for other machines too
+    except AutofitError as error:  # the config may be for another machine
         warn(error.message)
     method = method or likely[0]
     return Answers(method=method, model=model, dataset=dataset, columns=columns, rows=rows, gpu=gpu, here=here)
 
 
 def config_text(answers: Answers, file: str) -> str:
-    """Writes the file's text: TRL's keys, then ours, each with a comment."""
+    """Returns the config's text: TRL's keys, then ours, with comments."""
     row, columns = METHODS[answers.method], answers.columns
     folder = f"{answers.model.rstrip('/').split('/')[-1]}-{row.title}"
     is_free = "num_generations" not in row.knobs and method_of(row.name).mini_batches({}) is None
@@ -165,16 +165,16 @@ def config_text(answers: Answers, file: str) -> str:
 
 
 def _line(key: str, value: str, comment: str, *, on: bool = True) -> str:
-    """``key: value   # comment``; one that is off is a comment itself."""
+    """Returns ``key: value # comment``; with ``on=False`` the whole line is a comment."""
     indent, name = key[: len(key) - len(key.lstrip())], key.lstrip()
     is_word = value.lower() in ("yes", "no", "on", "off", "true", "false", "null", "y", "n", "~")
-    if is_word or not re.fullmatch(r"[A-Za-z0-9_./~][\w./~+-]*", value):  # which YAML would not read as it stands
+    if is_word or not re.fullmatch(r"[A-Za-z0-9_./~][\w./~+-]*", value):  # YAML would misread it without quotes
         value = json.dumps(value, ensure_ascii=False)
     text = f"{indent}{'' if on else '# '}{name}: {value}"
     return f"{text:{COMMENT_COLUMN}}# {comment}" if comment else text
 
 
 def next_command(answers: Answers, file: str) -> str:
-    """Returns what shows the plan: with a card by name where none is here."""
+    """Returns the command that shows the plan; it has ``--gpu NAME`` if no card is here and none was named."""
     gpu = "" if answers.here or answers.gpu else " --gpu NAME"
     return f"autofit plan {answers.method} --config {shlex.quote(file)}{gpu}"

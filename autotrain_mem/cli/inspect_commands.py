@@ -1,4 +1,5 @@
-"""``autofit report``, ``watch``, ``explain``, ``doctor``, ``recipes``: shows what there is, and changes none of it."""
+"""Runs ``autofit report``, ``watch``, ``explain``, ``doctor`` and ``recipes``: they show things and change none of
+them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def report(argv: Sequence[str]) -> int:
     options = parser.read(argv)
     if options.path in (None, STDIN):
         raise UsageError("autofit report needs a plan's file or an output folder.", hint="autofit report plan.json")
-    Plan.load(options.path)  # what is no plan is refused first
+    Plan.load(options.path)  # raises early if it is not a plan
     file = api.report_path(options.path) if options.out is None else Path(options.out)
     if not options.json:
         api.check_report_place(file)
@@ -71,11 +72,11 @@ happened to it. It updates in place until the run ends; where no terminal is, it
   autofit watch Qwen2.5-0.5B-SFT
 """
 LOOK_SECONDS = 1.0
-"""Between two looks at the files."""
+"""Seconds between two reads of the files."""
 
 
 def watch(argv: Sequence[str]) -> int:
-    """Watches a run until it ends. Raises UsageError where the folder is none of a run's, and is none to be."""
+    """Watches a run until it ends. Raises UsageError if the folder holds no run and none is starting in it."""
     from autotrain_mem import api
 
     parser = CommandParser("watch", _WATCH)
@@ -112,13 +113,13 @@ def watch(argv: Sequence[str]) -> int:
         return 0
     try:
         _follow(look, first)
-    except KeyboardInterrupt:  # whoever watches stops watching; the run goes on
+    except KeyboardInterrupt:  # only the watching ends; the run goes on
         sys.stdout.write("\n")
     return 0
 
 
 def _follow(look: Callable[[], RunSnapshot], watched: RunSnapshot) -> None:
-    """Redraws a run until it is over; prints a line for what is new where no terminal is."""
+    """Redraws a run until it is over; without a terminal, prints a line for each change."""
     console, said, last = lasting_console(), 0, ""
     live = Live(console=console, auto_refresh=False) if is_live(console) else None
     with live or contextlib.nullcontext():
@@ -176,7 +177,7 @@ machine without a GPU is not broken, since planning needs none.
 
 
 def doctor(argv: Sequence[str]) -> int:
-    """Examines the machine, and prints what was found."""
+    """Examines the machine, and prints the findings."""
     from autotrain_mem import api
 
     parser = CommandParser("doctor", _DOCTOR)
@@ -204,7 +205,7 @@ that recipe: a file for --config.
 
 
 def recipes(argv: Sequence[str]) -> int:
-    """``autofit recipes``, or the text of one. Raises UsageError for an unknown name or flag."""
+    """Lists the recipes, or prints one. Raises UsageError for an unknown name or flag."""
     parser = CommandParser("recipes", _RECIPES)
     either = parser.add_mutually_exclusive_group()
     either.add_argument("name", metavar="NAME", nargs="?", help="print this one")

@@ -1,4 +1,4 @@
-"""The command ``autofit``: picks the subcommand, and is the one place where errors are caught."""
+"""Runs the command ``autofit``: picks the subcommand. Only this module catches errors."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ WITHOUT_METHOD = {
     **dict.fromkeys(("chat", "merge", "push"), "trained_model_commands"),
     "gpus": "commands",
 }
-"""Commands that take no method -> the modules that have functions of their names, and are imported when they run."""
+"""Commands without a method -> the module with the function of that name, imported when the command runs."""
 
 
 def main() -> None:
-    """Entry point: run, and leave with the error's exit code."""
+    """Entry point: runs the command line, and exits with its code."""
     if "_ARGCOMPLETE" in os.environ:
         from autotrain_mem.cli.completion import answer_shell
 
@@ -97,14 +97,16 @@ def main() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains as it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # else the interpreter prints an error as it exits
     sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs one command line; returns its exit code. Everything a user can do wrong ends here in one message."""
+    """Runs one command line and returns its exit code. Every error of a user is printed as one message."""
     for each in (signal.SIGTERM, *ENDING_SIGNALS):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(each) is not signal.SIG_IGN:  # ignored signals stay ignored, as under nohup
             signal.signal(each, _interrupt_once)
     try:
         return _command(argv)()
@@ -117,7 +119,7 @@ def run(argv: Sequence[str]) -> int:
         return int(end.code or 0)
     except BrokenPipeError:
         return 0  # the reader of our output, such as `head`, has seen enough
-    except Exception as unforeseen:  # a defect of ours: say so, with the way to report it
+    except Exception as unforeseen:  # a defect of ours
         defect = AutofitError(
             f"Unforeseen: {type(unforeseen).__name__}: {unforeseen}",
             hint="This is a defect of autofit. Run again with --debug and report the traceback.",
@@ -126,10 +128,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """Interrupts the process as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these often
-    come in twos.
+    """Interrupts the process as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these
+    signals often arrive in pairs.
 
-    Both shell and kernel tell of a closed terminal; Slurm warns, and then sends SIGTERM.
+    Both the shell and the kernel report a closed terminal; Slurm sends a warning, and then SIGTERM.
     """
     for each in (signal.SIGTERM, *ENDING_SIGNALS):
         signal.signal(each, signal.SIG_IGN)
@@ -165,7 +167,7 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
 
 
 def _help_of(command: str) -> str:
-    """The lines of the help that are about one command, below their headings, with how to see its flags."""
+    """Returns the lines of the help about one command, below their headings, and how to see its flags."""
     lines: list[str] = []
     heading = ""
     for line in HELP.splitlines():

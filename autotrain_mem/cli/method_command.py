@@ -1,4 +1,4 @@
-"""Reads a command's words, and refuses what it can before anything large is imported; then the command runs."""
+"""Reads a command's flags, rejects what it can before anything large is imported, and runs the command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.support.versions import TESTED, installed_versions, untested
 from autotrain_mem.types.methods_table import METHODS
 
 _WORDS = {"plan": "plan ", "estimate": "estimate ", "train": ""}
-"""Functions of ``cli.commands`` -> what stands before the method."""
+"""Functions of ``cli.commands`` -> the words before the method."""
 _EXAMPLES = {
     "train": ("--dataset data.jsonl", "--dataset data.jsonl --max_length p99 --effective_batch_size 64"),
     "plan": ("--gpu rtx4090 --max_length 2048", "--gpu all", "--gpu l4 --max_length max --out plan.json"),
@@ -25,7 +25,7 @@ TRL calls {0.trainer} experimental: it is in {0.module}, and may change or go in
 
 
 def run(command: str, method: str, argv: Sequence[str]) -> int:
-    """Runs ``autofit [plan | estimate] METHOD``, by the function of that name in ``cli.commands``."""
+    """Runs ``autofit [plan | estimate] METHOD`` with the function of that name in ``cli.commands``."""
     prog = f"autofit {_WORDS[command]}{method}"
     request, output = flags.read(prog, argv)
     if output.help:
@@ -33,7 +33,7 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
         return 0
     for sentence in untested(installed_versions(TESTED)):
         sys.stderr.write(f"note: {sentence}\n")
-    # A typo in a flag of ours is told before these are imported.
+    # A typo in one of our flags is reported before these slow imports.
     from autotrain_mem.run.early import coarse_answer, opened, refuse_to_follow
 
     to_train = command == "train" and not (request.plan_only or output.stops)
@@ -45,7 +45,7 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
             refuse_to_follow(request)
             several_machines.follow_first(request, _say)
             return 0
-    # Where a file is to be written and no card is named, what flags contradict is told before that there is no GPU.
+    # If a file is to be written and no card is named, contradictory flags are reported before a missing GPU.
     is_late = request.autofit.gpu is None and (output.stops or output.snapshot is not None)
     count = 1 if command == "estimate" else None
     with opened(request, to_train=to_train, reads_data=command != "estimate", is_late=is_late, count=count) as workers:
@@ -62,14 +62,14 @@ def _say(line: str) -> None:
 
 
 def _print_help(command: str, method: str, prog: str) -> None:
-    from autotrain_mem.settings.trl_parser import kept_flags  # a typo in a flag of ours is told before it is imported
+    from autotrain_mem.settings.trl_parser import kept_flags  # slow: a typo in our flags is reported first
 
     table = kept_flags(Store(cache_folder()), method)
     if table is None:
-        from autotrain_mem.worker.pool import Workers  # once for an installation
+        from autotrain_mem.worker.pool import Workers  # once per installation
 
         with Workers(1) as workers:
-            workers.first.parse(method, (), {}, {}, ())  # raises where the installed TRL has no such method
+            workers.first.parse(method, (), {}, {}, ())  # raises if the installed TRL lacks the method
             table = workers.first.flags()[method]
     examples = "".join(f"  {prog} --model Qwen/Qwen2.5-0.5B {flags_given}\n" for flags_given in _EXAMPLES[command])
     home = _EXPERIMENTAL.format(METHODS[method]) if METHODS[method].is_experimental else ""

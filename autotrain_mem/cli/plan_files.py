@@ -1,4 +1,4 @@
-"""A plan as a file: ``--out`` and ``--plan``, and ``--dry_run`` and ``--export TOOL`` in place of training with it."""
+"""Handles plan files (``--out``, ``--plan``); and ``--dry_run`` and ``--export``, which print instead of training."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ HINTS = api.PlanHints(
 
 
 def check_files(request: api.RunRequest, output: Output) -> None:
-    """Refuses before minutes of planning what cannot be read or written.
+    """Checks that the plan files can be read and written, before minutes of planning.
 
     Raises:
-        PlanFileError: ``--out`` names a file that is no plan.
+        PlanFileError: ``--out`` names a file that is not a plan.
         OutputFolderError: ``--out`` names a file that cannot be written.
-        UsageError: one plan for many cards; ``-``.
+        UsageError: one plan for several cards, or ``-`` as the file.
     """
     plan, out = request.autofit.plan, output.out
     given = "--plan" if plan is not None else "--out" if out is not None else ""
@@ -60,7 +60,8 @@ def check_files(request: api.RunRequest, output: Output) -> None:
 
 
 def check_one_card(what_is: str, request: api.RunRequest) -> None:
-    """Refuses many cards for what is of one plan. Raises UsageError, which begins ``--out is about``."""
+    """Raises UsageError if several cards are given for one plan. The message begins with ``what_is``: ``--out is
+    about``."""
     if api.compared(request.autofit):
         counts = request.autofit.gpu_counts
         many = f" --gpus {','.join(map(str, counts))}" if len(counts) > 1 else ""
@@ -71,22 +72,23 @@ def check_one_card(what_is: str, request: api.RunRequest) -> None:
 
 
 def write(plan: Plan, out: str) -> None:
-    """Writes it, and says on stderr what can be done with it."""
+    """Writes the plan, and prints on stderr how to train with it."""
     file = str(save_plan(out, plan, place=OUT))
     line = f"Wrote the plan to {file}: autofit {plan.method} --plan {shlex.quote(file)} trains with it."
     Console(stderr=True).print(line, soft_wrap=True, highlight=False)
 
 
 def refresh(out: str, run: str) -> None:
-    """Replaces a plan written before a training by the run's own, which a probe may have moved and has measured."""
+    """Replaces a plan written before a training by the run's own plan, which a probe may have changed and measured."""
     try:
         save_plan(out, Plan.load(run), place=OUT)
-    except (PlanFileError, OutputFolderError) as error:  # the training is done all the same
+    except (PlanFileError, OutputFolderError) as error:  # the training itself has succeeded
         warn(f"{out} holds the plan as it was before the training: {error.message}")
 
 
 def command(job: Job, autofit: AutoFit, *, out: str) -> str:
-    """``autofit plan sft --model tiny --lora_r 8 --gpu l4 --out plan.json``: all that the job is made of."""
+    """Returns the command that makes the plan again, with all settings of the job: ``autofit plan sft --model tiny
+    --lora_r 8 --gpu l4 --out plan.json``."""
     ours = {
         "model": job.model,
         "dataset": job.dataset,
@@ -114,9 +116,9 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
 
 
 def check_export(request: api.RunRequest, output: Output) -> None:
-    """Refuses before minutes of planning what no file can be written for.
+    """Checks that the file of ``--export`` or ``--dry_run`` can be written, before minutes of planning.
 
-    Raises UsageError: a method that the tool does not have; many cards; two things for stdout.
+    Raises UsageError: the tool does not have the method; several cards are given; two outputs are for stdout.
     """
     if not output.stops:
         return
@@ -144,7 +146,7 @@ def check_export(request: api.RunRequest, output: Output) -> None:
     )
     if output.export not in OF_MACHINES:
         return
-    # Flags are all that a machine is told, and some things no flag can say.
+    # Each machine gets only flags, and some settings have no flag.
     if request.autofit.accelerate_config is not None:
         raise UsageError(
             f"{asked} writes commands of autofit's own, and --accelerate_config is a file of yours.",
@@ -160,9 +162,9 @@ def check_export(request: api.RunRequest, output: Output) -> None:
 
 
 def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunRequest, output: Output) -> int:
-    """Prints the file, with the plan beside it on stderr.
+    """Prints the file, and the plan on stderr.
 
-    The job is spelled out with what TRL and PEFT would choose by themselves, and other tools otherwise.
+    The file spells out the job's values that TRL and PEFT choose by default, since other tools choose others.
     """
     Console(stderr=True).print(first_screen(chosen))
     job = rehearsals.job
@@ -171,7 +173,7 @@ def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunReque
         targets = rehearsals.describe().lora_targets
         if targets is None or isinstance(targets, str):
             defaults["lora_target_modules"] = [targets or "all-linear"]
-        else:  # a flag makes a regular expression for whole names of a single one
+        else:  # TRL reads a single name as a regular expression for the whole name
             defaults["lora_target_modules"] = [rf".*\.{targets[0]}"] if len(targets) == 1 else list(targets)
     given = {name: value for name, value in job.arguments.items() if value is not None}
     job = replace(job, arguments={**defaults, **given})

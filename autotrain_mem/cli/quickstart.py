@@ -1,7 +1,7 @@
-"""``autofit quickstart``: the whole product in a minute or two, on a card that does not exist.
+"""Runs ``autofit quickstart``: shows the whole product in a minute or two, on a simulated card.
 
-A tiny model on a 104 MiB card is a large model on a real one: TRL's defaults train well until a batch draws the one
-long row in a hundred, and die. Then the plan that fits, and the same training to its end.
+A tiny model on a card of 104 MiB stands for a large model on a real card. With TRL's defaults it trains until a batch
+draws the one long row in a hundred, and runs out of memory. Then autofit plans, and the same training runs to its end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CARD = "104MiB"
 ROWS = 600
 STEPS = 60
 FLAGS = ("--max_steps", str(STEPS), "--learning_rate", "3e-3", "--logging_steps", "5", "--save_strategy", "no")
-"""TRL's defaults but for the learning rate: a model that knows nothing yet needs more than fine-tuning's 2e-5."""
+"""TRL's defaults except for a short run and the learning rate: a model with random weights needs more than
+fine-tuning's 2e-5."""
 NEXT_COMMANDS = (
     "  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060     what would fit, without a GPU",
     "  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA         plan for the GPU that is here, and train",
@@ -41,14 +42,14 @@ NEXT_COMMANDS = (
 
 
 def quickstart(argv: Sequence[str]) -> int:
-    """Makes model and data, shows TRL's defaults run out of memory, plans, and trains."""
+    """Makes a model and data, shows that TRL's defaults run out of memory, plans, and trains."""
     parser = CommandParser("quickstart", ABOUT)
     parser.add_argument("--folder", metavar="FOLDER", help="a new folder for model, data and run")
     options = parser.read(argv)
     if options.folder is not None and pathlib.Path(options.folder).exists():
         raise UsageError(f"{options.folder} exists already.", hint="Give --folder a new folder.")
     names = itertools.chain(["quickstart-run"], (f"quickstart-run-{number}" for number in itertools.count(2)))
-    # the first free one: an earlier quickstart is never written over
+    # the first free name: an earlier quickstart is never overwritten
     folder = pathlib.Path(options.folder or next(name for name in names if not pathlib.Path(name).exists()))
     console = Console()
     api.check_launch()
@@ -76,7 +77,7 @@ def quickstart(argv: Sequence[str]) -> int:
                 as_given = api.plan_as_given(trial, predicted)
                 api.fit(trial, as_given, simulate=True, guarded=False, max_restarts=0, on_event=bar.on_event)
         except GpuOutOfMemoryError as error:
-            # Torch's words end in an address, which is kept whole.
+            # Torch's message ends in a URL, which must not be broken.
             lines = textwrap.wrap(error.message, console.width, break_long_words=False, break_on_hyphens=False)
             console.print("\n".join(lines), soft_wrap=True)
         else:
@@ -98,7 +99,7 @@ def quickstart(argv: Sequence[str]) -> int:
 
 
 def make_material(folder: pathlib.Path) -> None:
-    """Makes model, tokenizer and rows. Raises OutputFolderError."""
+    """Writes the model, the tokenizer and the rows. Raises OutputFolderError."""
     try:
         word_problems.write_rows(folder / "data.jsonl", word_problems.problems(ROWS, seed=0))
         tiny_model.build(folder / "model", word_problems.texts(word_problems.problems(ROWS, seed=0)))

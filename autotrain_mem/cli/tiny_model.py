@@ -1,7 +1,7 @@
-"""A complete tiny model folder, made on the spot: random weights, its own tokenizer, its own chat template.
+"""Makes a complete tiny model folder: random weights, its own tokenizer, its own chat template.
 
-It is Qwen2 in everything but size, so that the whole path of a real model (config, weights, tokenizer, template,
-generation settings) is walked in seconds, without network or GPU.
+It is Qwen2 in everything but size, so a run takes the whole path of a real model (config, weights, tokenizer, template,
+generation settings) in seconds, without network or GPU.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY_SIZE = 2048
-"""Rows of the embedding. The tokenizer may need fewer; the size is fixed so that memory does not hang on the texts."""
+"""Rows of the embedding. The tokenizer may need fewer; a fixed size keeps memory independent of the texts."""
 INITIALIZER_RANGE = 0.06
-"""Standard deviation of the first weights. Qwen2's own 0.02 is meant for wider layers: at hidden size 128 and learning
-rate 3e-3, 60 steps of 8 quickstart rows end at a loss of 2.3 with 0.02 and of 1.0 with 0.06 (torch 2.13, CPU)."""
+"""Standard deviation of the initial weights. Qwen2's own 0.02 is meant for wider layers: at hidden size 128 and
+learning rate 3e-3, 60 steps of 8 quickstart rows end at a loss of 2.3 with 0.02 and of 1.0 with 0.06 (torch 2.13, CPU).
+"""
 CONTEXT_LENGTH = 2048
 END_OF_TEXT, TURN_START, TURN_END, PAD = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END, PAD)
-"""Their token ids are their places in this tuple."""
+"""Their token ids are their indices in this tuple."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -35,11 +36,12 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-"""ChatML. What stands between the generation marks, the end of the turn included, counts for assistant_only_loss."""
+"""ChatML. assistant_only_loss counts the tokens between the generation marks, including the end of the turn."""
 
 
 def build(folder: Path, texts: Iterable[str]) -> None:
-    """Makes a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load offline; the same texts, the same folder.
+    """Writes a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load offline, always the same for the same
+    texts.
 
     About a million parameters, 4 MB in float32. ``texts`` train the tokenizer; a few hundred are enough.
     """
@@ -61,7 +63,7 @@ def build(folder: Path, texts: Iterable[str]) -> None:
 
 
 def special_token_ids() -> dict[str, int]:
-    """Returns the ids by which a config agrees with :func:`train_tokenizer`."""
+    """Returns the ids of special tokens for a config, as in :func:`train_tokenizer`."""
     return {
         "bos_token_id": SPECIAL_TOKENS.index(END_OF_TEXT),
         "eos_token_id": SPECIAL_TOKENS.index(TURN_END),
@@ -70,9 +72,9 @@ def special_token_ids() -> dict[str, int]:
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:
-    """Trains a byte-level BPE tokenizer of at most ``VOCABULARY_SIZE`` tokens; digits stay single.
+    """Trains a byte-level BPE tokenizer of at most ``VOCABULARY_SIZE`` tokens; each digit is a token.
 
-    It pads on the right, with a token of its own: where pad and end of turn are one token, a trainer masks both.
+    It pads on the right, with a separate pad token: if pad and end of turn were one token, a trainer would mask both.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast  # seconds to import
@@ -101,7 +103,7 @@ def train_tokenizer(texts: Iterable[str]) -> Any:
 
 def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
     """Writes a float32 model of ``config`` with fixed random weights, and its tokenizer. The caller's random state is
-    left as it was: only the CPU's generator is seeded."""
+    unchanged: only the CPU's generator is seeded, and then restored."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -115,8 +117,8 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Hides bars and warnings of libraries: DeepSpeed, which is imported for any model where it is installed, warns on
-    stdout that no GPU is here."""
+    """Hides progress bars and warnings of libraries. DeepSpeed, which any model imports if it is installed, warns on
+    stdout that there is no GPU."""
     from transformers.utils import logging as progress
 
     disabled, shown = logging.root.manager.disable, progress.is_progress_bar_enabled()

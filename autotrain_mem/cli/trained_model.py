@@ -1,4 +1,4 @@
-"""Loads what a run trained where memory suffices, chats with it, or merges an adapter into its base model."""
+"""Loads a trained model if memory suffices, chats with it, or merges an adapter into its base model."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from autotrain_mem.support.host import free_disk_bytes, host_memory
 from autotrain_mem.support.units import format_bytes, printable
 
 ROOM = 1.15
-"""A share of the weights' bytes for what loading and computing take beside them: a layer's copy while a file is read
-(``transformers/core_model_loading.py``), a short cache of keys and values."""
+"""Memory to load and run a model, as a multiple of its weights' bytes. It includes a layer's copy while a file is read
+(``transformers/core_model_loading.py``) and a short KV cache."""
 CARD_NAME = "README.md"
 
 
@@ -40,7 +40,7 @@ def _options(run: TrainedRun) -> dict[str, Any]:
 def read_config(run: TrainedRun) -> Any:
     """Reads the config of the whole model or of the base.
 
-    Raises ModelNotFoundError: there is none, or it cannot be reached; UsageError: the base is a quantized checkpoint.
+    Raises ModelNotFoundError if it is missing or cannot be reached, UsageError if the base is a quantized checkpoint.
     """
     try:
         labels = {"num_labels": 1} if run.method.has_score_head and run.is_adapter else {}
@@ -66,7 +66,7 @@ def _missing(run: TrainedRun, error: Exception) -> ModelNotFoundError:
 
 
 def weight_bytes(run: TrainedRun, config: Any) -> int:
-    """Counts the bytes of the weights in the checkpoint's own type, from their shapes alone."""
+    """Returns the bytes of the weights in the checkpoint's dtype, computed on the meta device."""
     with torch.device("meta"):
         model = _model_class(run).from_config(config, trust_remote_code=run.trust_remote_code)
     dtype = getattr(config, "dtype", None) or torch.float32
@@ -74,7 +74,7 @@ def weight_bytes(run: TrainedRun, config: Any) -> int:
 
 
 def check_memory(needed_bytes: int, what: str) -> None:
-    """Refuses what would end the process. Raises HostMemoryError: the host has less."""
+    """Raises HostMemoryError if the host has too little memory; otherwise the process would be killed."""
     available_bytes = host_memory().available_bytes
     if needed_bytes > available_bytes:
         raise HostMemoryError(
@@ -85,7 +85,7 @@ def check_memory(needed_bytes: int, what: str) -> None:
 
 
 def load_model(run: TrainedRun, config: Any) -> Any:
-    """Loads the weights onto the host, in the checkpoint's own type, and lays the adapter over them."""
+    """Loads the weights into host memory in the checkpoint's dtype, and adds the adapter, if any."""
     try:
         model = _model_class(run).from_pretrained(run.weights_from, config=config, dtype="auto", **_options(run))
     except (OSError, ValueError) as error:
@@ -106,7 +106,7 @@ def load_tokenizer(run: TrainedRun) -> Any:
 
 
 class Chat:
-    """A loaded model that answers, on the GPU where there is room for it."""
+    """Holds a loaded model that answers, on the GPU if it fits there."""
 
     def __init__(self, run: TrainedRun, *, max_new_tokens: int, plain: bool = False, use_cpu: bool = False) -> None:
         config = read_config(run)
@@ -120,8 +120,8 @@ class Chat:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def answer(self, messages: list[dict[str, str]], write: Callable[[str], object]) -> str:
-        """Generates the next turn of a conversation, or the continuation of its last text, and writes it as it
-        comes."""
+        """Generates the next turn of a conversation, or the continuation of its last text, and writes it token by
+        token."""
         inputs = self._inputs(messages, to_answer=True)
         streamer = TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True)
         streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text))
@@ -134,7 +134,7 @@ class Chat:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def score(self, messages: list[dict[str, str]]) -> float:
-        """Score a text, or a conversation."""
+        """Returns a reward model's score of a text or a conversation."""
         return float(self._model(**self._inputs(messages, to_answer=False)).logits.float().reshape(-1)[0])
 
     def _inputs(self, messages: list[dict[str, str]], *, to_answer: bool) -> Any:
@@ -147,11 +147,11 @@ class Chat:
 
 
 def merge(run: TrainedRun, target: Path, note: Callable[[str], None]) -> str:
-    """Merges in the base's own type, on the host; the folder appears whole or not at all. Returns its size and type.
+    """Merges on the host, in the base's dtype, and returns size and dtype. The folder appears complete or not at all.
 
     Raises:
-        HostMemoryError, OutputFolderError: there is no room for it, in memory or on the disk.
-        ModelNotFoundError, UsageError: of the base model.
+        HostMemoryError, OutputFolderError: memory or disk space does not suffice, or the folder exists by now.
+        ModelNotFoundError, UsageError: see :func:`read_config` and :func:`check_merges`.
     """
     config = read_config(run)
     written_bytes = weight_bytes(run, config)
@@ -167,7 +167,7 @@ def merge(run: TrainedRun, target: Path, note: Callable[[str], None]) -> str:
     model = load_model(run, config)
     check_merges(model)
     note("merging")
-    merged = model.merge_and_unload(safe_merge=True)  # refuses weights that are no numbers
+    merged = model.merge_and_unload(safe_merge=True)  # raises for weights that are NaN
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     unfinished.mkdir()
     try:
@@ -177,7 +177,7 @@ def merge(run: TrainedRun, target: Path, note: Callable[[str], None]) -> str:
         if card.is_file():
             text = card.read_text(encoding="utf-8", errors="replace").replace("library_name: peft\n", "")
             (unfinished / CARD_NAME).write_text(text, encoding="utf-8")
-        if target.exists():  # by now
+        if target.exists():  # created meanwhile
             message = f"{target} exists by now, and is not written over."
             raise OutputFolderError(message, hint="Give --out a new folder.")
         unfinished.rename(target)
@@ -187,11 +187,9 @@ def merge(run: TrainedRun, target: Path, note: Callable[[str], None]) -> str:
 
 
 def check_merges(model: Any) -> None:
-    """Refuses an adapter that does not change weights, such as prompts (``peft/peft_model.py: PeftModel.__getattr__``
-    hands the question on to the base model, which knows no merging).
+    """Raises UsageError for an adapter that does not change weights, such as prompt tuning.
 
-    Raises:
-        UsageError: it cannot be merged.
+    ``peft/peft_model.py: PeftModel.__getattr__`` passes the attribute on to the base model, which has no merge method.
     """
     if not hasattr(model, "merge_and_unload"):
         kind = next(iter(model.peft_config.values())).peft_type.value

@@ -1,4 +1,4 @@
-"""``autofit chat``, ``merge`` and ``push``: what is done with the model that a run trained."""
+"""Runs ``autofit chat``, ``merge`` and ``push``, which use the model that a run trained."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Ctrl-C or an empty line. A reward model gives its score: of --prompt with --answ
 def chat(argv: Sequence[str]) -> int:
     """Chats with a trained model. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError.
 
-    ``transformers chat`` talks to ``transformers serve``, which loads no folder of an adapter (transformers 5.23: it
-    asks for a config.json) and no reward model.
+    Replaces ``transformers chat``, whose ``transformers serve`` loads no adapter folder (transformers 5.23: it asks for
+    a config.json) and no reward model.
     """
     parser = CommandParser("chat", _CHAT)
     parser.add_run(loads=True)
@@ -78,7 +78,7 @@ def chat(argv: Sequence[str]) -> int:
 
 
 def _reply(loaded: Chat, messages: list[dict[str, str]], gives_score: bool) -> str:
-    """Prints an answer as it comes, or a score; returns the answer."""
+    """Prints an answer as it is generated, or a score; returns the answer."""
     if gives_score:
         sys.stdout.write(f"score {loaded.score(messages):.4f}\n")
         return ""
@@ -99,7 +99,7 @@ or of the disk. Nothing is written over.
 
 
 def merge(argv: Sequence[str]) -> int:
-    """Merge. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
+    """Merges an adapter into its base. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
     parser = CommandParser("merge", _MERGE)
     parser.add_run(loads=True)
     parser.add_argument("--out", metavar="FOLDER", help="a new folder (default: RUN-merged, beside the run)")
@@ -127,8 +127,8 @@ UPLOADED = (
     *("*.safetensors.index.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("chat_template*", "*processor_config.json"),
 )
-"""All else stays here: ``training_args.bin`` and checkpoints may hold tokens, plan and logs name paths of this
-machine."""
+"""No other files are uploaded: ``training_args.bin`` and checkpoints may hold tokens, plan and logs contain paths of
+this machine."""
 
 
 def push(argv: Sequence[str]) -> int:
@@ -141,7 +141,9 @@ def push(argv: Sequence[str]) -> int:
     if options.to is None:
         raise UsageError("autofit push needs the name of a repository.", hint="autofit push RUN --to ORG/NAME")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", options.to):
-        raise UsageError(f"--to {options.to!r} is no repository's name.", hint="--to ORG/NAME, or --to USER/NAME")
+        raise UsageError(
+            f"--to {options.to!r} is not the name of a repository.", hint="--to ORG/NAME, or --to USER/NAME"
+        )
     run = find_run(options.run)
     if run.is_adapter and Path(run.base).expanduser().is_dir():
         warn(f"the adapter names its base by a folder of this machine, {run.base}: others cannot load it from there")

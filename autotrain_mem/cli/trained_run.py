@@ -1,4 +1,4 @@
-"""Reads the output folder of a training that has ended: what was trained, and on which base model."""
+"""Reads the output folder of a finished training: what was trained, and on which base model."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ MODEL_WEIGHTS = (
     *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
-"""What ``save_pretrained`` writes (``peft/utils/constants.py`` and ``transformers/utils/__init__.py``)."""
+"""Files that ``save_pretrained`` writes (``peft/utils/constants.py`` and ``transformers/utils/__init__.py``)."""
 
 _A_RUN = "A run is the output folder of `autofit METHOD`, with the model, plan.json and run.json in it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRun:
-    """Holds what an output folder says of the training that is done in it.
+    """Describes a finished training, as read from its output folder.
 
-    Of ``plan.json`` these few values are read as they stand: what was trained with another autofit, whose plan this one
-    cannot follow, is a model all the same.
+    Only these few values of ``plan.json`` are read, unchecked: a model that another version of autofit trained is
+    usable even if this version cannot follow its plan.
     """
 
     folder: Path
     method: MethodFacts
     base: str
-    """The model that was trained: a hub id, or a folder."""
+    """The model that was trained: a hub id or a folder."""
     revision: str | None
     """The base's revision on the hub."""
     base_bits: int | None
-    """The base was quantized to so many bits while it was trained."""
+    """Bits of the quantized base during the training; None if it was not quantized."""
     is_adapter: bool
-    """Whether the folder holds an adapter; else it holds all weights of the model."""
+    """Whether the folder holds an adapter; otherwise it holds all weights of the model."""
     trust_remote_code: bool = False
 
     @property
     def weights_from(self) -> str:
-        """The model whose weights are loaded: the base of an adapter, or the folder itself."""
+        """Returns the model whose weights are loaded: the base of an adapter, or the folder itself."""
         return self.base if self.is_adapter else str(self.folder)
 
 
 def find_run(path: str) -> TrainedRun:
-    """Reads the folder of a run that has ended well.
+    """Reads the folder of a finished run.
 
     Raises:
-        UsageError: there is no such folder, or no run of ours in it.
-        OutputFolderError: the run has not come to its end.
+        UsageError: the folder does not exist, or holds no run of autofit.
+        OutputFolderError: the run is not finished.
     """
     folder = Path(path)
     if not path.strip() or not folder.exists():
@@ -64,7 +64,7 @@ def find_run(path: str) -> TrainedRun:
     if not folder.is_dir():
         raise UsageError(f"{path} is a file, not the folder of a run.", hint=_A_RUN)
     if not (folder / PLAN_NAME).is_file():
-        inside = sorted(str(path.parent) for path in folder.glob(f"*/{PLAN_NAME}"))[:3]  # of a quickstart, say
+        inside = sorted(str(path.parent) for path in folder.glob(f"*/{PLAN_NAME}"))[:3]  # such as a quickstart's
         hint = f"It holds these runs: {', '.join(inside)}." if inside else _A_RUN
         raise UsageError(f"{path} is not the folder of a run: it holds no {PLAN_NAME}.", hint=hint)
     plan = _read(folder / PLAN_NAME)
@@ -97,7 +97,7 @@ def _has(folder: Path, names: tuple[str, ...]) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The content of a file; empty where it cannot be read, so that what is missing in it can be said."""
+    """Returns a file's content; empty if it cannot be read, so that the caller can say what is missing."""
     try:
         content = json.loads(read_start(path, LARGEST_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -113,11 +113,11 @@ def _mapping(content: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def with_base(run: TrainedRun, base: str | None) -> TrainedRun:
-    """Replaces the base model of an adapter by the one that the user names, and checks that a folder is there.
+    """Returns the run with the base model that the user names, after checking that a local base exists.
 
     Raises:
-        UsageError: a base is named, and the run has none.
-        ModelNotFoundError: the base was a folder, which is not there any more.
+        UsageError: a base is named, but the run holds the whole model.
+        ModelNotFoundError: the base's folder does not exist.
     """
     if not run.is_adapter:
         if base is not None:
@@ -135,10 +135,10 @@ def with_base(run: TrainedRun, base: str | None) -> TrainedRun:
 
 
 def merge_target(run: TrainedRun, out: str | None) -> Path:
-    """Returns the folder of the merged model: by default beside the run, with ``-merged`` behind its name.
+    """Returns the folder for the merged model; by default beside the run, with ``-merged`` appended to its name.
 
     Raises:
-        UsageError: there is nothing to merge.
+        UsageError: the run has no adapter to merge.
         OutputFolderError: the folder exists, or its parent does not.
     """
     if not run.is_adapter:
@@ -158,7 +158,7 @@ def merge_target(run: TrainedRun, out: str | None) -> Path:
 
 
 def quantized_note(run: TrainedRun) -> str | None:
-    """Explains an adapter that was trained on a quantized base; None for any other model."""
+    """Returns a note about an adapter that was trained on a quantized base; None for any other model."""
     if not run.is_adapter or run.base_bits is None:
         return None
     return (

@@ -1,7 +1,8 @@
-"""Arithmetic word problems with checkable answers, for a first training run without a download.
+"""Generates arithmetic word problems with checkable answers, for a first training run without a download.
 
-Row lengths spread on purpose: most problems take a step or two, one row in every hundred takes 34 to 40 and is more
-than eight times the median. A batch that fits on the usual rows then overflows on the rare one, as with real data.
+Row lengths vary on purpose: most problems take one or two steps, but one row in every hundred takes 34 to 40 and is
+more than eight times as long as the median. A batch that fits with the usual rows then overflows with the rare one, as
+with real data.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from autotrain_mem.support.files import replace_file
 
 ROWS_PER_LONG_ROW = 100
 _SHORT_STEPS = (1,) * 7 + (2,) * 7 + (3,) * 3 + (4, 5, 7)
-"""How many steps an ordinary problem takes; drawn evenly, so the median is 2."""
+"""Numbers of steps of an ordinary problem, drawn evenly; the median is 2."""
 _LONG_STEPS = range(34, 41)
-"""How many steps the rare long problem takes. 40 steps are about 1,200 tokens of the quickstart's tokenizer."""
+"""Numbers of steps of the rare long problem. 40 steps are about 1,200 tokens of the quickstart's tokenizer."""
 _LARGEST_TOTAL = 400
 
 _NAMES = ("Ada", "Bruno", "Chen", "Dalia", "Emeka", "Freya", "Goran", "Hana", "Imani", "Jonas", "Kavya", "Luis")
@@ -59,7 +60,7 @@ _REASONS = {
 def problems(count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yields ``count`` problems in TRL's conversational format; the same ``count`` and ``seed`` give the same rows.
 
-    Every hundred that is begun holds exactly one long problem, at a place drawn for that hundred, so that even a
+    Each hundred rows, and an incomplete hundred at the end, hold exactly one long problem at a random place, so even a
     dataset of 20 rows has one.
     """
     random = Random(seed)
@@ -71,14 +72,14 @@ def problems(count: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def texts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The text of every message, in order: what a tokenizer is trained on."""
+    """Yields the text of every message, in order, to train a tokenizer."""
     for row in rows:
         for message in row["messages"]:
             yield message["content"]
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes rows as JSON lines. The file appears whole or not at all; an older one is replaced."""
+    """Writes rows as JSON lines. The file appears complete or not at all; an older one is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
@@ -86,10 +87,10 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _problem(random: Random, step_count: int) -> dict[str, Any]:
     name, things = random.choice(_NAMES), random.choice(_THINGS)
     start = total = random.randrange(5, 61)
-    solution = [f"We start with {start}."]  # the running total, one line a step: ``More come in: 14 + 6 = 20.``
+    solution = [f"We start with {start}."]  # the running total, one line per step: ``More come in: 14 + 6 = 20.``
     steps = []
     for _ in range(step_count):
-        # Draws an operation, its amount and what comes of it: whole, and between 2 and ``_LARGEST_TOTAL``.
+        # Draws an operation and an amount whose result is a whole number from 2 to ``_LARGEST_TOTAL``.
         additions = range(2, min(40, _LARGEST_TOTAL - total) + 1)
         subtractions = range(2, min(40, total - 2) + 1)
         factors = range(2, min(5, _LARGEST_TOTAL // total) + 1)

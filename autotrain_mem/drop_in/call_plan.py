@@ -1,4 +1,4 @@
-"""Turns a trainer's call into a plan: what the command does with flags, done with a script's own objects."""
+"""Makes the plan for a trainer's call, as the command does with flags, but with a script's own objects."""
 
 from __future__ import annotations
 
@@ -43,46 +43,46 @@ from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.pool import Workers
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
-"""Libraries whose code is known by its version; of any other nothing is cached between runs."""
+"""Libraries whose version identifies their code. Nothing that depends on any other code is cached between runs."""
 
 _PREPARED = "_is_accelerate_prepared"
-"""``accelerate/accelerator.py: prepare_model``, which leaves a model alone that has it."""
+"""Attribute of a prepared model, which ``accelerate/accelerator.py: prepare_model`` does not prepare again."""
 
 _OF_RUN = frozenset(
     {"args", "train_dataset", "eval_dataset", "callbacks", "compute_metrics", "processing_class", "formatting_func"}
     | {"reward_processing_classes", "preprocess_logits_for_metrics"}
 )
-"""Keywords on which no rehearsal depends, beside what the arguments say of them."""
+"""Keywords that affect a rehearsal only through the arguments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCall:
-    """A trainer's call, and how it is to be planned."""
+    """Describes a trainer's call and how to plan it."""
 
     method: str
     config_class: type
     call: Call
     autofit: AutoFit
     lost: tuple[str, ...]
-    """Levers that this process is too late for (``device.lost_levers``), from before its ranks talk: over NCCL that
-    takes a segment of the card."""
+    """Levers that this process can no longer pull (``device.lost_levers``). Determined before the ranks communicate,
+    since NCCL then allocates a segment on the card."""
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """The model objects that are handed over."""
+        """Returns the model objects given to the trainer."""
         import torch
 
         return tuple(value for value in self.call.keywords.values() if isinstance(value, torch.nn.Module))
 
 
 def make_plan(asked: PlannedCall) -> Plan:
-    """The plan that every process of this training acts on.
+    """Returns the plan that every process of this training uses.
 
     Raises:
-        DoesNotFitError: nothing that is allowed fits.
-        UsageError: words that contradict each other, or a device that is not rehearsed.
-        UnsupportedModelError: a model object that cannot be rehearsed.
-        OutputFolderError: what is saved would replace a model.
+        DoesNotFitError: no allowed configuration fits.
+        UsageError: settings contradict each other, or the device cannot be rehearsed.
+        UnsupportedModelError: a model object cannot be rehearsed.
+        OutputFolderError: the trained model would overwrite a model.
         DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
     """
     config = asked.call.keywords["args"]
@@ -96,7 +96,7 @@ def make_plan(asked: PlannedCall) -> Plan:
     for name in ("effective_batch_size", "prompt_length", "image_sizes"):
         value = getattr(asked.autofit, name)
         if value is not None and value < 1:
-            raise UsageError(f"{name} {value} is no whole number of at least 1.", hint="Write 1 or more.")
+            raise UsageError(f"{name} {value} is not a whole number of at least 1.", hint="Write 1 or more.")
     _check_keywords(asked)
     # Each model by its hub id or by the folder that it was loaded from.
     named = [asked.call.model] if isinstance(asked.call.model, str) else []
@@ -120,7 +120,7 @@ def make_plan(asked: PlannedCall) -> Plan:
 
 
 def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
-    asked.autofit.headroom_bytes(hardware.total_bytes)  # refused before anything is started
+    asked.autofit.headroom_bytes(hardware.total_bytes)  # raises before anything is started
     with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
         workers.start()
         rehearsals = _rehearsals(asked, launched, hardware, store, workers, pathlib.Path(folder))
@@ -134,7 +134,7 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
                 plan = api.plan(rehearsals, *reports, to_train=True, earlier=earlier, again=_AGAIN)
             else:
                 plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
-    warnings = [f"Not to be had in this process: {lost}" for lost in asked.lost]
+    warnings = [f"Not available in this process: {lost}" for lost in asked.lost]
     if any(getattr(model, _PREPARED, False) for model in asked.models):
         warnings.append(
             "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "
@@ -144,7 +144,7 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
 
 
 _AGAIN = "remove plan="
-"""How to plan again, for the hints of errors."""
+"""How to make a new plan, for the hints of errors."""
 
 
 def _rehearsals(
@@ -152,7 +152,7 @@ def _rehearsals(
 ) -> Rehearsals:
     keywords, autofit, model = asked.call.keywords, asked.autofit, asked.call.keywords["model"]
     if autofit.effective_batch_size is None and {ROWS, STEPS} & {*autofit.tune}:
-        # Sizes that are given free divide the script's effective batch anew, and never make another.
+        # Sizes that may change divide the script's effective batch in another way, and never change it.
         config = keywords["args"]
         effective = config.per_device_train_batch_size * config.gradient_accumulation_steps * launched.processes
         autofit = replace(autofit, effective_batch_size=effective)
@@ -169,7 +169,7 @@ def _rehearsals(
             hint=f"Give the config a max_length: {asked.config_class.__name__}(max_length=N).",
         )
     call = asked.call
-    for stream in streams:  # a rehearsal has rows of its own, and a stream cannot leave its process
+    for stream in streams:  # a rehearsal uses its own rows, and a stream cannot leave its process
         call = call.replacing(stream, None)
     python_call = PythonCall(
         path=script_call.write(call, folder),
@@ -180,7 +180,7 @@ def _rehearsals(
     arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
     if asked.lost and EXPANDABLE not in arguments:
         arguments[EXPANDABLE] = False
-    # A model object's name is where it came from, or its class.
+    # A model object is named after where it was loaded from, or after its class.
     name = model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
     request = RunRequest(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)
     # On the CPU, too, several processes train where a launcher started them.
@@ -198,7 +198,7 @@ def _rehearsals(
 
 
 def _streams(call: Call) -> list[Any]:
-    """Names the rows, of training and evaluation, that nobody can count beforehand."""
+    """Returns the streamed datasets of training and evaluation, whose rows cannot be counted in advance."""
     from datasets import Dataset
 
     evaluated = call.keywords.get("eval_dataset")
@@ -209,11 +209,12 @@ def _streams(call: Call) -> list[Any]:
 
 
 def _digest(asked: PlannedCall) -> str:
-    """Digests what a rehearsal depends on beside the arguments; empty where the user's own code or model is in it."""
+    """Returns a digest of what a rehearsal depends on besides the arguments; empty if this includes the user's own code
+    or model."""
     relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
     rewards = relevant.get("reward_funcs")
     rewards = rewards if isinstance(rewards, list | tuple) else [rewards]
-    # A rehearsal has stand-ins for reward functions: only how many there are counts.
+    # A rehearsal replaces reward functions by stand-ins, so only their number matters.
     relevant["reward_funcs"] = ["a function" if inspect.isroutine(each) else each for each in rewards]
     relevant |= {"quantization": quantization_of(asked.call.keywords), "class": asked.call.trainer}
     texts = {name: _text_of(value) for name, value in relevant.items()}
@@ -223,7 +224,7 @@ def _digest(asked: PlannedCall) -> str:
 
 
 def _text_of(value: Any) -> str | None:
-    """Writes out a value in full; None where that is not known."""
+    """Returns a text that describes a value in full; None if there is none."""
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     if isinstance(value, type) or inspect.isfunction(value):
@@ -252,8 +253,8 @@ _UNREHEARSED = {
     "environment_factory": "what an environment says as it is reset is added to each prompt, so that no prompt's "
     "length can be counted, and each of its tools has TRL generate again",
 }
-"""Keywords of GRPO's -> why no plan can be made with them (``trl/trainer/grpo_trainer.py: _tool_call_loop, _generate,
-_generate_and_score_completions``). RLOO's trainer takes none of them."""
+"""Keywords of GRPO's trainer -> why no plan can be made with them (``trl/trainer/grpo_trainer.py: _tool_call_loop,
+_generate, _generate_and_score_completions``). RLOO's trainer takes none of them."""
 
 
 def _check_keywords(asked: PlannedCall) -> None:
@@ -284,24 +285,25 @@ def _check_keywords(asked: PlannedCall) -> None:
             check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
 
 
-# -- what a model object keeps a plan from doing: levers that would need it loaded again, and are never pulled ---------
+# -- model objects: a plan never pulls levers that would need the model loaded again -----------------------------------
 
 RELOADING = ("dtype", *BASE_BITS)
-"""Knobs that are decided as the model is loaded."""
+"""Knobs that are fixed when the model is loaded."""
 
 LOSSLESS = "lossless"
-"""The level (``search.levels``) that gives up nothing that loading the model again could restore."""
+"""The level (``search.levels``) that loading the model again could not improve."""
 
 
 def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan:
-    """Returns the plan for a model object; where it gives something up, with what a freshly loaded model would allow.
+    """Returns the plan for a model object. If it is not lossless, it also lists what a freshly loaded model would
+    allow.
 
     Args:
         plan_job: Plans a job.
         folder: A scratch folder.
 
     Raises:
-        DoesNotFitError: the object's own; its hint says whether the model would fit when it is loaded again.
+        DoesNotFitError: the model object does not fit; the hint says whether the model would fit if loaded again.
     """
     try:
         plan = plan_job(job)
@@ -324,14 +326,15 @@ def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder:
 
 
 def _reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
-    """The plan of the same job with the model given by name; None where that would load another model."""
+    """Returns the plan of the same job with the model given by name; None if that would load another model or change
+    nothing."""
     from transformers import PreTrainedModel
 
     model = call.model
     takes_name = method_of(job.method).takes_model_name
     if job.python_call is None or isinstance(model, str) or not takes_name:
         return None
-    # Only a model of transformers' own, as its config builds it, neither adapted nor quantized.
+    # Only a model that transformers builds from its config, neither adapted nor quantized.
     libraries = {type(module).__module__.split(".")[0] for module in model.modules()}
     is_stock = isinstance(model, PreTrainedModel) and libraries <= {"torch", "transformers"}
     if not is_stock or getattr(model, "hf_quantizer", None) is not None:

@@ -1,9 +1,9 @@
-"""Which settings of a trainer's config count as given, and the config with a plan in it.
+"""Finds the settings of a trainer's config that count as given, and makes the config with a plan's settings.
 
-A dataclass does not tell which of its values were written down. The rule: **what differs from TRL's default is given,
-and a plan never changes it; what equals it may be changed.** ``max_length`` always counts as given, since cutting rows
-otherwise than the script says would surprise. ``AutoFit(pin=...)`` keeps a default, ``AutoFit(tune=...)`` gives a
-setting free.
+A dataclass does not record which of its values were set. The rule: **a value that differs from TRL's default is given,
+and a plan never changes it; a value that equals the default may change.** ``max_length`` always counts as given, since
+users do not expect rows to be cut in another way than the script says. ``AutoFit(pin=...)`` keeps a default,
+``AutoFit(tune=...)`` allows a setting to change.
 """
 
 from __future__ import annotations
@@ -27,57 +27,59 @@ from autotrain_mem.types.python_names import as_json
 
 STEPS_OF_GENERATION = "steps_per_generation"
 _DERIVED = (STEPS_OF_GENERATION, "generation_batch_size")
-"""What GRPO's and RLOO's configs fill in from the other sizes, and refuse to be given both of
+"""Settings that GRPO's and RLOO's configs derive from the other sizes; setting both raises an error
 (``trl/trainer/grpo_config.py: __post_init__``)."""
 
 _FOLLOWING = (
     *("do_eval", "eval_steps", "greater_is_better", "metric_for_best_model", "torch_compile_backend", "torch_compile"),
     *("loss_type", "use_transformers_continuous_batching", "vllm_importance_sampling_clip_max"),
 )
-"""What a config sets by itself where other settings ask for it; what follows from one of these comes before it
-(``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py, rloo_config.py``)."""
+"""Settings that a config may set by itself because of other settings. A setting that follows from another one in this
+list comes before it (``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py,
+rloo_config.py``)."""
 
 _MIRRORED = {
     CHECKPOINTING: "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-"""transformers 5.23 keeps both names of one setting (``training_args.py: __post_init__``)."""
+"""transformers 5.23 keeps these settings under two names (``training_args.py: __post_init__``)."""
 
 _PLACED = ("use_cpu", "bf16", "fp16")
-"""Settings without which a config cannot be made on every machine. Where a plan is for is the device's to say."""
+"""Settings that a config needs to be constructed on every machine. They do not count as given: the device decides what
+the plan is for."""
 
 _SKIPPED = frozenset(
     {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config", "deepspeed"}
     | {*_MIRRORED.values()}
 )
-"""Secrets, and what is set otherwise (``launched``: how the processes share the model)."""
+"""Secrets, and settings that are read elsewhere (``launched``: how the processes share the model)."""
 
 _LOADING = {"dtype": "dtype", "attn_implementation": "attn_implementation"} | {
     "revision": "model_revision",
     "trust_remote_code": "trust_remote_code",
 }
-"""``model_init_kwargs`` -> what TRL's own flags call it."""
+"""Keys of ``model_init_kwargs`` -> TRL's flags for them."""
 _HARMLESS = frozenset(
     {"device_map", "use_cache", "low_cpu_mem_usage", "use_safetensors", "local_files_only", "cache_dir", "token"}
 )
-"""``model_init_kwargs`` that change nothing of what is trained; the trainer places the model itself."""
+"""Keys of ``model_init_kwargs`` that do not affect training; the trainer places the model itself."""
 
 
 def default_config(config_class: type, keywords: Keywords, name: str) -> Any:
-    """The config that TRL makes where none is given (``trl/trainer/sft_trainer.py: __init__``)."""
+    """Returns the config that TRL makes if none is given (``trl/trainer/sft_trainer.py: __init__``)."""
     model = keywords["model"]
     path = model if isinstance(model, str) else model.config._name_or_path
     return config_class(f"{path.split('/')[-1]}-{name}")
 
 
 def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) -> dict[str, Any]:
-    """Returns what of a trainer's keywords counts as given, under TRL's names for flags, as JSON has it.
+    """Returns the settings in a trainer's keywords that count as given: TRL's names of flags -> JSON values.
 
-    Example: ``SFTConfig("out", learning_rate=1e-4)`` gives ``{"output_dir": "out", "learning_rate": 1e-4,
-    "max_length": 1024}``.
+    Example: ``SFTConfig("out", learning_rate=1e-4)`` gives ``{"output_dir": "out", "learning_rate": 1e-4, "max_length":
+    1024}``.
 
     Raises:
-        UsageError: ``pin`` or ``tune`` name no setting of a plan.
+        UsageError: ``pin`` or ``tune`` names a setting that no plan decides.
     """
     config, of_model = keywords["args"], _of_model(keywords)
     given = {"output_dir": config.output_dir} | _differing(config, config_class)
@@ -87,7 +89,7 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
     optimizer = (keywords.get("optimizers") or (None, None))[0]
     if optimizer is not None or keywords.get("optimizer_cls_and_kwargs") is not None:
         given |= {"optim": _plain(config.optim), "optimizer_offload": False}
-    if optimizer is not None:  # the script's own stays where it is, and trains what it was made for
+    if optimizer is not None:  # a script's optimizer stays on its device and trains what it was made for
         given["use_peft"] = keywords.get(PEFT_CONFIG) is not None or is_adapted(keywords["model"])
     known = [field.name for field in fields(Knobs)]
     if unknown := sorted({*autofit.pin, *autofit.tune} - {*known}):
@@ -126,10 +128,10 @@ def _differing(config: Any, config_class: type) -> dict[str, Any]:
 
 
 def _derived(config: Any) -> frozenset[str]:
-    """Names the sizes of a generation that follow from the others.
+    """Returns the names of the generation sizes that follow from the other sizes.
 
-    Where a generation is not one optimizer step's, its size is what the script asked for, in whichever way: with
-    another micro-batch its steps are others, and its rows stay.
+    If a generation does not serve exactly one optimizer step, the script asked for its number of rows, under one name
+    or the other. With another micro-batch, ``steps_per_generation`` changes and the rows do not.
     """
     if not hasattr(config, STEPS_OF_GENERATION):
         return frozenset()
@@ -138,7 +140,7 @@ def _derived(config: Any) -> frozenset[str]:
 
 
 def _of_model(keywords: Keywords) -> dict[str, Any]:
-    """Returns how the model is loaded; of an object, what it is."""
+    """Returns how the model is loaded; for a model object, what it is."""
     model = keywords["model"]
     if not isinstance(model, str):
         adapted = {"use_peft": True} if is_adapted(model) else {}
@@ -163,7 +165,7 @@ def _of_model(keywords: Keywords) -> dict[str, Any]:
 
 
 def main_dtype(model: Any) -> str:
-    """The dtype that most of a model's weights have: ``bfloat16``."""
+    """Returns the dtype of most of a model's weights: ``bfloat16``."""
     elements: dict[str, int] = {}
     for parameter in model.parameters():
         if parameter.dtype.is_floating_point:
@@ -172,8 +174,8 @@ def main_dtype(model: Any) -> str:
 
 
 def _of_adapter(keywords: Keywords) -> dict[str, Any]:
-    """An adapter in the words of TRL's flags, and as PEFT's own config where they do not say it all; the config object
-    itself is what is rehearsed."""
+    """Returns an adapter as TRL's flags, and also as PEFT's config if the flags cannot express all of it. The config
+    object itself is what is rehearsed."""
     adapter = keywords.get(PEFT_CONFIG)
     if adapter is None:
         return {}
@@ -192,7 +194,7 @@ def _names(config_class: type) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON has it, a dataclass by its fields and any other object by its text."""
+    """Returns a value as JSON: a dataclass as its fields, any other object as its text."""
 
     def other(each: Any) -> Any:
         if is_dataclass(each) and not isinstance(each, type):
@@ -206,12 +208,12 @@ def _plain(value: Any) -> Any:
 
 
 def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
-    """A config of the same class with a plan's knobs in it; the script's own stays as it is.
+    """Returns a config of the same class with a plan's knobs; the script's own config is unchanged.
 
-    Its class makes a new one, so that what follows from a changed setting follows.
+    The config is constructed anew, so its class derives what follows from a changed setting.
 
     Args:
-        loads: The trainer loads the model by its name.
+        loads: Whether the trainer loads the model by its name.
     """
     planned = {name: value for name, value in codec.to_json(knobs).items() if hasattr(config, name)}
     changed = {name: value for name, value in planned.items() if _plain(getattr(config, name)) != value}
@@ -234,8 +236,8 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
 
 
 def _construct(config_class: type, values: Mapping[str, Any]) -> Any:
-    """Makes a config, and restores the state of accelerate in this process, which a config resets, with an accelerator
-    of the script's own (``transformers/training_args.py: _setup_devices``)."""
+    """Makes a config, and restores accelerate's state in this process, which a config resets although an accelerator of
+    the script may use it (``transformers/training_args.py: _setup_devices``)."""
     from accelerate.state import AcceleratorState, PartialState
 
     shared = [(state._shared_state, dict(state._shared_state)) for state in (AcceleratorState, PartialState)]

@@ -1,4 +1,4 @@
-"""The device that a trainer of this process will run on, and what this process may still take of it."""
+"""Finds the device of a trainer in this process, and how much of it this process can still use."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from autotrain_mem.types import Hardware
 
 
 def device_of(config: Any, gpu: str | None, models: Iterable[Any]) -> Hardware:
-    """The card named, or the device of the trainer's config.
+    """Returns the card named, or the device of the trainer's config.
 
     Args:
         config: TRL's.
-        gpu: A card by name or size; None for the device itself.
-        models: Those that the script hands over: what they hold of the card is theirs to train with.
+        gpu: A card by name or size; None for the config's device.
+        models: The script's model objects; training can use the memory that they hold on the card.
 
     Raises:
-        UnknownGpuError: no such card.
-        UsageError: several cards of one process, or a kind of device that is not rehearsed.
+        UnknownGpuError: no card has this name.
+        UsageError: the process has several cards, or the device cannot be rehearsed.
     """
     if gpu is not None:
         return choose(gpu, use_cpu=False)
@@ -46,17 +46,17 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any]) -> Hardware:
     card = cuda_device(index)
     if card is None:
         raise UsageError(
-            f"cuda:{index} is no card that NVML knows, so its memory is unknown.",
+            f"cuda:{index} is not a card that NVML lists, so its memory is unknown.",
             hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
         )
     return with_own_use(card, config.device, models)
 
 
 def with_own_use(card: Hardware, device: Any, models: Iterable[Any]) -> Hardware:
-    """Counts as free what a run in this process finds free of the card, once the process has opened it.
+    """Returns the card with the free bytes for a run in this process, if the process has initialized CUDA.
 
-    That is its context, and what torch's allocator has reserved, less the tensors that are no part of the models to
-    train: these stay.
+    Free includes the process's context and what torch's allocator has reserved, but not the tensors outside the models
+    to train: these stay.
     """
     import torch
 
@@ -70,7 +70,7 @@ def with_own_use(card: Hardware, device: Any, models: Iterable[Any]) -> Hardware
 
 
 def lost_levers() -> tuple[str, ...]:
-    """Levers that this process is too late for, each with the reason and the cure."""
+    """Returns the levers that this process can no longer pull, each with the reason and the remedy."""
     import torch
 
     if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved():
@@ -82,13 +82,13 @@ def lost_levers() -> tuple[str, ...]:
 
 
 def grow_segments(device: Any) -> None:
-    """Turns expandable segments on for what this process allocates on a device from now on.
+    """Turns on expandable segments for what this process allocates on a device from now on.
 
-    ``c10/core/AllocatorConfig.cpp: setAllocatorSettings``, which torch.cuda.memory calls too; a later process does not
-    inherit it, as its environment stays as it is.
+    Calls ``c10/core/AllocatorConfig.cpp: setAllocatorSettings``, as torch.cuda.memory does. Later processes do not
+    inherit it, since the environment is unchanged.
 
     Raises:
-        UnreadableGpuError: the card refuses them.
+        UnreadableGpuError: the card rejects them.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""``from autotrain_mem import GKDTrainer`` and others of ``trl.experimental``, which warns where they are asked for."""
+"""Provides GKDTrainer and other drop-in classes of ``trl.experimental``, imported on request since TRL then warns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer as _Onlin
 
 
 class _Quantizing(_GKDTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
-    """Accepts a quantization for a student that is given by name, as the base class of TRL's trainer does."""
+    """Accepts a quantization for a student given by name, as the base class of TRL's trainer does."""
 
     def __init__(self, *args: Any, quantization_config: Any = None, **kwargs: Any) -> None:
         given = inspect.signature(_GKDTrainer).bind(*args, **kwargs).arguments
@@ -39,25 +39,25 @@ class _Quantizing(_GKDTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
 class GKDTrainer(Planned, _Quantizing, method="gkd", config_class=GKDConfig):
     """TRL's experimental GKDTrainer with settings that fit the device; see :class:`SFTTrainer`.
 
-    A teacher that is given by its name is loaded as ``GKDConfig(teacher_model_init_kwargs=...)`` says, whatever the
-    plan makes of the student.
+    A teacher given by name is loaded with ``GKDConfig(teacher_model_init_kwargs=...)``, however the plan loads the
+    student.
     """
 
 
 class ORPOTrainer(Planned, _ORPOTrainer, method="orpo", config_class=ORPOConfig):  # type: ignore[misc]
     """TRL's experimental ORPOTrainer with settings that fit the device; see :class:`SFTTrainer`.
 
-    Its model is an object, so that no plan loads it otherwise.
+    Its model is an object, so a plan cannot change how it is loaded.
     """
 
 
 class CPOTrainer(Planned, _CPOTrainer, method="cpo", config_class=CPOConfig):  # type: ignore[misc]
-    """TRL's experimental CPOTrainer, as :class:`ORPOTrainer`; SimPO is ``loss_type="simpo"``."""
+    """TRL's experimental CPOTrainer; see :class:`ORPOTrainer`. SimPO is ``loss_type="simpo"``."""
 
 
 class OnlineDPOTrainer(Planned, _OnlineDPOTrainer, method="online_dpo", config_class=OnlineDPOConfig):
     """TRL's experimental OnlineDPOTrainer with settings that fit the device; see :class:`SFTTrainer`.
 
-    Its gradients are means over an optimizer step, where TRL's grow with ``gradient_accumulation_steps``. Its model is
-    an object, so that no plan loads it otherwise.
+    Its gradients are means over an optimizer step; TRL's grow with ``gradient_accumulation_steps``. Its model is an
+    object, so a plan cannot change how it is loaded.
     """

@@ -1,4 +1,4 @@
-"""``from autotrain_mem import PPOTrainer``. Imported only where it is asked for: TRL 1.13 has no PPO any more."""
+"""Provides PPOTrainer as a drop-in class. Imported only on request, since TRL 1.13 no longer has PPO."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autotrain_mem.trainers.ppo_trainer import PPOTrainer as _PPOTrainer
 
 
 class PPOTrainer(Planned, _PPOTrainer, method="ppo", config_class=PPOConfig):
-    """TRL 1.12's PPOTrainer, made to keep what its config promises, with settings that fit the device.
+    """TRL 1.12's PPOTrainer with settings that fit the device, corrected to do what its config says.
 
-    Its four models are objects, so that no plan loads them otherwise.
+    Its four models are objects, so a plan cannot change how they are loaded.
     """

@@ -1,7 +1,7 @@
-"""Guards a drop-in trainer's methods: a full device ends no run, and the longest rows run before the first step.
+"""Guards a drop-in trainer's methods: out of memory does not end a run, and the longest rows run before the first step.
 
-The guard is attached for ``train``, ``evaluate`` and ``predict`` and detached afterwards, so that between them a
-trainer is as TRL built it: freed with its last reference, copied and pickled like TRL's own.
+The guard is attached for ``train``, ``evaluate`` and ``predict`` and detached afterwards. Between these calls a trainer
+is as TRL built it: it is freed with its last reference, and copied and pickled like TRL's own.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Incident, LearnedLimits
 
 RUNS = ("train", "evaluate", "predict")
-"""A trainer's methods that take memory."""
+"""A trainer's methods that need device memory."""
 
 _GUARDED = "_autofit_guarded"
-"""True in a trainer whose next run is to be guarded."""
+"""Attribute that is True if a trainer's next run is to be guarded."""
 
 _STEPS = ("training_step", "prediction_step")
-"""A guard prepares a batch before it calls these, so that they are given other inputs than TRL would give them."""
+"""The guard prepares a batch before it calls these methods, so their inputs differ from TRL's."""
 
 _LIBRARIES = OUR_LIBRARIES | {"torch", "accelerate", "datasets", "liger_kernel"}
-"""Code that a batch may run through once more, and nobody notices: ``longest_batch.untouched`` was read off it."""
+"""Libraries through which a batch may run once more: ``longest_batch.untouched`` restores what their code changes."""
 
 
 def guard_methods(kind: type) -> None:
-    """Guards the methods of a drop-in class for those of its trainers that :func:`guard` names."""
+    """Guards the methods of a drop-in class, for trainers on which :func:`guard` was called."""
     for name in RUNS:
         setattr(kind, name, _guarded_method(kind, name))
 
@@ -54,7 +54,7 @@ def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
 
     def guarded(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         trls = getattr(super(kind, trainer), name)
-        if not vars(trainer).pop(_GUARDED, False):  # not to be, or already: training evaluates
+        if not vars(trainer).pop(_GUARDED, False):  # not to be guarded, or guarded already: training calls evaluate
             return trls(*args, **kwargs)
         try:
             with _guarded(trainer, name, trls) as method:
@@ -67,12 +67,12 @@ def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Guards a trainer, and yields its method of that name as it is to be called meanwhile."""
+    """Attaches a guard to a trainer, and yields its method of that name to call meanwhile."""
     from autotrain_mem.training.guard.attach import attach_guard, why_no_guard
 
     names = (*_STEPS, "compute_loss", "_compute_loss")
     has_own_step = vars(trainer).keys() & names or any(_is_own(getattr(type(trainer), step)) for step in _STEPS)
-    if why_no_guard(trainer) or has_own_step:  # the user's own, of the class or of this object
+    if why_no_guard(trainer) or has_own_step:  # overridden by the user, in the class or on this object
         yield trls
         return
     policy = trainer.accelerator.unwrap_model(trainer.model)
@@ -85,7 +85,7 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
         rank = f"rank {trainer.args.process_index}: " if launched.processes() > 1 else ""
         _warn(f"{rank}{event_line({'event': 'incident', 'incident': codec.to_json(incident)})} ({incident.message})")
 
-    setattr(trainer, name, trls)  # what a guard puts around it
+    setattr(trainer, name, trls)  # the guard wraps this attribute
     attached = None
     try:
         attached = attach_guard(
@@ -100,22 +100,22 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
     finally:
         if attached is not None:
             _note(trainer, learned=attached.leave())
-        for each in [*trainer.callback_handler.callbacks]:  # what a run added of its own stays
+        for each in [*trainer.callback_handler.callbacks]:  # other callbacks that the run added stay
             if type(each).__module__.startswith("autotrain_mem.training.") and each not in callbacks:
                 trainer.callback_handler.callbacks.remove(each)
         if vars(trainer).get(name) == trls:
             delattr(trainer, name)
-        for owner, before in functions:  # ours go; what others put there meanwhile stays
+        for owner, before in functions:  # removes ours; what others set meanwhile stays
             own = vars(owner)
             for each, function in _functions(owner).items():
-                code = getattr(function, "__func__", function)  # where it stands: a wrapper may have another's name
+                code = getattr(function, "__func__", function)  # by its module: a wrapper may carry another's name
                 if str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("autotrain_mem."):
                     del own[each]
             own.update({each: function for each, function in before.items() if each not in own})
 
 
 def _is_own(code: Any) -> bool:
-    """Returns whether code, or the class of an object, is of none of the libraries that are known here."""
+    """Returns whether code, or the class of an object, is outside ``_LIBRARIES``: the user's own."""
     named = code if hasattr(code, "__module__") else type(code)
     return str(named.__module__).split(".")[0] not in _LIBRARIES
 
@@ -124,7 +124,7 @@ def _is_own(code: Any) -> bool:
 
 
 def _functions(owner: Any) -> dict[str, Any]:
-    """Returns the functions that an object has of its own, beside those of its class."""
+    """Returns the functions set on an object itself, not those of its class."""
     return {name: value for name, value in vars(owner).items() if inspect.isroutine(value)}
 
 
@@ -132,7 +132,7 @@ def _functions(owner: Any) -> dict[str, Any]:
 
 
 def _note(trainer: Any, incident: Incident | None = None, learned: LearnedLimits | None = None) -> None:
-    """The plan of a trainer is a value: what is learned makes another of it."""
+    """Replaces the trainer's plan, which is immutable, by one with this incident or what was learned."""
     plan = trainer.plan
     experience = plan.experience if incident is None else plan.experience.with_incident(incident)
     if learned is not None:
@@ -151,7 +151,7 @@ def _warn(message: str) -> None:
 
 
 def _run_longest_first(trainer: Any, guard: Any) -> None:
-    """Runs the longest rows before the first step, unless code of the user's own may count its calls."""
+    """Runs the longest rows before the first step, unless the user's own code might count its calls."""
     from autotrain_mem.trainers.finish import keep_cache_in_evaluation
     from autotrain_mem.training.cuda_oom import is_out_of_memory
     from autotrain_mem.training.process.longest_batch import cost_of_emptying, run_longest_batch
@@ -177,7 +177,8 @@ def _run_longest_first(trainer: Any, guard: Any) -> None:
 
 
 def _runs_own_code(trainer: Any) -> bool:
-    """Returns whether a training step calls code that nobody here has read. Reward functions are not called."""
+    """Returns whether a training step calls code outside ``_LIBRARIES``. Reward functions do not count: the extra run
+    replaces them."""
     parts = [trainer.data_collator, getattr(trainer, "compute_loss_func", None)]
     for module in trainer.model.modules():
         backward = (module._backward_pre_hooks, module._backward_hooks)

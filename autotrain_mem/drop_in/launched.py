@@ -1,7 +1,7 @@
-"""Reads how the processes of this training were launched, and has them agree on one plan.
+"""Reads how the processes of this training were launched, and makes them use one plan.
 
-Torchrun, ``accelerate launch`` and the script's own config say how: that is rehearsed as it is, and no plan changes it.
-Rank 0 plans for the smallest of their devices, and all act on its plan.
+Torchrun, ``accelerate launch`` or the script's own config set this. It is rehearsed as it is, and no plan changes it.
+Rank 0 plans for the smallest device of all ranks, and all use its plan.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _PLUGIN = {
     **{"fsdp_version": "version", "cpu_offload": "offload_params"},
     **{"transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap"},
 }
-"""What ``fsdp_plugin_args`` of transformers' config (``training_args.py: _process_fsdp_args``) calls otherwise than a
-file of accelerate's."""
+"""Keys of ``fsdp_plugin_args`` in transformers' config (``training_args.py: _process_fsdp_args``) -> their names in a
+file of accelerate's, if they differ."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +39,8 @@ class Launched:
     processes: int = 1
     nodes: int = 1
     config: Mapping[str, Any] | None = None
-    """The equivalent config of ``accelerate launch``; None for a single process, and where DeepSpeed's own config,
-    which is among the pins, sets the sharding."""
+    """The equivalent config of ``accelerate launch``; None for a single process, or if DeepSpeed's own config, which is
+    among the pins, sets the sharding."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs and arguments that a plan must not change."""
     warnings: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
         config: TRL's, which may ask for FSDP or DeepSpeed too.
 
     Raises:
-        UsageError: it shards in a way that is not rehearsed, or otherwise than ``autofit`` says.
+        UsageError: the sharding cannot be rehearsed, or contradicts ``autofit``.
     """
     if _is_on("ACCELERATE_USE_MEGATRON_LM"):
         raise UsageError(
@@ -81,12 +81,12 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
 
 
 def _is_on(variable: str) -> bool:
-    """Returns whether ``accelerate launch`` told its processes so (``accelerate/utils/launch.py``, ``state.py``)."""
+    """Returns whether ``accelerate launch`` turned this variable on (``accelerate/utils/launch.py``, ``state.py``)."""
     return os.environ.get(variable, "").lower() == "true"
 
 
 def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
-    """Reads accelerate's config from the environment and the script's own, which wins
+    """Reads accelerate's config from the environment and from the script's own config, which wins
     (``transformers/trainer.py: create_accelerator_and_postprocess``)."""
     of_launcher = config_of_environment(os.environ, count) or {
         "compute_environment": "LOCAL_MACHINE",
@@ -109,7 +109,7 @@ def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
     if launch.dp_replicate_size is not None:
         pins["dp_replicate_size"] = launch.dp_replicate_size
     if launch.recomputes:
-        pins[CHECKPOINTING] = False  # transformers takes one of both
+        pins[CHECKPOINTING] = False  # transformers accepts only one of the two
     return Launched(processes=count, nodes=nodes, config=content, pins=pins, warnings=launch.warnings)
 
 
@@ -117,7 +117,7 @@ _START = "accelerate launch --config_file FILE SCRIPT starts processes and shard
 
 
 def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
-    """Yields what AutoFit asks for that cannot change any more: the processes have been launched."""
+    """Yields what AutoFit asks for but cannot change, since the processes have been launched."""
     sharding = launched.pins.get("sharding")
     if autofit.accelerate_config is not None:
         yield "AutoFit(accelerate_config=...) comes too late for processes that run already"
@@ -138,17 +138,17 @@ def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
 
 
 def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
-    """Reads the JSON of DeepSpeed's that the trainer will have: the script's own, or accelerate's.
+    """Reads the DeepSpeed JSON that the trainer will use: the script's own, or accelerate's.
 
-    Of accelerate that is what its plugin makes of its variables and of its file (``accelerate/utils/dataclasses.py:
-    DeepSpeedPlugin.__post_init__``), which transformers' config holds. What is ``auto`` in it is filled in from TRL's
-    arguments, and a number must be theirs: a plan keeps it.
+    accelerate's plugin makes it from its variables and its file (``accelerate/utils/dataclasses.py:
+    DeepSpeedPlugin.__post_init__``), and transformers' config holds it. Values of ``auto`` come from TRL's arguments. A
+    number must equal TRL's argument, and a plan keeps it.
     """
     given = getattr(config, "deepspeed", None)
     name = given if isinstance(given, str) else "How accelerate launched this process with DeepSpeed"
     name = "The script's deepspeed=..." if isinstance(given, Mapping) else name
     content = dict(deepspeed_content(given) if given else config.deepspeed_plugin.hf_ds_config.config)
-    content.pop("steps_per_print", None)  # accelerate's is infinity, which is no JSON, and takes no memory
+    content.pop("steps_per_print", None)  # accelerate's is infinity, which is not JSON; it needs no memory
     content.setdefault("gradient_accumulation_steps", 1)  # as accelerate does, whatever TRL's config says
     zero = read_deepspeed(content, name)
     if count == 1:
@@ -187,7 +187,7 @@ def processes() -> int:
 
 
 def nodes() -> int:
-    """Returns how many machines they are on (``torch/distributed/elastic/agent/server/local_elastic_agent.py``)."""
+    """Returns the number of machines (``torch/distributed/elastic/agent/server/local_elastic_agent.py``)."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, processes() // int(local)) if local.isdigit() and int(local) else 1
 
@@ -200,13 +200,14 @@ def is_first() -> bool:
 
 
 def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
-    """Finds the device with the least budget among those of all processes, as one of them all; every process must ask.
+    """Returns the device with the least budget among all processes, as one of all their devices. Every process must
+    call it.
 
     Args:
-        link: Names of what joins them, as ``--link`` has them; None where it is to be found.
+        link: Names of the links between devices, as in ``--link``; None to detect them.
 
     Raises:
-        AutofitError: what one of them met as it looked for its own; the others would wait for it.
+        AutofitError: the error of any process that failed to find its device; otherwise the others would wait for it.
     """
     if processes() == 1:
         return find()
@@ -227,18 +228,17 @@ def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
 
 
 def _received(kind: type[Noun], answer: Any) -> Noun:
-    """Reads what another process sent; raises the AutofitError that it met instead."""
+    """Returns what another process sent; raises the AutofitError that it met instead."""
     if "error" in answer:
         raise errors.from_json(answer)
     return codec.from_json(kind, answer)
 
 
 def agreed(make: Callable[[], Plan]) -> Plan:
-    """Returns rank 0's plan in every process, or raises its error; the others wait as long as the process group's
-    timeout says.
+    """Returns rank 0's plan in every process, or raises its error. The others wait up to the process group's timeout.
 
     Raises:
-        AutofitError: what rank 0 met.
+        AutofitError: the error that rank 0 met.
     """
     if processes() == 1:
         return make()
@@ -246,7 +246,7 @@ def agreed(make: Callable[[], Plan]) -> Plan:
         return _received(Plan, _broadcast(None))
     try:
         plan = make()
-    except BaseException as error:  # the others wait for whatever ends the planning
+    except BaseException as error:  # the others are waiting for an answer
         reason = f"Rank 0 ended while it planned: {type(error).__name__}: {error}"
         _broadcast((error if isinstance(error, AutofitError) else AutofitError(reason)).to_json())
         raise
@@ -255,7 +255,7 @@ def agreed(make: Callable[[], Plan]) -> Plan:
 
 
 def _broadcast(answer: Any) -> Any:
-    """Returns what rank 0 sends, in every process."""
+    """Returns in every process what rank 0 sends."""
     import torch.distributed as dist
 
     box = [answer]

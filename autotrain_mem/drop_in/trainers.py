@@ -1,6 +1,6 @@
-"""``from autotrain_mem import SFTTrainer`` in the place of ``from trl import SFTTrainer``, and its siblings.
+"""Provides TRL's trainers with planning: ``from autotrain_mem import SFTTrainer`` replaces ``from trl import ...``.
 
-Each takes what TRL's own takes, and ``autofit=AutoFit(...)`` beside it. ``trainer.plan`` holds the plan.
+Each takes the arguments of TRL's class, and also ``autofit=AutoFit(...)``. ``trainer.plan`` holds the plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _CALL = "_autofit_call"
 
 
 class _Signature:
-    """A class's ``__signature__``: what its constructor takes, and not what ``__new__`` does, which is asked first."""
+    """Provides a class's ``__signature__``: its constructor's parameters. Otherwise inspect would show those of
+    ``__new__``."""
 
     def __get__(self, trainer: Any, kind: type) -> inspect.Signature:
         ours = next(base for base in kind.__mro__ if "__signature__" in vars(base))
@@ -44,13 +45,13 @@ class _Signature:
 
 
 class Planned:
-    """Adds planning to TRL's trainer, which comes after it among the bases.
+    """Adds planning to a TRL trainer, which follows it among the bases.
 
     ``class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig)``
     """
 
     plan: Plan | None
-    """None where there are no rows to train on."""
+    """None if there are no rows to train on."""
 
     __signature__ = _Signature()
 
@@ -59,20 +60,20 @@ class Planned:
 
     def __init_subclass__(cls, *, method: str | None = None, config_class: type | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if method is not None and config_class is not None:  # a class of ours; the user's own derive from these
+        if method is not None and config_class is not None:  # one of our classes, from which users' classes derive
             cls._autofit_method, cls._autofit_config_class = method, config_class
             guard_methods(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         trainer = super().__new__(cls)
-        setattr(trainer, _CALL, (args, kwargs))  # how its class was called: perhaps one of the user's own
+        setattr(trainer, _CALL, (args, kwargs))  # the arguments of the call, perhaps of a user's own class
         return trainer
 
     def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
-        """Plan, and construct with the plan; arguments that TRL refuses are refused by TRL.
+        """Plans, and constructs the trainer with the plan; TRL itself raises for arguments that it rejects.
 
         Args:
-            autofit: How to plan; None: as :class:`AutoFit` says by itself.
+            autofit: How to plan; None uses the defaults of :class:`AutoFit`.
         """
         from datasets import Dataset, IterableDataset
         from transformers import TrainingArguments, set_seed
@@ -81,7 +82,7 @@ class Planned:
         outer_args, outer_kwargs = vars(self).pop(_CALL, ((), {}))
         try:
             keywords: Keywords = dict(inspect.signature(construct).bind(*args, **kwargs).arguments)
-        except TypeError:  # TRL's constructor takes no such arguments, which it says best itself
+        except TypeError:  # TRL's constructor raises its own error
             construct(*args, **kwargs)
             return
         if (substitute := substitution.get()) is not None:
@@ -89,9 +90,11 @@ class Planned:
             return
         ours = as_autofit(autofit)
         kind = TrainingArguments if method_of(method).takes_transformers_arguments else config_class
-        is_documented = isinstance(keywords.get("args"), kind | None)  # rows and config of the kinds that TRL documents
+        is_documented = isinstance(
+            keywords.get("args"), kind | None
+        )  # rows and config have the types that TRL documents
         if not is_documented or not isinstance(keywords.get("train_dataset"), Dataset | IterableDataset):
-            construct(**keywords)  # TRL's to refuse
+            construct(**keywords)  # TRL may raise its own error
             if (rows := keywords.get("train_dataset")) is not None:
                 raise UsageError(
                     f"No plan can be made for a train_dataset of type {type(rows).__name__}: its rows cannot be "
@@ -103,7 +106,7 @@ class Planned:
         config = keywords.get("args")
         if config is None:
             config = default_config(config_class, keywords, METHODS[method].title)
-        elif not isinstance(config, config_class):  # of transformers: as TRL makes its own of it
+        elif not isinstance(config, config_class):  # transformers' class, converted as TRL does
             config = config_class(**{**config.to_dict(), "hub_token": config.hub_token})
         keywords["args"] = config
         call = Call(trainer=type(self), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
@@ -111,7 +114,7 @@ class Planned:
         try:
             with python_errors(config_class.__name__):
                 plan = make_plan(asked)
-        except RehearsalError as error:  # what TRL refuses as it is rehearsed is raised as TRL raises it
+        except RehearsalError as error:  # an error of TRL in the rehearsal is raised as TRL raises it
             refusal = error.__cause__
             if refusal is None or refusal.__cause__ is None:  # no more than where it happened
                 raise
@@ -119,31 +122,33 @@ class Planned:
             raise refusal from refusal.__cause__
         if plan.estimate.grows:
             grow_segments(keywords["args"].device)
-        # The script's keywords with the plan in them; those it changes are made anew, none is altered.
+        # The script's keywords with the plan's values. Changed ones are copies: the script's objects stay as they are.
         config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
         planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
         set_seed(config.seed)  # TRL draws an adapter and a reward's head before transformers' Trainer does
-        if plan.data is not None and plan.data.images is not None:  # as large as the plan has them
+        if plan.data is not None and plan.data.images is not None:  # at the plan's image size
             revision = revision_of(plan.job)
             planned["processing_class"] = load_processor(plan.job.model, plan.knobs.max_pixels, **revision)
         construct(**{**planned, "args": config})
         finished(self, plan.knobs)
         self.plan = plan
-        if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host that is full kills, and raises nothing
+        if (
+            ours.guard and plan.estimate.hardware.origin != "cpu"
+        ):  # a host out of memory kills the process and raises nothing
             guard(self)
 
 
 class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig):  # type: ignore[misc]  # TRL is untyped to mypy
     """TRL's SFTTrainer with settings that fit the device.
 
-    ``SFTTrainer("Qwen/Qwen2.5-0.5B", train_dataset=rows).train()`` is planned before the model is loaded.
+    ``SFTTrainer("Qwen/Qwen2.5-0.5B", train_dataset=rows).train()`` plans before the model is loaded.
 
     Args:
-        autofit: How to plan; all else is TRL's.
+        autofit: How to plan; all other arguments are TRL's.
 
     Raises:
-        DoesNotFitError: nothing that is allowed fits; the message holds the nearest that would.
-        AutofitError: see ``autotrain_mem.support.errors``. What TRL refuses is refused by TRL.
+        DoesNotFitError: no allowed configuration fits; the message gives the nearest that would.
+        AutofitError: see ``autotrain_mem.support.errors``. Arguments that TRL rejects raise TRL's own errors.
     """
 
 
