@@ -1,6 +1,6 @@
-"""Holds blocks, which tile segments, and the pools of those that are free; says how large a request makes them.
+"""Holds blocks, which divide segments, and the pools of free blocks; computes the sizes of blocks and segments.
 
-``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13: ``Block``, ``BlockPool``, ``BlockComparatorSize``,
+Follows ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13: ``Block``, ``BlockPool``, ``BlockComparatorSize``,
 ``BlockComparatorAddress``. Constants: ``c10/core/AllocatorConfig.h``.
 """
 
@@ -14,13 +14,13 @@ from typing import Any
 from autotrain_mem.allocator.settings import AllocatorSettings
 
 ADDRESS_BITS = 48
-"""Device addresses are below 2**48; above them, in a key, stands the size."""
+"""Device addresses are below 2**48; in a key, the size is in the bits above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Describes a range of addresses that grows by pages (``ExpandableSegment``); other memory of the device has
-    none."""
+    """Describes an expandable segment: a range of addresses that grows by pages (``ExpandableSegment``). Other blocks
+    have none."""
 
     address: int
     size: int
@@ -29,7 +29,7 @@ class Segment:
 
 @dataclass(slots=True, eq=False, repr=False, init=False)
 class DeviceBlock:
-    """Describes a part of a segment, allocated, free or (of an expandable segment) not mapped."""
+    """Describes a part of a segment: allocated, free, or (in an expandable segment) not mapped."""
 
     address: int
     size: int
@@ -42,9 +42,9 @@ class DeviceBlock:
     prev: DeviceBlock | None
     next: DeviceBlock | None
     stream_uses: set[int] | None
-    """Other streams that use it (``record_stream``); None for none."""
+    """Other streams that use it (``record_stream``); None if there are none."""
     pending_events: int
-    """Uses of other streams that were not over when it was freed."""
+    """Number of uses by other streams that had not ended when it was freed."""
     gc_count_base: int
 
     def __init__(
@@ -77,7 +77,7 @@ class DeviceBlock:
 
 
 class Pool:
-    """Holds the free blocks of up to 1 MiB, or those above; by stream, smallest first, at equal size by address."""
+    """Holds the free blocks of up to 1 MiB, or the larger ones: by stream, smallest first, equal sizes by address."""
 
     __slots__ = ("_by_key", "_keys", "_unmapped", "get_free_blocks_calls", "is_small")
 
@@ -107,7 +107,7 @@ class Pool:
         del keys[bisect_left(keys, key)]
 
     def at_least(self, size: int, stream: int) -> DeviceBlock | None:
-        """Finds the smallest free block of a stream that has this size."""
+        """Returns the smallest free block of a stream with at least this size; None if there is none."""
         keys = self._keys.get(stream)
         if not keys:
             return None
@@ -115,13 +115,14 @@ class Pool:
         return self._by_key[keys[index]] if index < len(keys) else None
 
     def from_size(self, size: int, stream: int) -> Iterator[DeviceBlock]:
-        """Yields the free blocks of a stream from this size on, smallest first."""
+        """Yields the free blocks of a stream with at least this size, smallest first."""
         keys = self._keys.get(stream, [])
         for index in range(bisect_left(keys, size << ADDRESS_BITS), len(keys)):
             yield self._by_key[keys[index]]
 
     def below(self, size: int, stream: int) -> Iterator[DeviceBlock]:
-        """Yields the free blocks of a stream below this size, largest first. It may be emptied on the way."""
+        """Yields the free blocks of a stream below this size, largest first. Blocks already yielded may be removed
+        meanwhile."""
         keys = self._keys.get(stream, [])
         for key in reversed(keys[: bisect_left(keys, size << ADDRESS_BITS)]):
             yield self._by_key[key]
@@ -131,20 +132,20 @@ class Pool:
         return [self._by_key[key] for stream in sorted(self._keys) for key in self._keys[stream]]
 
     def insert_unmapped(self, block: DeviceBlock) -> None:
-        """Adds a range of addresses without memory behind it."""
+        """Adds a range of addresses without mapped memory."""
         insort(self._unmapped.setdefault(block.stream, []), (block.address, block), key=lambda entry: entry[0])
 
     def remove_unmapped(self, block: DeviceBlock) -> None:
-        """Removes a range that is about to be mapped or merged, or is not needed any more."""
+        """Removes an unmapped range that is about to be mapped or merged, or is no longer needed."""
         self._unmapped[block.stream].remove((block.address, block))
 
     def unmapped(self, stream: int) -> list[DeviceBlock]:
-        """Lists a stream's stretches without memory, lowest address first."""
+        """Lists a stream's unmapped ranges, lowest address first."""
         return [block for _, block in self._unmapped.get(stream, ())]
 
 
 def merge(block: DeviceBlock, neighbour: DeviceBlock) -> None:
-    """Merges a neighbour in, if it is free and mapped alike (``try_merge_blocks``)."""
+    """Merges a neighbour into a block, if it is free and both or neither are mapped (``try_merge_blocks``)."""
     if neighbour.allocated or neighbour.pending_events or neighbour.stream_uses or neighbour.mapped != block.mapped:
         return
     pool = block.pool
@@ -165,9 +166,9 @@ def merge(block: DeviceBlock, neighbour: DeviceBlock) -> None:
 
 
 def shown_segments(blocks: Iterable[DeviceBlock]) -> list[dict[str, Any]]:
-    """Shows blocks as ``torch.cuda.memory._snapshot()["segments"]`` does: by segment, lowest address first.
+    """Returns blocks as ``torch.cuda.memory._snapshot()["segments"]`` does: by segment, lowest address first.
 
-    ``DeviceCachingAllocator::snapshot``; an expandable segment is one entry for each stretch that is mapped.
+    Follows ``DeviceCachingAllocator::snapshot``; an expandable segment has one entry for each mapped range.
     """
     segments = []
     heads = [block for block in blocks if block.prev is None or not block.prev.mapped]
@@ -201,26 +202,26 @@ def shown_segments(blocks: Iterable[DeviceBlock]) -> list[dict[str, Any]]:
 MIN_BLOCK_BYTES = 512
 """``kMinBlockSize``: every block is a multiple of this."""
 SMALL_BYTES = 1 << 20
-"""``kSmallSize``: requests up to this size are served by the small pool."""
+"""``kSmallSize``: the small pool serves requests up to this size."""
 SMALL_SEGMENT_BYTES = 2 << 20
-"""``kSmallBuffer``: the segments of the small pool."""
+"""``kSmallBuffer``: size of the small pool's segments."""
 MIN_LARGE_BYTES = 10 << 20
-"""``kMinLargeAlloc``: from this size on a request gets a segment of its own."""
+"""``kMinLargeAlloc``: a request of at least this size gets a segment of its own."""
 ROUND_LARGE_BYTES = 2 << 20
-"""``kRoundLarge``: to a multiple of which such a segment is rounded up."""
+"""``kRoundLarge``: the size of such a segment is rounded up to a multiple of this."""
 
 
 def round_size(requested_bytes: int) -> int:
-    """Returns the bytes of the block for a request, without further settings: ``round_size(513) == 1024``."""
+    """Returns the size of the block for a request, with default settings: ``round_size(513) == 1024``."""
     if requested_bytes < MIN_BLOCK_BYTES:
         return MIN_BLOCK_BYTES
     return -(-requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
 def round_size_by(settings: AllocatorSettings, requested_bytes: int) -> int:
-    """Returns the bytes of the block for a request where ``roundup_power2_divisions`` is set (``round_size``).
+    """Returns the size of the block for a request, with ``roundup_power2_divisions`` if set (``round_size``).
 
-    ``roundup_power2_next_division``: of 1200 in 4 parts, 1280.
+    Follows ``roundup_power2_next_division``: 1200 with 4 divisions gives 1280.
     """
     divisions = settings.divisions_for(requested_bytes)
     if divisions <= 1 or requested_bytes <= MIN_BLOCK_BYTES * divisions:
@@ -231,7 +232,7 @@ def round_size_by(settings: AllocatorSettings, requested_bytes: int) -> int:
 
 
 def segment_size(settings: AllocatorSettings, block_bytes: int) -> int:
-    """Returns the bytes asked of the device for a block that no cached one can serve (``get_allocation_size``)."""
+    """Returns the bytes to request from the device if no cached block is large enough (``get_allocation_size``)."""
     if block_bytes <= SMALL_BYTES:
         return SMALL_SEGMENT_BYTES
     if block_bytes < MIN_LARGE_BYTES:

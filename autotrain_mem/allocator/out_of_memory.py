@@ -1,6 +1,6 @@
-"""Writes what the allocator says when a request cannot be met, in torch's words and with its numbers.
+"""Writes torch's out-of-memory message with its numbers.
 
-``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc`` and ``format_size``, torch 2.13.
+Follows ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc`` and ``format_size``, torch 2.13.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from autotrain_mem.support.units import GIB, KIB, MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Holds the numbers of a request that could not be met."""
+    """Holds the numbers of a request that failed."""
 
     requested_bytes: int
-    """As asked for, before any rounding."""
+    """Bytes requested, before any rounding."""
     segment_bytes: int
     """Bytes requested from the device, as in torch's message."""
     total_bytes: int
@@ -25,12 +25,12 @@ class Refusal:
     allowed_bytes: int | None = None
     """The most that the process may reserve; None without a limit."""
     is_rejected: bool = False
-    """Whether the device was not even asked (``throw_on_cudamalloc_oom``)."""
+    """Whether it failed without a request to the device (``throw_on_cudamalloc_oom``)."""
     outside_bytes: int | None = None
-    """Bytes that the process holds outside the allocator; None where no driver reports them."""
+    """Bytes that the process holds outside the allocator; None if no driver reports them."""
 
     def message(self) -> str:
-        """Writes torch's sentence."""
+        """Returns torch's message."""
         if self.is_rejected:
             return (
                 "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
@@ -55,7 +55,7 @@ class Refusal:
 
 
 class OutOfMemory(Exception):
-    """Raised where a request cannot be met, after all cached memory was returned. ``str`` of it is torch's message."""
+    """Raised if a request fails, even after all cached memory was released. Its text is torch's message."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message())
@@ -63,7 +63,7 @@ class OutOfMemory(Exception):
 
 
 def format_size(size_bytes: int) -> str:
-    """Writes a size as torch does: ``format_size(21 * 2**20) == "21.00 MiB"``."""
+    """Returns a size as torch writes it: ``format_size(21 * 2**20) == "21.00 MiB"``."""
     if size_bytes <= 1024:
         return f"{size_bytes} bytes"
     for unit, name in ((KIB, "KiB"), (MIB, "MiB")):

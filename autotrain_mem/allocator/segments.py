@@ -1,6 +1,6 @@
-"""Holds the allocator's state; chooses the cached block that serves a request, gives back others, grows segments.
+"""Holds the allocator's state; chooses the cached block for a request, releases others, grows segments.
 
-After ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; each function names the one that it follows.
+Follows ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; each function names the one that it follows.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from autotrain_mem.allocator.blocks import SMALL_SEGMENT_BYTES, DeviceBlock, Poo
 from autotrain_mem.allocator.settings import AllocatorSettings
 
 FIRST_ADDRESS = 0x7F0000000000
-"""Where a Linux process finds CUDA's first segments, more or less; nothing depends on it but the look of a snapshot."""
+"""About where CUDA's first segments lie in a Linux process; it affects only how a snapshot looks."""
 GRANULARITY_BYTES = 2 << 20
 """Physical memory comes in pages of 2 MiB (``cuMemGetAllocationGranularity``)."""
 
 OnAction = Callable[[str, int, int, int], None]
-"""Hears of every action: ``on_action(action, address, size, stream)``, with the actions' names in torch's history."""
+"""Called for every action as ``on_action(action, address, size, stream)``, with the action's name in torch's history.
+"""
 
 
 @dataclass(slots=True)
 class DeviceMemory:
-    """Holds what is left of a device (``cudaMalloc``, ``cuMemCreate``), and addresses that were not given out yet."""
+    """Holds the free memory of a device (``cudaMalloc``, ``cuMemCreate``) and its unused addresses."""
 
     capacity_bytes: int | None
     """The most that the allocator can reserve; None for no limit."""
@@ -32,7 +33,7 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """Returns the bytes that ``cudaMemGetInfo`` calls free; 0 where there is no end."""
+        """Returns the bytes that ``cudaMemGetInfo`` calls free; 0 without a limit."""
         return 0 if self.capacity_bytes is None else self.capacity_bytes - self.taken_bytes
 
     def take(self, size: int) -> bool:
@@ -43,7 +44,7 @@ class DeviceMemory:
         return True
 
     def addresses(self, size: int) -> int:
-        """Returns a range of addresses that nothing else has (``cuMemAddressReserve``): above all others."""
+        """Returns an unused range of addresses, above all others (``cuMemAddressReserve``)."""
         address = self._next_address
         self._next_address += -(-size // GRANULARITY_BYTES) * GRANULARITY_BYTES
         return address
@@ -53,11 +54,11 @@ class AllocatorState:
     """Holds the members of ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator``, which its functions share.
 
     Args:
-        capacity_bytes: What the allocator can have of the device in all; None for no end.
+        capacity_bytes: The most that the allocator can reserve on the device; None for no limit.
         settings: As ``PYTORCH_ALLOC_CONF`` would set them.
-        total_bytes: The device's whole memory, of which a fraction is a share; by default the capacity.
-        outside_bytes: What the process holds beside, for the message of a refusal; None leaves it out.
-        on_action: Hears of everything that happens, for a history; None for speed.
+        total_bytes: The device's whole memory, to which a memory fraction refers; by default the capacity.
+        outside_bytes: What the process holds outside the allocator, for the out-of-memory message; None omits it.
+        on_action: Called for every action, for a history; None is faster.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class AllocatorState:
         self.on_action = on_action
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        """As ``torch.cuda.memory_allocated``, ``max_memory_allocated`` and their like for what is reserved."""
+        """The four counters are torch.cuda's ``memory_allocated``, ``memory_reserved`` and their maxima."""
         self.small = Pool(is_small=True)
         self.large = Pool(is_small=False)
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
@@ -90,13 +91,13 @@ class AllocatorState:
         self._events = self._completed_events = 0
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Sets the fraction as ``setMemoryFraction`` does; raises ValueError for a device without a size."""
+        """Sets the fraction as ``setMemoryFraction`` does; raises ValueError if the device's size is unknown."""
         if self.total_bytes is None:
-            raise ValueError("a fraction of a device without a size is no limit: give total_bytes")
+            raise ValueError("a fraction of a device of unknown size is not a limit: give total_bytes")
         self.allowed_bytes = int(fraction * self.total_bytes) if fraction < 1.0 else None
 
     def change_reserved(self, action: str, address: int, size: int, stream: int) -> None:
-        """Counts memory that came from the device or went back to it, by the action's name in torch's history."""
+        """Counts memory obtained from or released to the device, by the action's name in torch's history."""
         if action in ("segment_alloc", "segment_map"):
             self.num_device_alloc += 1
             self.reserved_bytes += size
@@ -110,15 +111,15 @@ class AllocatorState:
 
 
 def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
-    """Removes the smallest free block that holds ``size`` from its pool and returns it (``get_free_block``); None if
-    there is none."""
+    """Removes the smallest free block that holds ``size`` from its pool and returns it; None if there is none
+    (``get_free_block``)."""
     settings = state.settings
     if state.allowed_bytes is not None and state.settings.garbage_collection_threshold > 0.0:
         pool.get_free_blocks_calls += 1
     block = pool.at_least(size, stream)
     if block is None:
         return None
-    if block.segment is not None:  # of expandable segments, the block that can grow to the least that is enough
+    if block.segment is not None:  # expandable segments: the block that can grow to the smallest sufficient size
         candidates = pool.from_size(size, stream)
         block = next(candidates)
         for other in candidates:
@@ -128,7 +129,7 @@ def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) ->
     limit = settings.max_split_bytes
     if limit is not None:
         if size < limit <= block.size:
-            return None  # an oversized block is not for a smaller request
+            return None  # an oversized block never serves a smaller request
         if size >= limit and block.size >= size + settings.max_non_split_rounding_bytes:
             return None
     pool.remove(block)
@@ -143,8 +144,8 @@ def _expandable_size(block: DeviceBlock) -> int:
 def release_available_blocks(state: AllocatorState, pool: Pool, size: int, stream: int) -> bool:
     """Releases oversized blocks, no more than the request needs (``release_available_cached_blocks``).
 
-    Only whole segments: with a limit below ``large_segment_size_mb`` the rest of a split one may be oversized too, and
-    torch would hand the device an address in its middle.
+    Releases only whole segments. With a limit below ``large_segment_size_mb``, the rest of a split segment may be
+    oversized too, and torch would pass the device an address in the middle of that segment.
     """
     limit = state.settings.max_split_bytes
     if limit is None:
@@ -169,9 +170,9 @@ def _is_whole_segment(block: DeviceBlock) -> bool:
 
 
 def release_cached_blocks(state: AllocatorState) -> None:
-    """Releases every segment and page that is wholly free (``release_cached_blocks``).
+    """Releases every segment and page that is entirely free (``release_cached_blocks``).
 
-    torch waits for all streams first, as the callers do here (``synchronize_and_free_events``).
+    torch waits for all streams first; here the callers do (``synchronize_and_free_events``).
     """
     for pool in (state.large, state.small):
         grown = []
@@ -193,9 +194,10 @@ def release_block(state: AllocatorState, block: DeviceBlock) -> None:
 
 
 def collect_garbage(state: AllocatorState) -> None:
-    """Releases cached segments older than their average, above the threshold (``garbage_collect_cached_blocks``).
+    """Releases the oldest cached segments while reserved memory is above the threshold
+    (``garbage_collect_cached_blocks``).
 
-    A block's age is the number of requests to its pool since it became free.
+    These are of average age or older. A block's age is the number of requests to its pool since it became free.
     """
     if state.allowed_bytes is None or state.settings.garbage_collection_threshold <= 0.0:
         return
@@ -215,11 +217,11 @@ def collect_garbage(state: AllocatorState) -> None:
 
 
 _UNLIMITED_ADDRESS_BYTES = 1 << 44
-"""The addresses of a segment on a device without a size: more than any device's memory."""
+"""Addresses of a segment on a device of unknown size: more than any device's memory."""
 
 
 def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
-    """Makes a block of at least ``size`` (``try_allocate_expandable_block``); None when memory is out."""
+    """Maps and returns a block of at least ``size`` (``try_allocate_expandable_block``); None when out of memory."""
     # Finds the lowest address where it fits into free and unmapped stretches (``find_expandable_block``).
     candidate = following = None
     for unmapped in pool.unmapped(stream):
@@ -274,7 +276,7 @@ def _map(state: AllocatorState, block: DeviceBlock, size: int) -> bool:
 
 
 def _unmap(state: AllocatorState, block: DeviceBlock) -> None:
-    """Unmaps the whole pages of a free block (``unmap_block``); what is left at its ends stays free."""
+    """Unmaps the whole pages of a free block (``unmap_block``); the rest at its ends stays free."""
     segment, pool = block.segment, block.pool
     assert segment is not None
     page = segment.page_bytes

@@ -1,6 +1,6 @@
-"""Reads what ``PYTORCH_ALLOC_CONF`` sets of the CUDA caching allocator and changes where a block comes to lie.
+"""Parses ``PYTORCH_ALLOC_CONF``: the settings of the CUDA caching allocator that affect where blocks lie.
 
-Names and limits after torch 2.13: ``c10/core/AllocatorConfig.h`` and ``.cpp: AcceleratorAllocatorConfig``,
+Names and limits follow torch 2.13: ``c10/core/AllocatorConfig.h`` and ``.cpp: AcceleratorAllocatorConfig``,
 ``c10/cuda/CUDAAllocatorConfig.h: CUDAAllocatorConfig``.
 """
 
@@ -21,10 +21,10 @@ LARGE_SEGMENT_BYTES = 20 * MIB
 ROUNDUP_INTERVALS = 16
 """``AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals``: powers of two from 1 MiB (``kRoundUpPowerOfTwoStart``) on."""
 _SMALLEST_SEGMENT_MIB = 11
-"""A shared segment holds the largest request that may share it, which is below 10 MiB, and more."""
+"""A shared segment must be larger than the largest request that may share it, which is below 10 MiB."""
 
 NEWER_VARIABLE, OLDER_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-"""Where both are set the older counts (``CUDAAllocatorConfig.h: instance``; seen with torch 2.13's library)."""
+"""If both are set, the older one counts (``CUDAAllocatorConfig.h: instance``; seen with torch 2.13's library)."""
 
 _PLACES_NOTHING = (
     *("release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse"),
@@ -32,43 +32,45 @@ _PLACES_NOTHING = (
     *("pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_free_catch_all"),
     *("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"),
 )
-"""Options of locks, pinned host memory and graphs: accepted, without effect on where a block lies."""
+"""Options for locks, pinned host memory and graphs: accepted, without effect on where blocks lie."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorSettings:
-    """Holds one parsed setting of the allocator; the defaults are torch's."""
+    """Holds the allocator's parsed settings; the defaults are torch's."""
 
     grows: bool = False
-    """One segment for each stream and pool that grows page by page, instead of a segment for each request."""
+    """Whether segments are expandable: one for each stream and pool that grows page by page, not one for each request.
+    """
     max_split_bytes: int | None = None
-    """Blocks from this size on are never split (``max_split_size_mb``); None for no limit."""
+    """Blocks of at least this size are never split (``max_split_size_mb``); None for no limit."""
     max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
     """A block that may not be split serves requests up to this much smaller (``max_non_split_rounding_mb``)."""
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
-    """The segment that requests from 1 to 10 MiB share (``large_segment_size_mb``)."""
+    """Size of the segment that requests from 1 to 10 MiB share (``large_segment_size_mb``)."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDUP_INTERVALS
-    """Into how many parts each power of two from 1 MiB on is divided; requests are rounded up to a part. 0: none."""
+    """Number of parts into which each power of two from 1 MiB on is divided; requests are rounded up to a part. 0:
+    none."""
     garbage_collection_threshold: float = 0.0
-    """Share of the allowed memory above which old cached blocks are freed; 0 for never."""
+    """Share of the allowed memory above which old cached blocks are released; 0 for never."""
     per_process_memory_fraction: float = 1.0
     """Share of the device's memory that the process may reserve; 1 is no limit."""
     throw_on_cudamalloc_oom: bool = False
-    """A request that would take more than the whole device is refused at once, and what is cached stays."""
+    """Whether a request that would exceed the whole device fails at once, without releasing cached memory."""
 
     def divisions_for(self, size_bytes: int) -> int:
-        """Returns into how many parts the power of two below ``size_bytes`` is divided."""
+        """Returns the number of parts for the power of two below ``size_bytes``."""
         interval = size_bytes.bit_length() - MIB.bit_length()
         return self.roundup_power2_divisions[min(max(interval, 0), ROUNDUP_INTERVALS - 1)]
 
 
 def variable_that_counts(environment: Mapping[str, str]) -> str:
-    """Returns the name under which torch would read its settings."""
+    """Returns the name of the variable from which torch reads its settings."""
     return OLDER_VARIABLE if environment.get(OLDER_VARIABLE) else NEWER_VARIABLE
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """Reads ``"expandable_segments:True,max_split_size_mb:64"``; of an option named twice the last counts.
+    """Parses ``"expandable_segments:True,max_split_size_mb:64"``; an option's last value counts.
 
     Raises:
         ValueError: an unknown option, or a value that torch refuses.
@@ -85,7 +87,7 @@ def parse_settings(text: str) -> AllocatorSettings:
         elif name == "backend" and value != "native":
             raise ValueError(f"backend:{value} is another allocator, which is not simulated; native is")
         elif name not in (*_PLACES_NOTHING, "backend"):
-            raise ValueError(f"{name} is no option of the allocator")
+            raise ValueError(f"{name} is not an option of the allocator")
     smallest = settings.large_segment_bytes  # parseMaxSplitSize, parseMaxNonSplitRoundingSize
     limits = {"max_split_size_mb": settings.max_split_bytes}
     if settings.max_non_split_rounding_bytes != LARGE_SEGMENT_BYTES:
@@ -126,7 +128,8 @@ def _fraction(name: str, value: str, *, whole: bool) -> float:
 
 
 def _divisions(name: str, value: str) -> tuple[int, ...]:
-    """Reads ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: MiB from which on so many parts.
+    """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: for each size in MiB, the number of parts from there
+    on.
 
     The first also counts for all sizes below it (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``).
     """
@@ -164,14 +167,14 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "per_process_memory_fraction": ("per_process_memory_fraction", partial(_fraction, whole=True)),
     "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _switch),
 }
-"""Maps an option to the field that it sets, and to what parses its value (option, text)."""
+"""Option -> the field that it sets, and the function that parses its value (option, text)."""
 
 
 def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
-    """The settings, of this process's environment and what a job's ``env:`` block sets over it.
+    """Returns the settings of this process's environment, overridden by a job's ``env:`` block.
 
     Raises:
-        UsageError: torch would refuse them, or they name another allocator.
+        UsageError: torch would reject them, or they select another allocator.
     """
     text = environment_setting(environment)
     try:
@@ -184,9 +187,9 @@ def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
 
 
 def environment_setting(environment: Mapping[str, str], *, grows: bool = False) -> str:
-    """Returns their text, empty without any, with expandable segments beside what the user set.
+    """Returns the text of these settings, empty if unset; ``grows`` adds expandable segments.
 
-    Of a setting that is named twice the last counts (torch: ``c10/core/AllocatorConfig.cpp: parseArgs``).
+    An option's last value counts, so the added one overrides the user's (``c10/core/AllocatorConfig.cpp: parseArgs``).
     """
     merged = {**os.environ, **environment}
     given = merged.get(variable_that_counts(merged), "")

@@ -1,11 +1,11 @@
 """Simulates the CUDA caching allocator of one device: does what torch 2.13 would do with the same calls.
 
-After ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator``; each method names the function that it follows.
-Left out: private pools (CUDA graphs, ``torch.cuda.MemPool``), other devices, threads. ``scripts/allocator_parity``
-plays the same calls through torch's compiled allocator and compares every answer.
+Follows ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator``; each method names the function that it follows.
+Not simulated: private pools (CUDA graphs, ``torch.cuda.MemPool``), other devices, threads. ``scripts/allocator_parity``
+makes the same calls to torch's compiled allocator and compares every answer.
 
-Time does not pass here: a block that another stream used (``record_stream``) is free for others once that stream is
-known to be done, which is said by :meth:`CachingAllocator.complete_events` and found out by the next request after it.
+Time is not simulated. A block that another stream used (``record_stream``) becomes free once that stream is done:
+:meth:`CachingAllocator.complete_events` marks it as done, and the next request frees the block.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["CachingAllocator", "OutOfMemory"]
 
 
 class CachingAllocator(AllocatorState):
-    """Simulates torch's allocator: requests and frees in torch's terms; sizes and addresses are bytes."""
+    """Simulates torch's allocator, with torch's calls; sizes and addresses are in bytes."""
 
     # -- what a program calls --------------------------------------------------------------------------------------
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> int:
-        """Allocates memory of a size, for use on a stream; returns its address, which is 0 for nothing.
+        """Allocates memory for use on a stream; returns its address, which is 0 for 0 bytes.
 
         Raises:
-            OutOfMemory: there is not so much, not even after everything cached was given back.
+            OutOfMemory: memory does not suffice, even after everything cached was released.
         """
         if not requested_bytes:
             return 0
@@ -64,7 +64,7 @@ class CachingAllocator(AllocatorState):
         return self._hand_out(block, pool, size, requested_bytes)
 
     def free(self, address: int) -> None:
-        """Frees memory; raises KeyError for an address that is not allocated, other than that of nothing."""
+        """Frees memory; address 0 has no effect. Raises KeyError for an address that is not allocated."""
         if not address:
             return
         block = self._allocated.pop(address)
@@ -82,18 +82,18 @@ class CachingAllocator(AllocatorState):
             self._free_block(block)
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Records a further stream that uses this memory (``recordStream``): once freed, it waits until that is
-        done."""
+        """Records another stream that uses this memory (``recordStream``): after ``free``, it stays in use until that
+        stream is done."""
         block = self._allocated[address]
         if stream != block.stream:
             block.stream_uses = (block.stream_uses or set()) | {stream}
 
     def complete_events(self) -> None:
-        """Marks all streams as done with what they used; the next request finds out (``process_events``)."""
+        """Marks all streams as done with what they used; the next request frees these blocks (``process_events``)."""
         self._completed_events = self._events
 
     def empty_cache(self) -> None:
-        """Releases to the device whatever is cached and not split (``emptyCache``)."""
+        """Releases all cached, unsplit memory to the device (``emptyCache``)."""
         self.synchronize()
         release_cached_blocks(self)
 
@@ -103,7 +103,7 @@ class CachingAllocator(AllocatorState):
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def memory_stats(self) -> dict[str, int]:
-        """Returns the part of ``torch.cuda.memory_stats`` that is counted here: the same numbers for the same calls."""
+        """Returns the simulated part of ``torch.cuda.memory_stats``: the same numbers for the same calls."""
         return {
             "allocated_bytes.all.current": self.allocated_bytes,
             "allocated_bytes.all.peak": self.peak_allocated_bytes,
@@ -127,13 +127,13 @@ class CachingAllocator(AllocatorState):
         return (*self._allocated.values(), *pending.values())
 
     def free_blocks(self) -> list[DeviceBlock]:
-        """Lists what is cached: the blocks that lie free in segments."""
+        """Lists the cached blocks: those that are free."""
         return [*self.small.free_blocks(), *self.large.free_blocks()]
 
     # -- a new block -----------------------------------------------------------------------------------------------
 
     def _from_device(self, pool: Pool, size: int, stream: int, requested_bytes: int) -> DeviceBlock:
-        """Requests memory from the device where no cached block fits; releases what is cached and retries
+        """Requests memory from the device if no cached block fits; if that fails, releases cached memory and retries
         (``malloc``)."""
         collect_garbage(self)
         asked = segment_size(self.settings, size)
@@ -171,7 +171,7 @@ class CachingAllocator(AllocatorState):
         return block
 
     def refusal(self, requested_bytes: int, asked: int, *, is_rejected: bool = False) -> Refusal:
-        """Describes what a request of ``asked`` bytes met that cannot be granted now."""
+        """Describes why a request of ``asked`` bytes fails now."""
         return Refusal(
             requested_bytes=requested_bytes,
             segment_bytes=asked,
@@ -187,7 +187,8 @@ class CachingAllocator(AllocatorState):
     # -- blocks change hands ---------------------------------------------------------------------------------------
 
     def _hand_out(self, block: DeviceBlock, pool: Pool, size: int, requested_bytes: int) -> int:
-        """Cuts off what is too much, if it is enough to be of use (``alloc_found_block``, ``should_split``)."""
+        """Marks a block as allocated and returns its address; splits off the surplus if it is large enough
+        (``alloc_found_block``, ``should_split``)."""
         surplus = block.size - size
         if pool.is_small or self.settings.grows:
             may_split = surplus >= MIN_BLOCK_BYTES
@@ -212,7 +213,7 @@ class CachingAllocator(AllocatorState):
         return block.address
 
     def _free_block(self, block: DeviceBlock) -> None:
-        """Merges it with free neighbours, and gives it back to its pool (``free_block``)."""
+        """Merges a block with free neighbours, and returns it to its pool (``free_block``)."""
         if self.on_action is not None:
             self.on_action("free_completed", block.address, block.requested, block.stream)
         for neighbour in (block.prev, block.next):
@@ -223,7 +224,7 @@ class CachingAllocator(AllocatorState):
     # -- other streams ---------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Waits for all streams, and frees what they used (``synchronize_and_free_events``)."""
+        """Waits for all streams, and frees the blocks that they used (``synchronize_and_free_events``)."""
         self.num_sync_all_streams += 1
         self._finish_events(self._events)
 

@@ -1,6 +1,6 @@
-"""The YAML that ``accelerate launch --config_file FILE`` reads: how processes are started, and nothing of the training.
+"""Writes the YAML for ``accelerate launch --config_file FILE``: how processes start, and nothing about the training.
 
-Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfig``, which refuses any other.
+Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfig``, which rejects any other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from autotrain_mem.types import Job, Plan
 TRL_FILE = "trl.yaml"
 ACCELERATE_FILE = "accelerate.yaml"
 FIRST_MACHINE = "FIRST_MACHINE"
-"""A placeholder for an address that is not known here."""
+"""A placeholder for the first machine's address, which is unknown here."""
 PORT = 29500
 """accelerate's own default (``utils/launch.py: prepare_multi_gpu_env``)."""
 
 
 def accelerate(plan: Plan, job: Job) -> str:
-    """The file for ``accelerate launch --config_file FILE``, for a method that TRL has a script for."""
+    """Returns the file for ``accelerate launch --config_file FILE``, for a method that has a TRL script."""
     draft = draft_of(plan, job)
     launch = "accelerate launch --config_file FILE"
     tool = Tool(name="accelerate", command=f"{launch} {script(job.method)}", trains_with_trl=True)
@@ -59,15 +59,15 @@ def accelerate(plan: Plan, job: Job) -> str:
 
 
 def script(method: str) -> str:
-    """TRL's own, with its settings in a file (``trl/cli/commands/training.py: TrainingCommand`` launches the same)."""
+    """Returns TRL's script, with settings in a file, as ``trl/cli/commands/training.py: TrainingCommand`` runs it."""
     return f"-m trl.scripts.{method} --config {TRL_FILE}"
 
 
 def torchrun(draft: Draft) -> list[str]:
-    """Lists the command that starts DeepSpeed's processes, also a single one; DeepSpeed's config is in TRL's own file.
+    """Returns the command that starts DeepSpeed's processes, even a single one; DeepSpeed's config is in TRL's file.
 
-    accelerate's launcher refuses such a config beside its own (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.
-    __post_init__``), and TRL's command starts a single process without a group.
+    accelerate's launcher rejects such a config beside its own (``accelerate/utils/dataclasses.py:
+    DeepSpeedPlugin.__post_init__``), and TRL's command starts a single process without a process group.
     """
     several = ["--nnodes", str(draft.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]
     each = ["--nproc_per_node", str(draft.devices)]
@@ -75,7 +75,7 @@ def torchrun(draft: Draft) -> list[str]:
 
 
 def note_launch(draft: Draft) -> None:
-    """Notes where the file is that starts several processes."""
+    """Adds a note on the file that starts several processes."""
     if draft.knobs.processes > 1 and not draft.knobs.zero_stage:
         what = f"{draft.knobs.processes} processes ({draft.knobs.sharding})"
         command = f"the same autofit command with --export accelerate > {ACCELERATE_FILE} writes it"

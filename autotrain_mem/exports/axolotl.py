@@ -1,10 +1,10 @@
-"""Axolotl's YAML (``axolotl train FILE``).
+"""Writes Axolotl's YAML (``axolotl train FILE``).
 
-Keys after https://github.com/axolotl-ai-cloud/axolotl, July 2026 (067b021), ``src/axolotl/utils/schemas``:
-``config.py: AxolotlInputConfig`` and the classes that it is made of; what they become after ``core/builders/base.py:
-TrainerBuilderBase``, ``causal.py: HFCausalTrainerBuilder`` and ``rl.py: HFRLTrainerBuilder``.
+Keys follow https://github.com/axolotl-ai-cloud/axolotl, July 2026 (067b021), ``src/axolotl/utils/schemas``:
+``config.py: AxolotlInputConfig`` and its parts. Their effect follows ``core/builders/base.py: TrainerBuilderBase``,
+``causal.py: HFCausalTrainerBuilder`` and ``rl.py: HFRLTrainerBuilder``.
 
-GRPO's ``trl:`` and ``vllm:`` blocks are ``trl.py: TRLConfig`` and ``vllm.py: VllmConfig``, and hold only what
+GRPO's ``trl:`` and ``vllm:`` blocks follow ``trl.py: TRLConfig`` and ``vllm.py: VllmConfig``. They hold only what
 ``core/trainers/grpo/__init__.py: GRPOStrategy.set_training_args_kwargs`` passes to TRL's trainer.
 """
 
@@ -47,7 +47,7 @@ SAME = (
     *("model_revision", "hub_model_id", "hub_strategy", "hub_revision", "ddp_timeout", "ddp_bucket_cap_mb"),
     *("ddp_broadcast_buffers", "ddp_find_unused_parameters", "pad_to_multiple_of"),
 )
-"""Keys that Axolotl and TRL share by name and meaning."""
+"""Keys with the same name and meaning in Axolotl and TRL."""
 RENAMED = {
     "per_device_train_batch_size": "micro_batch_size",
     "per_device_eval_batch_size": "eval_batch_size",
@@ -69,7 +69,7 @@ LIGER: Mapping[str, Any] = {
     "plugins": ["axolotl.integrations.liger.LigerPlugin"],
     **dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy"), True),
 }
-"""What transformers' flag turns on (``integrations/liger/args.py: LigerArgs``)."""
+"""What transformers' ``use_liger_kernel`` turns on (``integrations/liger/args.py: LigerArgs``)."""
 
 
 GRPO_SAME = (
@@ -91,18 +91,18 @@ VLLM_SHARE: Mapping[str, Any] = {"vllm_gpu_memory_utilization": 0.3, "vllm_tenso
 """TRL's defaults (``trl/trainer/grpo_config.py: GRPOConfig``); Axolotl's engine would take 0.9 of the card."""
 
 _BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-"""What ``trl/scripts/grpo.py`` knows by a short name, of ``trl.rewards``; one more of them takes arguments."""
+"""Functions of ``trl.rewards`` that ``trl/scripts/grpo.py`` takes by a short name; one more takes arguments."""
 _OWN_ARGUMENTS = "get_soft_overlong_punishment"
 
 
 def axolotl(plan: Plan, job: Job) -> str:
-    """The file for ``axolotl train FILE``."""
+    """Returns the file for ``axolotl train FILE``."""
     draft = draft_of(plan, job)
     draft.keys |= {"base_model": job.model, **_facts(draft).keys}
     draft.answered.add("model_name_or_path")
     variables = draft.environment
     if variables.keys().isdisjoint({NEWER_VARIABLE, OLDER_VARIABLE}):
-        # Unless it is told otherwise Axolotl grows segments (``utils/__init__.py: set_pytorch_cuda_alloc_conf``).
+        # By default Axolotl turns on expandable segments (``utils/__init__.py: set_pytorch_cuda_alloc_conf``).
         variables[NEWER_VARIABLE] = "expandable_segments:False"
     count, nodes, launcher = draft.knobs.processes, draft.nodes, ""
     if count > 1:  # ``accelerate launch`` gets what follows ``--`` (``cli/args.py``, ``cli/utils/train.py``)
@@ -133,7 +133,7 @@ def axolotl(plan: Plan, job: Job) -> str:
 
 
 def _facts(draft: Draft) -> AxolotlFacts:
-    """Returns Axolotl's facts of the method; ``tools.check`` has refused methods without any."""
+    """Returns Axolotl's facts about the method; ``tools.check`` has rejected methods without any."""
     facts = method_of(draft.job.method).axolotl
     assert facts is not None
     return facts
@@ -148,7 +148,8 @@ _UNMASKED = (
 
 
 def _add_data(draft: Draft) -> None:
-    """Writes the data's part: of long rows TRL drops pairs of reward models and cuts all others, Axolotl drops all."""
+    """Adds the data. By default Axolotl drops all long rows; TRL drops them in reward training and otherwise truncates
+    them."""
     method, packs, keys = draft.method_facts, not draft.knobs.pads_rows, draft.keys
     draft.answered.update((*OF_DATA, "dataset_text_field"))
     if draft.data:
@@ -205,11 +206,12 @@ _LORA = {
     "lora_target_parameters": "lora_target_parameters",
 }
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-"""Turned on unless each is refused (``config.py: check_auto_enable_lora_kernels``): other buffers than TRL's."""
+"""On unless each is set to false (``config.py: check_auto_enable_lora_kernels``); they use other buffers than TRL."""
 
 
 def _add_adapter(draft: Draft) -> None:
-    """``loaders/model.py: _set_quantization_config`` takes 4 bits with qlora and 8 bits with lora only."""
+    """Adds the adapter. ``loaders/model.py: _set_quantization_config`` takes 4 bits only with qlora, 8 bits only with
+    lora."""
     knobs, keys = draft.knobs, draft.keys
     if not knobs.use_peft:
         draft.answered.update(IDLE_WITHOUT_ADAPTER)
@@ -232,7 +234,7 @@ def _add_adapter(draft: Draft) -> None:
     if asked in ("all-linear", ["all-linear"]):
         draft.keys["lora_target_linear"] = True
     elif asked:
-        single = isinstance(asked, list) and len(asked) == 1  # to TRL a regular expression, and to PEFT a text is one
+        single = isinstance(asked, list) and len(asked) == 1  # TRL and PEFT read a single text as a regular expression
         draft.keys["lora_target_modules"] = asked[0] if single else asked
     else:
         draft.notes.append("lora_target_modules: TRL leaves them to PEFT; Axolotl needs their names")
@@ -248,11 +250,11 @@ _ROUNDED = (
 
 
 def _add_arithmetic(draft: Draft) -> None:
-    """Writes precision and checkpointing.
+    """Adds precision and checkpointing.
 
-    Weights come in what is computed in (``utils/config/__init__.py``, where cfg.torch_dtype is set). Axolotl's
-    checkpointing is reentrant in SFT by default (``utils/config/__init__.py: normalize_config``), TRL's is not.
-    Offloading is refused without checkpointing (``validation.py: check_activation_offloading_wo_gc``).
+    Axolotl loads weights in the compute dtype (``utils/config/__init__.py``, where cfg.torch_dtype is set). Its
+    checkpointing in SFT is reentrant by default (``utils/config/__init__.py: normalize_config``), TRL's is not. It
+    rejects offloading without checkpointing (``validation.py: check_activation_offloading_wo_gc``).
     """
     knobs, computes = draft.knobs, {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}[draft.precision]
     checkpoints = knobs.gradient_checkpointing or knobs.activation_offloading
@@ -278,7 +280,7 @@ def _add_arithmetic(draft: Draft) -> None:
 
 
 def _add_sharding(draft: Draft) -> None:
-    """``utils/schemas/fsdp.py: FSDPConfig``, whose keys have no prefix; DDP needs none."""
+    """Adds FSDP's keys, which have no prefix here (``utils/schemas/fsdp.py: FSDPConfig``); DDP needs none."""
     knobs, settings = draft.knobs, fsdp_settings(draft.launch)
     if draft.nodes > 1:
         draft.notes.append(f"machine_rank and {FIRST_MACHINE} in the command: each machine has its own rank")
@@ -306,11 +308,12 @@ _WRITTEN_OUT = (
     *("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "num_train_epochs", "seed"),
     "logging_steps",
 )
-"""Axolotl's defaults are others than TRL's."""
+"""Settings that are always written, since Axolotl's defaults differ from TRL's."""
 
 
 def _add_schedule(draft: Draft) -> None:
-    """Axolotl's defaults are a cosine, 3 % of warm-up, one epoch, a checkpoint each epoch and four of them kept."""
+    """Adds the schedule. Axolotl's defaults are a cosine, 3 % of warm-up, one epoch, and a checkpoint per epoch, of
+    which it keeps four."""
     warmup = draft.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
     draft.keys |= {
         **{RENAMED.get(name, name): draft.get(name) for name in _WRITTEN_OUT},
@@ -333,7 +336,8 @@ def _add_schedule(draft: Draft) -> None:
 
 
 def _strategy(draft: Draft, what: str) -> dict[str, Any]:
-    """Steps are refused beside any other strategy (``validation.py: check_saves``, ``check_evals``)."""
+    """Returns a strategy's keys. Axolotl takes a number of steps only with ``steps`` (``validation.py: check_saves``,
+    ``check_evals``)."""
     strategy = str(draft.get(f"{what}_strategy", "no"))
     steps = draft.get(f"{what}_steps") or draft.get("logging_steps")
     return {f"{what}_strategy": strategy, **({f"{what}_steps": steps} if strategy == "steps" else {})}
@@ -354,7 +358,7 @@ def _add_loss(draft: Draft) -> None:
 
 
 def _add_grpo(draft: Draft) -> None:
-    """Adds the blocks; what is not set keeps TRL's default, since the trainer is TRL's own."""
+    """Adds the ``trl:`` and ``vllm:`` blocks. Unset keys keep TRL's defaults, since the trainer is TRL's own."""
     settings = draft.settings
     draft.answered.update((*GRPO_SAME, *VLLM))
     block: dict[str, Any] = {name: settings[name] for name in GRPO_SAME if settings.get(name) is not None}

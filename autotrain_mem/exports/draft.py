@@ -1,4 +1,4 @@
-"""A tool's file in the making: its keys, its notes, what of the user's settings no key answers yet; and its text."""
+"""Builds a tool's file: its keys, its notes, the user's settings that no key covers, and its text."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ TRAINER_DEFAULTS: Mapping[str, Any] = {
     "save_steps": 500,
     "seed": 42,
 }
-"""Defaults of every TRL config (transformers ``training_args.py: TrainingArguments`` and
-``trl/trainer/base_config.py``) that differ from other tools'."""
+"""Defaults of every TRL config that differ from those of other tools (transformers ``training_args.py:
+TrainingArguments`` and ``trl/trainer/base_config.py``)."""
 LORA_DEFAULTS: Mapping[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
 """``trl/trainer/model_config.py: ModelConfig``."""
 
 NO_LIMIT_TOKENS = 1 << 20
-"""Stands for "no limit" where a tool takes a number only: longer than any row that fits a card."""
+"""Means "no limit" to a tool that takes only a number: longer than any row that fits a card."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Holds where the rows come from."""
+    """Describes where the rows come from."""
 
     path: str
     """A hub id, a folder or a file."""
     kind: str | None
-    """The kind of a file for ``load_dataset``; None for a hub id or a folder."""
+    """The file's kind for ``load_dataset``; None for a hub id or a folder."""
     subset: str | None
     train_split: str
     test_split: str
@@ -58,31 +58,31 @@ OF_DATA = (
     *("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"),
     *(MAX_LENGTH, "packing", "assistant_only_loss", "completion_only_loss"),
 )
-"""TRL's names of where the rows come from, and of what is made of them."""
+"""TRL's settings for where the rows come from and how they are prepared."""
 OF_ADAPTER = (
     *("use_peft", *LORA_DEFAULTS, "use_rslora", "use_dora", "lora_target_modules", "lora_modules_to_save"),
     *("load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "bnb_4bit_quant_type"),
 )
-"""Settings of an adapter and its base that other tools have, too."""
+"""Settings of an adapter and its base that other tools have too."""
 IDLE_WITHOUT_ADAPTER = (*OF_ADAPTER, "bnb_4bit_quant_storage", "lora_target_parameters", "lora_task_type")
 
 
 @dataclass(kw_only=True, slots=True)
 class Draft:
-    """Collects the keys of one tool's file. A setting that :meth:`get` reads counts as answered; the file names every
-    other one as lost, so that no setting is lost silently."""
+    """Collects the keys of one tool's file. A setting read with :meth:`get` counts as answered; the file names every
+    other one as lost, so no setting is lost silently."""
 
     plan: Plan
     job: Job
-    """As a file may hold it."""
+    """The job without what a file must not hold."""
     hidden: tuple[str, ...]
-    """Names of the user's arguments and variables whose values no file may hold."""
+    """Names of the user's arguments and variables whose values a file must not hold."""
     settings: Mapping[str, Any] = field(init=False)
-    """The user's arguments with the plan's knobs laid over: nothing of TRL's defaults, nothing of ours. What is read
-    here is not answered yet."""
+    """The user's arguments, overridden by the plan's knobs; without TRL's defaults and our own settings. Reading from
+    here does not mark a setting as answered."""
     keys: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What the tool cannot express, or does otherwise; one line each."""
+    """What the tool cannot express or does differently; one line each."""
     answered: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -95,13 +95,14 @@ class Draft:
         self.settings = {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns a setting: as given or planned, else TRL's default where this module or the method's row knows it."""
+        """Returns a setting as given or planned, otherwise TRL's default if this module or the method's row has it;
+        marks it as answered."""
         self.answered.add(name)
         known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, **self.method_facts.defaults}
         return self.settings.get(name, known.get(name, default))
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Copies settings that another tool has, under the same or another name, with the same values."""
+        """Copies settings that the tool has with the same values, under the same or another name."""
         self.answered.update(names)
         self.keys |= {key: value for name, key in names.items() if (value := self.settings.get(name)) is not None}
 
@@ -131,15 +132,15 @@ class Draft:
 
     @property
     def launch(self) -> Mapping[str, Any]:
-        """Returns the launch settings, in the keys of ``accelerate launch``: as the user's own file has it, or as
-        autofit launches them."""
+        """Returns the launch settings, in the keys of ``accelerate launch``: the user's own, or those that autofit
+        uses."""
         return self.launched() if self.job.accelerate is None else self.job.accelerate
 
     def launched(self, layers: Sequence[str] = ()) -> dict[str, Any]:
         """Returns the launch settings that autofit itself uses.
 
         Args:
-            layers: Those that accelerate does not find by itself.
+            layers: Layers to wrap that accelerate does not find by itself.
         """
         attention = self.job.arguments.get("attn_implementation")
         return accelerate_config(
@@ -148,7 +149,7 @@ class Draft:
 
     @property
     def data(self) -> Data | None:
-        """Returns where the rows come from; None where no data are named, and for a mixture, which only TRL reads."""
+        """Returns where the rows come from; None if no data are named, or for a mixture, which only TRL reads."""
         named = self.job.dataset or self.settings.get("dataset_name")
         if named is None:
             return None
@@ -162,14 +163,14 @@ class Draft:
         )
 
     def note_data(self, mixture: str = "") -> None:
-        """Adds a note where ``data`` is None; ``mixture`` says what to do with one."""
+        """Adds a note if ``data`` is None; ``mixture`` is the note for a mixture."""
         note = mixture if self.job.names_data else "data: the plan was made without any, and training needs some"
         if note and self.data is None:
             self.notes.append(note)
 
     @property
     def length(self) -> int:
-        """Tokens that a row is cut to, as a number; of the longest row where there is no limit."""
+        """Returns the tokens that a row is cut to; without a limit, those of the longest row."""
         if self.job.is_online:
             return (self.plan.prompt_length or NO_LIMIT_TOKENS) + self.knobs.completion_length
         longest = NO_LIMIT_TOKENS if self.plan.data is None else self.plan.data.longest
@@ -177,7 +178,7 @@ class Draft:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Returns the variables to set before the training process starts: the job's own and the plan's allocator."""
+        """Returns the variables to set before the training process starts: the job's and the allocator's."""
         given = dict(self.job.environment)
         if not self.knobs.expandable_segments:
             return given
@@ -189,7 +190,7 @@ class Draft:
 
 
 def draft_of(plan: Plan, job: Job) -> Draft:
-    """An empty draft without the user's secrets, and the names of these."""
+    """Returns an empty draft without the user's secrets, but with their names."""
     public = as_recorded(job)
     hidden = (*(job.arguments.keys() - public.arguments.keys()), *(job.environment.keys() - public.environment.keys()))
     return Draft(plan=plan, job=public, hidden=tuple(sorted(hidden)))
@@ -197,26 +198,26 @@ def draft_of(plan: Plan, job: Job) -> Draft:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tool:
-    """Describes how the head of a file speaks of the tool that reads it."""
+    """Describes a tool for the comments at the head of its file."""
 
     name: str
     """As its authors write it: ``LLaMA-Factory``."""
     command: str
     """The command that runs the file: ``axolotl train FILE``."""
     trains_with_trl: bool
-    """Whether the predicted peak is this tool's own."""
+    """Whether the predicted peak applies to this tool as it is."""
     notes_head: str = ""
-    """The heading of the notes, where they are not what the tool cannot express."""
+    """The heading of the notes, if they are not about what the tool cannot express."""
 
 
 def document(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
-    """The file: comments, then YAML; the variables of ``environment`` stand before the command."""
+    """Returns the file: comments, then YAML. In the comments, the variables of ``environment`` precede the command."""
     import yaml
 
     comments = heading(draft, tool, environment)
 
     class Dumper(yaml.SafeDumper):
-        """Writes texts which every reader of YAML takes for texts, and lines as lines."""
+        """Writes texts so that every YAML reader takes them for texts, and keeps their lines."""
 
     def represent(dumper: Any, text: str) -> Any:
         style = "|" if text.endswith("\n") and printable(text) == text else None
@@ -228,17 +229,17 @@ def document(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
 
     Dumper.add_representer(str, represent)
     text = dump(allow_unicode=True)
-    if printable(text) != text:  # such as what turns the direction of writing, which YAML can spell out as well
+    if printable(text) != text:  # such as characters that change the writing direction, which YAML can escape
         text = dump(allow_unicode=False)
     return comments + text
 
 
 _NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")
-"""Matches what YAML 1.2 reads as a number: also ``2e-05``, which is text by YAML 1.1, and so to PyYAML."""
+"""Matches what YAML 1.2 reads as a number. It includes ``2e-05``, which YAML 1.1, and so PyYAML, reads as text."""
 
 
 def heading(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
-    """The comments that a file begins with; the last ones name every setting that no key answers."""
+    """Returns the comments at the head of the file; the last ones name every setting that no key answers."""
     plan, estimate = draft.plan, draft.plan.estimate
     topology, name = estimate.hardware.topology, estimate.hardware.name
     machines = f" on each of {topology.nodes} machines" if topology.nodes > 1 else ""
@@ -264,18 +265,18 @@ def heading(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
     return "".join(f"# {one_line(line)}\n" for line in [*lines, *(f"- {note}" for note in notes)])
 
 
-# -- what several tools have in common that they cannot say ----------------------------------------------------------
+# -- notes that several tools share ----------------------------------------------------------------------------------
 
 
 def note_host_optimizer(draft: Draft, instead: str) -> None:
-    """Optimizer state on the host is autofit's own."""
+    """Adds a note that only autofit keeps optimizer state on the host."""
     if draft.knobs.optimizer_offload:
         why = "optimizer_offload true: optimizer state and step on the host are autofit's own, and without them"
         draft.notes.append(f"{why} the run needs more than is predicted; {instead}")
 
 
 def note_variables(draft: Draft) -> None:
-    """The allocator's setting and the job's own variables are no keys."""
+    """Adds notes that the allocator's setting and the job's own variables are not keys."""
     if draft.knobs.expandable_segments:
         draft.notes.append("expandable_segments true: a variable of the process, which the command above sets")
     if draft.job.environment:
@@ -284,7 +285,8 @@ def note_variables(draft: Draft) -> None:
 
 
 def note_whole_logits(draft: Draft, tool: str, batch: str) -> None:
-    """TRL goes over the tokens in chunks (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll)."""
+    """Adds a note that the tool computes all logits of a micro-batch at once. TRL computes them in chunks
+    (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll)."""
     has_chunks = draft.method_facts.has_chunked_loss and draft.settings.get("loss_type") != "nll"
     if not has_chunks or draft.settings.get("use_liger_kernel"):
         return
@@ -297,6 +299,6 @@ def note_whole_logits(draft: Draft, tool: str, batch: str) -> None:
 
 
 def note_no_limit(draft: Draft, key: str) -> None:
-    """A tool that takes a number only."""
+    """Adds a note that the tool cannot express that rows have no length limit."""
     if not draft.job.is_online and draft.job.row_limit(draft.knobs) is None:
         draft.notes.append(f"max_length none: {key} takes a number only, so it is that of the longest row or larger")

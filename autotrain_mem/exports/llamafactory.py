@@ -1,8 +1,9 @@
-"""LLaMA-Factory's YAML (``llamafactory-cli train FILE``).
+"""Writes LLaMA-Factory's YAML (``llamafactory-cli train FILE``).
 
-Keys after https://github.com/hiyouga/LLaMA-Factory, August 2026 (ff6d4d1), ``src/llamafactory/hparams``:
+Keys follow https://github.com/hiyouga/LLaMA-Factory, August 2026 (ff6d4d1), ``src/llamafactory/hparams``:
 ``model_args.py``, ``data_args.py``, ``finetuning_args.py``, ``generating_args.py`` and ``training_args.py``, whose
-TrainingArguments are transformers' own; what they become after ``model/loader.py``, ``model/adapter.py`` and ``train``.
+TrainingArguments derive from transformers'. Their effect follows ``model/loader.py``, ``model/adapter.py`` and
+``train``.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ TRAINER_ARGUMENTS = (
     *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
     *("ddp_backend", "ddp_timeout", "debug", "skip_memory_metrics", "resume_from_checkpoint"),
 )
-"""transformers 5.23, ``training_args.py: TrainingArguments``, without those that say which device or how many."""
+"""Arguments of transformers 5.23 (``training_args.py: TrainingArguments``), except for the choice and number of
+devices."""
 
 RENAMED = {
     "dataset_num_proc": "preprocessing_num_workers",
@@ -71,16 +73,16 @@ _OWN_WAY = frozenset(
         *("remove_unused_columns", "label_names", "bf16", "fp16", "output_dir", *TRAINER_DEFAULTS),
     }
 )
-"""Arguments of transformers that LLaMA-Factory overrides, or that are set elsewhere."""
+"""Arguments of transformers that LLaMA-Factory overrides, or that are written elsewhere in this module."""
 
 
 def llamafactory(plan: Plan, job: Job) -> str:
-    """The file for ``llamafactory-cli train FILE``."""
+    """Returns the file for ``llamafactory-cli train FILE``."""
     draft = draft_of(plan, job)
     count, nodes, facts = draft.knobs.processes, draft.nodes, _facts(draft)
     others = f"NNODES={nodes} NODE_RANK=0 MASTER_ADDR={FIRST_MACHINE} MASTER_PORT={PORT} " if nodes > 1 else ""
     several = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={count // nodes} {others}" if count > 1 else ""
-    command = f"{several}llamafactory-cli train FILE"  # which starts torchrun, for DDP (``cli.py: main``)
+    command = f"{several}llamafactory-cli train FILE"  # starts torchrun for DDP (``cli.py: main``)
     if draft.knobs.is_sharded:  # as in ``examples/extras``
         command = f"accelerate launch --config_file {ACCELERATE_FILE} src/train.py FILE"
     tool = Tool(name="LLaMA-Factory", command=command, trains_with_trl=False)
@@ -120,7 +122,7 @@ def llamafactory(plan: Plan, job: Job) -> str:
 
 
 def _facts(draft: Draft) -> LlamaFactoryFacts:
-    """Returns LLaMA-Factory's facts of the method; ``tools.check`` has refused methods without any."""
+    """Returns LLaMA-Factory's facts about the method; ``tools.check`` has rejected methods without any."""
     facts = method_of(draft.job.method).llamafactory
     assert facts is not None
     return facts
@@ -130,7 +132,7 @@ def _facts(draft: Draft) -> LlamaFactoryFacts:
 
 
 def _add_data(draft: Draft) -> None:
-    """Data have a name in ``dataset_info.json``, with what is to be read of them."""
+    """Adds the data: a name in ``dataset_info.json``, whose entry says what to read."""
     data, packs, facts = draft.data, draft.knobs.packing, _facts(draft)
     draft.answered.update(OF_DATA)
     names = {}
@@ -138,7 +140,7 @@ def _add_data(draft: Draft) -> None:
         draft.answered.add("datasets")
         draft.note_data("datasets: name each of the mixture in dataset, divided by commas")
     else:
-        name = pathlib.PurePath(data.path).stem.replace(",", "_")  # a comma would divide it in two
+        name = pathlib.PurePath(data.path).stem.replace(",", "_")  # a comma would split the name
         names = {"dataset": name} | ({"eval_dataset": f"{name}_eval"} if draft.job.is_evaluated else {})
         source = {"hf_hub_url": data.path} if data.kind is None else {"file_name": str(data.path)}
         subset = {} if data.subset is None else {"subset": data.subset}
@@ -169,8 +171,8 @@ _LORA = {"lora_r": "lora_rank", "lora_alpha": "lora_alpha", "lora_dropout": "lor
 
 
 def _add_adapter(draft: Draft) -> None:
-    """After ``model/adapter.py: _setup_lora_tuning``, which divides a text at its commas (PEFT reads a single text as a
-    regular expression), and ``model/model_utils/quantization.py: configure_quantization``."""
+    """Adds the adapter. ``model/adapter.py: _setup_lora_tuning`` splits a text at its commas, while PEFT reads a single
+    text as a regular expression. Quantization follows ``model/model_utils/quantization.py: configure_quantization``."""
     if not draft.knobs.use_peft:
         draft.answered.update(IDLE_WITHOUT_ADAPTER)
         return
@@ -203,11 +205,11 @@ def _add_adapter(draft: Draft) -> None:
 
 
 def _add_arithmetic(draft: Draft) -> None:
-    """Writes precision and checkpointing.
+    """Adds precision and checkpointing.
 
-    Weights come in the checkpoint's dtype (``model/loader.py: load_model``), and what is trained becomes float32 unless
-    ``pure_bf16`` is set (``model/adapter.py: init_adapter``). Checkpointing is reentrant by default, which TRL's is not
-    (``model/model_utils/checkpointing.py: prepare_model_for_training``).
+    LLaMA-Factory loads weights in the checkpoint's dtype (``model/loader.py: load_model``), and casts trained ones to
+    float32 unless ``pure_bf16`` is set (``model/adapter.py: init_adapter``). Its checkpointing is reentrant by default,
+    TRL's is not (``model/model_utils/checkpointing.py: prepare_model_for_training``).
     """
     knobs, is_full = draft.knobs, not draft.knobs.use_peft
     details = dict(draft.get("gradient_checkpointing_kwargs") or {})

@@ -1,7 +1,7 @@
 """Writes what every machine of a cluster runs: autofit itself, with the plan's settings, one command on each.
 
-autofit starts that machine's processes. Which machine it is, and where the first one listens, are the only words that
-differ: ``--machine_rank``, ``--main_process_ip`` and ``--main_process_port``, as ``accelerate launch`` calls them.
+autofit starts that machine's processes. The only added flags are the machine's rank and the first machine's address and
+port: ``--machine_rank``, ``--main_process_ip`` and ``--main_process_port``, named as in ``accelerate launch``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTES_HEAD = "Before it runs:"
 
 
 def machine_words(draft: Draft) -> list[str]:
-    """Lists the words that every machine's command has in common, not quoted: ``autofit sft --model ...``."""
+    """Returns the unquoted words that all machines' commands share: ``autofit sft --model ...``."""
     job, knobs = draft.job, draft.knobs
     launch = {name: getattr(knobs, name) for name in LAUNCHED if name not in ("processes", "dp_replicate_size")}
     single = {name: Knobs.__dataclass_fields__[name].default for name in launch}
@@ -43,14 +43,14 @@ def machine_words(draft: Draft) -> list[str]:
 
 
 def rendezvous(draft: Draft, rank: str, host: str, port: str) -> list[str]:
-    """Lists the words by which machines find each other; none where there is one."""
+    """Returns the flags by which machines find each other; none for a single machine."""
     if draft.nodes == 1:
         return []
     return ["--machine_rank", rank, "--main_process_ip", host, "--main_process_port", port]
 
 
 def note_shared_files(draft: Draft, extra: Sequence[str] = ()) -> None:
-    """Describes what must be in place on every machine; all settings stand in the command."""
+    """Adds notes on what every machine needs. The command holds all settings, so they count as answered."""
     machines = "the machine" if draft.nodes == 1 else "every machine"
     same = "" if draft.nodes == 1 else ", and output_dir on a file system that all machines share"
     files = f"autofit, the model and the data are found by these names on {machines}{same}"
@@ -60,7 +60,7 @@ def note_shared_files(draft: Draft, extra: Sequence[str] = ()) -> None:
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """Quotes words for bash, and spells out what would steer a terminal.
+    """Quotes words for bash, and escapes characters that would control a terminal.
 
     >>> print(shell_line(["echo", "a b", "c\\x1b[2J"]))
     echo 'a b' $'c\\U0000001b[2J'
@@ -77,7 +77,7 @@ def shell_line(words: Sequence[str]) -> str:
 
 
 def commands(plan: Plan, job: Job) -> str:
-    """Returns one command for each machine, to be started by hand or by another launcher."""
+    """Returns one command for each machine, to start by hand or with another launcher."""
     draft = draft_of(plan, job)
     first = f"write the address of the first machine in place of {FIRST_MACHINE}, in every command"
     notes = (first, "start all of them: each waits for the others") if draft.nodes > 1 else ()
@@ -93,7 +93,7 @@ def commands(plan: Plan, job: Job) -> str:
 
 
 def slurm(plan: Plan, job: Job) -> str:
-    """The script for ``sbatch FILE``: one task on each node, which starts that node's processes."""
+    """Returns the script for ``sbatch FILE``: one task on each node, which starts that node's processes."""
     draft = draft_of(plan, job)
     own = "partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch"
     tool = Tool(name="Slurm", command="sbatch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
@@ -108,7 +108,7 @@ def slurm(plan: Plan, job: Job) -> str:
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --gpus-per-node={draft.devices}",
         "#SBATCH --exclusive",
-        "#SBATCH --requeue",  # after a node has failed: the same command goes on with its run
+        "#SBATCH --requeue",  # after a node fails, the same command resumes its run
         "#SBATCH --output=%x-%j.log",
         "",
         "set -euo pipefail",
@@ -132,20 +132,20 @@ def slurm(plan: Plan, job: Job) -> str:
 
 
 CARD = "CARD"
-"""A placeholder for a card whose name at SkyPilot is not known here."""
+"""A placeholder for a card whose SkyPilot name is unknown here."""
 CARDS = {
     **{"a10": "A10", "a10g": "A10G", "a100-40gb": "A100", "a100-80gb": "A100-80GB", "b200": "B200"},
     **{"h100-80gb": "H100", "h200": "H200", "l4": "L4", "l40s": "L40S", "rtx3090": "RTX3090"},
     **{"rtx4090": "RTX4090", "rtx5090": "RTX5090"},
     **{"t4": "T4", "v100-16gb": "V100", "v100-32gb": "V100-32GB"},
 }
-"""SkyPilot's names of cards (its catalog, ``sky gpus list``), by ours."""
+"""Our names of cards -> SkyPilot's (its catalog, ``sky gpus list``)."""
 
 
 def skypilot(plan: Plan, job: Job) -> str:
-    """The task for ``sky launch FILE``: SkyPilot rents the machines, and runs its command on each.
+    """Returns the task for ``sky launch FILE``: SkyPilot rents the machines, and runs the command on each.
 
-    Fields are those of SkyPilot's ``sky/utils/schemas.py: get_task_schema``, variables of ``sky/skylet/constants.py``.
+    Fields follow SkyPilot's ``sky/utils/schemas.py: get_task_schema``, variables ``sky/skylet/constants.py``.
     """
     draft = draft_of(plan, job)
     tool = Tool(name="SkyPilot", command="sky launch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
@@ -175,18 +175,19 @@ def skypilot(plan: Plan, job: Job) -> str:
 
 
 IMAGE = "IMAGE"
-"""A placeholder for an image's name in a registry; it is no valid name of an image."""
+"""A placeholder for an image in a registry; it is not a valid image name."""
 CLAIM = "autofit-workspace"
 WORKSPACE = "/workspace"
-"""Where the project's Dockerfile has its working folder."""
+"""The working directory of the project's Dockerfile."""
 
 
 def kubernetes(plan: Plan, job: Job) -> str:
-    """The manifest for ``kubectl apply -f FILE``: a PyTorchJob with a master and workers, each a machine's GPUs.
+    """Returns the manifest for ``kubectl apply -f FILE``: a PyTorchJob with a master and workers, each with one
+    machine's GPUs.
 
-    Fields are those of ``kubeflow.org/v1`` (training-operator, ``manifests/base/crds/kubeflow.org_pytorchjobs.yaml``).
-    The operator tells each pod its rank and the master's address (``pkg/controller.v1/pytorch/envvar.go: setPodEnv``),
-    and Kubernetes writes a variable's value wherever a command says ``$(NAME)``.
+    Fields follow ``kubeflow.org/v1`` (training-operator, ``manifests/base/crds/kubeflow.org_pytorchjobs.yaml``). The
+    operator sets each pod's rank and the master's address as variables (``pkg/controller.v1/pytorch/envvar.go:
+    setPodEnv``), and Kubernetes replaces ``$(NAME)`` in a command by a variable's value.
     """
     draft = draft_of(plan, job)
     tool = Tool(name="Kubernetes", command="kubectl apply -f FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
@@ -211,7 +212,7 @@ def kubernetes(plan: Plan, job: Job) -> str:
 
 def _replicas(draft: Draft, count: int) -> dict[str, Any]:
     mounts = {"shm": "/dev/shm", "workspace": WORKSPACE}
-    place = rendezvous(draft, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")  # RANK is the pod's own, among pods
+    place = rendezvous(draft, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")  # RANK is the pod's rank
     container = {
         "name": "pytorch",  # the operator looks for a container of this name
         "image": IMAGE,
@@ -222,7 +223,7 @@ def _replicas(draft: Draft, count: int) -> dict[str, Any]:
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
     }
     volumes = [
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # NCCL's and a dataloader's; a container has 64 MiB
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # for NCCL and dataloaders; the default is 64 MiB
         {"name": "workspace", "persistentVolumeClaim": {"claimName": CLAIM}},
     ]
     shown = {name: value for name, value in container.items() if value != []}
@@ -231,5 +232,5 @@ def _replicas(draft: Draft, count: int) -> dict[str, Any]:
 
 
 def _escaped(word: str) -> str:
-    """Writes a word in which Kubernetes finds no variable."""
+    """Returns a word in which Kubernetes replaces no variable."""
     return word.replace("$(", "$$(")

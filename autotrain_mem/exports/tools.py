@@ -1,4 +1,4 @@
-"""The tools whose files can be written, by the names of ``--export``."""
+"""Lists the tools whose files ``--export`` can write, by name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:  # every command reads the tools' names
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exporter:
-    """Writes one tool's file."""
+    """Describes how one tool's file is written."""
 
     module: str
-    """The module with the function of the tool's name, from a plan and its job to the text: each is imported when it is
-    asked for, since the names of the tools stand in every help."""
+    """The module with the function of the tool's name, which makes the text from a plan and its job. It is imported on
+    use, since every help names the tools."""
     lacks: str = ""
-    """The message about a method that the tool lacks."""
+    """The message for a method that the tool lacks."""
     trains: Callable[[str], bool] = METHODS.__contains__
     """Returns whether the tool can train a method."""
 
@@ -60,26 +60,26 @@ EXPORTERS = {
 }
 
 OF_MACHINES = ("slurm", "kubernetes", "skypilot", "commands")
-"""Say what each machine runs, in flags of ours."""
+"""Their files hold commands of autofit, with our flags, for each machine."""
 
 
 _WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
-"""Say how a model is shared in keys of their own, and not yet in DeepSpeed's."""
+"""Tools with their own keys for sharding; files with DeepSpeed's are not written yet."""
 _WITHOUT_SHARED_TOKENS = ("axolotl", "llamafactory")
-"""Their ring attention, if any, is their own and is not rehearsed."""
+"""Tools whose ring attention, if any, is their own and is not rehearsed."""
 
 
 def check(name: str, method: str, *, is_zero: bool, token_shards: int, peft_config: object) -> None:
-    """Refuses a plan whose file would train something else; asked before minutes of planning, too.
+    """Rejects a plan whose file would train something else; also called before minutes of planning.
 
     Args:
         name: One of :data:`EXPORTERS`.
-        is_zero: DeepSpeed's ZeRO shares the model.
-        token_shards: GPUs that share the tokens of a row.
-        peft_config: A config of PEFT's own; None or empty where TRL's flags say what is adapted.
+        is_zero: Whether DeepSpeed's ZeRO shards the model.
+        token_shards: Number of GPUs that share the tokens of a row.
+        peft_config: PEFT's own config; None or empty if TRL's flags describe the adapter.
 
     Raises:
-        UsageError: the tool has no such method, or cannot be told how the model is shared or adapted.
+        UsageError: the tool lacks the method, or cannot express how the model is sharded or adapted.
     """
     exporter = EXPORTERS[name]
     if method not in exporter.methods:
@@ -107,7 +107,7 @@ def check(name: str, method: str, *, is_zero: bool, token_shards: int, peft_conf
 
 
 def export(name: str, plan: Plan, job: Job) -> str:
-    """The text of the file for a tool. Raises UsageError as :func:`check` does.
+    """Returns the text of a tool's file. Raises UsageError as :func:`check` does.
 
     Example: ``export("axolotl", plan, job)`` begins with ``# Made by autofit for Axolotl: sft of Qwen/Qwen3-8B.``
     """

@@ -1,7 +1,7 @@
-"""TRL's own YAML: what ``trl METHOD --config FILE`` reads, and ``autofit METHOD --config FILE`` as well.
+"""Writes TRL's own YAML, for ``trl METHOD --config FILE`` and also ``autofit METHOD --config FILE``.
 
-Keys are the fields of four dataclasses, and ``env`` (``trl/scripts/utils.py: TrlParser.parse_args_and_config``, which
-sets it before the model is loaded).
+Keys are the fields of four dataclasses, and ``env``, which is set before the model is loaded (``trl/scripts/utils.py:
+TrlParser.parse_args_and_config``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DATA_NAMES = ("dataset_name", "datasets")
 
 
 def trl(plan: Plan, job: Job) -> str:
-    """The file for ``trl METHOD --config FILE``."""
+    """Returns the file for ``trl METHOD --config FILE``."""
     draft = draft_of(plan, job)
     knobs, data, method, has_script = draft.knobs, draft.data, job.method, job.method_facts.has_trl_command
     if not has_script:
@@ -43,13 +43,13 @@ def trl(plan: Plan, job: Job) -> str:
         named = {"dataset_name": data.path}
     else:  # a file is one dataset of a mixture (``trl/scripts/utils.py: DatasetConfig``): a name would be looked up
         named = {"datasets": [{"path": data.kind, "data_files": data.path}]}
-    settings = draft.settings  # everything as it is: nothing but optimizer offload is ours alone
+    settings = draft.settings  # unchanged: only optimizer offload is ours alone
     draft.answered.update(settings)
     first = {"model_name_or_path": job.model, **named, **sharding_arguments(knobs)}
     rest = {name: value for name, value in settings.items() if name not in (*DATA_NAMES, "model_name_or_path")}
     variables = draft.environment
     if knobs.sp_size > 1:
-        # Tells accelerate who shares rows in DeepSpeed's way: nothing else does, where torchrun starts
+        # With torchrun, only these tell accelerate which ranks share rows in DeepSpeed's way
         # (``accelerate/parallelism_config.py: __post_init__``).
         launched = launch_environment(draft.launch)
         variables |= {name: value for name, value in launched.items() if "PARALLELISM_CONFIG" in name}
@@ -71,7 +71,7 @@ def trl(plan: Plan, job: Job) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DryRun:
-    """A run that does not take place."""
+    """Describes what a run would start."""
 
     json_form: ClassVar = Form(
         schema="autofit.dry_run/1", derived={"config": "settings"}, hidden=("config", "short_command")
@@ -80,20 +80,20 @@ class DryRun:
     config: str
     """TRL's YAML, with comments."""
     command: tuple[str, ...] | None
-    """The same training with TRL alone; None where TRL has no script for the method."""
+    """The command for the same training with TRL alone; None if TRL has no script for the method."""
     short_command: str
     environment: Mapping[str, str]
     """The variables that autofit would set for the training process."""
 
     @property
     def settings(self) -> Any:
-        """Describes what the YAML holds."""
+        """Returns the YAML's content."""
         import yaml
 
         return yaml.safe_load(self.config)
 
     def to_text(self) -> str:
-        """Returns one YAML file, which TRL reads: what is no config is a comment."""
+        """Returns one YAML file that TRL can read; all but the config is in comments."""
         lines = ["No command: TRL has no script for this method, and autofit trains with a trainer of its own."]
         if self.command is not None:
             lines = [f"The command, with this text as {TRL_FILE} (TRL's short form of it: {self.short_command}):"]
@@ -107,7 +107,7 @@ def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
     """Describes what ``autofit METHOD`` would start with this plan.
 
     Args:
-        environment: What it would set for the training process.
+        environment: Variables that it would set for the training process.
     """
     draft = draft_of(plan, job)
     single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", draft.precision)

@@ -63,7 +63,7 @@ def test_divisions_may_differ_by_size(listed: str, divisions: tuple[int, ...]) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("expandable_segment:True", "expandable_segment is no option of the allocator"),
+        ("expandable_segment:True", "expandable_segment is not an option of the allocator"),
         ("expandable_segments", "expandable_segments needs a value: expandable_segments:VALUE"),
         ("expandable_segments:true", "expandable_segments is True or False, not true"),
         ("max_split_size_mb:19", "max_split_size_mb must be 20 or more, not 19"),
