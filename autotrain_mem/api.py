@@ -1,7 +1,7 @@
-"""The story on one page: what a configuration needs, which one fits, and the run itself.
+"""Offers the main functions: what a configuration needs, which one fits, and the run itself.
 
-``estimate`` rehearses one configuration; ``plan`` searches for the best that fits; ``fit`` plans and trains. A
-:class:`Rehearsals` holds what the three share: the job, the device, and the worker that rehearses.
+``estimate`` rehearses one configuration, ``plan`` searches for the best that fits, ``fit`` trains with it. A
+:class:`Rehearsals` holds what the three share: the job, the device, and the workers that rehearse.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ __all__ += ["compared", "detect", "frontier", "leading", "rehearsals_for", "resu
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
-# -- what every face does --------------------------------------------------------------------------------------------
+# -- shared by the command, the verbs and the trainers ---------------------------------------------------------------
 
 
 def begin(
@@ -91,16 +91,16 @@ def begin(
 ) -> Rehearsals:
     """Reads the requested job for its device (:func:`rehearsals_for`).
 
-    With ``to_train``, a missing device, missing weights or an unwritable folder are refused now, and the other machines
-    are waited for last.
+    With ``to_train``, it raises now for a missing device, missing weights or an unwritable folder, and last waits for
+    the other machines.
 
     Args:
         machines: The other machines of the training, as :func:`leading` yields them.
 
     Raises:
-        TrainingError: another machine did not come.
-        UsageError: also no data are named; what the method needs beside its arguments is not given, such as a reward; a
-            run cannot be resumed and be moved aside; the mishaps of a simulated card cannot be read.
+        TrainingError: another machine did not connect.
+        UsageError: also if no data are named, if something that the method needs is missing, such as a reward, if a run
+            is to be both resumed and moved aside, or if the mishaps of a simulated card cannot be read.
         NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
     """
     if to_train and (request.autofit.nodes or 1) > 1 and machines is None:
@@ -113,14 +113,14 @@ def begin(
         job = rehearsals.job
         device = training_device(rehearsals.hardware, simulate=request.simulate, environment=job.environment)
         if request.simulate:
-            from autotrain_mem.machine.fault_injection import check_mishaps  # of no run on a real card
+            from autotrain_mem.machine.fault_injection import check_mishaps  # only for simulated cards
 
             check_mishaps(job.environment)
             for warning in without_effect(job):
                 warn(warning)
         workers.first.check_can_train(job)
         check_to_train(job, request)
-        if machines is not None:  # the least that is free on any of them counts
+        if machines is not None:  # plans for the least that is free on any machine
             there, planned_for = machines.gather(device), rehearsals.hardware
             free_bytes = min(planned_for.free_bytes, there.free_bytes)
             topology = replace(planned_for.topology, nodes=there.topology.nodes)
@@ -136,10 +136,10 @@ def train(
     *,
     machines: Machines | None = None,
 ) -> Report:
-    """Confirms a plan by a probe, unless the request is otherwise, and trains with it. Raises as both do.
+    """Probes a plan, unless the request turns this off, and trains with it. Raises as both do.
 
-    ``on_event`` gets the events of :func:`fit` and of ``run.confirm.confirmed``, ``moved_aside`` with the ``path`` of
-    another run, and last ``report`` with the ``path`` of the run's report, which is written however the training ends.
+    ``on_event`` gets the events of :func:`fit` and of ``run.confirm.confirmed``; ``moved_aside`` with the ``path`` of
+    another run; and last ``report`` with the ``path`` of the run's report, which is written even if the training fails.
     """
     with hold_output(rehearsals.job, on_event, overwrite=request.overwrite_output_dir) as folder:
         if request.probe:
@@ -166,9 +166,9 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     """Estimates one configuration exactly as given (``verbs.estimate``).
 
     Args:
-        snapshot: A file for the predicted history, as ``torch.cuda.memory._dump_snapshot`` would write it; raises
-            OutputFolderError where it cannot be written.
-        checks: Look at model and tokenizer first, which takes half a second.
+        snapshot: A file for the predicted history, in the format of ``torch.cuda.memory._dump_snapshot``; raises
+            OutputFolderError if it cannot be written.
+        checks: Whether to check the model and tokenizer first, which takes half a second.
     """
     job = rehearsals.job
     if job.maximized is not None:
@@ -211,16 +211,17 @@ def plan(
     earlier: Plan | None = None,
     again: str = "plan(...).save(path)",
 ) -> Plan:
-    """The best configuration that fits the budget (``verbs.plan``); with ``earlier``, a plan made before, as it is now.
+    """Returns the best configuration that fits the budget (``verbs.plan``); with ``earlier``, follows that plan
+    instead.
 
     Args:
-        on_counting: Is called with how far the counting of tokens is.
-        to_train: The data will be needed, so they are read even where the plan could do without.
-        simulate: The training will run on the CPU, under a simulated card.
+        on_counting: Called with the progress of counting tokens.
+        to_train: Whether to read the data even if the plan could do without, since training needs them.
+        simulate: Whether the training will run on the CPU, under a simulated card.
         again: How to make the earlier plan again, for the hints of errors (``planning.follow_plan``).
     """
     started = time.perf_counter()
-    if earlier is not None and SMALLER_IMAGES not in rehearsals.job.arguments:  # so that tokens are those of its images
+    if earlier is not None and SMALLER_IMAGES not in rehearsals.job.arguments:  # to count the tokens of its image size
         rehearsals = rehearsals.with_max_pixels(earlier.knobs.max_pixels)
     job = rehearsals.job
     check_forbid(job.forbid)
@@ -245,12 +246,12 @@ def frontier(
     on_attempt: OnAttempt = lambda attempt: None,
     on_counting: OnCounting = lambda counting: None,
 ) -> Frontier:
-    """Returns how much fits, at each level of harm, of what the job asks for as ``max``."""
+    """Returns how much of the setting given as ``max`` fits, at each level of harm."""
     check_forbid(rehearsals.job.forbid)
     facts = rehearsals.describe()
     subject = rehearsals.subject(facts, examine(rehearsals, on_counting)[1])
     question = question_of(subject)
-    assert question is not None, "a frontier is of a job that asks how much fits"
+    assert question is not None, "a frontier needs a job that asks how much fits"
     return frontier_of(subject, question, on_attempt)
 
 
@@ -262,7 +263,7 @@ def cards(
 ) -> Cards:
     """Returns the best plan for each of many cards (``verbs.cards``)."""
     check_forbid(rehearsals.job.forbid)
-    newest = max(devices, key=lambda card: card.compute_capability or ASSUMED_CAPABILITY)  # which can most
+    newest = max(devices, key=lambda card: card.compute_capability or ASSUMED_CAPABILITY)  # the most capable
     _, lengths = examine(replace(rehearsals, hardware=newest), on_counting)
     return compare_cards(rehearsals, devices, lengths, on_attempt)
 
@@ -283,15 +284,14 @@ def fit(
     folder: RunFolder | None = None,
     machines: Machines | None = None,
 ) -> Report:
-    """Trains with a plan in a process of its own, and in others where it dies (``verbs.fit``, which tells the rest).
+    """Trains with a plan in a separate process, and in a new one if it dies (see ``verbs.fit``).
 
     Args:
-        guarded: Else the process trains as TRL does by itself, and ends when the device is full.
-        on_event: Gets every step: ``start``, ``step`` and ``log`` events of
-            ``training.process.train``, ``checkpoint`` and ``save_failed`` ones of
-            ``training.process.checkpointing``, ``restart`` of ``training.supervisor``.
-        folder: The output folder, where somebody holds it already.
-        machines: The others that train along; None where one machine trains.
+        guarded: Whether to guard the process; otherwise it trains exactly as TRL does, and ends when out of memory.
+        on_event: Called with ``start``, ``step`` and ``log`` events of ``training.process.train``, ``checkpoint`` and
+            ``save_failed`` events of ``training.process.checkpointing``, and ``restart`` of ``training.supervisor``.
+        folder: The output folder, if the caller holds it already.
+        machines: The other machines that train along; None if one machine trains.
     """
     device = training_device(rehearsals.hardware, simulate=simulate, environment=rehearsals.job.environment)
     rehearsals = replace(rehearsals, job=settled(rehearsals.job, chosen.knobs))
@@ -313,19 +313,20 @@ def report_page(path: str | pathlib.Path, on_progress: Callable[[str], None] = l
     """Makes the page of a plan's file or an output folder; rehearses the plan if no trace of it was kept.
 
     Args:
-        on_progress: Gets a phrase for each task that takes seconds.
+        on_progress: Called with a phrase for each task that takes seconds.
 
     Raises:
-        PlanFileError: no plan is there, or it cannot be read.
+        PlanFileError: there is no plan, or it cannot be read.
     """
     store = Store(cache_folder())
     return page_of(material_of(path, store, workers=lambda: Workers(1), on_progress=on_progress))
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
-    """Returns what is set for the training process.
+    """Returns the variables to set for the training process.
 
-    A card that is not here counts as the first that the job's own environment shows, else as the first of a machine.
+    For a card that is not here, this uses the first card that the job's own environment makes visible, or else the
+    machine's first.
     """
     device = rehearsals.hardware
     if device.origin in ("named", "imagined"):

@@ -1,7 +1,7 @@
-"""The verbs of Python: what the command does, as functions that take and return values.
+"""Offers the command's actions in Python, as functions that take and return values.
 
-Each takes a method, a model, and TRL's own arguments by name. A given argument is never changed; any other may be
-decided by the plan. Nothing is printed, this process's environment stays as it is, and no process outlives a call.
+Each takes a method, a model, and TRL's own arguments by name. A given argument is never changed; a plan may decide any
+other. Nothing is printed, this process's environment stays as it is, and no process outlives a call.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def estimate(
     environment: Environment | None = None,
     **arguments: Any,
 ) -> Estimate:
-    """Predicts what one configuration needs, exactly as given, with TRL's defaults for the rest; no search.
+    """Predicts what one configuration needs, exactly as given, with TRL's defaults for the rest. It does not search.
 
-    It takes seconds, no GPU and no weights: a folder with ``config.json`` is enough.
+    It takes seconds and needs no GPU and no weights: a folder with ``config.json`` is enough.
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -52,25 +52,28 @@ def estimate(
         method: One of TRL's trainers, by name: ``sft``, ``reward``, ``dpo``, ``kto``, ``orpo``,
             ``cpo``, ``grpo``, ``rloo``, ``distillation``, ``online_dpo``, ``gkd`` or ``ppo``.
         model: A hub id or a folder.
-        dataset: A hub id, a folder, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file; read only where a length
-            must be counted (``max_length="auto"``, prompts). None: rows as those of TRL's example for the method.
-        autofit: The device above all, ``AutoFit(gpu="rtx4090")``; None: the GPU that is here.
+        dataset: A hub id, a folder, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file; read only if a length
+            must be counted (``max_length="auto"``, prompts). None: rows like those of TRL's example for the method.
+        autofit: Mainly the device, ``AutoFit(gpu="rtx4090")``; None: this machine's GPU.
         environment: Variables for the processes that load the model, such as ``PYTORCH_ALLOC_CONF``.
         **arguments: TRL's own, by name, with values as in Python or as in flags: ``learning_rate=1e-4``,
             ``dtype="bfloat16"``, ``use_peft=True``, ``lora_target_modules=["q_proj"]``. ``max_length`` also takes
-            ``"auto"``, the longest row, and ``"p99"``, the length that 99 % of the rows keep within; in ``plan``,
-            ``fit`` and ``cards`` also ``"max"``, as much as fits, as do ``per_device_train_batch_size``, ``lora_r``,
-            ``num_generations`` and ``max_completion_length``, one at a time.
+            ``"auto"``, the longest row, and ``"p99"``, the length that 99 % of the rows do not exceed. In ``plan``,
+            ``fit`` and ``cards`` one of ``max_length``, ``per_device_train_batch_size``, ``lora_r``,
+            ``num_generations`` and ``max_completion_length`` may be ``"max"``, as much as fits.
 
     Returns:
         Peaks in bytes by phase and by owner, the budget in bytes, seconds of one optimizer step.
 
     Raises:
-        UsageError: an argument that TRL does not know (with the nearest) or refuses, or that cannot be rehearsed.
-        NoGpuError, UnknownGpuError: no GPU is here and none is named; a name that no card has.
-        UnreadableGpuError: the GPU that is here does not answer, or torch cannot use it; the hint says what mends that.
+        UsageError: TRL does not have an argument (the hint suggests the nearest) or rejects it, or it cannot be
+            rehearsed.
+        NoGpuError: this machine has no GPU, and none is named.
+        UnknownGpuError: no card has this name.
+        UnreadableGpuError: the GPU does not respond, or torch cannot use it; the hint gives the remedy.
         ModelError, DatasetError: not found, not readable, or not for this method.
-        BatchSplitError, ContextLengthError: sizes that do not divide; more tokens than the model's context.
+        BatchSplitError: the batch sizes do not divide.
+        ContextLengthError: the length exceeds the model's context.
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
     """
     with python_errors():
@@ -89,10 +92,10 @@ def plan(
     environment: Environment | None = None,
     **arguments: Any,
 ) -> Plan:
-    """The fastest settings that fit, of the least harmful level that holds any; nothing is loaded.
+    """Returns the fastest settings that fit, at the least harmful level that has any; no weights are loaded.
 
-    It takes seconds to minutes, no GPU and no weights. With ``AutoFit(plan=...)`` that plan is followed in place of a
-    search: its own words stand where these leave something open.
+    It takes seconds to minutes and needs no GPU and no weights. ``AutoFit(plan=...)`` follows that plan instead of
+    searching; it fills in what the call leaves open.
 
     >>> from autotrain_mem import AutoFit, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -103,15 +106,15 @@ def plan(
         method, model, environment, **arguments: As :func:`estimate`'s.
         dataset: As :func:`estimate`'s; read unless ``max_length`` (for prompts ``AutoFit(prompt_length=...)``) is a
             number and no data are named.
-        autofit: How to plan: device, effective batch, how far to go.
+        autofit: How to plan: the device, the effective batch, which levels of harm are allowed.
 
     Returns:
-        The settings, their prediction, what was tried and what else there would be; ``save(path)`` writes it.
+        The settings, their prediction, what was tried, and the alternatives; ``save(path)`` writes the plan to a file.
 
     Raises:
-        DoesNotFitError: nothing that is allowed fits; the message holds the nearest that would.
-        PlanFileError: ``AutoFit(plan=...)`` names a file that holds none.
-        UsageError, HardwareError, ModelError, DatasetError, BatchSplitError, RehearsalError: as of :func:`estimate`.
+        DoesNotFitError: no allowed configuration fits; the message gives the nearest that would.
+        PlanFileError: ``AutoFit(plan=...)`` names a file that is not a plan.
+        UsageError, HardwareError, ModelError, DatasetError, BatchSplitError, RehearsalError: as :func:`estimate`.
     """
     with python_errors():
         request = _wish("plan", method, model, dataset, autofit, environment, arguments)
@@ -134,11 +137,11 @@ def fit(
     on_event: Callable[[Event], None] = lambda event: None,
     **arguments: Any,
 ) -> Report:
-    """Plan, or follow ``AutoFit(plan=...)``, and train with the plan in a process of its own.
+    """Plans, or follows ``AutoFit(plan=...)``, and trains with the plan in a separate process.
 
     The output folder then holds the model, ``plan.json`` (``Plan.load(report.output_dir)``), ``run.json`` and
-    ``train.log``. Where the process dies, another goes on from the last whole checkpoint, and takes less memory if that
-    was it. Ctrl-C ends the training after its step. With ``resume_from_checkpoint=True`` the plan is the one in the
+    ``train.log``. If the process dies, a new one resumes from the last complete checkpoint, with less memory if it
+    ran out. Ctrl-C ends the training after the current step. ``resume_from_checkpoint=True`` uses the plan in the
     output folder.
 
     >>> from autotrain_mem import AutoFit, fit
@@ -162,13 +165,13 @@ def fit(
 
     Args:
         method, model, dataset, autofit, environment, **arguments: As :func:`plan`'s; data are needed, and always read.
-        simulate: Train on the CPU, while a simulated card of the name in ``AutoFit(gpu=...)`` keeps account and runs
-            out of memory where that card would.
-        max_restarts: How often in a row another process may go on without a new checkpoint in between; 0 for never.
-        overwrite_output_dir: Where ``output_dir`` holds another run, rename that to ``NAME.previous-1``.
-        probe: Try the plan first, with two real steps on the longest rows in a process of their own; it moves where
-            they need more than predicted, or far less. Reward functions are called.
-        on_event: Gets the events of the training: mappings with ``event`` ``start`` (``total_steps``), ``step``
+        simulate: Whether to train on the CPU with a simulated card, named by ``AutoFit(gpu=...)``, which counts memory
+            and runs out of it as that card would.
+        max_restarts: The most restarts in a row without a new checkpoint in between; 0 for none.
+        overwrite_output_dir: Whether to rename another run in ``output_dir`` to ``NAME.previous-1``.
+        probe: Whether to try the plan first, with two real steps on the longest rows in a separate process. The plan
+            changes if they need more memory than predicted, or far less. Reward functions are called.
+        on_event: Called with the events of the training: mappings with ``event`` ``start`` (``total_steps``), ``step``
             (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them), ``checkpoint`` and
             ``save_failed`` (``step``, ``path``), ``restart`` (as :class:`Restart` writes it), ``moved_aside`` (``path``
             of another run), ``note`` (``message``, of output that was dropped) or ``interrupted``.
@@ -177,11 +180,12 @@ def fit(
         Steps, loss, seconds, and the peaks predicted and measured in bytes.
 
     Raises:
-        OutputFolderError: ``output_dir`` cannot be written, holds another run, weights or files that no run wrote and
-            this one would, is another live run's, or is, holds or lies in the model's or a dataset's folder.
-        GpuOutOfMemoryError: the card, real or simulated, was full.
+        OutputFolderError: ``output_dir`` cannot be written; it holds another run, weights, or other files that this run
+            would overwrite; another live run uses it; or it is, contains or is inside the folder of the model or of
+            a dataset.
+        GpuOutOfMemoryError: the card, real or simulated, was out of memory.
         TrainingError, RewardFunctionError: the trainer or a reward function raised.
-        InterruptedByUser: Ctrl-C while it trained; what was written is whole. Before that it is KeyboardInterrupt.
+        InterruptedByUser: Ctrl-C during the training; written files are complete. Before it, KeyboardInterrupt.
         DoesNotFitError and the others of :func:`plan`.
     """
     with python_errors():
@@ -204,7 +208,7 @@ def cards(
     environment: Environment | None = None,
     **arguments: Any,
 ) -> Cards:
-    """Plans a job for each of many cards: which one to rent or to buy? None of them needs to be here.
+    """Plans a job for each of several cards, to decide which one to rent or buy. This machine needs none of them.
 
     >>> from autotrain_mem import AutoFit, cards
     >>> compared = cards("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx4090,rtx3060"), max_length=512)
@@ -213,14 +217,14 @@ def cards(
 
     Args:
         method, model, dataset, environment, **arguments: As :func:`plan`'s.
-        autofit: ``AutoFit(gpu="rtx3060,l4")`` names the cards; without a name it is all of the catalog, in minutes.
+        autofit: ``AutoFit(gpu="rtx3060,l4")`` names the cards; by default all of the catalog, which takes minutes.
 
     Returns:
-        A verdict for each, smallest card first, with its best settings, their bytes and their speed.
+        A verdict for each card, smallest first, with its best settings, their bytes and their speed.
 
     Raises:
-        UsageError, UnknownGpuError, ModelError, DatasetError, BatchSplitError, RehearsalError: as of :func:`plan`. A
-            card on which nothing fits is a verdict, not an error.
+        UsageError, UnknownGpuError, ModelError, DatasetError, BatchSplitError, RehearsalError: as :func:`plan`. A card
+            on which nothing fits gets a verdict and raises no error.
     """
     with python_errors():
         request = _wish("cards", method, model, dataset, autofit, environment, arguments)
@@ -236,14 +240,14 @@ def cards(
 
 
 def gpus() -> tuple[Hardware, ...]:
-    """The cards that are known by name, in the order of their names; ``AutoFit(gpu=...)`` takes these.
+    """Returns the cards that ``AutoFit(gpu=...)`` takes by name, in the order of their names.
 
     >>> from autotrain_mem import gpus
     >>> [card.total_bytes // 2**20 for card in gpus() if card.name == "rtx4090"]
     [24081]
 
     Returns:
-        For each what torch reports as its memory in bytes, and its speeds in bytes or FLOP per second.
+        For each card its memory in bytes, as torch reports it, and its speeds in bytes or FLOP per second.
     """
     return api.catalog()
 
@@ -257,7 +261,7 @@ _HINTS = api.PlanHints(
 
 
 def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Writes what a plan says, or what a run did, as one HTML file that opens without a network.
+    """Writes the report of a plan or a run as one HTML file that opens without a network.
 
     >>> from autotrain_mem import AutoFit, plan, write_report
     >>> plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512).save("plan.json")
@@ -266,15 +270,15 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
 
     Args:
         path: A plan's file (``Plan.save``), or the output folder of a training.
-        out: The file to write, over an earlier report and over nothing else; None for one beside the plan, or
+        out: The file to write, which may replace only an earlier report; None for one beside the plan, or
             ``report.html`` in the folder.
 
     Returns:
         The file.
 
     Raises:
-        PlanFileError: no plan is there, or it cannot be read.
-        OutputFolderError: the file cannot be written, or is no report.
+        PlanFileError: there is no plan, or it cannot be read.
+        OutputFolderError: the file cannot be written, or is not a report.
     """
     place = "write_report() an out="
     file = api.report_path(Path(path)) if out is None else Path(out)
@@ -292,7 +296,7 @@ def _wish(
     environment: Environment | None,
     arguments: Mapping[str, Any],
 ) -> api.RunRequest:
-    """The call as a request; everything that is known to be wrong without TRL is refused, before any process starts."""
+    """Returns the call as a request. Raises for all errors that can be found without TRL, before any process starts."""
     ours = as_autofit(autofit)
     if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
         raise UsageError(
@@ -337,7 +341,7 @@ def _refuse_plan(request: api.RunRequest, why: str) -> None:
 
 _OURS = tuple(each.name for each in fields(AutoFit))
 _KEYWORDS = ("dataset", "environment", "simulate", "max_restarts", "overwrite_output_dir", *_OURS)
-"""What is no argument of TRL's, for did-you-mean."""
+"""Arguments that are not TRL's, for did-you-mean hints."""
 
 
 def _path(name: str, value: object, keywords: str) -> str:

@@ -26,34 +26,34 @@ from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Fingerprint, Job, Knobs
 
 READ_WHOLE_BYTES = 64 * 2**20
-"""Files up to this size are digested whole, in 0.1 s at most; larger ones by path, size, date and their first and last
-MiB."""
+"""Files up to this size are digested whole, which takes 0.1 s at most; larger ones by path, size, date, and first and
+last MiB."""
 _END_BYTES = 2**20
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
-"""Suffixes of files in a model's folder that no tokenizer reads."""
+"""Suffixes of weight files in a model's folder, which no tokenizer reads."""
 
 _WITHOUT_EFFECT = ("packing_strategy", "eval_packing", "padding_free", "truncation_mode", "dataset_num_proc")
-"""Arguments about the rows after they are counted, and about the number of processes that count."""
+"""Arguments that act after the rows are counted, or set the number of processes that count."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 
 def fingerprint(job: Job, scratch: str) -> Fingerprint:
-    """Changes with the data, the tokenizer, the chat template, the formatting, reward functions and what is installed.
+    """Returns a digest of the data, tokenizer, chat template, formatting, reward functions and installed packages.
 
-    Reward functions, since counting tries them once; a reward job's ``max_length``, since counting refuses one that
-    would drop every pair.
+    Reward functions are included since counting tries them once; a reward job's ``max_length``, since counting raises
+    if it would drop every pair.
 
     Raises:
         DatasetError, ModelNotFoundError: as :func:`autotrain_mem.data.token_lengths.profile`.
-        UsageError: there is no such reward function.
+        UsageError: a reward function does not exist.
     """
     filled = method_of(job.method).configs(counting_arguments(job, scratch))
     template = getattr(filled.training, "chat_template_path", None)
     names = getattr(filled.script, "reward_funcs", None) or []
     handed = keyword_of(job, "processing_class")
     data, rows = _data(job, filled)
-    images = []  # the files that images of rows lie in, by place, size and date
+    images = []  # image files of rows: path, size and date
     for each in rows:
         found = [(os.path.abspath(file), status) for file, status in image_files(each)]
         places = [f"{path} {status.st_size} {status.st_mtime_ns}".encode() for path, status in found]
@@ -76,9 +76,11 @@ def fingerprint(job: Job, scratch: str) -> Fingerprint:
 
 
 def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
-    """A local file's or folder's content; of other data the fingerprint that the datasets library keeps, which holds
-    their revision (datasets/builder.py: _get_dataset_fingerprint). And the rows that may name files, which neither
-    holds."""
+    """Returns digests of the data, and the rows that may name image files, which these digests do not cover.
+
+    A local file or folder is digested by content. For other data it is the fingerprint of the datasets library, which
+    includes their revision (datasets/builder.py: _get_dataset_fingerprint).
+    """
     name = load.dataset_name(job)
     path = pathlib.Path(name)
     if job.python_call is not None:
@@ -96,7 +98,7 @@ def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
 
 
 def _may_name_images(file: pathlib.Path) -> bool:
-    """Returns whether a file's rows may have a column of images: to load those that have none would take longer."""
+    """Returns whether a file mentions a column of images at its start or end; loading the rows would take longer."""
     with open(file, "rb") as opened:
         head = opened.read(READ_WHOLE_BYTES)
         opened.seek(-min(_END_BYTES, file.stat().st_size), os.SEEK_END)
@@ -104,8 +106,8 @@ def _may_name_images(file: pathlib.Path) -> bool:
 
 
 def _model(name: str, filled: Configs, scratch: str) -> Any:
-    """A folder's content without weights, a template file's content, or the commit of a hub id; of one that is not in
-    the cache yet, the tokenizer itself."""
+    """Returns digests of a folder's files without weights or of a template file, or the commit of a hub id; if this is
+    not cached yet, digests of the tokenizer itself."""
     path = pathlib.Path(name)
     if path.exists():
         return [_content(file, path) for file in _files(path) if file.suffix not in WEIGHTS]
@@ -125,15 +127,15 @@ def _written(tokenizer: Any, scratch: str) -> Any:
 
 
 def _formatting(job: Job) -> dict[str, Any]:
-    """Arguments by which a row may become other tokens: all of TRL's own but those known not to.
+    """Returns the arguments that may change a row's tokens: all of TRL's own except those known not to.
 
-    So an argument that a later TRL adds is one of them.
+    So an argument that a later TRL adds is included.
     """
     from transformers import TrainingArguments
     from trl import ModelConfig
 
     elsewhere = {field.name for kind in (TrainingArguments, ModelConfig, Knobs) for field in fields(kind)}
-    counts = job.method_facts.long_rows != "truncated"  # which rows there are
+    counts = job.method_facts.long_rows != "truncated"  # max_length decides which rows there are
     ignored = elsewhere.union(_WITHOUT_EFFECT) - ({MAX_LENGTH} if counts else set())
     given = {name: value for name, value in job.arguments.items() if name not in ignored}
     trust = {name: job.arguments.get(name) for name in ("trust_remote_code", "max_pixels")}
@@ -141,10 +143,11 @@ def _formatting(job: Job) -> dict[str, Any]:
 
 
 def _formatting_function(job: Job) -> Any:
-    """A script's own, by value where the script defines it, and all modules of the user's own, which it may call.
+    """Returns digests of a script's formatting function and of the user's own modules, which it may call.
 
-    The datasets library knows a module's function by its name alone (``datasets/utils/_dill.py: Pickler``), whatever
-    becomes of its code. What cannot be told is another each time, and its rows are counted again.
+    A function that the script defines is hashed by value. The datasets library hashes a module's function by its name
+    alone (``datasets/utils/_dill.py: Pickler``), even if its code changes. If hashing fails, the result is random, and
+    the rows are counted again.
     """
     function = keyword_of(job, "formatting_func")
     if function is None:
@@ -163,7 +166,7 @@ def _formatting_function(job: Job) -> Any:
 
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _INSTALLED = (sysconfig.get_paths()["stdlib"], pathlib.Path(__file__).parents[1])
-"""Python's own modules and ours."""
+"""Folders of Python's own modules and of ours."""
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -175,7 +178,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _content(file: pathlib.Path, root: pathlib.Path) -> tuple[str, str]:
-    """(name below the root, digest): the same for a copy of the folder, as long as its files are not large."""
+    """Returns the name below the root and a digest. A copy of the folder gives the same, unless its files are large."""
     name, status = str(file.relative_to(root)), file.stat()
     if status.st_size <= READ_WHOLE_BYTES:
         return name, _digest([file.read_bytes()])

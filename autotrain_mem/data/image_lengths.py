@@ -1,6 +1,6 @@
-"""Counts tokens of rows with images: the images by their sizes and the processor's own rule, the text by its tokenizer.
+"""Counts tokens of rows with images: images by their sizes and the processor's rule, text by its tokenizer.
 
-No image is decoded: the size in its file's header determines the number of its tokens.
+Pixels do not matter: an image's size determines the number of its tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotrain_mem.trainers.pretrained import blank
 from autotrain_mem.types.data import ImageProfile
 
 OfRow = Callable[[Mapping[str, Any], int, Any], Texts]
-"""Formats a row with so many images for a processor (``methods.image_rows``)."""
+"""Formats a row with a given number of images for a processor (``methods.image_rows``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class ImageTokens:
     """Holds what a processor makes of one image."""
 
     text: str
-    """The text that replaces the image's mark, with every run of marks reduced to one."""
+    """The text that replaces the image's placeholder, with every run of image tokens reduced to one."""
     removed: int
-    """How many were taken out."""
+    """Number of image tokens removed from these runs."""
     tokens: int
-    """The marks: features of the vision tower that lie among the tokens."""
+    """Number of image tokens, each a feature of the vision tower."""
     elements: int
-    """Numbers in its pixel tensors."""
+    """Number of elements of its pixel tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
-    """Holds what one patch of an image makes; a share of a token where several patches are merged into one."""
+    """Holds what one patch of an image makes; a fraction of a token if several patches are merged into one."""
 
     text: str
     tokens: Fraction
@@ -55,11 +55,11 @@ class _Patch:
 
 
 _TRIED = ((448, 336), (1100, 700))
-"""Sizes between the least and the most pixels of any family's defaults."""
+"""Image sizes between the smallest and the largest default of every model family."""
 
 
 class ImageCounter:
-    """Counts tokens of texts with images, with one processor."""
+    """Counts the tokens of texts with images for one processor."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -81,17 +81,17 @@ class ImageCounter:
 
     @functools.cached_property
     def _one_patch(self) -> _Patch | None:
-        """Finds what each patch of an image makes, where that is the same for small images and large ones: it is seen
-        from two, and saves processing one of every number of patches there is."""
+        """Returns what each patch of an image makes, if a small and a large image agree; None otherwise. This saves
+        processing an image for each number of patches."""
         of_two = {_Patch.of(self._process(size), self._kind_of(size)) for size in _TRIED}
         return of_two.pop() if len(of_two) == 1 else None
 
     def _kind_of(self, size: Size) -> Any:
-        """Returns the key under which the processor treats image sizes alike; the sizes themselves where it does not
-        say."""
+        """Returns a key that is equal for image sizes with equal results; the size itself if the processor has no such
+        key."""
         width, height = size
         images = self._processor.image_processor
-        if getattr(images, "do_pan_and_scan", None):  # crops are not told by Gemma3Processor._get_num_multimodal_tokens
+        if getattr(images, "do_pan_and_scan", None):  # Gemma3Processor._get_num_multimodal_tokens omits crops
             return size
         if hasattr(images, "get_number_of_image_patches"):
             return images.get_number_of_image_patches(height, width, {})
@@ -112,7 +112,7 @@ class ImageCounter:
         return ImageTokens(text=text, removed=marks - len(runs), tokens=marks, elements=int(elements))
 
     def count(self, texts: Sequence[str], sizes: Sequence[Size]) -> tuple[int, int]:
-        """Counts the tokens of a sequence, and of its beginning up to its last image (0 without one)."""
+        """Returns the tokens of a sequence, and of its beginning up to its last image (0 without one)."""
         images = iter([self.of_size(size) for size in sizes])
         total = end = 0
         for text in texts:
@@ -136,7 +136,7 @@ class ImageCounter:
 
 
 def _repeated_mark(processor: Any) -> str:
-    """The token that stands for one feature of an image; Gemma's mark of a whole image is another
+    """Returns the token that stands for one feature of an image; Gemma has another token for a whole image
     (``processing_gemma3.py: __init__``)."""
     return str(getattr(processor.tokenizer, "image_token", None) or processor.image_token)
 
@@ -148,8 +148,8 @@ def image_lengths(
 
     Args:
         rows: A datasets.Dataset with a column ``image`` or ``images``.
-        of_row: Of the method.
-        processes: To count with; None for this one alone.
+        of_row: The method's formatting of a row.
+        processes: Number of processes to count with; None for this one alone.
     """
     sizes = _sizes(rows, processes)
     counter = ImageCounter(processor)
@@ -193,7 +193,7 @@ def image_lengths(
 
 
 def _sizes(rows: Any, processes: int | None) -> list[tuple[Size, ...]]:
-    """Reads the sizes of all rows' images, a part of the rows in each process."""
+    """Reads the image sizes of all rows, with the rows split over the processes."""
     if processes is None:
         return row_image_sizes(rows)
     from datasets import Dataset

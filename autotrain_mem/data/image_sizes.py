@@ -1,4 +1,4 @@
-"""Sizes of the images of every row, read from the heads of the files: no image is decoded."""
+"""Reads the image sizes of every row: from the files' headers, without decoding, if these suffice."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autotrain_mem.support.errors import AutofitError, DatasetFormatError, Missi
 from autotrain_mem.support.sources import VISION_EXTRA
 
 Size = tuple[int, int]
-"""Width and height in pixels, upright."""
+"""Width and height in pixels, after applying the EXIF orientation."""
 
 IMAGE_COLUMNS = ("image", "images")
-"""Where both are there, the first is read, as SFT's and DPO's collators do (``trl/trainer/sft_trainer.py:
+"""If a row has both columns, the first is read, as in SFT's and DPO's collators (``trl/trainer/sft_trainer.py:
 DataCollatorForVisionLanguageModeling``)."""
 CONVERSATIONS = ("messages", "prompt")
 """Columns whose messages may hold images of their own (``trl/data_utils.py: prepare_multimodal_messages``)."""
@@ -26,26 +26,26 @@ _ROWS_AT_ONCE = 1000
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height (``PIL/ImageOps.py: exif_transpose``)."""
 _TOLD_BY_HEAD = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF")
-"""Formats whose header holds the orientation, except for chunks at a PNG's end; others are decoded, as TIFF, whose size
-is upright before its orientation is forgotten (``PIL/TiffImagePlugin.py: load_end``)."""
+"""Formats whose header holds the orientation, except in chunks at a PNG's end. Others are decoded, such as TIFF, which
+Pillow turns upright before it drops the orientation (``PIL/TiffImagePlugin.py: load_end``)."""
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
-"""Chunks that may say an orientation (``PIL/PngImagePlugin.py: PngImageFile.load_end``)."""
+"""PNG chunks that may hold an orientation (``PIL/PngImagePlugin.py: PngImageFile.load_end``)."""
 _TELLING = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
-"""The part of an image's header that may hold an orientation (``PIL/Image.py: Image.getexif``)."""
+"""Entries of an image's info that may hold an orientation (``PIL/Image.py: Image.getexif``)."""
 
 
 def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
-    """Reads how large the images of every row are, in the row's order.
+    """Returns the sizes of the images of every row, in the order of the rows.
 
-    Of a datasets.Dataset nothing is decoded, and of an image that lies in it only the head is touched. To use several
-    processes, give each a part: ``row_image_sizes(rows.shard(count, number, contiguous=True))``.
+    A datasets.Dataset is not decoded, and of an image stored in it only the header is read. To use several processes,
+    give each a part: ``row_image_sizes(rows.shard(count, number, contiguous=True))``.
 
     Args:
-        rows: A datasets.Dataset, or mappings by column. Read are the columns ``image`` or ``images`` (images, paths,
-            ``data:`` addresses, objects with ``bytes`` or ``path``, lists of them) and images in messages' contents.
+        rows: A datasets.Dataset, or mappings by column. Images are in the columns ``image`` or ``images`` (images,
+            paths, ``data:`` addresses, objects with ``bytes`` or ``path``, lists of them) and in messages' contents.
 
     Raises:
-        DatasetFormatError: an image that cannot be read, or lies on another machine; names the row.
+        DatasetFormatError: an image cannot be read or lies on another machine; the message names the row.
     """
     sizes = []
     for number, row in enumerate(_undecoded(rows), 1):
@@ -63,27 +63,27 @@ def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
 
 
 def sizes_of_row(row: Mapping[str, Any]) -> tuple[Size, ...]:
-    """Reads how large a row's images are. Raises whatever Pillow does where one cannot be read."""
+    """Returns the sizes of a row's images. Raises what Pillow raises for an image that cannot be read."""
     return tuple(map(_size, _images(row)))
 
 
 def image_files(rows: Any) -> Iterator[tuple[str, os.stat_result]]:
-    """Names the files on this machine in which images of rows lie (see :func:`row_image_sizes`), as the rows name them,
-    each looked up once."""
+    """Yields the local files that hold images of rows (see :func:`row_image_sizes`), as the rows name them, with their
+    status."""
     for row in _undecoded(rows):
         for image in _images(row):
             if isinstance(image, Mapping):
                 image = None if image.get("bytes") is not None else image.get("path")
             if isinstance(image, str):
-                with contextlib.suppress(OSError, ValueError):  # an address, or what is no path
+                with contextlib.suppress(OSError, ValueError):  # a URL, or not a path
                     if stat.S_ISREG((status := os.stat(image)).st_mode):
                         yield image, status
 
 
 def _undecoded(rows: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields what rows hold of images, where it lies; nothing where no column may hold any."""
+    """Yields the columns of rows that may hold images, undecoded; nothing if there are none."""
     formatted = getattr(rows, "format", None)
-    if formatted is None or formatted["type"] == "custom":  # a transform makes what training sees
+    if formatted is None or formatted["type"] == "custom":  # a transform makes the rows that training gets
         yield from rows
         return
     names = [name for name in IMAGE_COLUMNS if name in rows.features][:1]
@@ -106,12 +106,12 @@ def _images(row: Mapping[str, Any]) -> Iterator[Any]:
         for message in messages if isinstance(messages, list) else ():
             content = message.get("content") if isinstance(message, Mapping) else None
             for block in content if isinstance(content, list) else ():
-                if isinstance(block, Mapping) and block.get("type") == "image":  # a mark of a place has no image
+                if isinstance(block, Mapping) and block.get("type") == "image":  # a placeholder has no image
                     yield from _each(block.get("image"))
 
 
 def pixels(sizes: Iterable[Size]) -> int:
-    """Counts the pixels of a row's images.
+    """Returns the number of pixels of a row's images.
 
     >>> pixels([(640, 480), (10, 10)]), pixels([])
     (307300, 0)
@@ -120,7 +120,7 @@ def pixels(sizes: Iterable[Size]) -> int:
 
 
 def has_images(columns: Sequence[str]) -> bool:
-    """Returns whether TRL takes data with these columns for images' (``trl/trainer/sft_trainer.py: __init__``)."""
+    """Returns whether TRL treats data with these columns as images (``trl/trainer/sft_trainer.py: __init__``)."""
     return any(name in columns for name in IMAGE_COLUMNS)
 
 
@@ -128,7 +128,7 @@ def has_images(columns: Sequence[str]) -> bool:
 
 
 def _may_hold_images(feature: Any) -> bool:
-    """Returns whether messages come with contents in blocks, of which one may be an image; texts have none."""
+    """Returns whether messages may hold images: contents in blocks may, texts may not."""
     from datasets import Json
 
     if isinstance(feature, Json):
@@ -140,7 +140,7 @@ def _may_hold_images(feature: Any) -> bool:
 
 
 def _values(column: Any, feature: Any) -> Iterator[Any]:
-    """Python's values of an Arrow column, but for the bytes of images, which stay where they are."""
+    """Yields an Arrow column's values as Python objects; the bytes of images stay in Arrow's memory."""
     from datasets import Features, Image
 
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
@@ -164,7 +164,7 @@ def _without_decoding(feature: Any) -> Any:
 
 
 def _borrowed(value: Any) -> Any:
-    """An Arrow scalar as Python's value, with ``bytes`` as a view of Arrow's memory: most of it is never read."""
+    """Returns an Arrow scalar as a Python value; ``bytes`` is a view of Arrow's memory, most of which is never read."""
     if not value.is_valid:
         return None
     if not isinstance(value, Mapping):  # a list
@@ -186,7 +186,7 @@ def _each(value: Any) -> Iterator[Any]:
 
 def _size(value: Any) -> Size:
     if isinstance(value, str):
-        # Reads a text as ``transformers/image_utils.py: load_image`` does, but for what lies on other machines
+        # Reads a text as ``transformers/image_utils.py: load_image`` does, except for URLs.
         text = value
         if os.path.isfile(text):
             return _size_in_file(text)
@@ -212,7 +212,7 @@ def _size(value: Any) -> Size:
         return width, height
     if hasattr(value, "getexif"):
         return _upright(value, value.getexif())
-    raise ValueError(f"a {type(value).__name__} is no image")
+    raise ValueError(f"a {type(value).__name__} is not an image")
 
 
 def _size_in_file(file: Any) -> Size:
@@ -243,7 +243,7 @@ def _upright(image: Any, exif: Mapping[int, Any]) -> Size:
 
 
 def _tells_at_its_end(file: Any) -> bool:
-    """Returns whether text or EXIF chunks follow a PNG's pixels, where a reader finds them last."""
+    """Returns whether text or EXIF chunks follow a PNG's pixels; a reader finds these only at the end."""
     file.seek(8)
     is_after = False
     while len(head := file.read(8)) == 8 and head[4:] != b"IEND":

@@ -26,11 +26,11 @@ _HOW_TO_MEND = {
     ".jsonl": "Every line of a .jsonl file is one JSON object, with the same keys of the same types.",
     ".json": "A .json file is a list of objects, or one object a line, with the same keys of the same types.",
     ".csv": "The first line names the columns; a value with commas, quotes or line breaks stands in quotes.",
-    ".parquet": "The file is cut short or is no parquet file: write or download it again.",
+    ".parquet": "The file is truncated or is not a parquet file: write or download it again.",
 }
 _FILES_LISTED = 5
 _NO_ROWS = "corresponds to no data"
-"""In the message of the ValueError by which datasets says that a file has no rows (datasets/arrow_reader.py)."""
+"""Part of the ValueError's message with which datasets reports a file without rows (datasets/arrow_reader.py)."""
 
 
 def load(job: Job, filled: Configs) -> Any:
@@ -38,6 +38,7 @@ def load(job: Job, filled: Configs) -> Any:
 
     Raises:
         DatasetError: not found, empty, malformed (with the line), or in a format that the method does not read.
+        UsageError: the dataset is streamed.
     """
     import datasets
     from trl import get_dataset
@@ -87,14 +88,14 @@ def load(job: Job, filled: Configs) -> Any:
 
 
 def dataset_name(job: Job) -> str:
-    """Returns the dataset's name: of our flag, TRL's flag, or TRL's example; a script's own rows have the keyword's."""
+    """Returns the dataset's name: our flag, TRL's flag or TRL's example; for a script's own rows ``train_dataset``."""
     if job.python_call is not None:
         return "train_dataset"
     return str(job.dataset or job.arguments.get("dataset_name") or job.method_facts.example_dataset)
 
 
 def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> list[str]:
-    """Returns the splits that the job evaluates on: of a script's own rows, all that it does not train on."""
+    """Returns the splits that the job evaluates on; of a script's own rows, all but the training split."""
     if not job.is_evaluated:
         return []
     if job.python_call is None:
@@ -103,12 +104,13 @@ def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> li
 
 
 def rows_name(job: Job, filled: Configs, split: str) -> str:
-    """Names a split for a message: ``rows.jsonl``; of a script's own rows ``train_dataset``, ``eval_dataset['a']``."""
+    """Returns a split's name for messages: ``rows.jsonl``; of a script's own rows ``train_dataset`` or
+    ``eval_dataset['a']``."""
     return dataset_name(job) if job.python_call is None or split == filled.script.dataset_train_split else split
 
 
 def load_named(name: str, config_name: str | None) -> Any:
-    """Loads a file, a folder or a hub id, as its splits. Raises as :func:`load`."""
+    """Loads a file, a folder or a hub id, and returns its splits. Raises as :func:`load` does."""
     import datasets
 
     path = pathlib.Path(name)
@@ -154,9 +156,9 @@ def load_named(name: str, config_name: str | None) -> Any:
 
 
 def _unreadable(path: pathlib.Path) -> str:
-    """Returns which line of a file cannot be read, and why; empty where that is not known.
+    """Returns which line of a file cannot be read, and why; empty if unknown.
 
-    The datasets library leaves out which line of a .json or .jsonl file is not JSON.
+    The datasets library does not say which line of a .json or .jsonl file is not JSON.
     """
     if where := undecodable_line(path):
         return f"{where} is not UTF-8"
@@ -169,7 +171,7 @@ def _unreadable(path: pathlib.Path) -> str:
             is_of_lines = is_of_lines or isinstance(json.loads(file.readline()), dict)
         file.seek(0)
         for number, text in enumerate(file if is_of_lines else [file.read()], 1):
-            text = text.rstrip()  # what is cut short ends here, and not at the start of the next line
+            text = text.rstrip()  # so a truncated row ends here, not at the start of the next line
             if is_of_lines and not text:
                 continue
             try:
@@ -187,7 +189,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
-    """Refuses images that a script's own objects turn into tensors, which is not rehearsed."""
+    """Rejects images that a script's own objects turn into tensors, which is not rehearsed."""
     seen, call = sorted({*IMAGE_COLUMNS}.intersection(columns)), job.python_call
     if not seen or call is None or not job.method_facts.reads_images:
         return
@@ -217,8 +219,7 @@ _KINDS = {
     ("prompt",): "prompts",
     ("text",): "plain text",
 }
-"""Maps the columns that are looked for, the most telling first, to a kind of rows; the formats are those of TRL's
-documentation."""
+"""Columns to look for, the most specific first -> the kind of rows. The formats are those of TRL's documentation."""
 
 
 def columns_read(method: str, columns: Sequence[str], filled: Configs) -> tuple[str, ...]:
@@ -260,14 +261,14 @@ _TOKENIZED = "Tokenized rows are lists of at least one whole number. "
 
 
 def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
-    """Reads every row of a datasets.Dataset once.
+    """Checks every row of a datasets.Dataset.
 
     Args:
-        columns: What the method reads: see :func:`columns_read`.
+        columns: The columns that the method reads: see :func:`columns_read`.
         name: The file, folder or hub id, for the message.
 
     Raises:
-        DatasetFormatError: values of the wrong kind; names the first row and counts the others.
+        DatasetFormatError: values of the wrong kind; the message names the first row and counts the others.
         MalformedDatasetError: text that is not UTF-8.
     """
     bad: list[int] = []
@@ -298,7 +299,7 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
 
 
 def undecodable_line(path: pathlib.Path) -> str:
-    """Returns the first line that is not UTF-8, as ``line 3``; empty if the file has no lines."""
+    """Returns the first line that is not UTF-8, as ``line 3``; empty if there is none or the file is not text."""
     if path.suffix.lower() not in (".json", ".jsonl", ".csv"):
         return ""
     with open(path, "rb") as lines:
@@ -354,7 +355,7 @@ _LABEL = "label"
 
 
 def _is_good(row: Mapping[str, Any]) -> bool:
-    """Returns whether every column that a method reads holds what a column of its name should."""
+    """Returns whether every column that a method reads holds the kind of value that its name requires."""
     alike = []
     for column, value in row.items():
         if column in _ALIKE:

@@ -12,12 +12,12 @@ from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.row_lengths import prepared_lengths
 
 CANDIDATES = 64
-"""Prompts or conversations of most characters, of which those of most tokens are taken: tokenizing all of a large data
-set would take minutes."""
+"""Of this many prompts or conversations with the most characters, those with the most tokens are taken: tokenizing all
+of a large data set would take minutes."""
 
 
 def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) -> list[int]:
-    """Returns the numbers of the longest rows, longest first; of equal ones, the first in the data comes first.
+    """Returns the indices of the longest rows, longest first; equal ones are in the data's order.
 
     >>> longest_rows([5, 9, 2, 9], 3), longest_rows([3], 8)
     ([1, 3, 0], [0])
@@ -25,9 +25,9 @@ def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) ->
     [0, 3]
 
     Args:
-        lengths: Numbers, or tuples of them, of which the first counts most.
-        padded: Where all of them are equally long, and there are shorter ones, the longest of these comes last. A batch
-            without padding takes less than one of the same length with some: attention needs no mask, and repeats no
+        lengths: Numbers, or tuples of them, compared in order.
+        padded: If all longest rows are equally long, whether to put the longest shorter row last. A batch without
+            padding takes less memory than a padded one of the same length: attention needs no mask, and repeats no
             keys and values for it (``transformers/integrations/sdpa_attention.py: use_gqa_in_sdpa``).
     """
     longest = heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
@@ -38,19 +38,19 @@ def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) ->
 
 
 def cut(lengths: Sequence[int], args: Any) -> Sequence[int]:
-    """Returns the lengths in a batch, by a trainer's arguments: DPO and KTO cut rows when they make one (``trl/trainer/
-    dpo_trainer.py: DataCollatorForPreference``)."""
+    """Returns the lengths that rows have in a batch: DPO's and KTO's collators truncate rows
+    (``trl/trainer/dpo_trainer.py: DataCollatorForPreference``)."""
     limit: int | None = getattr(args, "max_length", None)
     return lengths if limit is None else [min(length, limit) for length in lengths]
 
 
 def is_padded(args: Any) -> bool:
-    """Returns whether rows of a batch are padded to the longest, by a trainer's arguments."""
+    """Returns whether a trainer's arguments pad the rows of a batch to the longest."""
     return not (getattr(args, "packing", False) or getattr(args, "padding_free", False))
 
 
 def repeated(numbers: Sequence[int], count: int) -> list[int]:
-    """Returns ``count`` items, starting over from the first where there are fewer.
+    """Returns ``count`` items, starting over from the first if there are fewer.
 
     >>> repeated([1, 0], 3)
     [1, 0, 1]
@@ -59,12 +59,12 @@ def repeated(numbers: Sequence[int], count: int) -> list[int]:
 
 
 def fetched(trainer: Any, dataset: Any, numbers: list[int]) -> list[Any]:
-    """Fetch rows as ``torch/utils/data/_utils/fetch.py: _MapDatasetFetcher`` does, with the dataloader's columns."""
+    """Returns rows as ``torch/utils/data/_utils/fetch.py: _MapDatasetFetcher`` does, with the dataloader's columns."""
     return list(trainer._remove_unused_columns(dataset, description="training").__getitems__(numbers))
 
 
 def characters(prompt: Any) -> int:
-    """Counts the characters of a text, or of all messages of a conversation, whose content may come in blocks.
+    """Counts the characters of a text, or of all messages of a conversation, whose content may be in blocks.
 
     >>> characters("two"), characters([{"role": "user", "content": [{"type": "text", "text": "four"}]}])
     (3, 4)
@@ -77,16 +77,16 @@ def characters(prompt: Any) -> int:
 
 
 def are_conversations(trainer: Any, dataset: Any) -> bool:
-    """Returns whether the rows are conversations of which this trainer's collator makes tokens."""
+    """Returns whether the rows are conversations that this trainer's collator tokenizes."""
     method = method_of_trainer(trainer)
     is_collated = method is not None and method.unprepared_lengths(trainer, []) is not None
     return is_collated and "messages" in dataset.column_names and prepared_lengths(dataset) is None
 
 
 def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the numbers of the rows that make most tokens in a step, and the tokens of the first.
+    """Returns the indices of the rows with the most tokens in a step, and the tokens of the first.
 
-    Candidates have the most characters in all, or, since an answer may be sampled, before their last message.
+    Candidates have the most characters in all, or before their last message, since an answer may be sampled.
     """
     method = method_of_trainer(trainer)
     assert method is not None, "asked before"
@@ -103,16 +103,16 @@ def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[
 
 
 def samples_completions(trainer: Any) -> bool:
-    """Returns whether it is GRPO's, RLOO's, online DPO's or distillation's, whose batches are of completions."""
+    """Returns whether a trainer's batches are of sampled completions: GRPO, RLOO, online DPO, distillation."""
     return hasattr(trainer, "_generate_and_score_completions")
 
 
 def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the numbers of the longest rows, and the tokens of the longest; of prompts, where completions are
+    """Returns the indices of the longest rows, and the tokens of the longest; counts prompts if completions are
     sampled.
 
     Raises:
-        DatasetFormatError: an image that cannot be read.
+        DatasetFormatError: an image cannot be read.
     """
     if are_image_rows(dataset):
         return longest_image_rows(trainer, dataset, count)
@@ -127,7 +127,8 @@ def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
 
 
 def longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the numbers of the prompts of most tokens, and how many the first has, of those with most characters."""
+    """Returns the indices of the prompts with the most tokens, among those with the most characters, and the tokens of
+    the first."""
     prompts = dataset.select_columns(["prompt"])
     texts = [characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
     candidates = longest_rows(texts, max(count, CANDIDATES))
@@ -137,26 +138,26 @@ def longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], 
 
 
 FEWEST_CANDIDATES = 8
-"""The fewest candidates of each kind. To read and tokenize a row takes a tenth of a second where its images have a
-million pixels; of a large data set all would take hours."""
+"""The fewest candidates of each kind. Reading and tokenizing a row with images of a million pixels takes a tenth of a
+second, so all rows of a large data set would take hours."""
 
 _TEXTS = ("messages", "prompt", "completion", "chosen", "rejected")
 _ROWS_AT_ONCE = 1000
 
 
 def are_image_rows(dataset: Any) -> bool:
-    """Returns whether a trainer's data have images, and nothing that was prepared."""
+    """Returns whether a trainer's data have images and are not tokenized."""
     return has_images(dataset.column_names) and prepared_lengths(dataset) is None
 
 
 def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the numbers of the rows of most tokens, and the tokens of the longest.
+    """Returns the indices of the rows with the most tokens, and the tokens of the longest.
 
-    Candidates have the most pixels, images (which some models shrink to one size) or text. The trainer's own collator
-    or tokenization counts them; of equally many tokens, the most pixels come first.
+    Candidates have the most pixels, the most images (which some models shrink to one size) or the most text. The
+    trainer's own collator or tokenization counts their tokens; rows with equally many are ordered by pixels.
 
     Raises:
-        DatasetFormatError: an image that cannot be read.
+        DatasetFormatError: an image cannot be read.
     """
     known = (*_TEXTS, getattr(trainer.args, "dataset_text_field", None))
     columns = [name for name in dataset.column_names if name in known]
@@ -176,7 +177,7 @@ def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int
 
 
 def tokens_of(trainer: Any, dataset: Any, number: int) -> int:
-    """Counts a row's tokens as the trainer makes them: of a pair, those of the longer side; of a prompt, its own."""
+    """Returns a row's tokens as the trainer makes them: of a pair, those of the longer side; of a prompt, its own."""
     from trl.data_utils import prepare_multimodal_messages  # slow to import
 
     (row,) = fetched(trainer, dataset, [number])

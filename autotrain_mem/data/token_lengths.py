@@ -1,4 +1,4 @@
-"""Token lengths of the whole dataset, after the trainer's own formatting."""
+"""Counts the tokens of the whole dataset, after the trainer's own formatting."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from autotrain_mem.types.data import ImageProfile
 def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:
     """Counts tokens as the installed trainer prepares the data, untruncated.
 
-    The trainer gets a model of a few hundred weights, since preparing looks at the tokenizer alone.
+    The trainer gets a model of a few hundred weights, since preparing uses only the tokenizer.
 
     Args:
-        on_progress: Is told how far the counting is.
+        on_progress: Called with the progress of the counting.
 
     Raises:
         DatasetError: see :func:`autotrain_mem.data.load.load`.
-        ModelNotFoundError: the model comes without a tokenizer.
+        ModelNotFoundError: the model has no tokenizer.
         RewardFunctionError: a reward function fails on the first rows.
     """
     filled = method_of(job.method).configs(counting_arguments(job, scratch))
@@ -76,7 +76,8 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
 
 
 FEWEST_TOKENS = {False: 2, True: 1}
-"""A row is trained on by predicting its second token from its first; a prompt needs one, to begin with."""
+"""Whether a method is online -> the fewest tokens to train on: a row's second token is predicted from its first; a
+prompt needs only one."""
 
 
 _TOKENIZER_FILES = (
@@ -86,16 +87,17 @@ _TOKENIZER_FILES = (
 
 
 def lacks_tokenizer(folder: pathlib.Path) -> bool:
-    """transformers 5 would make up a tokenizer with an empty vocabulary, whose lengths are wrong."""
+    """Returns whether a folder has no tokenizer: transformers 5 would make one with an empty vocabulary and wrong
+    lengths."""
     return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
 
 
 def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """The model's tokenizer.
+    """Returns the model's tokenizer.
 
     Raises:
         ModelNotFoundError: there is none.
-        MissingExtraError: it comes with a processor of images, and what reads these is not installed.
+        MissingExtraError: it is part of an image processor, whose packages are not installed.
     """
     from autotrain_mem.trainers.pretrained import FAMILIES, load_processor
 
@@ -122,7 +124,7 @@ def _no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:
 
 
 def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
-    """The job's own, without what would need a GPU, a network or a real model."""
+    """Returns the job's arguments without those that need a GPU, a network or a real model."""
     is_given = isinstance(job.arguments.get(MAX_LENGTH), int)
     return {
         **on_cpu(undivided(job.arguments)),
@@ -134,7 +136,7 @@ def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:
         **dict.fromkeys(SWITCHES, False),
         "use_liger_kernel": False,
         "use_vllm": False,
-        # TRL's default is no word of the user's, where rows are looked at by it.
+        # Rows are not checked against TRL's default max_length, which the user did not set.
         **({} if is_given or job.method_facts.long_rows != "kept" else {MAX_LENGTH: None}),
     }
 
@@ -147,10 +149,10 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
     smaller = job.arguments.get("max_pixels")
     tokenizer = tokenizer or load_tokenizer(job.model, smaller, trust_remote_code=trusts_remote_code(filled))
     given = job.arguments.get("dataset_num_proc")
-    filled.training.dataset_num_proc = processes(len(rows), given)  # of GRPO's config no field; nobody minds
+    filled.training.dataset_num_proc = processes(len(rows), given)  # harmless in GRPO's config, which has no such field
     try:
         if has_images(rows.column_names) and job.method_facts.reads_images:
-            # ``trl/trainer/sft_trainer.py: __init__`` refuses a model that reads text, but once it is loaded.
+            # ``trl/trainer/sft_trainer.py: __init__`` rejects a text model, but only once it is loaded.
             if getattr(tokenizer, "image_processor", None) is None:
                 raise DatasetFormatError(
                     f"{name} holds images, and {job.model} reads text alone.",
@@ -159,7 +161,7 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
                 )
             of_row = partial(method_of(job.method).image_texts, filled)
             lengths, images = image_lengths(rows, tokenizer, of_row, processes=filled.training.dataset_num_proc)
-            # TRL hands the images of all prompts to the processor, which takes no empty list among others
+            # TRL passes the images of all prompts to the processor, which rejects an empty list among others
             # (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``).
             without, total = images.rows_by_images.get(0, 0), sum(images.rows_by_images.values())
             if job.is_online and 0 < without < total:

@@ -1,4 +1,4 @@
-"""Writes errors as text without rich, whose import takes as long as everything else that rejects a typo."""
+"""Writes errors as text without rich, whose import takes as long as all else that a rejected typo needs."""
 
 from __future__ import annotations
 

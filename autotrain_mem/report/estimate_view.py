@@ -189,7 +189,7 @@ _PLACE = "--snapshot a file"
 
 
 def check_snapshot(path: Path) -> None:
-    """Rejects a path before there is a snapshot. Raises OutputFolderError: it may not be replaced, or written."""
+    """Checks the path before there is a snapshot. Raises OutputFolderError if it cannot be written or replaced."""
     check_replaceable(path, _PLACE, "snapshot", lambda file: read_start(file, 1) in (b"", pickle.PROTO))
 
 

@@ -16,7 +16,7 @@ from autotrain_mem.types import Knobs, Plan
 
 
 def explain_view(plan: Plan) -> RenderableType:
-    """Shows everything that a plan file knows, the answers first."""
+    """Shows everything that a plan file holds, the answers first."""
     estimate = plan.estimate
     grid = table("", "", show_header=False)
     for fact in plan_view.facts(plan):

@@ -194,7 +194,7 @@ def attempt(tried: Candidate, asked: Knobs, *, has_copies: bool) -> str:
 def difference(knobs: Knobs, asked: Knobs) -> str:
     """Names how an attempt differs from the first: ``LoRA, bfloat16, 4-bit base, activations offloaded``.
 
-    Batches have a column of their own. Sharding is always named, since nobody asks for it.
+    Batches have a column of their own. Sharding is always named, since users do not ask for it.
     """
     changed = {*differing([knobs, asked])} - BATCHES
     rows_at_once = knobs.local_rollout_forward_batch_size or 0

@@ -122,7 +122,7 @@ def most_sentence(most: LargestValue, budget_bytes: int, level: str) -> str:
 
 
 def _vllm_share(estimate: Estimate) -> tuple[str, ...]:
-    """Describes what an engine on the training cards takes of each, and when; nothing without one."""
+    """Describes how much of each training card a vLLM engine takes, and when; nothing without one."""
     sleep = estimate.vllm_sleep
     if sleep is None:
         share_bytes = estimate.vllm_share_bytes

@@ -19,7 +19,7 @@ from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory,
 from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB
-"""Read of a file at most: some 350,000 lines of about 700 bytes, one for each log."""
+"""The most bytes read of a file: about 350,000 lines of about 700 bytes, one for each log."""
 _KINDS = {
     **{name: name for name in ("start", "checkpoint", "restart", "end")},
     "incident": "out of memory",

@@ -19,25 +19,25 @@ from autotrain_mem.types.report import REWARD_NAMES
 
 BAR_WIDTH = 24
 SHORT_RUN_ERROR = 0.02
-"""The error of a prediction, at most, for a run that has trained on its longest rows; a peak further below has not met
-them."""
+"""The largest prediction error of a run that has trained on its longest rows; a peak further below the prediction means
+that it has not."""
 SHOWN_HAPPENINGS = 6
 SILENT_SECONDS = 60.0
 """Seconds without a write after which a run that holds no lock counts as dead."""
 PACE_SECONDS = 120.0
-"""Seconds over which the pace is measured that predicts the time left."""
+"""Seconds over which the pace is measured to predict the time left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSnapshot:
-    """Holds a run as it is at one moment."""
+    """Holds the state of a run at one moment."""
 
     name: str
-    """The name of its folder."""
+    """The name of the run's folder."""
     plan: Plan | None
     history: RunHistory | None
     alive: bool | None
-    """Whether its process is alive; None if that is unknown."""
+    """Whether the run's process is alive; None if unknown."""
     now: float
     """Seconds since the epoch."""
 
@@ -66,7 +66,7 @@ class RunSnapshot:
 
     @property
     def seconds(self) -> float:
-        """Returns how long it has taken so far."""
+        """Returns how long the run has taken so far."""
         if self.history is None:
             return 0.0
         return (self.history.last if self.is_over else self.now) - self.history.began

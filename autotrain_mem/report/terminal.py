@@ -24,7 +24,7 @@ from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
 from autotrain_mem.types.report import REWARD_NAMES
 
 UNWRAPPED_COLUMNS = 4000
-"""Lines that go to no terminal are not wrapped: a name cut in two cannot be searched for in a log."""
+"""Columns without a terminal, where lines are not wrapped: a name cut in two cannot be searched for in a log."""
 
 
 class Console(rich.console.Console):
@@ -55,7 +55,7 @@ def lasting_console(*, stderr: bool = False) -> Console:
 
 
 PLAIN_LINES = 10
-"""Lines that a whole run prints without a terminal."""
+"""Number of progress lines of a whole run without a terminal."""
 
 
 def is_live(console: Console) -> bool:

@@ -1,4 +1,4 @@
-"""Decides the figures, tables and words on the page of a plan or a run, and nothing of how it looks."""
+"""Decides the content of the page of a plan or a run, but not its look: figures, tables and texts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from autotrain_mem.types.page import Material, Page, Section
 from autotrain_mem.types.report import REWARD_NAMES
 
 VERSION_DIGITS = 12
-"""Shown of our own version, which is a digest."""
+"""Digits shown of our own version, which is a digest."""
 SHOWN_MOMENTS = 2000
-"""Points of a run's figures at most, each stretch with its highest: more than a figure has pixels."""
+"""Most points in a figure of a run, more than it has pixels. Each stretch keeps its highest point."""
 _LOGGED = {
     "loss": "loss",
     **dict.fromkeys(REWARD_NAMES, "reward"),
     "grad_norm": "norm of the gradient",
     "learning_rate": "learning rate",
 }
-"""Titles of what trainers log, by its name in their logs."""
+"""Names in trainers' logs -> titles."""
 _MEASURED = ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "allocated_bytes")
 _HOW_TO_READ = (
     "The first figure is one rehearsed training step on the worst batch: what is allocated, stacked by what it is for, "
@@ -133,7 +133,7 @@ def figures(material: Material) -> Iterator[Section]:
 
 
 def _run_figures(material: Material) -> Iterator[Section]:
-    """Yields memory, the peaks of the ranks, what was logged, and the speed; nothing of what was not measured."""
+    """Yields memory, the peaks of the ranks, what was logged, and the speed; omits what was not measured."""
     history, estimate = material.history, material.plan.estimate
     assert history is not None, "figures() asks for these only of a run"
     moments = _thinned(history.moments)
@@ -179,7 +179,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
 
 
 def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
-    """Leaves out moments of a long run evenly, but for those that reserved most in their stretch."""
+    """Leaves out moments of a long run evenly, but keeps those that reserved the most in their stretch."""
     if len(moments) <= SHOWN_MOMENTS:
         return list(moments)
     reserved = [0 if moment.device is None else moment.device.reserved_bytes for moment in moments]

@@ -111,7 +111,7 @@ def bar_figure(key: str, title: str, groups: Sequence[str], lines: Lines, unit: 
 def _figure(
     x: Sequence[float], lines: Sequence[Mapping[str, Any]], limits: Limits, *, home: int, **more: Any
 ) -> dict[str, Any]:
-    """Returns what ``static/page.js`` draws; ``home`` is the point described while the reader points at none."""
+    """Returns what ``static/page.js`` draws; ``home`` is the point described while the pointer is on none."""
     blank: dict[str, Any] = {"x_title": "", "y_title": "", "verticals": {}, "marks": [], "steps": False}
     return {**blank, "x": [*x], "lines": [*lines], "limits": {**limits}, "home": home, **more}
 
