@@ -1,27 +1,28 @@
-"""Corrects a prediction by what probes measured, so that it agrees with them.
+"""Corrects predictions by what probes measured.
 
-Settings that differ from the measured ones only in how much is in a micro-batch are of its kind. Each phase has a line:
-corrected = measured + scale x (predicted - predicted there), so that what was measured is predicted for it, byte for
-byte. Of another kind (with or without checkpointing, LoRA, quantization) nothing was measured, and other tensors are
-held: such a prediction stays as it is after a probe that fitted, and is raised by the missing bytes after one that did
-not.
+Settings that differ from the probed ones only in the contents of a micro-batch are of the same kind. For these, each
+phase gets a line: corrected = measured + scale x (predicted - predicted at the probe), so that the probed settings are
+predicted exactly as measured. Settings of another kind (with or without checkpointing, LoRA, quantization) hold other
+tensors: after a probe that fitted, their predictions stay as they are; after one that did not, they are raised by the
+missing bytes.
 
-A phase's peak is a static part, which is there as soon as the models are loaded, and a moving part on top.
+A phase's peak has a static part, which exists once the models are loaded, and a moving part on top.
 
-- One point: what is wrong in the static part (weights counted twice, a buffer not seen) is wrong by bytes, whatever the
-  batch is, and loading measures it by itself: that much is offset. Errors of the moving part go with its size (a saved
-  tensor too many in each layer, of each token): the scale is measured over predicted, each beyond its loading.
-- Two points of one kind: the slope between them, which needs no such assumption.
+- With one probe: an error in the static part (weights counted twice, an unseen buffer) is a constant number of bytes,
+which loading measures by itself, and becomes the offset. An error in the moving part (one saved tensor too many per
+layer and token) is proportional to it: the scale is the measured over the predicted moving part. - With two probes of
+one kind, the scale is the slope between them, which needs no such assumption.
 
-A scale outside of 0.5 to 2 is an error of that reasoning (a phase whose moving part is next to nothing): it is cut
-there, and the rest is offset. A phase that no probe reached takes the line of the last one that was reached.
+A scale outside 0.5 to 2 means that the assumption failed (for instance, a phase with almost no moving part): the scale
+is clipped, and the rest becomes the offset. A phase that no probe reached takes the line of the last phase that one
+reached.
 
-What the allocator holds beyond what tensors take is corrected by bytes, and only where nothing was refused and no cache
-was given back: else the card, not the run, said how much it could hold.
+Cached bytes, which the allocator holds beyond the tensors, are corrected by a constant, and only if no request failed
+and the cache was never released: otherwise the card, not the run, limited them.
 
-After a refusal what was allocated in each phase, and what was asked for in vain, are lower bounds, which can raise a
-prediction and not lower it. All of it is taken to need a byte more than the budget at least, and a twentieth of it more
-for every probe that failed before.
+After an out-of-memory error, the bytes allocated in each phase and the failed request are lower bounds: they can raise
+a prediction, but not lower it. The settings are taken to need at least one byte more than the budget, plus a twentieth
+of the budget for each earlier probe that failed.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from autotrain_mem.types import Estimate, Knobs, MemoryEstimate, Owner, Phase, R
 from autotrain_mem.types.experience import Probe
 
 SCALES = (0.5, 2.0)
-"""No prediction was off a public run by more than 15 % (docs/understand/accuracy.md); cut far outside."""
+"""Limits of the scale. No prediction was more than 15 % off a public run (docs/understand/accuracy.md)."""
 LEAST_DISTANCE = 0.05
-"""Two points whose predictions are closer than this share determine no slope: what is measured moves in segments of 2
-MiB, and in 20 MiB where the allocator takes them (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
+"""Two probes whose predictions are closer than this share give no slope: measured bytes move in segments of 2 MiB, or
+of 20 MiB for larger blocks (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
 MISTRUST = 0.05
-"""Share of the budget that every further failed probe adds to what such settings are taken to need."""
+"""Share of the budget that each further failed probe adds to the assumed need of such settings."""
 
 _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))")
 """``c10/cuda/CUDACachingAllocator.cpp: malloc``; its sizes are ``format_size``'s."""
@@ -62,7 +63,7 @@ class Line:
     """Describes how one phase's prediction is corrected."""
 
     predicted_bytes: int
-    """Where it was measured."""
+    """The prediction for the probed settings."""
     measured_bytes: int
     scale: float = 1.0
 
@@ -73,25 +74,26 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """Turns a prediction into one that agrees with what was measured.
+    """Corrects predictions so that they agree with the probes.
 
-    Example: forward was predicted at 80 MiB on 20 MiB of weights, and measured at 92 on 24. Then 4 MiB are offset, the
-    scale is 68 / 60, and half the batch, predicted at 50 MiB, becomes 92 - 34 = 58.
+    Example: forward was predicted at 80 MiB, 20 of them weights, and measured at 92, 24 of them weights. The offset is
+    4 MiB and the scale is 68 / 60, so half the batch, predicted at 50 MiB, becomes 92 - 34 = 58.
     """
 
     lines: Mapping[Phase, Line] = field(default_factory=dict)
-    """One for each phase that was reached, in their order."""
+    """One line for each phase that a probe reached, in order."""
     cached_bytes: int = 0
-    """More that the allocator holds beyond what tensors take."""
+    """Bytes to add to what the allocator caches."""
     more_bytes: int = 0
-    """Bytes needed beyond all that, since it was seen not to fit."""
+    """Bytes to add on top, since the settings did not fit."""
     measured: Knobs | None = None
-    """The settings that the probe tried; None corrects all alike."""
+    """The probed settings; None applies the correction to all settings alike."""
     missing_bytes: int = 0
-    """The least by which the prediction was too low, which settings of other kinds need more, too."""
+    """The least by which the prediction was too low; settings of other kinds are raised by it too."""
 
     def of(self, memory: MemoryEstimate, knobs: Knobs) -> MemoryEstimate:
-        """The corrected prediction. Owners keep adding up to the peak: what is more is nobody's that is known."""
+        """Returns the corrected prediction. Its owners still add up to the peak; bytes that were added have no known
+        owner."""
         if self.measured is not None and _kind(knobs) != _kind(self.measured):
             return Correction(more_bytes=self.missing_bytes).of(memory, knobs)
         if not (self.lines or self.cached_bytes or self.more_bytes):
@@ -125,7 +127,7 @@ class Correction:
 
 
 def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
-    """Makes the correction that the probes so far call for, the last one above all."""
+    """Returns the correction that follows from the probes so far, mainly from the last one."""
     last = points[-1]
     predicted = last.predicted.memory.phases
     lines = {
@@ -154,17 +156,14 @@ def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
 
 
 def asked_bytes(refused: str) -> int:
-    """Reads from torch's message how much was asked for in vain; 0 where it does not say.
-
-    >>> asked_bytes("CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 104.00 MiB")
-    16777216
-    """
+    """Parses the size of the failed request from torch's message; 0 if it has none."""
     match = _ASKED.search(refused)
     return 0 if match is None else parse_bytes(match[1].replace("bytes", "B"))
 
 
 def _measured(point: Point) -> dict[Phase, int]:
-    """Allocated, by phase. After a refusal no phase has been seen whole: what was measured can only raise it."""
+    """Returns allocated bytes by phase. After an out-of-memory error no phase is complete, so that they can only raise
+    a prediction."""
     probe, predicted = point.probe, point.predicted.memory.phases
     peaks = {phase: peak.allocated_bytes for phase, peak in probe.phases.items()}
     if not probe.refused:
@@ -194,7 +193,7 @@ _HOW_MUCH = (*(name for lever in BATCHES for name in LEVERS[lever].knobs), MAX_L
 
 
 def _kind(knobs: Knobs) -> Knobs:
-    """Settings that differ only in how much is in a micro-batch are of one kind."""
+    """Returns what settings of one kind share: all but the contents of a micro-batch."""
     without: dict[str, Any] = dict.fromkeys(_HOW_MUCH)
     return replace(knobs, **without)
 
@@ -207,7 +206,7 @@ _NOT_STATIC = (Owner.OTHER, Owner.GATHERED_WEIGHTS, Owner.TEMPORARY, Owner.ACTIV
 
 
 def _owners(owners: Mapping[Owner, int], moved_bytes: int) -> dict[Owner, int]:
-    """Adds what is more to the others, and takes what is less from what is least certain first."""
+    """Adds an excess to the owner ``other``, and takes a deficit from the least certain owners first."""
     owned = dict(owners)
     if moved_bytes >= 0:
         owned[Owner.OTHER] = owned.get(Owner.OTHER, 0) + moved_bytes

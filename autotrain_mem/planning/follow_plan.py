@@ -1,6 +1,6 @@
-"""Follows a plan that was made before: as it is where nothing that it rests on has changed, else rehearsed once.
+"""Follows an earlier plan: unchanged if nothing that it depends on has changed, else after one rehearsal.
 
-Nothing is searched: the settings are the plan's. A word of the user's that contradicts one of them is refused.
+There is no search: the settings are the plan's. A flag that contradicts one of them is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.planned import as_recorded
 
 GIVEN_ANEW = (*(MAX_LENGTH, *COMPLETION_KNOBS), *("lora_r", "lora_alpha", "lora_target_modules"))
-"""Knobs that a plan does not decide: they may be given anew where the user gave them when it was made."""
+"""Knobs that may be given again beside a plan, if they were given when it was made: a plan does not decide them."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
@@ -144,9 +144,9 @@ def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
 
 
 def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
-    """Yields what is asked otherwise, each in words that a flag and a keyword of Python share.
+    """Yields each contradiction between the request and the plan, in words that fit a flag and a Python keyword.
 
-    What limits a search counts only where the plan's settings break it; ``max_slowdown`` never does.
+    A limit of the search counts only if the plan's settings break it; ``max_slowdown`` never does.
     """
     for name in sorted(space.pinned - {NOT_REHEARSED}):
         given, planned = getattr(space.base, name), getattr(plan.knobs, name)
@@ -173,7 +173,7 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
 
 
 def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
-    """Lists what a rehearsal depends on and that has changed, each as ``before -> after``."""
+    """Lists what a rehearsal depends on and has changed, each as ``before -> after``."""
     job, before, now = subject.job, plan.estimate.hardware, subject.hardware
     changes = []
     versions = (plan.versions, versions_key())

@@ -25,11 +25,11 @@ from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.gpu_comparison import Frontier, LevelReach
 
 MOST_ROWS = 16_384
-"""Rows at once, and completions of a prompt, beyond which nobody asks."""
+"""Upper bound of rows in a micro-batch, and of completions per prompt."""
 MOST_TOKENS = 1 << 20
-"""Tokens where neither the model's config nor the data end."""
+"""Upper bound of tokens if neither the model's config nor the data have one."""
 MOST_RANK = 4096
-"""Where the config does not say how wide the layers are."""
+"""Upper bound of the rank if the config does not tell the layers' width."""
 
 _Asked = tuple[Sequence[int], str]
 """Values, smallest first, and what ends them."""
@@ -51,7 +51,7 @@ def question_of(subject: Subject) -> Question | None:
 
 
 def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
-    """The job in which the argument is this number, and what follows from it is said."""
+    """Returns the job with this value of the argument, and with what follows from it."""
     arguments = {**job.arguments, name: value} | ({"use_peft": True} if name == "lora_r" else {})
     if name == GROUP and not _says_batches(job):
         return replace(job, arguments=arguments, effective_batch_size=value * _prompts(defaults))
@@ -59,7 +59,7 @@ def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
 
 
 def settled(job: Job, knobs: Knobs) -> Job:
-    """Returns the job with a plan's numbers for what was asked as ``max``, and with its smaller images."""
+    """Returns the job with the values that a plan found for ``max``, and with the smaller images that it chose."""
     arguments = {name: getattr(knobs, name) if each == MOST else each for name, each in job.arguments.items()}
     if knobs.max_pixels is not None:
         arguments["max_pixels"] = knobs.max_pixels
@@ -133,7 +133,7 @@ def _says_batches(job: Job) -> bool:
 
 
 def _prompts(defaults: Knobs) -> int:
-    """Prompts of an optimizer step by TRL's defaults."""
+    """Returns the prompts of an optimizer step by TRL's defaults."""
     return max(1, defaults.effective_batch_size // (defaults.num_generations or 1))
 
 
@@ -155,7 +155,7 @@ assert {*_VALUES} == {*MAXIMIZED}
 
 
 def frontier_of(subject: Subject, question: Question, on_attempt: OnAttempt = lambda attempt: None) -> Frontier:
-    """Finds the border of every level; of few layers where these tell what the whole model does."""
+    """Finds the largest value at each level of harm, with few layers if these determine the whole model."""
     memo = Memo(question.space(question.values[0]), Predictions(subject, confirms=False), on_attempt)
     borders = [(level.name, find_border(question, level.name, memo, whole=False)) for level in answering(question)]
     return Frontier(

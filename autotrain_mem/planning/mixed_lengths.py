@@ -1,4 +1,4 @@
-"""Asks for what a replay of rows of every length needs: one more rehearsal, of shorter rows, and the data's lengths."""
+"""Provides what a replay of rows of every length needs: one more rehearsal, of shorter rows, and the data's lengths."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from autotrain_mem.types import Estimate, Job, Knobs, Trace
 from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
 LEAST_TOKENS = 32
-"""Rows that are no longer than this leave no room for shorter ones."""
+"""If the longest rows are no longer than this, no shorter ones are rehearsed."""
 SHORTER = (0.125, 0.5)
 """The shorter rehearsal's rows have the median batch's tokens, within these shares of the longest."""
 MOST_BATCHES = 8
-"""The most batches of a step; more of them count as so many."""
+"""The largest number of micro-batches of a step that are replayed."""
 
 TraceOf = Callable[[int], Trace]
 """A rehearsal of the same settings with rows of so many tokens."""
 
 
 def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
-    """Draws a run's batches; None where all count as alike, or where the data were not read."""
+    """Draws a run's batches; None if all count as equal, or if the data were not read."""
     job, profile = subject.job, subject.lengths.profile
     if profile is None or _count_as_alike(job, knobs):
         return None

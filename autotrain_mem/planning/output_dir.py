@@ -1,4 +1,4 @@
-"""The output folder of a run: where it is, whether it may be written, and how to go on with what is in it."""
+"""The output folder of a run: its place, whether it may be written, and how to continue the run in it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def default_dir(method: str, model: str) -> str:
 
 
 def resumes(job: Job) -> bool:
-    """Returns whether it goes on with a run that was begun before."""
+    """Returns whether the run continues an earlier one."""
     return bool(job.arguments.get(RESUME))
 
 
 def resumes_in_folder(job: Job) -> bool:
-    """Returns whether that run is the one in the output folder, and not a checkpoint elsewhere that is named."""
+    """Returns whether it continues the run in the output folder, and not a checkpoint elsewhere."""
     request = job.arguments.get(RESUME)
     if not request or request is True:
         return bool(request)
@@ -124,7 +124,7 @@ def how_to_resume(folder: pathlib.Path) -> str:
 
 
 def check_weights(model: pathlib.Path) -> None:
-    """A folder is planned for by its config alone, but trained with its weights; a hub id is not looked up here."""
+    """Raises if a model's folder holds no weights: planning needs only its config. A hub id is not checked here."""
     if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*model*.bin")):
         raise ModelNotFoundError(
             f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",

@@ -1,7 +1,7 @@
-"""Searches for a job's settings and makes a plan of them, with what stands beside them.
+"""Searches for a job's settings and makes a plan of them.
 
-First it tries by how many GPUs rows must be shared for a plan that costs nothing but time. Images are made smaller
-where nothing else that the user allows fits.
+It first finds out how many GPUs must share each row for a plan that costs only time. Images are made smaller if nothing
+else that the user allows fits.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
 
 
 def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
-    """The plan of what was found best, with alternatives, what the data say, and how long it will take."""
+    """Returns the plan of the best settings found, with alternatives, advice from the data, and the expected time."""
     job, knobs, facts, profile = subject.job, best.estimate.knobs, subject.facts, subject.lengths.profile
     limit = job.row_limit(knobs)
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
@@ -115,7 +115,7 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
 
 
 def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
-    """A job's own settings as a plan, for those who want to see them run out of memory."""
+    """Returns a plan of a job's own settings, to show that they run out of memory."""
     job, facts = rehearsals.job, rehearsals.describe()
     lengths = Lengths(longest=job.prompt_length if job.is_online else facts.context_length)
     given = SearchResult(level="as given", estimate=predicted, attempts=(), levers=(), alternatives=())
@@ -129,7 +129,7 @@ NOT_MODELLED = (
 
 
 def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str]:
-    """Describes what is not modelled of several machines, and what TRL's default makes of the effective batch."""
+    """Describes what is not modelled of several machines, and the effective batch that TRL's default gives."""
     if topology.nodes == 1:
         return
     yield NOT_MODELLED
@@ -149,8 +149,11 @@ FLASH_CAPABILITY = (8, 0)
 def with_shared_tokens(
     subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
 ) -> SearchResult | None:
-    """Returns the plan of the fewest GPUs that share a row and hold it without harm; None where that is not to be
-    tried, GPUs that share none hold it, or not even all of them do. Of 8 GPUs 1, 2, 4 and 8 are tried."""
+    """Returns the plan with the fewest GPUs per row that is without harm. None if rows may not be shared, if GPUs fit
+    the job without sharing, or if not even all of them fit it.
+
+    Of 8 GPUs 1, 2, 4 and 8 are tried.
+    """
     sizes, way = degrees(space, subject.job), way_of(subject.job)
     if not sizes or (way.in_half_precision and subject.hardware.capability < FLASH_CAPABILITY):
         return None
@@ -193,16 +196,16 @@ def _heard(tried: list[Candidate], on_attempt: OnAttempt) -> OnAttempt:
 
 
 MOST_STEPS = 4
-"""A sixteenth of the area of images whose processor halves it; ``--max_pixels`` takes smaller ones."""
+"""The most times that the area of images is halved, to a sixteenth; ``--max_pixels`` takes smaller ones."""
 
 
 def searched_with_images(
     subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None
 ) -> tuple[Subject, SearchResult]:
-    """Finds what :func:`searched` does; where that finds nothing, or rows are cut, with the largest images that fit.
+    """Searches as :func:`searched` does; if nothing fits, or rows would be cut, with the largest images that fit.
 
-    Rows are cut at their ends, where answers stand, so a smaller image comes first. Returns the subject that the result
-    is for. Raises DoesNotFitError.
+    Rows are cut at their end, where the answers are, so smaller images are tried first. Returns the subject of the
+    result. Raises DoesNotFitError.
     """
     tried: list[Candidate] = []
     hear = _heard(tried, on_attempt)
@@ -232,7 +235,7 @@ def searched_with_images(
 def _with_smaller_images(
     subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None
 ) -> tuple[Subject, SearchResult] | None:
-    """Tries smaller images step by step, without cutting rows; None where that may not be or does not help."""
+    """Tries smaller images step by step, without cutting rows; None if that is not allowed or does not help."""
     facts, images = subject.facts, subject.lengths.images
     if not images or not allowed(LEVERS[SMALLER_IMAGES], subject.space()):
         return None
@@ -281,7 +284,7 @@ def compare_cards(
 def _judged(
     rehearsals: Rehearsals, card: Hardware, lengths: Lengths, shared: dict[Any, Footprint], on_attempt: OnAttempt
 ) -> CardVerdict:
-    """The plan for one card, or why there is none. Raises UsageError where it is refused there."""
+    """Returns the plan for one card, or why there is none. Raises UsageError if the card refuses the job."""
     rehearsals = rehearsals.on(card)
     if rehearsals.job.budget is not None and rehearsals.price is None:
         return CardVerdict(hardware=card, refusal=NO_PRICE, price=None)

@@ -1,4 +1,5 @@
-"""Answers what the planner asks: rehearsals by two workers, of few layers where that is enough, kept on disk."""
+"""Answers the planner's questions: rehearses in up to two workers, with few layers if that suffices, and keeps the
+results on disk."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ LEAST_RECOMPUTED = 0.3
 
 
 TRACES_KEPT = 6
-"""The number of rehearsals that are kept whole; each takes some megabytes."""
+"""The number of rehearsals kept whole; each takes a few megabytes."""
 
 
 class Predictions:
@@ -50,11 +51,11 @@ class Predictions:
         self._footprints: dict[Any, Footprint] = {} if shared is None else shared
         self._unclear: set[Any] = set()
         self._begun: dict[Any, Future[Trace]] = {}
-        """Rehearsals of the whole model that were foreseen and not asked for yet."""
+        """Rehearsals of the whole model that were started ahead and not yet asked for."""
         self._kernels = kernel_class(subject.hardware.capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
-        """Returns what these points need, each in the order of asking. Raises RehearsalError."""
+        """Returns what these points need, in the same order. Raises RehearsalError."""
         whole = whole and self._confirms
         missing = [knobs for knobs in points if self._known(knobs, whole) is None]
         depths = {} if whole else {knobs: found for knobs in missing if (found := self._depths(knobs)) is not None}
@@ -76,7 +77,7 @@ class Predictions:
         return [judge(self._subject, knobs, self._there(knobs, whole)) for knobs in points]
 
     def exceeds(self, knobs: Knobs) -> bool:
-        """Returns whether weights, and the gradients of all of them where all are trained, are more than the device."""
+        """Returns whether the weights, plus all gradients in full fine-tuning, exceed the device."""
         if self._subject.facts.parameters is None or knobs.base_bits or knobs.has_group:
             return False
         copies = 1 if knobs.use_peft else 2
@@ -84,7 +85,7 @@ class Predictions:
         return least + self._subject.outside_bytes(knobs) > self._subject.budget_bytes
 
     def foresee(self, knobs: Knobs) -> None:
-        """Starts rehearsing the whole model of a point that is going to be asked for."""
+        """Starts rehearsing the whole model of a point that will be asked for."""
         key = self._key(knobs, None)
         if self._confirms and key not in self._begun and self._known(knobs, whole=True) is None:
             self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs))
@@ -106,11 +107,11 @@ class Predictions:
         return time.tokens / seconds if seconds > 0 else 0.0
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> tuple[str, ...]:
-        """The next larger cards of the catalog, and more of this one."""
+        """Returns the next larger cards of the catalog, and more of this card, that would fit."""
         return would_fit(self._subject, estimate, self._shared if rehearsed else None)
 
     def over_steps(self, estimate: Estimate) -> Estimate:
-        """Adds what rows of every length make of a plan's reserved bytes; as it is where that is not known."""
+        """Returns the estimate with the reserved bytes over rows of every length; unchanged if unknown."""
         knobs, is_asked = estimate.knobs, self._confirms and self._subject.caches
         batches = batches_of(self._subject, knobs) if is_asked else None
         if batches is None or estimate.memory.mixed_lengths is not None:
@@ -148,7 +149,7 @@ class Predictions:
         return mixed
 
     def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
-        """Returns a trace of rows of so many tokens: one that was just made, or of few layers where these will do."""
+        """Returns a trace of rows of this many tokens: a recent one, or one with few layers if that suffices."""
         trace = self._subject.traces.get(self._subject.trace_key(knobs, tokens))
         if trace is None:
             if (depths := self._depths(knobs)) is not None:
@@ -159,7 +160,7 @@ class Predictions:
         return trace
 
     def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
-        """Keeps one of the last rehearsals, of rows of so many tokens, so that none like it is made again."""
+        """Keeps one of the last rehearsals, so that it is not repeated."""
         key, traces = self._subject.trace_key(knobs, tokens), self._subject.traces
         traces.pop(key, None)
         traces[key] = trace
@@ -184,7 +185,8 @@ class Predictions:
     # -- what is known -----------------------------------------------------------------------------------------------
 
     def _known(self, knobs: Knobs, whole: bool) -> Footprint | None:
-        """Finds a footprint from this run or one before: of the whole model, or of few layers where these will do."""
+        """Returns a known footprint, of this run or an earlier one: of the whole model, or of few layers if that
+        suffices."""
         depths = self._fewer_layers(knobs)
         for layers in (None,) if whole or depths is None else (depths.long, None):
             key = self._key(knobs, layers)
@@ -221,7 +223,7 @@ class Predictions:
         }
 
     def _depths(self, knobs: Knobs) -> Depths | None:
-        """Returns the depths of the copies that tell what the whole does; None where it must be rehearsed itself."""
+        """Returns the depths of the copies that determine the whole model; None if it must be rehearsed itself."""
         return None if _kind(knobs) in self._unclear else self._fewer_layers(knobs)
 
     def _fewer_layers(self, knobs: Knobs) -> Depths | None:
@@ -264,7 +266,7 @@ class Predictions:
 
 
 def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
-    """A footprint against one device: whether it fits, by what probes measured too, and how fast it is."""
+    """Estimates a footprint on one device: whether it fits, corrected by probes, and how fast it is."""
     estimate = Estimate(
         knobs=knobs,
         hardware=subject.hardware,
@@ -300,6 +302,7 @@ def footprint_of(trace: Trace, room: DeviceCapacity, layers: int | None = None) 
 
 
 def _kind(knobs: Knobs) -> Any:
-    """Settings that run the same code: where few layers are unclear for one, no time is lost on the next."""
+    """Returns a key of settings that run the same code: if few layers do not determine one, they are not tried for the
+    next."""
     switches = [getattr(knobs, name) for name in SWITCHES]
     return (knobs.recomputes, *switches, knobs.optim, knobs.pads_rows, knobs.sharding)

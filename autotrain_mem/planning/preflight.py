@@ -1,4 +1,4 @@
-"""Looks at all that can be wrong before the first rehearsal, and at the room that a plan needs beside the card."""
+"""Checks all that can be wrong before the first rehearsal, and the resources that a plan needs beside the card."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OUT_OF_REACH = DatasetNotFoundError.__name__
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """A job that nothing is known against."""
+    """A job that passed all checks."""
 
     warnings: tuple[Finding, ...]
     result: Preflight

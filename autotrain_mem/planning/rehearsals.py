@@ -1,4 +1,4 @@
-"""One job on one device, the workers that can rehearse it, and what is known of its model and its rows."""
+"""One job on one device, the workers that can rehearse it, and what is known of its model and rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OnCounting = Callable[[Counting], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Holds how long rows are, as far as that is known."""
+    """Holds the known lengths of rows."""
 
     longest: int | None
     """Tokens of the longest row, or prompt; None where rows fill ``max_length``."""

@@ -1,6 +1,6 @@
-"""Guesses what a point that was not rehearsed will need and how fast it can be at best, from points that were.
+"""Guesses the memory and the best speed of points that were not rehearsed, from points that were.
 
-Guesses only steer the search: what is taken is always rehearsed.
+Guesses only steer the search: a chosen point is always rehearsed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from autotrain_mem.types import Estimate, Knobs, Owner, Phase
 STATIC = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """Owners whose bytes do not grow with the rows of a micro-batch."""
 GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVALUATE)
-"""Phases whose peaks do."""
+"""Phases whose peaks grow with the rows."""
 
 LEAST_SLOWER = 1.02
-"""How much longer at least: what is copied to the host is read from the memory that the kernels are waiting for."""
+"""The least slowdown by offloading: copies to the host use the memory bandwidth that the kernels wait for."""
 FEWER_ROWS_FASTER = 1.06
-"""How much faster fewer rows may be: the most seen of rehearsals of 0.5B to 1.5B models (5 %), rounded."""
+"""How much faster fewer rows may be: the most seen in rehearsals of 0.5B to 1.5B models (5 %), rounded."""
 SHARED_FASTER = 1.05
-"""The factor by which a point may be faster than the work of one that shares the model otherwise makes it: what is sent
-is computed from the bytes of weights and gradients, and not counted."""
+"""How much faster a point may be than predicted from one with another sharding: communication is computed from the
+bytes of weights and gradients, not counted."""
 LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
-"""A guess from one point alone, or from two and more, may be that far above the budget and the point still be worth a
-rehearsal: reserved bytes are not strictly monotone, and stray by 1 to 2 % from a line."""
+"""How far above the budget a guess may be (from one point, or from two and more) for the point to be rehearsed:
+reserved bytes are not strictly monotone, and are 1 to 2 % off a line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Holds the speed of a point that was not rehearsed, in tokens per second; infinite where nothing like it was."""
+    """The speed of a point that was not rehearsed, in tokens per second; infinite if no similar point was."""
 
     knobs: Knobs
     at_best: float
@@ -45,9 +45,9 @@ class Speed:
 
 
 def speed(memo: Memo, sight: LineHistory, knobs: Knobs) -> Speed:
-    """Guesses from points of the same line, by the work that they do, and from lines with fewer levers of time.
+    """Guesses the speed from points of the same line, by their work, and from lines with fewer levers that cost time.
 
-    Such a lever makes a step of the same rows slower, by how much is only known of recomputation.
+    Such a lever makes a step of the same rows slower; by how much is known only of recomputation.
     """
     at_best, expected = float("inf"), float("inf")
     for known in sight.gentler:
@@ -93,9 +93,9 @@ def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
 
 
 def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Speed | None:
-    """The point of a line to rehearse next if the line may hold one that is faster than ``beyond``; None if not.
+    """Returns the next point of a line to rehearse, if the line may hold one faster than ``beyond``; else None.
 
-    The largest that should fit; where none should, the smallest that could: if that does not fit, no larger one does.
+    It is the largest that should fit, or else the smallest that could: if that one does not fit, no larger one does.
     """
     guessed = [speed(memo, sight, knobs) for knobs in may_fit(space, sight)]
     faster = [each for each in guessed if each.at_best > beyond]
@@ -112,7 +112,7 @@ def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Spee
 
 
 def may_fit(space: Space, sight: LineHistory) -> list[Knobs]:
-    """Returns the points of a line that were not rehearsed and that nothing known rules out, smallest first."""
+    """Returns the points of a line that were not rehearsed and may fit, smallest first."""
     rehearsed = {_rows(each.knobs) for each in sight.known}
     points = [knobs for knobs in sight.line if _rows(knobs) not in rehearsed and _is_possible(space, sight, knobs)]
     return points if sight.known or sight.gentler or sight.shared_harder else points[-1:]
@@ -156,7 +156,8 @@ def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
 def _with_levers(
     space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
 ) -> float:
-    """Guesses from points with fewer levers, by what these levers save elsewhere, and from points with other shards."""
+    """Guesses from points with fewer levers, by what these levers save elsewhere, and from points with another
+    sharding."""
     nearest = _nearest(known, knobs)
     pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
     if not pulled:
@@ -169,9 +170,9 @@ def _with_levers(
 
 
 def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
-    """Guesses from one point of a line: with more rows activations grow, and not always what is beside them.
+    """Guesses from one point of a line: activations grow with the rows, other bytes need not.
 
-    Temporary bytes are those of a chunk of the loss, whatever the rows, or of all logits.
+    Temporary bytes are those of one chunk of the loss, whatever the rows, or of all logits.
     """
     if _rows(knobs) <= _rows(one.knobs) or one.memory.peak_phase not in GROWING:
         return _scaled(space, one, knobs)
@@ -181,7 +182,7 @@ def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
 
 
 def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
-    """A guess at what a point needs, from those of its line that were rehearsed, or of one that shares otherwise."""
+    """Guesses what a point needs, from rehearsed points of its line, or from one with another sharding."""
     if len(known) == 1:
         return _scaled(space, known[0], knobs)
     pairs = list(pairwise(sorted(known, key=lambda each: _rows(each.knobs))))
@@ -190,7 +191,7 @@ def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> flo
 
 
 def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> float:
-    """Bytes that a point on the line through two rehearsed ones needs if each phase is linear in tokens."""
+    """Returns the bytes of a point on the line through two rehearsed ones, if each phase is linear in tokens."""
     start, end = space.micro_batch_tokens(small.knobs), space.micro_batch_tokens(large.knobs)
     share = (space.micro_batch_tokens(knobs) - start) / (end - start) if end > start else 0.0
     return linear(small, large, share, knobs)
@@ -213,10 +214,10 @@ def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> floa
 
 
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
-    """Returns the bytes of gradients that a phase holds with these knobs and not at a rehearsed point, or less than 0.
+    """Returns the gradient bytes that a phase holds with these knobs and not at a rehearsed point; may be negative.
 
-    They are freed after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so that only the later ones of
-    several micro-steps find any. Where none are accumulated the peak may come before there are any, or once there are.
+    Gradients are freed after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so only the later micro-steps
+    of a step find any. Without accumulation the peak may come before or after they exist.
     """
     memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
     accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)
@@ -255,7 +256,7 @@ def _scaled(
 
 
 def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, taken: float = 0.0) -> float:
-    """The largest of the phases' peaks, where they are as at a known point but for how processes share the model."""
+    """Returns the largest phase peak, if the phases equal those of a known point except for the sharding."""
     held, static = known.memory.owners_at_peak, static_bytes(known) - taken
     if not peaks:
         return static
@@ -274,12 +275,12 @@ def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, tak
 
 
 def static_bytes(known: Estimate) -> int:
-    """Sums what does not grow with the rows."""
+    """Sums the bytes that do not grow with the rows."""
     return sum(known.memory.owners_at_peak.get(owner, 0) for owner in STATIC)
 
 
 def _nearest(known: Sequence[Estimate], knobs: Knobs) -> Estimate:
-    """Picks by rows; the larger of two, whose kernels are closer to their full speed."""
+    """Returns the point with the nearest number of rows; of two, the larger, whose kernels are closer to full speed."""
     return min(known, key=lambda each: (abs(_rows(each.knobs) - _rows(knobs)), -_rows(each.knobs)))
 
 

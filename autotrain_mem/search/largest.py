@@ -28,26 +28,27 @@ from autotrain_mem.types import Estimate, Knobs
 from autotrain_mem.types.gpu_comparison import LargestValue
 
 TURNS = 12
-"""Guesses for one level, at most; plain bisection of 16,384 values takes 14."""
+"""The most guesses for one level; plain bisection of 16,384 values takes 14."""
 
 FAR = 8
-"""The second value over the smallest, at least: nearer ones may peak in the optimizer's step, which does not grow."""
+"""The least ratio of the second value to the smallest: closer ones may both peak in the optimizer's step, which does
+not grow."""
 
 STEEPER = 1.5
-"""Steepness of a line through one point over proportion: the second point of a line is worth most where it fits."""
+"""The slope of a line through one point, relative to proportionality: the second point is worth most if it fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """Describes the question how much of one knob fits."""
+    """Asks how much of one knob fits."""
 
     name: str
     values: Sequence[int]
-    """What it may be, smallest first; not empty."""
+    """The candidate values, smallest first; not empty."""
     space: Callable[[int], Space]
-    """The space of the job in which it has this value."""
+    """Returns the job's space with this value."""
     stopped_by: str
-    """Why there is no larger one, in a few words."""
+    """Why there is no larger value, in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +70,8 @@ class Boundary:
 
 
 def find_most(question: Question, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
-    """The plan with as much as fits; None where not even the smallest value fits, or no plan keeps the limits."""
+    """Returns the plan with the largest value that fits; None if not even the smallest fits, or no plan keeps the
+    limits."""
     tried: set[str] = set()
     best: SearchResult | None = None
     name = next((level.name for level in answering(question) if _holds(question, level, memo)), None)
@@ -86,7 +88,7 @@ def find_most(question: Question, memo: Memo, limits: Limits | None = None) -> S
 
 
 def answering(question: Question) -> tuple[Level, ...]:
-    """The levels that an answer may be of: rows are not cut to have more of something else."""
+    """Returns the levels that an answer may come from: rows are not cut to get more of something else."""
     return tuple(level for level in levels(question.space(question.values[0])) if not level.lengths)
 
 
@@ -126,7 +128,7 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
 
 
 def _border(points: _Points, start: int, *, whole: bool) -> Boundary | None:
-    """The border of such points from a value on; None where that one does not fit."""
+    """Finds the boundary of such points from a value on; None if that value does not fit."""
     if not points.holds(start):
         return None
     end = len(points.question.values)
@@ -158,7 +160,7 @@ def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:
 
 
 class _Points:
-    """Holds a point of a level at each value, by its index: the least demanding one, or the whole batch at once."""
+    """Holds a level's point at each value, by index: the least demanding one, or the whole batch at once."""
 
     def __init__(self, question: Question, level: str, memo: Memo, of: Callable[[Level], Knobs]) -> None:
         self.question = question
@@ -173,7 +175,7 @@ class _Points:
         return self._memo(self.knobs(index))
 
     def ask(self, indices: Sequence[int]) -> None:
-        """Rehearses several at once."""
+        """Rehearses several points at once."""
         self._memo.ask([self.knobs(index) for index in indices], whole=self.whole)
         self.known = sorted({*self.known, *indices})
 
@@ -184,7 +186,7 @@ class _Points:
         return self._of(next(each for each in every if each.name == self._level))
 
     def holds(self, index: int) -> bool:
-        """Returns whether a value fits, from which larger ones are looked for."""
+        """Returns whether a value fits."""
         self.known = [index]
         return surely_fits(self._memo, self.knobs(index))
 

@@ -47,7 +47,7 @@ from autotrain_mem.types import Fit, Harm, Knobs
 from autotrain_mem.types.methods_table import METHODS
 
 FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "all": Harm.DATA}
-"""The last harm level that each ``--fit`` allows."""
+"""The last level of harm that each ``--fit`` allows."""
 
 
 def lever_name(row: LeverRow) -> str:
@@ -98,7 +98,7 @@ def allowed(row: LeverRow, space: Space) -> bool:
 
 
 def pull_all(space: Space, names: Iterable[str]) -> Knobs:
-    """The knobs asked for with these levers pulled, and with those that come along where they may."""
+    """Returns the requested knobs with these levers pulled, and with those that come with them where allowed."""
     knobs = space.base
     for row in (LEVERS[name] for name in names):
         for name in row.along:
@@ -127,13 +127,13 @@ def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Describes a level: at least one of its own levers is pulled, and one of those that offload, if it has any."""
+    """Describes a level: at least one of its own levers is pulled, and one of its offloading levers, if it has any."""
 
     name: str
     own: tuple[str, ...]
     offloads: tuple[str, ...] = ()
     loses: bool = False
-    """Each of its settings loses updates that the job as asked for keeps (``space.loses_updates``)."""
+    """Whether each of its settings loses updates that the requested job keeps (``space.loses_updates``)."""
 
 
 OFFLOADING_ADAPTERS = tuple(name for name in OFFLOADING if LEVERS[name].pays_for_adapters)
@@ -150,10 +150,12 @@ LEVELS = (
     _Step("losing updates", ROUNDING, loses=True),
     _Step("losing updates, offloading", ROUNDING, OFFLOADING, loses=True),
 )
-"""Batches, sharding and checkpointing are free on each. Offloading changes nothing but time either, but it takes the
-host's memory and its link, which no card's data sheet tells: so a plan without it goes first. The optimizer state of an
-adapter is too small to be worth offloading, and a quantized base is faster than one whose activations wait on the
-host. An adapter learns more than a whole model most of whose weights no step changes. After these come shorter rows.
+"""Batches, sharding and checkpointing are free on each level.
+
+Offloading also changes nothing but time, but it depends on the host's memory and link, which no data sheet of a card
+tells, so a plan without it comes first. An adapter's optimizer state is too small to be worth offloading, and a
+quantized base is faster than one whose activations are offloaded. An adapter learns more than a whole model in which
+most updates are lost to rounding. Shorter rows come last.
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
@@ -161,9 +163,11 @@ SMALLER_IMAGES_LEVEL = "smaller images"
 
 
 Line = tuple[Knobs, ...]
-"""One setting, shared in one way, with or without checkpointing, at every micro-batch allowed, smallest first: what it
-needs grows along the line, but for its end, where the whole batch is one micro-batch. Nothing is accumulated there, and
-no gradients are held when a forward pass begins."""
+"""One setting, with or without checkpointing, at every allowed micro-batch, smallest first.
+
+Memory grows along the line except at its end, where the whole batch is one micro-batch: nothing is accumulated there,
+and no gradients exist when a forward pass begins.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,12 +181,12 @@ class Level:
     space: Space
     harm: Harm
     settings: tuple[Knobs, ...]
-    """What its levers make of the knobs asked for, gentlest first; batches, checkpointing and sharding stay free."""
+    """What its levers make of the requested knobs, gentlest first; batches, checkpointing and sharding stay free."""
     lengths: tuple[int, ...] = ()
     offloads: bool = False
     """Whether each of its settings needs the host's memory."""
     loses: bool = False
-    """Whether each of its settings loses updates: like shorter rows, it is taken to fit and never to be done sooner."""
+    """Whether each of its settings loses updates; like shorter rows, such a level is never chosen for its speed."""
     ranks: tuple[int, ...] = ()
     """Smaller ranks of the adapter that the level turns on, the largest first, for where its own does not fit."""
 
@@ -206,17 +210,18 @@ class Level:
 
     @property
     def least(self) -> Knobs:
-        """The point that needs least; if that does not fit, nothing on the level does, unless it be :attr:`at_once`."""
+        """Returns the point that needs least; if it does not fit, nothing on the level does, except perhaps
+        :attr:`at_once`."""
         return self._shortest(self._least_line[0])
 
     @property
     def at_once(self) -> Knobs:
-        """The same in one micro-batch: more activations, and no gradients until its backward pass makes them."""
+        """Returns the same point in one micro-batch: more activations, and no gradients until its backward pass."""
         return self._shortest(self._least_line[-1])
 
     @property
     def floors(self) -> tuple[Knobs, Knobs]:
-        """Returns both: one of them needs the least memory of the level."""
+        """Returns both; one of them needs the least memory of the level."""
         return self.least, self.at_once
 
     @property
@@ -270,7 +275,7 @@ def levels(space: Space) -> tuple[Level, ...]:
 
 
 def strongest(climbed: Sequence[Level]) -> Level:
-    """The level that needs least: the last with an adapter, or without one the last."""
+    """Returns the level that needs least: the last with an adapter, or without adapters the last."""
     return max(reversed(climbed), key=lambda level: level.settings[-1].use_peft)
 
 
@@ -298,7 +303,7 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 
 
 def _least(space: Space) -> Knobs:
-    """Returns the settings that need least of all levels, with no lever on whole parameters where shards need less."""
+    """Returns the settings that need least of all levels; without levers on whole parameters if shards need less."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
     most = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
     names = [name for name in most if moves(name, space)]
@@ -356,7 +361,8 @@ def _following(space: Space, lever: str) -> tuple[str, ...]:
 
 
 def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
-    """The point itself, then with twice, four times ... the rows generated at once, and last with those asked for.
+    """Yields the point itself, then with 2, 4, ... times the rows generated at once, and last with the requested
+    number.
 
     Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
     """
