@@ -361,7 +361,7 @@ def _following(space: Space, lever: str) -> tuple[str, ...]:
 
 
 def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
-    """Yields the point itself, then with 2, 4, ... times the rows generated at once, and last with the requested
+    """Returns the point itself, then with 2, 4, ... times the rows generated at once, and last with the requested
     number.
 
     Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
