@@ -1,10 +1,10 @@
-"""FakeTensorMode for static shapes that answers what it has seen before at a fraction of the price.
+"""A FakeTensorMode for static shapes that answers repeated operators from a cache of its own.
 
 FakeTensorMode looks up every operator by the metadata of its arguments (``torch/_subclasses/fake_tensor.py:
-_cached_dispatch_impl``), which costs some 130 microseconds an operator and was most of a rehearsal. What torch has put
-into that cache is kept here once more, under a key that is read directly and as the few facts that a result is made
-of. So it is torch that decides what may be answered from memory; whatever is not an ordinary fake tensor, number or
-list of them goes the usual way.
+_cached_dispatch_impl``). That costs some 130 microseconds an operator, and was most of a rehearsal. This mode keeps
+torch's cache entries a second time, under a key that is cheaper to compute, as the few facts that determine a result.
+So torch decides what may be answered from memory; anything but ordinary fake tensors, numbers and lists of them takes
+torch's path.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 _PLAIN = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format})
 _PURE_NAMESPACES = frozenset({"bitsandbytes"})
-"""Libraries whose operators' results follow from shapes and dtypes alone; torch caches only its own."""
+"""Libraries whose operators' results depend on shapes and dtypes alone; torch caches only its own."""
 _META = torch.device("meta")
 
 Key = tuple[Any, ...]
 
 
 class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped to mypy here
-    """FakeTensorMode with a cache before its own, which :meth:`answer` asks without a way through the dispatcher."""
+    """A FakeTensorMode with a faster cache, which :meth:`answer` reads without the dispatcher."""
 
     def __init__(self, is_quick: bool | None = None) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -35,9 +35,9 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         self._is_quick = _is_quick() if is_quick is None else is_quick
 
     def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator, made as this mode makes it; NotImplemented where the operator must be called.
+        """Returns an operator's result as this mode would make it; NotImplemented if the operator must be called.
 
-        To be asked from within a mode that is above this one. Where others are on as well they are to see the operator.
+        For a mode above this one. If other modes are active too, they must see the operator.
         """
         if not self._is_quick or torch._C._len_torch_dispatch_stack() != 1:
             return NotImplemented
@@ -45,7 +45,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         return NotImplemented if recipe is None else self._follow(recipe, args)
 
     def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Returns what torch's does, which is called for what this one has not seen."""
+        """Returns torch's result; torch calls this for what this cache has not seen."""
         key = self._key(func, args, kwargs)
         recipe = _recipes.get(key, _UNSEEN)
         if recipe is None:
@@ -60,7 +60,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
     # -- what an operator is known by ------------------------------------------------------------------------------
 
     def _key(self, func: Any, args: Any, kwargs: Any) -> Key | None:
-        """Gathers what torch's own ``_cache_key`` says of static shapes; None for what is not ordinary."""
+        """Returns the facts of torch's own ``_cache_key`` for static shapes; None if an argument is not ordinary."""
         facts = [
             func,
             torch.get_default_dtype(),
@@ -74,7 +74,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         return tuple(facts) if ordinary else None
 
     def _read(self, items: Iterable[Any], facts: list[Any]) -> bool:
-        """Adds the facts of some arguments; says whether all of them are ordinary."""
+        """Adds the facts of some arguments; returns whether all of them are ordinary."""
         for item in items:
             kind = type(item)
             if kind is FakeTensor:
@@ -109,7 +109,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
     # -- what its result is made of --------------------------------------------------------------------------------
 
     def _recipe(self, func: Any, args: Any, kwargs: Any) -> _Recipe | None:
-        """Reads what torch has kept of an operator that has just run; None for nothing, or nothing ordinary."""
+        """Reads torch's cache entry of the operator that has just run; None without one, or if it is not ordinary."""
         try:
             key = self._cache_key(fake_tensor._CacheKeyState(self.shape_env), func, args, kwargs)
         except fake_tensor._BypassDispatchCache:
@@ -127,7 +127,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
             return recipe(self, args)
 
     def wrap(self, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
-        """A meta tensor as a fake one on a device; ``FakeTensor.__new__`` without its checks."""
+        """Turns a meta tensor into a fake one on a device: ``FakeTensor.__new__`` without its checks."""
         state = self._states.get(device)
         if state is None:
             state = self._states[device] = dict(FakeTensor(self, tensor, device).__dict__)
@@ -154,8 +154,8 @@ def _UNSEEN(mode: QuickFakeMode, args: Any) -> Any:
 
 
 _recipes: dict[Key | None, _Recipe | None] = {None: None}
-"""Recipes by the arguments of an operator; None for what is never answered from here. Like torch's own cache it
-outlives its mode, and is the same for all."""
+"""Recipes by an operator's arguments; None for what is never answered from here. Like torch's cache it outlives the
+mode and is shared by all modes."""
 
 
 def _part(info: Any) -> _Recipe | None:
@@ -181,8 +181,8 @@ def _part(info: Any) -> _Recipe | None:
 
 @functools.cache
 def _is_quick() -> bool:
-    """Returns whether this torch has all that is used here, and answers as it is answered for; else it is left to
-    itself."""
+    """Returns whether this torch has all private names used here and gives the same answers; otherwise its own path is
+    taken."""
     try:
         with QuickFakeMode(is_quick=True) as mode:
             matrix = torch.empty(2, 3)
@@ -199,7 +199,7 @@ def _is_quick() -> bool:
 
 
 def _alike(fake: Any, other: Any) -> bool:
-    """Returns whether two results are the same to all that may ask; two tensors apart from what they hold."""
+    """Returns whether two results are indistinguishable; of two tensors, apart from their storages."""
     if not isinstance(fake, torch.Tensor):
         return fake is other
     facts = [

@@ -61,20 +61,20 @@ def fake_tensors() -> Iterator[QuickFakeMode]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSpec:
-    """A trainer and how it is to be driven: the same for a rehearsal and for a real run that is compared with it."""
+    """A trainer and how to drive it: the same for a rehearsal and for a real run compared with it."""
 
     build: Callable[[], Any]
     """Makes the trainer."""
     edit_rows: EditRows = list
-    """Makes the worst micro-batch of the rows that the sampler drew."""
+    """Turns the rows that the sampler drew into the worst micro-batch."""
     patches: Callable[[Any], AbstractContextManager[None]] = nullcontext
-    """What must be arranged for the trainer while it trains, with the trainer built."""
+    """Returns the patches that are active while the built trainer trains."""
     passes: int = 1
-    """How often a training step goes over its rows, each time with an optimizer step; a rehearsal does so once."""
+    """How many optimizer steps train on the same rows; a rehearsal runs one."""
     micro_steps_per_generation: int = 0
-    """How many micro-steps train on what is generated at once, of which a rehearsal runs a few."""
+    """How many micro-steps train on one generation, of which a rehearsal runs a few."""
     saves: bool = True
-    """Whether what was trained is saved, at the end or in checkpoints."""
+    """Whether the trained model is saved, at the end or in checkpoints."""
 
 
 def rehearse_trainer(
@@ -128,7 +128,7 @@ def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -
 
 
 def count_trained(model: Any) -> Trained:
-    """Counts a model's parameters; a quantized weight has as many as the one that it was made of."""
+    """Counts a model's parameters; a quantized weight counts the elements of the original."""
     counts: dict[torch.dtype, int] = {}
     frozen = 0
     for parameter in model.parameters():
@@ -165,7 +165,7 @@ class Watch:
 
     @property
     def phase(self) -> Phase:
-        """Returns where the run is, or where it ended."""
+        """Returns the run's current phase, or the one in which it ended."""
         return self.recorder.phase
 
     @contextmanager
@@ -187,11 +187,11 @@ class Watch:
 
 
 class _HostBatch(dict[str, Any]):
-    """A batch that is on the host."""
+    """A batch on the host."""
 
 
 def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]) -> Collate:
-    """Collation happens on the host, with real values and unseen."""
+    """Collates on the host, with real values, unrecorded."""
 
     def collate_on_host(rows: list[Any]) -> Any:
         with torch._C._DisableTorchDispatch():
@@ -205,7 +205,7 @@ def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]
 
 
 def _copied(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch on the device is a copy, and dies without the one on the host: GKD puts answers in its place."""
+    """Returns a copy of a batch, which dies independently of the host's: GKD replaces tensors in it."""
     with torch._C._DisableTorchDispatch():
         return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
@@ -249,9 +249,9 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def conversion_in_place() -> AbstractContextManager[Any]:
-    """``module.to()`` gives parameters new data, as on real ones: on fake ones it would end in swap_tensors.
+    """Makes ``module.to()`` give fake parameters new data, as it does with real ones.
 
-    That one refuses them. A parameter that two modules share stays one.
+    On fake tensors it would call swap_tensors, which refuses them. A parameter that two modules share stays shared.
     """
 
     def apply(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
@@ -298,10 +298,10 @@ def stand_in(model: Any) -> None:
 
 
 def _quantize(shape: tuple[int, int], dtype: torch.dtype, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Makes bitsandbytes quantize on the meta device (``bitsandbytes/functional.py: quantize_4bit``): sizes are its
-    own.
+    """Makes bitsandbytes quantize on the meta device; it computes the sizes itself (``bitsandbytes/functional.py:
+    quantize_4bit``).
 
-    Its table of codes is computed from values, and kept for the whole process: here it is lent one without values.
+    Its code table is computed from values and cached for the whole process: here it gets one without values.
     """
     from bitsandbytes import functional
     from torch.utils._python_dispatch import _disable_current_modes

@@ -41,19 +41,19 @@ _STATIC_SLIDING = {
 _CONSTANT = {cache_utils.LinearAttentionLayer}
 _GROWABLE = _DYNAMIC | _SLIDING | _STATIC | _STATIC_SLIDING | _CONSTANT
 """Cache layers whose growth is implemented here (``transformers/cache_utils.py``). With any other, every step is
-rehearsed: slow, and right."""
+rehearsed, which is slow but correct."""
 
 
 @contextmanager
 def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
-    """Within the block, ``generate()`` on fake tensors runs its first and its last step; on real tensors it is as it
-    was.
+    """Within the block, ``generate()`` on fake tensors runs only its first and last step; on real tensors it is
+    unchanged.
 
-    What it returns has full length: the prompt with its known values, then a token that is no special one, and in all
-    rows but the first an end and padding. Scores and logits, where asked for, are there for every token. The steps
-    between are written into the recorder.
+    Its result has full length: the prompt with its known values, then an ordinary token at each position; all rows but
+    the first end with an end token and padding. Requested scores and logits exist for every token. The steps in between
+    are written into the recorder.
 
-    Raises UsageError for beam search and assisted generation, where steps depend on what the model answers.
+    Raises UsageError for beam search and assisted generation, whose steps depend on the model's outputs.
     """
     sample = GenerationMixin._sample
     record = None if recorder is None else _Record(recorder)
@@ -97,7 +97,7 @@ def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Stopping criteria that run for real and are then answered: only the length ends a sequence."""
+    """Stopping criteria that run, and whose answers are replaced: only the length ends a sequence."""
 
     def __init__(self, criteria: Any, sampled: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         super().__init__(criteria)
@@ -136,7 +136,7 @@ class _Ends:
         self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
 
     def watching(self, model: Any) -> AbstractContextManager[Any]:
-        """Catches what the loop hands to these two methods of one model object."""
+        """Intercepts what the loop passes to these two methods of one model object."""
         update = model._update_model_kwargs_for_generation
         has_unfinished = model._has_unfinished_sequences
 
@@ -158,14 +158,14 @@ class _Ends:
         )
 
     def sampled(self, ids: torch.Tensor, done: torch.Tensor) -> None:
-        """Samples one token more for every sequence: none of them ends before its full length."""
+        """Appends one token to every sequence; none ends before its full length."""
         self._ids = ids
         self._know_ids(ids)
         with real_tensors():
             know(done, torch.full(done.shape, ids.shape[1] >= self._config.max_length))
 
     def _jump(self, update: Callable[..., Any]) -> None:
-        """Moves the loop from behind the first token to before the last."""
+        """Moves the loop's state from after the first token to before the last."""
         assert self._ids is not None
         skip, self._to_skip = self._to_skip, 0
         if self._record is not None:
@@ -188,7 +188,7 @@ class _Ends:
             self._record.end(self._states())
 
     def _states(self) -> dict[str, _Growing]:
-        """Lists the tensors that a step makes longer, by a name that stays."""
+        """Lists the tensors that grow with each step, by a stable name."""
         named = {"input_ids": self._ids, **self._model_kwargs}
         states = {
             name: _Growing(tensor, tensor.shape[-1])
@@ -215,7 +215,7 @@ class _Ends:
             know(ids, torch.cat([self._prompt, sampled], dim=-1))
 
     def complete(self, result: Any) -> Any:
-        """Puts what the skipped steps recorded between what the others did."""
+        """Inserts what the skipped steps recorded."""
         for name, skipped in self._skipped.items():
             first, *last = getattr(result, name)
             result[name] = (first, *skipped, *last)
@@ -225,7 +225,7 @@ class _Ends:
 
 @dataclass(frozen=True, slots=True)
 class _Growing:
-    """A tensor that grows by a token in each step, up to a window."""
+    """A tensor that grows by a token with each step, up to a window."""
 
     tensor: torch.Tensor
     tokens: int
@@ -237,7 +237,7 @@ class _Growing:
 
 
 class _Record:
-    """Writes the steps that are jumped over into a record, as soon as the last step has shown what a step does."""
+    """Writes the skipped steps into the record, once the last step has shown what a step does."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -248,20 +248,20 @@ class _Record:
         self._work: Mark = {}
 
     def begin(self, states: dict[str, _Growing], steps: int, layers: int) -> None:
-        """Begins a jump over a number of steps, for a model with a number of layers in all."""
+        """Starts the jump over a number of steps, for a model with this many layers in all."""
         self._budget = self._budget or Budget(layers=layers)
         self._start = len(self._recorder.ledger.events)
         self._blocks = {name: (self._recorder.block_of(state.tensor),) for name, state in states.items()}
         self._lengths = {name: state.lengths(steps) for name, state in states.items()}
 
     def end(self, states: dict[str, _Growing]) -> None:
-        """Marks the end of the jump: the last step begins."""
+        """Ends the jump: the last step begins."""
         self._stop = len(self._recorder.ledger.events)
         self._work = self._recorder.work.mark()
         self._add(states)
 
     def write(self, states: dict[str, _Growing]) -> None:
-        """The last step has ended."""
+        """Writes the skipped steps; the last step has ended."""
         if not self._lengths or self._budget is None:
             return
         self._add(states)
@@ -283,8 +283,8 @@ class _Record:
 
 
 def _ordinary_token(config: Any, vocabulary: int) -> int:
-    """A token that ends nothing and pads nothing: the one that a rehearsal's tokenizer reads, so that a reward model is
-    given it back; else one in the middle of the vocabulary, where special ones are not."""
+    """Returns a token that is neither an end nor padding: the one that a rehearsal's tokenizer reads, so that a reward
+    model gets it back, or one from the middle of the vocabulary, away from special tokens."""
     special: set[Any] = set()
     for ids in (config.eos_token_id, config.pad_token_id, config.bos_token_id):
         special.update(ids if isinstance(ids, (list, tuple)) else [ids])
@@ -294,7 +294,7 @@ def _ordinary_token(config: Any, vocabulary: int) -> int:
 
 
 def end_of_sequence(config: Any) -> list[int]:
-    """Returns the last two tokens of a sequence that ends one token early; none where no token ends a sequence."""
+    """Returns the last two tokens of a sequence that ends one token early; empty if no token ends a sequence."""
     ends, pad = config.eos_token_id, config.pad_token_id
     end = ends[0] if isinstance(ends, (list, tuple)) and ends else ends
     return [end, pad] if isinstance(end, int) and isinstance(pad, int) else []
@@ -360,7 +360,7 @@ def _experts_as_on_cuda(model: Any) -> Iterator[None]:
 
 
 def _tolist(tensor: torch.Tensor) -> Any:
-    """The values where they are known, at once: element by element, a batch of completions takes seconds."""
+    """Reads known values at once: element by element, a batch of completions takes seconds."""
     value = known_value(tensor)
     with real_tensors():
         if value is not None:

@@ -96,7 +96,8 @@ def _count(mask: torch.Tensor) -> int:
 
 
 def numbers(tensor: torch.Tensor, **_: Any) -> Any:
-    """``tensor.numpy()`` of a fake tensor: its value where it is known, else zeros (losses of an evaluation, say)."""
+    """Replaces ``tensor.numpy()`` of a fake tensor: returns its value if known, else zeros (an evaluation's losses, for
+    instance)."""
     value = known_value(tensor)
     with real_tensors():
         return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() if value is None else value.detach().numpy()

@@ -45,8 +45,8 @@ from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
 
 PROCESSES_WITH_ROWS = 8
-"""Rows are made, tokenized and cut for so many processes at most; those of more are the same again. All rows are alike,
-and TRL takes a millisecond for each of 2,048 tokens."""
+"""Rows are made and tokenized for at most this many processes; further processes get the same rows. All rows are equal,
+and TRL takes a millisecond for a row of 2,048 tokens."""
 
 
 _WORSE = (Routing.ANY, Routing.EVEN, Routing.ONE)
@@ -97,7 +97,7 @@ def rehearse(
 
 
 def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> TrainerSpec:
-    """Returns how the job's trainer is built and driven; a real run that is compared with it is driven the same way.
+    """Returns how to build and drive the job's trainer; a real run that is compared with it is driven the same way.
 
     Args:
         layers: Of models that a script hands over as objects; None for all that they have.
@@ -161,9 +161,9 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
 
 
 def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
-    """Lays the knobs over the job's arguments, and takes out everything that only a real run needs.
+    """Merges the knobs into the job's arguments, without what only a real run needs.
 
-    Evaluation, where the job asks for it, comes once, after the last step, when optimizer state is there.
+    If the job evaluates, the rehearsal evaluates once, after the last step, when the optimizer's state exists.
     """
     left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
     asked = {name: value for name, value in job.arguments.items() if name not in left_out}
@@ -189,18 +189,18 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
 
 
 _BY_SCRIPT = frozenset({"metric_for_best_model"})
-"""What names a metric that a script's compute_metrics may make, without which its call is rehearsed."""
+"""An argument that may name a metric of the script's compute_metrics, which a rehearsal does not call."""
 
 
 def _repeated(rows: Any, repeats: int) -> Any:
-    """Returns a dataset of prepared rows so often, by their numbers."""
+    """Repeats a dataset of prepared rows, by index."""
     if rows is None or repeats == 1:
         return rows
     return rows.select([*range(len(rows))] * repeats)
 
 
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
-    """Describes what this configuration adds to a run and its estimate leaves out, in sentences for the estimate."""
+    """Describes in sentences what this configuration adds to a run and its estimate leaves out."""
     given = job.arguments
     facts: dict[str, Any] = {
         **{fact: optimizer_of(knobs).startswith(name) for name, fact in NOT_COUNTED.items()},
@@ -244,7 +244,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
 def call_again(
     job: Job, knobs: Knobs, filled: Configs, train_dataset: Any, eval_dataset: Any, tokenizer: Any, layers: int | None
 ) -> Any:
-    """The script's own trainer, built as the script builds it, on fake tensors.
+    """Builds the script's own trainer on fake tensors, as the script builds it.
 
     Args:
         layers: Of the models; None for all that they have.
@@ -283,7 +283,7 @@ rehearsal has two batches (:func:`left_out`)."""
 
 
 def left_out(job: Job) -> tuple[str, ...]:
-    """Describes what of a script's call a rehearsal leaves out, in sentences for the estimate."""
+    """Describes what a rehearsal leaves out of a script's call; each is a sentence for the estimate."""
     if job.python_call is None:
         return ()
     keywords, facts = read(job).keywords, []
@@ -324,7 +324,7 @@ def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any
 
 
 def _rewards(rewards: Any, tokenizer: Any) -> Keywords:
-    """A reward function is a stand-in, a reward model is rehearsed and reads the rehearsal's tokens."""
+    """Replaces reward functions by a stand-in; a reward model is rehearsed, and reads the rehearsal's tokens."""
     asked = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
     are_models = [isinstance(each, str | torch.nn.Module) for each in asked]
     return {

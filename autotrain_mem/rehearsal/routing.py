@@ -21,8 +21,8 @@ from autotrain_mem.rehearsal.known_values import know, real_tensors
 from autotrain_mem.types.trace import Routing
 
 LARGEST_ROUTED_ELEMENTS = 1 << 26
-"""A loop over experts makes a mask of tokens x choices x experts, which is known here up to 64 Mi elements: 64 Ki
-tokens that choose 8 of 128 experts."""
+"""A loop over experts makes a mask of tokens x choices x experts, whose values are known here up to 64 Mi elements: 64
+Ki tokens that choose 8 of 128 experts."""
 
 
 @contextmanager
@@ -55,12 +55,12 @@ def routed(routing: Routing) -> Iterator[set[Routing]]:
 
 
 def assign(choice: torch.Tensor, experts: torch.Tensor) -> None:
-    """Sets which experts the tokens chose; a test that trains for real puts it into the tensor."""
+    """Sets which experts the tokens chose; tests that train for real replace it to fill the tensor."""
     know(choice, experts)
 
 
 def chosen(routing: Routing, tokens: int, choices: int, experts: int) -> torch.Tensor:
-    """Makes the choice of every token: the same experts for all, or all experts in turn."""
+    """Returns every token's choice: the same experts for all tokens, or all experts in turn."""
     with real_tensors():
         if routing is Routing.ONE:
             return torch.arange(choices).repeat(tokens, 1)

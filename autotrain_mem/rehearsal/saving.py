@@ -69,5 +69,5 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Sums up tensors; of shards all of them together."""
+    """Sums the bytes of tensors; of a sharded tensor, those of all shards."""
     return sum(getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size() for tensor in tensors)

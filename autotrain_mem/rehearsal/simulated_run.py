@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Does one task on a simulated card."""
+    """Runs one request on a simulated card."""
     run(simulated_device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """Holds what is known of a run on a simulated card alone."""
+    """Holds what only a run on a simulated card knows."""
 
     gpu: SimulatedGpu
     watch: Watch
@@ -44,7 +44,7 @@ class SimulatedRun:
         return refusal if refusal is not None and refusal.message() in str(error) else None
 
     def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal) -> dict[Owner, int]:
-        """Counts the bytes of all that was recorded as alive; what blocks are larger than their tensors is other."""
+        """Sums the bytes of all live blocks by owner; the difference to the allocator's figure counts as other."""
         recorder = self.watch.recorder
         for owner, tensors in named.items():  # gradients are marked after a backward only, state after a step
             for tensor in tensors:

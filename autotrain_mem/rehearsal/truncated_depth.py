@@ -1,8 +1,8 @@
-"""Rehearses a model with fewer layers than it has, and a loss with fewer chunks; ``estimator.depth`` tells the whole.
+"""Shortens a model to few layers, and a loss to few chunks, for a rehearsal; ``estimator.depth`` extrapolates to the
+whole.
 
-Only what the model's config says of its depth is changed, as it is read, wherever the trainer reads it: so a reference
-that is the same checkpoint is shortened alike, and another model, such as a reward model of its own, keeps its layers.
-PPO's models are shortened together.
+Only the depth in the model's config is changed, as the trainer reads it. A reference loaded from the same checkpoint is
+shortened too; another model, such as a separate reward model, keeps its layers. PPO's models are shortened together.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from autotrain_mem.types import Job
 from autotrain_mem.types.model import LayerPattern
 
 MOST_KINDS = 4
-"""Layers whose kinds repeat after more than these are not worth it: two copies of few periods would be half a model."""
+"""The longest period of layer kinds that is worth it: two copies of a few longer periods would be half a model."""
 WHOLE = "autofit_whole_depth"
-"""Attribute of a shortened config: how many layers the model has that it was made of."""
+"""Attribute of a shortened config: the number of layers of the original model."""
 
 
 def whole_depth(config: Any) -> int:
-    """Counts the layers of a language model, or of the one that it was shortened from."""
+    """Returns the number of layers of a language model, or of the model that it was shortened from."""
     text = config.get_text_config(decoder=True)
     marked = getattr(text, WHOLE, None)
     return int(text.num_hidden_layers if marked is None else marked)
@@ -35,8 +35,7 @@ def whole_depth(config: Any) -> int:
 
 @contextmanager
 def with_layers(models: Collection[str], layers: int | None) -> Iterator[None]:
-    """Within the block, the configs of models with these names have so many layers, the first ones of their own; None:
-    all."""
+    """Within the block, the configs of models with these names have only their first ``layers`` layers; None: all."""
     if layers is None:
         yield
         return
@@ -62,7 +61,7 @@ def _shortening(owner: Any, models: Collection[str], layers: int) -> Any:
 
 
 def shorten(config: Any, layers: int) -> None:
-    """Cuts a language model, and every list with an item for each layer, to the first ``layers`` layers."""
+    """Cuts a language model's config, and every list in it with an item per layer, to the first ``layers`` layers."""
     text = config.get_text_config(decoder=True)
     whole = text.num_hidden_layers
     for name, value in vars(text).items():
@@ -120,15 +119,15 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
 
 
 def _recomputed(pattern: LayerPattern | None, job: Job) -> LayerPattern | None:
-    """The pattern where one of several layers is computed again (``transformers/modeling_utils.py:
-    _set_gradient_checkpointing``, which counts them from the first)."""
+    """Returns the pattern if only every n-th layer is recomputed (``transformers/modeling_utils.py:
+    _set_gradient_checkpointing``, which counts from the first layer)."""
     options = (job.arguments.get(f"{name}_checkpointing_kwargs") or {} for name in ("gradient", "activation"))
     every = max(int(each.get("every_n_layers", 1)) for each in options)
     return None if pattern is None else replace(pattern, period=math.lcm(pattern.period, every))
 
 
 def _pattern_of_config(config: Any) -> LayerPattern | None:
-    """Builds the model without its head and its weights; None where there is no such model."""
+    """Returns the pattern of the model, built without head and weights; None if there is no such model."""
     import torch
     from transformers import AutoModel
     from transformers.initialization import no_init_weights
@@ -144,8 +143,8 @@ def _pattern_of_config(config: Any) -> LayerPattern | None:
 
 
 _OF_LAYERS = ("layers_to_transform", "layer_replication", "rank_pattern", "alpha_pattern", "num_layers")
-"""Fields of PEFT's configs that speak of layers by their numbers, or by patterns of names
-(``peft/tuners/lora/config.py: LoraConfig``, ``peft/config.py: PromptLearningConfig``)."""
+"""Fields of PEFT's configs that select layers by number or by a name pattern (``peft/tuners/lora/config.py:
+LoraConfig``, ``peft/config.py: PromptLearningConfig``)."""
 _NAMES = ("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "feedforward_modules")
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 _PERHAPS_NUMBERED = re.compile(r"\d|\\d")
@@ -182,11 +181,11 @@ def model_pattern(model: Any) -> LayerPattern | None:
 
 
 _LIBRARIES = frozenset({"torch", "transformers", "peft", "trl"})
-"""Libraries whose models go over their layers one by one, however many there are."""
+"""Libraries whose models run their layers one by one, however many there are."""
 
 
 def _layers_of(model: Any) -> Any:
-    """The ModuleList of the model's layers; None where there is not one list of as many as its config says."""
+    """Returns the ModuleList of the model's layers; None unless exactly one list has the config's depth."""
     import torch
     from transformers import PreTrainedModel
 
@@ -201,7 +200,7 @@ def _depth(config: Any) -> int | None:
 
 
 def _pattern(layers: Any, config: Any) -> LayerPattern | None:
-    """Two layers are alike when all their modules and tensors are, and every plain value among their attributes."""
+    """Finds the period of the layers. Two layers are equal if all their modules, tensors and plain attributes are."""
     if layers is None:
         return None
     own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]

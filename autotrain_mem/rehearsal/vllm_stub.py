@@ -22,7 +22,7 @@ packed_tensor.py: DEFAULT_PACKED_BUFFER_SIZE_BYTES, DEFAULT_PACKED_NUM_BUFFERS``
 than this, and as many stay alive as are in flight."""
 
 SAMPLED_LOGPROB = -1.0
-"""The log-probability of every stood-in token. Only its being a number matters."""
+"""The log-probability of every sampled token; any number would do."""
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _completion(prompt: list[int], max_tokens: int, number: int) -> list[int]:
 
 
 def _send(in_flight: deque[torch.Tensor], size_bytes: int) -> int:
-    """The oldest buffer is let go before the next is made."""
+    """Frees the oldest buffer before the next one is made."""
     if len(in_flight) == PACKED_BUFFERS:
         in_flight.popleft()
     in_flight.append(torch.empty(size_bytes, dtype=torch.uint8))

@@ -30,7 +30,7 @@ from autotrain_mem.types import Knobs, Owner
 from autotrain_mem.types.hardware import Capability
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
-"""A rehearsal loads nothing: shards come out the same, whoever read the weights."""
+"""A rehearsal loads nothing: the shards are the same, whichever rank read the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

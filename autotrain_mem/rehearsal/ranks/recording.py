@@ -43,7 +43,7 @@ class RankRecorder(Recorder):
     host: HostTensors | None = None
     """Tracks what is on the host, where DeepSpeed offloads."""
     is_on_host = False
-    """Whether what is computed now is the host's."""
+    """Whether current computation happens on the host."""
     _unseen = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

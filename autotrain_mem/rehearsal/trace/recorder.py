@@ -202,7 +202,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._carried[carrier] = [*blocks]
 
     def let_go(self, tensor: torch.Tensor) -> None:
-        """Detaches from a tensor the blocks that it carries: they are freed otherwise."""
+        """Detaches the blocks that a tensor carries: they are freed otherwise."""
         self._carried[self._live[tensor.untyped_storage()._cdata].block].clear()
 
     def empty_cache(self) -> None:
@@ -282,7 +282,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self._module_names.get(self._module_stack[-1], "") if self._module_stack else ""
 
     def _take(self, scratch: Scratch) -> None:
-        """Born while the operator's inputs and results are all alive, and dead before the next operator."""
+        """Allocates scratch memory after the operator's results, and frees it before the next operator."""
         if not scratch.kept_as:
             with self.taken(scratch.size_bytes, Owner.TEMPORARY, self._module()):
                 return
@@ -376,11 +376,11 @@ def recorded_by(recorder: Recorder) -> Iterator[None]:
 
 
 def current_recorder() -> Recorder | None:
-    """Returns who records here; None where nobody does."""
+    """Returns the active recorder; None if there is none."""
     return _recording.get()
 
 
 def note(cost: Cost) -> None:
-    """Tells the recorder of work on the device, or a wait for the host, that is no operator here."""
+    """Tells the recorder of work on the device, or of a wait for the host, that is not an operator here."""
     if recorder := _recording.get():
         recorder.work.note(cost)

@@ -33,9 +33,9 @@ STEP_OF_A_LAYER = 220
 
 @dataclass(kw_only=True, slots=True)
 class Budget:
-    """Counts what is left of :data:`EVENTS_OF_SKIPPED_STEPS`, by what a step usually has.
+    """Counts what is left of :data:`EVENTS_OF_SKIPPED_STEPS`, by the usual number of events of a step.
 
-    A model with few of its layers has as many steps written as the whole, so that the whole can be told from it.
+    A model with few of its layers has as many steps written as the whole model, so that the whole can be extrapolated.
     """
 
     layers: int
@@ -43,7 +43,7 @@ class Budget:
     events: int = EVENTS_OF_SKIPPED_STEPS
 
     def take(self, steps: int) -> tuple[int, int]:
-        """Describes how many of the skipped steps to write with their growth, and how many of these with everything."""
+        """Returns how many of the skipped steps to write with their growth, and how many of these in full."""
         room, growth, whole_step = self.events // 2, self.layers * GROWTH_OF_A_LAYER, self.layers * STEP_OF_A_LAYER
         grown = min(steps, max(room // 2 // growth, 1))
         whole = min(grown, max(room - grown * growth, 0) // whole_step)
@@ -53,7 +53,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowingState:
-    """Holds one tensor that each step replaces by a longer one: its blocks where they are known, and its lengths."""
+    """One tensor that each step replaces by a longer one: its known blocks, and its lengths."""
 
     before_jump: int
     after_jump: int
@@ -74,7 +74,7 @@ class Jump:
 
 
 def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
-    """Writes the skipped steps in the place of the jump; call it when the last step has just ended."""
+    """Writes the skipped steps in place of the jump; called when the last step has just ended."""
     writing = _Writing(ledger, jump)
     events = writing.steps(*budget.take(jump.steps))
     rest_of_jump = array("q", (event for event in writing.jumped if event not in writing.moved))
@@ -83,27 +83,27 @@ def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
 
 @dataclass(slots=True)
 class _Slot:
-    """Holds blocks that every step allocates again, before or after the last step's block is freed."""
+    """Blocks that every step allocates again, before or after the last step's block is freed."""
 
     numbers: tuple[int, ...]
-    """Events that bear it, in turn; of a state there is one for each step."""
+    """The events of its births, in turn; a state has one for each step."""
     alive: deque[int] = field(default_factory=deque)
     lengths: tuple[int, ...] = ()
 
     def bear(self, step: int) -> int:
-        """The event of its birth in one step."""
+        """Returns the event of its birth in one step."""
         event = self.numbers[step] if self.lengths else next(n for n in self.numbers if n not in self.alive)
         self.alive.append(event)
         return event
 
     def clear(self) -> Iterator[int]:
-        """The event of its predecessor's death, if there is one to die: a state is never without any."""
+        """Returns the event of its predecessor's death, if there is one; a state always has one."""
         if len(self.alive) > bool(self.lengths):
             yield -self.alive.popleft()
 
 
 class _Writing:
-    """Classifies each event of the last step by what it is to the steps before it."""
+    """Classifies each event of the last step by its role in the steps before."""
 
     def __init__(self, ledger: Ledger, jump: Jump) -> None:
         self._ledger, self._jump = ledger, jump
@@ -206,7 +206,7 @@ class _Writing:
             written.extend(slot.clear())
 
     def last_step(self) -> array[int]:
-        """The step that was rehearsed, ending what the step before it has left."""
+        """Returns the rehearsed step, which frees what the step before left."""
         events = array("q")
         for event in self._step:
             slot = self._deaths.get(event)
@@ -218,5 +218,5 @@ class _Writing:
 
 
 def _spread(count: int, total: int) -> Iterator[int]:
-    """``count`` of ``range(total)`` at even distances, the last among them."""
+    """Returns ``count`` of ``range(total)`` at even distances, including the last."""
     return (total * number // count - 1 for number in range(1, count + 1))

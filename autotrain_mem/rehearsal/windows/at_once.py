@@ -38,7 +38,7 @@ TOWERS = frozenset(
 )
 """Classes that attend window by window (``transformers/models/*/modeling_*.py``)."""
 FEWEST_WINDOWS = 4
-"""Fewer are not worth a trial, which makes each call some six times."""
+"""Fewer windows are not worth a trial, which runs each call some six times."""
 
 Interface = Callable[..., tuple[torch.Tensor, Any]]
 """Attention as transformers calls it."""
@@ -46,7 +46,7 @@ Interface = Callable[..., tuple[torch.Tensor, Any]]
 
 @contextmanager
 def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Within the block, a model of this class attends to all windows at once where that records the same."""
+    """Within the block, a model of these classes attends to all windows at once, if that records the same."""
     homes = {type(module).__module__ for module in model.modules() if type(module).__name__ in TOWERS}
     with ExitStack() as stack:
         for home in homes:
@@ -73,7 +73,7 @@ class _Instead:
 
 @dataclass(frozen=True, slots=True)
 class _OneByOne:
-    """Holds the results of windows that were attended to one by one, with the windows."""
+    """The windows and their results, if they were attended to one by one."""
 
     windows: Any
     outputs: list[torch.Tensor]
@@ -83,7 +83,7 @@ _HOOKS = {"_checkpoint_hook": Saving.DROPPED, "_recomputation_hook": Saving.RECO
 
 
 class _Calls:
-    """Wraps attention for a tower: the calls of one layer come as one."""
+    """Wraps a tower's attention, so that all calls of a layer come as one."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -107,7 +107,7 @@ class _Calls:
         return get_interface
 
     def split(self, tensor: torch.Tensor, lengths: Any, dim: int = 0) -> Sequence[torch.Tensor]:
-        """``torch.split``; windows come as one piece."""
+        """Replaces ``torch.split``: returns the windows as one piece."""
         if not self._watches or dim != 2 or not isinstance(lengths, list) or len(lengths) < FEWEST_WINDOWS:
             return tuple(torch.split(tensor, lengths, dim))
         self._split.append(tensor)
@@ -132,7 +132,7 @@ class _Calls:
         return self.play(script, inputs), None
 
     def cat(self, tensors: Sequence[Any], dim: int = 0, **options: Any) -> torch.Tensor:
-        """``torch.cat``, also of windows that were attended to one by one."""
+        """Replaces ``torch.cat``; also joins windows that were attended to one by one."""
         if len(tensors) == 1 and isinstance(tensors[0], _OneByOne):
             tensors = tensors[0].outputs
         return torch.cat(tensors, dim, **options)
@@ -170,7 +170,7 @@ class _Calls:
     def _learned(
         self, saving: Saving, module: Any, layouts: Sequence[TensorLayout], lengths: list[int], options: dict[str, Any]
     ) -> Script:
-        """Tries the windows one by one, and what is run in their place. Raises UnclearTrialError where they differ."""
+        """Tries the windows one by one, then the script. Raises UnclearTrialError if the two differ."""
 
         def one_by_one(_: Recorder, inputs: Sequence[torch.Tensor]) -> Any:
             attended = _one_by_one(module, inputs, lengths, options)

@@ -1,6 +1,6 @@
-"""Tries attention over many windows beside the run, on tensors of its own, and reads what it allocated.
+"""Runs attention over many windows separately, on tensors of its own, and reads off what it allocates.
 
-A trial is recorded by a recorder apart, so that nothing of it reaches the run. What it tells is a :class:`Script`.
+A separate recorder records the trial, so that none of it reaches the run. Its result is a :class:`Script`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ runs, and what joins the results."""
 
 
 class Saving(Enum):
-    """Describes what becomes of the tensors that autograd saves."""
+    """What happens to the tensors that autograd saves."""
 
     NOTHING_SAVED = "no gradients are wanted"
     KEPT = "kept"
@@ -54,13 +54,13 @@ class TensorLayout:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
 
     def empty(self) -> torch.Tensor:
-        """Makes one without values."""
+        """Returns an uninitialized tensor of this layout."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """Holds what all windows do in a forward or a backward pass, up to where their results are joined."""
+    """What all windows do in a forward or a backward pass, up to joining their results."""
 
     steps: tuple[Played, ...]
     results: tuple[TensorLayout, ...]
@@ -89,7 +89,7 @@ class Script(NamedTuple):
 
 
 class UnclearTrialError(Exception):
-    """Signals that a trial did something that no script tells."""
+    """Signals that a script cannot describe what a trial did."""
 
 
 class Trial:
