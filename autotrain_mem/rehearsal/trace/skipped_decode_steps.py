@@ -97,7 +97,7 @@ class _Slot:
         return event
 
     def clear(self) -> Iterator[int]:
-        """Returns the event of its predecessor's death, if there is one; a state always has one."""
+        """Yields the event of its predecessor's death, if there is one; a state always has one."""
         if len(self.alive) > bool(self.lengths):
             yield -self.alive.popleft()
 
