@@ -222,7 +222,7 @@ _UNLIMITED_ADDRESS_BYTES = 1 << 44
 
 def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
     """Maps and returns a block of at least ``size`` (``try_allocate_expandable_block``); None when out of memory."""
-    # Finds the lowest address where it fits into free and unmapped stretches (``find_expandable_block``).
+    # Finds the lowest address at which it fits into free and unmapped ranges (``find_expandable_block``).
     candidate = following = None
     for unmapped in pool.unmapped(stream):
         before = unmapped.prev

@@ -26,9 +26,9 @@ from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN, methods_reading
 
 ABOUT = """\
-Writes a config for `autofit METHOD --config FILE`, with comments: the method that the columns of the data are for, the
-card that is here. What no flag says is asked on a terminal, and nowhere else. A file that is there is never written
-over.
+Writes a config for `autofit METHOD --config FILE`, with comments: the method that fits the columns of the data, and
+this machine's card. On a terminal it asks for what no flag gives; elsewhere the flags are required. An existing file is
+never overwritten.
 """
 FILE = "autofit.yaml"
 MODEL = "Qwen/Qwen2.5-0.5B"

@@ -28,9 +28,9 @@ from autotrain_mem.types.plan_file import LARGEST_BYTES, STDIN
 from autotrain_mem.types.planned import read_plan
 
 _REPORT = """\
-Writes one HTML file that opens without a network: memory over the rehearsed step, stacked by what it is for; what was
-predicted beside what a probe and the run measured; loss and speed; what was tried; how long the rows are; other cards.
-Where nothing is kept of the plan's rehearsal it is rehearsed again, which takes some ten seconds and no GPU.
+Writes one HTML file that opens without a network: memory over the rehearsed step, stacked by owner; the prediction
+beside what a probe and the run measured; loss and speed; what was tried; the lengths of the rows; other cards.
+If the plan's rehearsal was not kept, the plan is rehearsed again, which takes about ten seconds and needs no GPU.
 
   autofit report Qwen2.5-0.5B-SFT
 """
@@ -66,8 +66,8 @@ def report(argv: Sequence[str]) -> int:
 
 
 _WATCH = """\
-Shows a run from the files in its output folder: steps and time left, memory against the budget, loss, speed, and what
-happened to it. It updates in place until the run ends; where no terminal is, it prints a line for what is new.
+Shows a run from the files in its output folder: steps and time left, memory against the budget, loss, speed, and its
+incidents. It updates in place until the run ends; without a terminal, it prints a line for each change.
 
   autofit watch Qwen2.5-0.5B-SFT
 """
@@ -141,8 +141,8 @@ def _follow(look: Callable[[], RunSnapshot], watched: RunSnapshot) -> None:
 
 
 _EXPLAIN = """\
-Tells from the file alone what a plan was made of: what it needs line by line, where the bytes are at the peak, what
-binds, what was tried in which order, the time of a step, and what other levels of harm have to offer.
+Explains a plan from its file alone: what it needs line by line, where the bytes are at the peak, what limits it, what
+was tried in which order, the time of a step, and what other levels of harm offer.
 
 PLAN is what `autofit plan ... --out FILE` wrote or --json printed, what `autofit METHOD ... --json` printed, an output
 folder, which holds a plan.json, or - for standard input.
@@ -169,7 +169,7 @@ def explain(argv: Sequence[str]) -> int:
 
 _DOCTOR = """\
 Examines this machine: driver, GPUs, torch's build, packages, the Hugging Face Hub, disks, container and system. Says
-what works, what does not, and the command that mends it. Ends with status 1 where something is broken, else with 0: a
+what works, what does not, and the command that fixes it. Exits with status 1 if something is broken, else with 0: a
 machine without a GPU is not broken, since planning needs none.
 
   autofit doctor --issue | xclip
@@ -196,11 +196,11 @@ def doctor(argv: Sequence[str]) -> int:
 
 
 _RECIPES = """\
-The recipes that come along: name, method, the card that its header speaks of, and what it is. With a NAME, the text of
-that recipe: a file for --config.
+Lists the built-in recipes: name, method, the card that the recipe is for, and what it does. With a NAME, prints that
+recipe: a file for --config.
 
-  autofit sft --recipe NAME                             plans for the GPU that is here, and trains
-  autofit plan sft --recipe NAME --gpu CARD             the plan for a card that is not here
+  autofit sft --recipe NAME                             plans for this machine's GPU, and trains
+  autofit plan sft --recipe NAME --gpu CARD             plans for a card by name
 """
 
 

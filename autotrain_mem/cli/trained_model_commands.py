@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 MAX_NEW_TOKENS = 256
 
 _CHAT = """\
-Loads the model that a run trained, with the base where it is an adapter, on the GPU where there is room, and answers:
---prompt TEXT, or what comes through a pipe, once; on a terminal one line after the other, as a conversation, until
-Ctrl-C or an empty line. A reward model gives its score: of --prompt with --answer, or of one text.
+Loads the model that a run trained, with the base of an adapter, on the GPU if it fits there, and answers: --prompt TEXT
+or piped input once; on a terminal line by line, as a conversation, until Ctrl-C or an empty line. A reward model gives
+a score: of --prompt with --answer, or of one text.
 """
 
 
@@ -92,9 +92,9 @@ def _turn(role: str, content: str) -> dict[str, str]:
 
 
 _MERGE = """\
-Writes the adapter that a run trained into its base model's weights, in the base's own type, and the whole into a new
-folder, which any tool loads that loads the base. Works in host memory, and says first where there is too little of it,
-or of the disk. Nothing is written over.
+Merges the adapter that a run trained into its base model's weights, in the base's own type, and writes the model to a
+new folder, which any tool can load that loads the base. Works in host memory, and checks first that memory and disk
+suffice. Nothing is overwritten.
 """
 
 
@@ -119,8 +119,8 @@ def merge(argv: Sequence[str]) -> int:
 
 _PUSH = """\
 Runs `hf upload` for weights, configs, tokenizer and the model card, and nothing else: no checkpoints, no logs, no
-plan.json, run.json or training_args.bin, which may name paths of this machine or hold tokens. The repository is made
-where there is none, private unless --public is given; where there is one, a commit is put on top.
+plan.json, run.json or training_args.bin, which may name paths of this machine or hold tokens. A missing repository is
+created, private unless --public is given; an existing one gets a new commit.
 """
 UPLOADED = (
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),

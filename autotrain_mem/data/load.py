@@ -139,7 +139,7 @@ def load_named(name: str, config_name: str | None) -> Any:
                 f"The files in {path} do not have the same columns, and a folder is read as one table.",
                 hint=f"Give one file, or put files of the same columns in a folder of their own:\n{listed}{more}",
             ) from error
-        for file in sorted(path.rglob("*.json*")):  # none, where it is a hub id
+        for file in sorted(path.rglob("*.json*")):  # none for a hub id
             if where := _unreadable(file):
                 message = f"{file} cannot be read: {where}."
                 raise MalformedDatasetError(message, hint=_HOW_TO_MEND[file.suffix.lower()]) from error

@@ -183,7 +183,7 @@ def _rehearsals(
     # A model object is named after where it was loaded from, or after its class.
     name = model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
     request = RunRequest(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)
-    # On the CPU, too, several processes train where a launcher started them.
+    # A launcher may start several processes on the CPU too.
     own = request.own | ({} if hardware.origin == "cpu" else {"gpus": launched.processes})
     defaults = workers.first.accept(asked.method, arguments, own)
     return Rehearsals(

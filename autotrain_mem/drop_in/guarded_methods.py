@@ -76,7 +76,7 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
         yield trls
         return
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    # the objects whose methods a guard stands in for
+    # the objects whose methods a guard replaces
     functions = [(owner, _functions(owner)) for owner in (trainer, trainer.accelerator, policy)]
     callbacks = [*trainer.callback_handler.callbacks]
 

@@ -116,7 +116,7 @@ class Planned:
                 plan = make_plan(asked)
         except RehearsalError as error:  # an error of TRL in the rehearsal is raised as TRL raises it
             refusal = error.__cause__
-            if refusal is None or refusal.__cause__ is None:  # no more than where it happened
+            if refusal is None or refusal.__cause__ is None:  # only the place of the error is known
                 raise
             error.__cause__ = None  # or each would be the other's cause
             raise refusal from refusal.__cause__

@@ -193,7 +193,7 @@ def _dataset(draft: Draft, *, train: bool) -> dict[str, Any]:
     }
 
 
-# -- what is trained, and in which numbers -------------------------------------------------------------------------
+# -- adapter, precision and sharding --------------------------------------------------------------------------------
 
 
 _LORA = {

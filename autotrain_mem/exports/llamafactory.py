@@ -165,7 +165,7 @@ _UNMASKED = (
 )
 
 
-# -- what is trained, and in which numbers -------------------------------------------------------------------------
+# -- adapter and precision ------------------------------------------------------------------------------------------
 
 _LORA = {"lora_r": "lora_rank", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 

@@ -110,7 +110,7 @@ def segments(*, expandable: bool) -> str:
 
 def value(setting: Any) -> str:
     """Writes a setting as TRL's command line reads it: ``true``, ``none``, ``1024``, ``q_proj v_proj``."""
-    if isinstance(setting, tuple | list):  # a list where the change of a plan was read from its file
+    if isinstance(setting, tuple | list):  # a list if a plan's change was read from its file
         return " ".join(map(value, setting))
     return str(setting).lower() if isinstance(setting, bool) or setting is None else str(setting)
 

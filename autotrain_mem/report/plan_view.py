@@ -230,7 +230,7 @@ def levels_table(plan: Plan) -> Table:
     for each in plan.alternatives:
         if each.fits:
             speed = ""
-            if each.ratio is not None:  # a second digit where one would read as nothing
+            if each.ratio is not None:  # a second digit if one would show 0.0
                 speed = f", {each.ratio:.{1 if each.ratio >= 0.095 else 2}f} x the speed"
             others = formatting.difference(each.knobs, plan.defaults)  # what differs from TRL's settings
             outcome = Text(f"fits{speed}: {formatting.batch(each.knobs)}, {others}")

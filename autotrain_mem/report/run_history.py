@@ -177,7 +177,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             names = formatting.differing([before_it, plan.knobs])
             is_so, was_so = formatting.settings(plan.knobs, names), formatting.settings(before_it, names)
             change = f"moves to {is_so} (from {was_so})"
-            if not (is_so and was_so):  # a switch has no words where it is off
+            if not (is_so and was_so):  # a switch that is off is not named
                 change = f"takes {is_so}" if is_so else f"goes without {was_so}"
             needs = formatting.needs(plan.estimate.required_bytes, plan.estimate.budget_bytes)
             return f"the plan {change}: {needs}, by what was measured"
