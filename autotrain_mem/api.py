@@ -325,8 +325,7 @@ def report_page(path: str | pathlib.Path, on_progress: Callable[[str], None] = l
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
     """Returns the variables to set for the training process.
 
-    For a card that is not here, this uses the first card that the job's own environment makes visible, or else the
-    machine's first.
+    A card that is not here counts as the first that the job's environment makes visible, or as the machine's first.
     """
     device = rehearsals.hardware
     if device.origin in ("named", "imagined"):

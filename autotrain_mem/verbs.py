@@ -66,14 +66,11 @@ def estimate(
         Peaks in bytes by phase and by owner, the budget in bytes, seconds of one optimizer step.
 
     Raises:
-        UsageError: TRL does not have an argument (the hint suggests the nearest) or rejects it, or it cannot be
-            rehearsed.
-        NoGpuError: this machine has no GPU, and none is named.
-        UnknownGpuError: no card has this name.
+        UsageError: TRL lacks an argument (the hint suggests the nearest) or rejects it, or it cannot be rehearsed.
+        NoGpuError, UnknownGpuError: this machine has no GPU and none is named; no card has this name.
         UnreadableGpuError: the GPU does not respond, or torch cannot use it; the hint gives the remedy.
         ModelError, DatasetError: not found, not readable, or not for this method.
-        BatchSplitError: the batch sizes do not divide.
-        ContextLengthError: the length exceeds the model's context.
+        BatchSplitError, ContextLengthError: batch sizes do not divide; a length exceeds the model's context.
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
     """
     with python_errors():
@@ -181,8 +178,7 @@ def fit(
 
     Raises:
         OutputFolderError: ``output_dir`` cannot be written; it holds another run, weights, or other files that this run
-            would overwrite; another live run uses it; or it is, contains or is inside the folder of the model or of
-            a dataset.
+            would overwrite; another live run uses it; or it is, contains or is in a model's or dataset's folder.
         GpuOutOfMemoryError: the card, real or simulated, was out of memory.
         TrainingError, RewardFunctionError: the trainer or a reward function raised.
         InterruptedByUser: Ctrl-C during the training; written files are complete. Before it, KeyboardInterrupt.

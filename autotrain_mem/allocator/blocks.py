@@ -121,8 +121,7 @@ class Pool:
             yield self._by_key[keys[index]]
 
     def below(self, size: int, stream: int) -> Iterator[DeviceBlock]:
-        """Yields the free blocks of a stream below this size, largest first. Blocks already yielded may be removed
-        meanwhile."""
+        """Yields the free blocks of a stream below this size, largest first; yielded ones may be removed."""
         keys = self._keys.get(stream, [])
         for key in reversed(keys[: bisect_left(keys, size << ADDRESS_BITS)]):
             yield self._by_key[key]

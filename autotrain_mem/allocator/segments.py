@@ -18,8 +18,7 @@ GRANULARITY_BYTES = 2 << 20
 """Physical memory comes in pages of 2 MiB (``cuMemGetAllocationGranularity``)."""
 
 OnAction = Callable[[str, int, int, int], None]
-"""Called for every action as ``on_action(action, address, size, stream)``, with the action's name in torch's history.
-"""
+"""Called for every action: ``on_action(action, address, size, stream)``, with torch's names of actions."""
 
 
 @dataclass(slots=True)
@@ -194,10 +193,9 @@ def release_block(state: AllocatorState, block: DeviceBlock) -> None:
 
 
 def collect_garbage(state: AllocatorState) -> None:
-    """Releases the oldest cached segments while reserved memory is above the threshold
-    (``garbage_collect_cached_blocks``).
+    """Releases cached segments of average age or more, while above the threshold (``garbage_collect_cached_blocks``).
 
-    These are of average age or older. A block's age is the number of requests to its pool since it became free.
+    A block's age is the number of requests to its pool since it became free.
     """
     if state.allowed_bytes is None or state.settings.garbage_collection_threshold <= 0.0:
         return

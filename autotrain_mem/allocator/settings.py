@@ -40,8 +40,7 @@ class AllocatorSettings:
     """Holds the allocator's parsed settings; the defaults are torch's."""
 
     grows: bool = False
-    """Whether segments are expandable: one for each stream and pool that grows page by page, not one for each request.
-    """
+    """Whether segments are expandable: one for each stream and pool, which grows page by page."""
     max_split_bytes: int | None = None
     """Blocks of at least this size are never split (``max_split_size_mb``); None for no limit."""
     max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
@@ -49,8 +48,7 @@ class AllocatorSettings:
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
     """Size of the segment that requests from 1 to 10 MiB share (``large_segment_size_mb``)."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDUP_INTERVALS
-    """Number of parts into which each power of two from 1 MiB on is divided; requests are rounded up to a part. 0:
-    none."""
+    """Number of parts of each power of two from 1 MiB on, to which requests are rounded up. 0: none."""
     garbage_collection_threshold: float = 0.0
     """Share of the allowed memory above which old cached blocks are released; 0 for never."""
     per_process_memory_fraction: float = 1.0
@@ -128,8 +126,7 @@ def _fraction(name: str, value: str, *, whole: bool) -> float:
 
 
 def _divisions(name: str, value: str) -> tuple[int, ...]:
-    """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: for each size in MiB, the number of parts from there
-    on.
+    """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: the number of parts from each size in MiB on.
 
     The first also counts for all sizes below it (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``).
     """

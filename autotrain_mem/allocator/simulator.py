@@ -187,8 +187,7 @@ class CachingAllocator(AllocatorState):
     # -- blocks change hands ---------------------------------------------------------------------------------------
 
     def _hand_out(self, block: DeviceBlock, pool: Pool, size: int, requested_bytes: int) -> int:
-        """Marks a block as allocated and returns its address; splits off the surplus if it is large enough
-        (``alloc_found_block``, ``should_split``)."""
+        """Allocates a block, and splits off a surplus of use (``alloc_found_block``, ``should_split``)."""
         surplus = block.size - size
         if pool.is_small or self.settings.grows:
             may_split = surplus >= MIN_BLOCK_BYTES

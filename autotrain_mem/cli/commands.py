@@ -167,8 +167,7 @@ def gpus(argv: Sequence[str]) -> int:
 
 @contextmanager
 def _waiting(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Shows what the command is doing; yields a function that changes this text, and one that collects notes to print
-    at the end."""
+    """Shows what the command is doing; yields functions that change this text and collect notes for the end."""
     notes: list[str] = []
     try:
         with waiting(Console(stderr=True), what) as say:

@@ -1,5 +1,4 @@
-"""Runs ``autofit report``, ``watch``, ``explain``, ``doctor`` and ``recipes``: they show things and change none of
-them."""
+"""Runs the commands that only show things: ``autofit report``, ``watch``, ``explain``, ``doctor``, ``recipes``."""
 
 from __future__ import annotations
 

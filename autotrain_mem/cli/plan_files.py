@@ -60,8 +60,7 @@ def check_files(request: api.RunRequest, output: Output) -> None:
 
 
 def check_one_card(what_is: str, request: api.RunRequest) -> None:
-    """Raises UsageError if several cards are given for one plan. The message begins with ``what_is``: ``--out is
-    about``."""
+    """Raises UsageError, which begins with ``what_is`` (``--out is about``), for several cards with one plan."""
     if api.compared(request.autofit):
         counts = request.autofit.gpu_counts
         many = f" --gpus {','.join(map(str, counts))}" if len(counts) > 1 else ""
@@ -87,8 +86,7 @@ def refresh(out: str, run: str) -> None:
 
 
 def command(job: Job, autofit: AutoFit, *, out: str) -> str:
-    """Returns the command that makes the plan again, with all settings of the job: ``autofit plan sft --model tiny
-    --lora_r 8 --gpu l4 --out plan.json``."""
+    """Returns the whole command that makes the plan again: ``autofit plan sft --model tiny --gpu l4 ...``."""
     ours = {
         "model": job.model,
         "dataset": job.dataset,

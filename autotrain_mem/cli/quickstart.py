@@ -33,8 +33,7 @@ CARD = "104MiB"
 ROWS = 600
 STEPS = 60
 FLAGS = ("--max_steps", str(STEPS), "--learning_rate", "3e-3", "--logging_steps", "5", "--save_strategy", "no")
-"""TRL's defaults except for a short run and the learning rate: a model with random weights needs more than
-fine-tuning's 2e-5."""
+"""A short run with TRL's defaults, except that random weights need a higher learning rate than 2e-5."""
 NEXT_COMMANDS = (
     "  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060     what would fit, without a GPU",
     "  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA         plan for the GPU that is here, and train",

@@ -76,11 +76,9 @@ def fingerprint(job: Job, scratch: str) -> Fingerprint:
 
 
 def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
-    """Returns digests of the data, and the rows that may name image files, which these digests do not cover.
-
-    A local file or folder is digested by content. For other data it is the fingerprint of the datasets library, which
-    includes their revision (datasets/builder.py: _get_dataset_fingerprint).
-    """
+    """Returns digests of the data, and the rows that may name image files, which these do not cover. Files are digested
+    by content; for other data it is the datasets library's fingerprint, which includes their revision
+    (datasets/builder.py: _get_dataset_fingerprint)."""
     name = load.dataset_name(job)
     path = pathlib.Path(name)
     if job.python_call is not None:
@@ -145,9 +143,8 @@ def _formatting(job: Job) -> dict[str, Any]:
 def _formatting_function(job: Job) -> Any:
     """Returns digests of a script's formatting function and of the user's own modules, which it may call.
 
-    A function that the script defines is hashed by value. The datasets library hashes a module's function by its name
-    alone (``datasets/utils/_dill.py: Pickler``), even if its code changes. If hashing fails, the result is random, and
-    the rows are counted again.
+    A function of the script is hashed by value. The datasets library hashes a module's function by name alone
+    (``datasets/utils/_dill.py: Pickler``). If hashing fails, the result is random, and the rows are counted again.
     """
     function = keyword_of(job, "formatting_func")
     if function is None:

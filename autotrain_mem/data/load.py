@@ -104,8 +104,7 @@ def evaluated_splits(job: Job, filled: Configs, splits: Mapping[str, Any]) -> li
 
 
 def rows_name(job: Job, filled: Configs, split: str) -> str:
-    """Returns a split's name for messages: ``rows.jsonl``; of a script's own rows ``train_dataset`` or
-    ``eval_dataset['a']``."""
+    """Returns a split's name for messages: ``rows.jsonl``; in scripts ``train_dataset``, ``eval_dataset['a']``."""
     return dataset_name(job) if job.python_call is None or split == filled.script.dataset_train_split else split
 
 

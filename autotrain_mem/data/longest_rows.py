@@ -127,8 +127,7 @@ def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
 
 
 def longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the indices of the prompts with the most tokens, among those with the most characters, and the tokens of
-    the first."""
+    """Returns the prompts with the most tokens, among those with the most characters, and the first's tokens."""
     prompts = dataset.select_columns(["prompt"])
     texts = [characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
     candidates = longest_rows(texts, max(count, CANDIDATES))

@@ -76,8 +76,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
 
 
 FEWEST_TOKENS = {False: 2, True: 1}
-"""Whether a method is online -> the fewest tokens to train on: a row's second token is predicted from its first; a
-prompt needs only one."""
+"""By whether a method is online. A row's second token is predicted from its first; a prompt needs only one."""
 
 
 _TOKENIZER_FILES = (
@@ -87,8 +86,7 @@ _TOKENIZER_FILES = (
 
 
 def lacks_tokenizer(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has no tokenizer: transformers 5 would make one with an empty vocabulary and wrong
-    lengths."""
+    """Returns whether a folder has no tokenizer: transformers 5 would make one with an empty vocabulary."""
     return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
 
 

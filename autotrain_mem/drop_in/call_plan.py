@@ -64,8 +64,7 @@ class PlannedCall:
     call: Call
     autofit: AutoFit
     lost: tuple[str, ...]
-    """Levers that this process can no longer pull (``device.lost_levers``). Determined before the ranks communicate,
-    since NCCL then allocates a segment on the card."""
+    """Levers that this process can no longer pull (``device.lost_levers``), found before NCCL takes memory."""
 
     @property
     def models(self) -> tuple[Any, ...]:
@@ -209,8 +208,7 @@ def _streams(call: Call) -> list[Any]:
 
 
 def _digest(asked: PlannedCall) -> str:
-    """Returns a digest of what a rehearsal depends on besides the arguments; empty if this includes the user's own code
-    or model."""
+    """Returns a digest of what a rehearsal depends on besides arguments; empty if that includes a user's code."""
     relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
     rewards = relevant.get("reward_funcs")
     rewards = rewards if isinstance(rewards, list | tuple) else [rewards]
@@ -295,8 +293,7 @@ LOSSLESS = "lossless"
 
 
 def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan:
-    """Returns the plan for a model object. If it is not lossless, it also lists what a freshly loaded model would
-    allow.
+    """Returns the plan for a model object; if not lossless, also lists what a freshly loaded model would allow.
 
     Args:
         plan_job: Plans a job.
@@ -326,8 +323,7 @@ def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder:
 
 
 def _reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
-    """Returns the plan of the same job with the model given by name; None if that would load another model or change
-    nothing."""
+    """Returns the same job's plan with the model given by name; None if that is another model or no change."""
     from transformers import PreTrainedModel
 
     model = call.model

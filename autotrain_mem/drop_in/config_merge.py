@@ -27,16 +27,14 @@ from autotrain_mem.types.python_names import as_json
 
 STEPS_OF_GENERATION = "steps_per_generation"
 _DERIVED = (STEPS_OF_GENERATION, "generation_batch_size")
-"""Settings that GRPO's and RLOO's configs derive from the other sizes; setting both raises an error
-(``trl/trainer/grpo_config.py: __post_init__``)."""
+"""Configs of GRPO and RLOO take one and derive the other (``trl/trainer/grpo_config.py: __post_init__``)."""
 
 _FOLLOWING = (
     *("do_eval", "eval_steps", "greater_is_better", "metric_for_best_model", "torch_compile_backend", "torch_compile"),
     *("loss_type", "use_transformers_continuous_batching", "vllm_importance_sampling_clip_max"),
 )
-"""Settings that a config may set by itself because of other settings. A setting that follows from another one in this
-list comes before it (``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py,
-rloo_config.py``)."""
+"""Settings that a config may derive from others; one derived from another of these comes before it
+(``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py, rloo_config.py``)."""
 
 _MIRRORED = {
     CHECKPOINTING: "activation_checkpointing",
@@ -45,8 +43,7 @@ _MIRRORED = {
 """transformers 5.23 keeps these settings under two names (``training_args.py: __post_init__``)."""
 
 _PLACED = ("use_cpu", "bf16", "fp16")
-"""Settings that a config needs to be constructed on every machine. They do not count as given: the device decides what
-the plan is for."""
+"""Settings that a config needs to be constructed on any machine; the device decides what a plan is for."""
 
 _SKIPPED = frozenset(
     {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config", "deepspeed"}

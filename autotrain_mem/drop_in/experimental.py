@@ -39,8 +39,7 @@ class _Quantizing(_GKDTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
 class GKDTrainer(Planned, _Quantizing, method="gkd", config_class=GKDConfig):
     """TRL's experimental GKDTrainer with settings that fit the device; see :class:`SFTTrainer`.
 
-    A teacher given by name is loaded with ``GKDConfig(teacher_model_init_kwargs=...)``, however the plan loads the
-    student.
+    A teacher given by name is loaded with ``GKDConfig(teacher_model_init_kwargs=...)``, whatever the plan.
     """
 
 

@@ -177,8 +177,7 @@ def _run_longest_first(trainer: Any, guard: Any) -> None:
 
 
 def _runs_own_code(trainer: Any) -> bool:
-    """Returns whether a training step calls code outside ``_LIBRARIES``. Reward functions do not count: the extra run
-    replaces them."""
+    """Returns whether a training step calls code outside ``_LIBRARIES``, other than reward functions."""
     parts = [trainer.data_collator, getattr(trainer, "compute_loss_func", None)]
     for module in trainer.model.modules():
         backward = (module._backward_pre_hooks, module._backward_hooks)

@@ -200,8 +200,7 @@ def is_first() -> bool:
 
 
 def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
-    """Returns the device with the least budget among all processes, as one of all their devices. Every process must
-    call it.
+    """Returns the device with the least budget of all processes, with their topology; every process must call it.
 
     Args:
         link: Names of the links between devices, as in ``--link``; None to detect them.

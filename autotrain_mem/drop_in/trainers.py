@@ -30,8 +30,7 @@ _CALL = "_autofit_call"
 
 
 class _Signature:
-    """Provides a class's ``__signature__``: its constructor's parameters. Otherwise inspect would show those of
-    ``__new__``."""
+    """Provides a class's ``__signature__``: the constructor's parameters, not those of ``__new__``."""
 
     def __get__(self, trainer: Any, kind: type) -> inspect.Signature:
         ours = next(base for base in kind.__mro__ if "__signature__" in vars(base))

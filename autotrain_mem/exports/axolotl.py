@@ -148,8 +148,7 @@ _UNMASKED = (
 
 
 def _add_data(draft: Draft) -> None:
-    """Adds the data. By default Axolotl drops all long rows; TRL drops them in reward training and otherwise truncates
-    them."""
+    """Adds the data. Axolotl drops long rows; TRL drops them in reward training and truncates them otherwise."""
     method, packs, keys = draft.method_facts, not draft.knobs.pads_rows, draft.keys
     draft.answered.update((*OF_DATA, "dataset_text_field"))
     if draft.data:
@@ -210,8 +209,7 @@ _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_em
 
 
 def _add_adapter(draft: Draft) -> None:
-    """Adds the adapter. ``loaders/model.py: _set_quantization_config`` takes 4 bits only with qlora, 8 bits only with
-    lora."""
+    """Adds the adapter. ``loaders/model.py: _set_quantization_config``: qlora takes 4 bits only, lora 8 bits."""
     knobs, keys = draft.knobs, draft.keys
     if not knobs.use_peft:
         draft.answered.update(IDLE_WITHOUT_ADAPTER)
@@ -312,8 +310,7 @@ _WRITTEN_OUT = (
 
 
 def _add_schedule(draft: Draft) -> None:
-    """Adds the schedule. Axolotl's defaults are a cosine, 3 % of warm-up, one epoch, and a checkpoint per epoch, of
-    which it keeps four."""
+    """Adds the schedule. Axolotl's defaults: a cosine, 3 % of warm-up, one epoch, the last four epochs' checkpoints."""
     warmup = draft.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
     draft.keys |= {
         **{RENAMED.get(name, name): draft.get(name) for name in _WRITTEN_OUT},
@@ -336,8 +333,7 @@ def _add_schedule(draft: Draft) -> None:
 
 
 def _strategy(draft: Draft, what: str) -> dict[str, Any]:
-    """Returns a strategy's keys. Axolotl takes a number of steps only with ``steps`` (``validation.py: check_saves``,
-    ``check_evals``)."""
+    """Returns a strategy's keys; only ``steps`` takes a number (``validation.py: check_saves``, ``check_evals``)."""
     strategy = str(draft.get(f"{what}_strategy", "no"))
     steps = draft.get(f"{what}_steps") or draft.get("logging_steps")
     return {f"{what}_strategy": strategy, **({f"{what}_steps": steps} if strategy == "steps" else {})}

@@ -95,8 +95,7 @@ class Draft:
         self.settings = {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Returns a setting as given or planned, otherwise TRL's default if this module or the method's row has it;
-        marks it as answered."""
+        """Returns a setting as given or planned, else TRL's default if known; marks it as answered."""
         self.answered.add(name)
         known = {**TRAINER_DEFAULTS, **LORA_DEFAULTS, **self.method_facts.defaults}
         return self.settings.get(name, known.get(name, default))
@@ -285,8 +284,7 @@ def note_variables(draft: Draft) -> None:
 
 
 def note_whole_logits(draft: Draft, tool: str, batch: str) -> None:
-    """Adds a note that the tool computes all logits of a micro-batch at once. TRL computes them in chunks
-    (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll)."""
+    """Notes that TRL makes logits in chunks (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll)."""
     has_chunks = draft.method_facts.has_chunked_loss and draft.settings.get("loss_type") != "nll"
     if not has_chunks or draft.settings.get("use_liger_kernel"):
         return

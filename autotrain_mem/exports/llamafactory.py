@@ -1,9 +1,8 @@
 """Writes LLaMA-Factory's YAML (``llamafactory-cli train FILE``).
 
 Keys follow https://github.com/hiyouga/LLaMA-Factory, August 2026 (ff6d4d1), ``src/llamafactory/hparams``:
-``model_args.py``, ``data_args.py``, ``finetuning_args.py``, ``generating_args.py`` and ``training_args.py``, whose
-TrainingArguments derive from transformers'. Their effect follows ``model/loader.py``, ``model/adapter.py`` and
-``train``.
+``model_args.py``, ``data_args.py``, ``finetuning_args.py``, ``generating_args.py``, and transformers' own arguments in
+``training_args.py``. Their effect follows ``model/loader.py``, ``model/adapter.py`` and ``train``.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ TRAINER_ARGUMENTS = (
     *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
     *("ddp_backend", "ddp_timeout", "debug", "skip_memory_metrics", "resume_from_checkpoint"),
 )
-"""Arguments of transformers 5.23 (``training_args.py: TrainingArguments``), except for the choice and number of
-devices."""
+"""transformers 5.23, ``training_args.py: TrainingArguments``, except for the choice and number of devices."""
 
 RENAMED = {
     "dataset_num_proc": "preprocessing_num_workers",

@@ -182,12 +182,11 @@ WORKSPACE = "/workspace"
 
 
 def kubernetes(plan: Plan, job: Job) -> str:
-    """Returns the manifest for ``kubectl apply -f FILE``: a PyTorchJob with a master and workers, each with one
-    machine's GPUs.
+    """Returns the manifest for ``kubectl apply -f FILE``: a PyTorchJob with a master and workers, one per machine.
 
     Fields follow ``kubeflow.org/v1`` (training-operator, ``manifests/base/crds/kubeflow.org_pytorchjobs.yaml``). The
-    operator sets each pod's rank and the master's address as variables (``pkg/controller.v1/pytorch/envvar.go:
-    setPodEnv``), and Kubernetes replaces ``$(NAME)`` in a command by a variable's value.
+    operator sets each pod's rank and the master's address (``pkg/controller.v1/pytorch/envvar.go: setPodEnv``), and
+    Kubernetes replaces ``$(NAME)`` in a command by a variable's value.
     """
     draft = draft_of(plan, job)
     tool = Tool(name="Kubernetes", command="kubectl apply -f FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
