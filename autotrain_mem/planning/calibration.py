@@ -156,7 +156,11 @@ def corrected(points: Sequence[Point], budget_bytes: int) -> Correction:
 
 
 def asked_bytes(refused: str) -> int:
-    """Parses the size of the failed request from torch's message; 0 if it has none."""
+    """Parses the size of the failed request from torch's message, in bytes; 0 if it has none.
+
+    >>> asked_bytes("CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 104.00 MiB")
+    16777216
+    """
     match = _ASKED.search(refused)
     return 0 if match is None else parse_bytes(match[1].replace("bytes", "B"))
 
