@@ -130,10 +130,8 @@ def packages(flags: Flags) -> Problems:
 
 
 def accepted_by_trl(flags: Flags) -> None:
-    """Lets TRL's dataclasses refuse what they would refuse later; what depends on a GPU is not asked here.
-
-    Nor how the batch divides into groups: that is the plan's to find, and to refuse with the next sum done.
-    """
+    """Lets TRL's dataclasses refuse the arguments now instead of later, except what depends on a GPU and how the batch
+    divides into groups: the planner checks that, and its error suggests numbers that divide."""
     try:
         filled = _filled(flags)
     except (ValueError, TypeError, ImportError, OSError) as error:

@@ -126,7 +126,7 @@ def flags_of(before: Knobs, after: Knobs) -> str:
 def _searched(
     rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = (), *, is_other: bool = False
 ) -> Plan | None:
-    """Searches around the settings of a plan; None if nothing fits, or only those settings do.
+    """Searches around a plan's settings; None if nothing else fits.
 
     Args:
         without: Levers to release; they may not be used again.

@@ -59,7 +59,7 @@ class Space:
     """A plan that takes so many times as long as the best of the next level is not taken by itself."""
     method: str = "sft"
     nodes: int = 1
-    """Machines, on which the processes are spread evenly."""
+    """The number of machines; processes are spread evenly over them."""
     may_shard: bool = True
     """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``), or says how."""
     shares_tokens: bool = False

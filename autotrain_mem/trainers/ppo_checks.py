@@ -31,7 +31,7 @@ def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
 
 
 def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Yields what would run and do something else than it says, each with its cure."""
+    """Yields settings that would run but do something else than they say, each with its cure."""
     for name in SHARDING:
         if getattr(args, name, None):
             yield (

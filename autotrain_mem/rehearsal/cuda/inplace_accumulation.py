@@ -1,12 +1,13 @@
-"""Tells the recorder, which is a mode, what torch does in place without one and out of place under any.
+"""Restores operations that torch does in place, and that it does out of place while a dispatch mode such as the
+recorder is active.
 
-Autograd adds up the gradients of a tensor that is used twice in the buffer of the first one, if nothing else holds it
-(``torch/csrc/autograd/input_buffer.cpp: can_accumulate_inplace``), and some backward formulas write into the zeros that
-they have just made (``torch/csrc/autograd/FunctionsManual.cpp: gather_backward``, ``index_backward``,
-``value_selecting_reduction_backward``, ``masked_select_backward``). For subclasses of tensors, and whenever a dispatch
-mode is on (``aten/src/ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), they take new memory instead: one tensor
-more at every residual connection, and twice the logits where a loss gathers. Here such an operator is exchanged for the
-one that runs without a recorder; it writes only into what nothing else holds, so real tensors keep their true values.
+If a tensor is used twice, autograd accumulates its gradients in the buffer of the first one, unless something else
+holds that buffer (``torch/csrc/autograd/input_buffer.cpp: can_accumulate_inplace``). Some backward formulas write into
+zeros that they have just allocated (``torch/csrc/autograd/FunctionsManual.cpp: gather_backward``, ``index_backward``,
+``value_selecting_reduction_backward``, ``masked_select_backward``). For tensor subclasses, and under any dispatch mode
+(``aten/src/ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), both allocate new memory instead: one more tensor
+at every residual connection, and twice the logits if a loss gathers. This module replaces such an operator by the
+in-place one. It writes only into memory that nothing else holds, so real tensors keep their values.
 """
 
 from __future__ import annotations

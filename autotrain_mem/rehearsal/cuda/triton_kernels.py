@@ -326,8 +326,8 @@ def _fused_head() -> Any:
 class _Kernel:
     """Replaces a jitted kernel: ``kernel[grid](tile, ...)`` writes into its arguments and allocates nothing.
 
-    ``tile`` is the same in PyTorch; beside the tile it writes those of ``statistics``, of which nothing is known
-    afterwards where they are fake.
+    ``tile`` is the same computation in PyTorch. Besides the tile it writes the tensors of ``statistics``; if these are
+    fake, their values are unknown afterwards.
     """
 
     def __init__(self, tile: Callable[..., None], *, statistics: slice) -> None:

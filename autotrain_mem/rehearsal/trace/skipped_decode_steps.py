@@ -1,10 +1,11 @@
-"""The steps of a generation that are not rehearsed, written into the record between those that are.
+"""Writes the decode steps that are not rehearsed into the record, between the rehearsed ones.
 
-A decode step makes everything anew, and its cache with one token more: ``torch.cat`` bears the longer keys of a layer,
-and the shorter ones die (``transformers/cache_utils.py: DynamicLayer.update``). Each length leaves a hole that the next
-one does not fit, which is what a caching allocator has to show for a generation. So every step that was jumped over is
-written with the growth of its states, and as many as there is room for with all else that the last step did: its blocks
-are born again. What else in a step grows with the length (masks, scores of attention) has the last step's size in all.
+A decode step allocates everything anew, and its cache with one more token: ``torch.cat`` allocates a layer's longer
+keys, and the shorter ones die (``transformers/cache_utils.py: DynamicLayer.update``). Each length leaves a hole that
+the next one does not fit: this is how a generation fragments a caching allocator. So every skipped step is written with
+the growth of its states. As many as the budget allows are written with everything else that the last step did, whose
+blocks are allocated again. Other blocks that grow with the length (masks, attention scores) have the last step's size
+in all of them.
 """
 
 from __future__ import annotations

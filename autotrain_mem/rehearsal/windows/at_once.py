@@ -61,7 +61,7 @@ def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None
 
 
 class _Instead:
-    """Replaces an object, which it is but for some attributes."""
+    """A proxy for an object, with some attributes replaced."""
 
     def __init__(self, other: Any, **attributes: Any) -> None:
         self._other = other
