@@ -77,7 +77,7 @@ def test_a_stream_is_planned_for_rows_that_fill_max_length_and_rows_that_cannot_
     ("autofit", "said"),
     [
         ({"gpu": "80MiB"}, "autofit takes an AutoFit, not"),
-        (AutoFit(gpu="80MiB", effective_batch_size=0), "effective_batch_size 0 is no whole number"),
+        (AutoFit(gpu="80MiB", effective_batch_size=0), "effective_batch_size 0 is not a whole number"),
         (AutoFit(gpu="80MiB", headroom="200%"), "leaves nothing"),
     ],
 )

@@ -99,8 +99,9 @@ def test_weights_are_gathered_for_vllm_as_by_real_ranks(
         real, *_ = trained_by_ranks(one, tmp_path)
     made, really_made = ([move for move in moves_in_order(trace, PICKLED) if move[1] > 0] for trace in (fake, real))
     assert made == really_made
+    # Now and then gloo's own threads let go of what was gathered a little later.
     for phase, peak_bytes in peaks(real).items():
-        assert peaks(fake)[phase] == pytest.approx(peak_bytes, abs=2 * PICKLED), phase
+        assert peaks(fake)[phase] == pytest.approx(peak_bytes, rel=0.001), phase
 
 
 def test_one_weight_at_a_time_is_gathered_for_an_engine_of_the_same_process(

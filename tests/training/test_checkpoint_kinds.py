@@ -29,7 +29,7 @@ def checkpoint(folder: Path, form: str, ranks: int = 2) -> Path:
         ("whole", {"sharding": None, "processes": 1}, ""),
         ("whole", {"sharding": "fsdp2", "processes": 4, "optim": "adamw_torch_fused"}, ""),
         ("whole", {"sharding": "zero3", "processes": 4}, "DeepSpeed resumes only its own"),
-        ("whole", {"sharding": "fsdp2", "processes": 2, "optim": "adafactor"}, "adafactor cannot be divided"),
+        ("whole", {"sharding": "fsdp2", "processes": 2, "optim": "adafactor"}, "adafactor cannot be resharded"),
         ("whole", {"sharding": "ddp", "processes": 2, "optim": "adafactor"}, ""),
         ("shards", {"sharding": "ddp", "processes": 3}, ""),
         ("shards", {"sharding": "zero2", "processes": 2}, "DeepSpeed resumes only its own"),

@@ -272,7 +272,7 @@ def test_unlike_machines_are_refused(port: int, more: dict[str, Any], words: str
 def test_a_taken_port_is_refused_and_leaves_the_key_of_whoever_has_it(port: int) -> None:
     with lead_alone(port):
         key = (Second.folder / KEY_NAME).read_bytes()
-        with pytest.raises(UsageError, match=f"at port {port}"):
+        with pytest.raises(UsageError, match=f"Port {port}"):
             Machines(place(0, port), WORDS, Second.folder, say=lambda line: None)
         assert (Second.folder / KEY_NAME).read_bytes() == key
 
