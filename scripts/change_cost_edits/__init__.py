@@ -77,7 +77,9 @@ ACTS = """    if knobs.empty_cache:
 def add_setting(tree: pathlib.Path) -> None:
     """A switch with a harm, which acts where a trainer is finished."""
     own = tree / PACKAGE / "settings" / "own.py"
-    after(own, '"""Holds these settings as a user sets them: None and False leave the choice to the plan."""\n\n', SETTING)
+    after(
+        own, '"""Holds these settings as a user sets them: None and False leave the choice to the plan."""\n\n', SETTING
+    )
     after(tree / PACKAGE / "trainers" / "finish.py", "        _widen_trained(trainer.model)\n", ACTS)
 
 
