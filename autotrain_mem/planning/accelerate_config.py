@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FLAG, _ARGUMENT = "--accelerate_config", "deepspeed"
 _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradient_clipping": "max_grad_norm"}
-"""Keys of ``deepspeed_config`` that are TRL's arguments too, under their names."""
+"""Keys of ``deepspeed_config`` that set one of TRL's arguments -> that argument's name."""
 
 
 def with_accelerate(request: RunRequest) -> RunRequest:
@@ -80,7 +80,7 @@ def _with_zero(request: RunRequest, content: Mapping[str, Any], launch: Launch, 
 
 
 def launch_warnings(request: RunRequest) -> tuple[str, ...]:
-    """Lists what to know of the request's config of accelerate."""
+    """Returns the warnings about the request's accelerate config."""
     if request.accelerate is None:
         return ()
     from autotrain_mem.parallel.user_config import read_launch
@@ -108,7 +108,7 @@ _ALWAYS = {
     "sync_module_states": ("TRUE",),
     "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
 }
-"""Keys that FSDP's second version does not have, or takes less of: the values that say what it does."""
+"""Keys that FSDP2 lacks, or accepts fewer values of -> the values that match what FSDP2 does."""
 
 
 def _is_first_version(content: Mapping[str, Any]) -> bool:
@@ -138,7 +138,7 @@ def _second_version(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _trl_arguments(request: RunRequest, launch: Launch) -> dict[str, Any]:
-    """Returns what follows for TRL's arguments.
+    """Returns the TRL arguments that the config implies.
 
     ``mixed_precision: no`` says nothing: TRL's own default, bf16, wins over it (``transformers/training_args.py:
     __post_init__``, ``trl/trainer/base_config.py``).

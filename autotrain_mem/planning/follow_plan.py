@@ -36,13 +36,13 @@ GIVEN_ANEW = (*(MAX_LENGTH, *COMPLETION_KNOBS), *("lora_r", "lora_alpha", "lora_
 """Knobs that may be given again beside a plan, if they were given when it was made: a plan does not decide them."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
-"""Arguments that are compared as what they come to: the model by its digest, knobs as the plan has them."""
+"""Arguments that are compared by their effect: the model by its digest, knobs by the plan's values."""
 _FILES = " files"
 """The suffix of the key of a digest of a package's files (``versions.versions_key``)."""
 
 
 def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: str) -> Plan:
-    """Returns the plan for the job, the card and the versions that there are here.
+    """Returns the plan, adapted to this job, card and installed versions.
 
     Example: a plan made for an RTX 3060 under trl 1.12, followed on one under trl 1.16, is rehearsed once, whole, and
     comes back with that prediction and with the warning that says why.
@@ -217,7 +217,7 @@ def _card_name(hardware: Hardware) -> str:
 
 
 def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
-    """The user's. What learning rate, output folder and the like are is nothing to a rehearsal."""
+    """Yields the user's changed settings; learning rate, output folder and the like do not affect a rehearsal."""
     before, now = plan.job, as_recorded(job)
     if before.dataset != now.dataset:
         yield f"dataset {before.dataset or 'not given'} -> {now.dataset or 'not given'}"

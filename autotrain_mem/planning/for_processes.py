@@ -1,7 +1,7 @@
 """Adapts TRL's defaults, and a plan that is followed, to the processes of a job.
 
-On other GPUs, or with another sharding, the effective batch, the optimizer steps and the schedule of a plan stay: only
-how many rows a process has at once, and how often it accumulates, changes.
+On other GPUs, or with another sharding, a plan keeps its effective batch, optimizer steps and schedule. Only the
+micro-batch and the gradient accumulation of a process change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
 
 
 def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
-    """Raises UsageError for a sharding that these GPUs or machines cannot have, or without DeepSpeed for its own."""
+    """Raises UsageError for a sharding that these GPUs or machines cannot have, or that lacks DeepSpeed."""
     processes, sharding = topology.processes, given.get("sharding")
     if sharding in ZEROS and find_spec("deepspeed") is None:
         raise UsageError(
@@ -86,7 +86,7 @@ _SHARED = ("processes", "dp_replicate_size")
 
 
 def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
-    """Returns whether other numbers of GPUs or machines, or another sharding, are asked for than the plan has."""
+    """Returns whether the request's number of GPUs or machines, or its sharding, differs from the plan's."""
     topology, knobs = plan.estimate.hardware.topology, plan.knobs
     one = (asked.gpus,) if isinstance(asked.gpus, int) else tuple(asked.gpus or ())
     has_other_gpus = any(count != topology.devices for count in one) or asked.nodes not in (None, topology.nodes)
@@ -95,7 +95,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """Fills open settings from the plan (``filled`` by ``AutoFit.over``), but the sharding if another is given."""
+    """Fills open settings from the plan (``filled`` by ``AutoFit.over``); a sharding given anew stays."""
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}
@@ -109,7 +109,7 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
 
 
 def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
-    """The plan's arguments of TRL's without the split of the batch: the rows at once stay where they divide it."""
+    """Returns the plan's TRL arguments without accumulation, and without a micro-batch that no longer divides."""
     processes = sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1) // autofit.token_shards or 1
     arguments = dict(plan.job.trl_arguments)
     arguments.pop(STEPS, None)
@@ -120,8 +120,8 @@ def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
 
 
 def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
-    """Yields the plan's settings for the processes that there are, with as many rows at once and then with fewer; only
-    the plan's own where they are the same. Raises UsageError where a lever does not go with shards."""
+    """Yields the plan's settings for this job's processes: with its micro-batch if possible, then with smaller ones;
+    the plan's own if nothing differs. Raises UsageError if one of its levers does not go with sharding."""
     before, base = plan.knobs, space.base
     is_given = "sharding" in space.pinned or None in (before.sharding, base.sharding)
     sharding = base.sharding if is_given else before.sharding

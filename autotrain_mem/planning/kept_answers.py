@@ -1,8 +1,8 @@
 """Keeps workers' answers about a job between runs, as long as nothing that they depend on has changed.
 
-A kept answer saves the start of a worker, and so the import of TRL. Its key holds the words of the question, all files
-that they name (by size and date), the hub's commits on this disk, the variables that the libraries read, and what is
-installed. Answers that depend on more, such as the user's own code, are not kept, and neither are errors.
+A kept answer saves the start of a worker, and so the import of TRL. Its key holds the question's arguments, all files
+that they name (by size and date), the hub's commits on this disk, the variables that the libraries read, and the
+installed versions. Answers that depend on more, such as the user's own code, are not kept, and neither are errors.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from autotrain_mem.worker.pool import Workers
 Answer = TypeVar("Answer")
 
 NOWHERE = Store(None)
-"""Keeps nothing."""
+"""A store that keeps nothing."""
 
 MOST_FILES = 10_000
-"""The most files of a folder; one with more is not searched, and nothing about it is kept."""
+"""A folder with more files than this is not searched, and nothing about it is kept."""
 SETTLED_SECONDS = 2.0
-"""A file that was written since may be written again within the resolution of its date: nothing is kept of it yet."""
+"""A file younger than this may change again without a new date, so nothing about it is kept yet."""
 HUB_SECONDS = 3600
-"""How long an answer about a hub id counts, since only the hub knows whether there is a new commit."""
+"""How long an answer about a hub id is valid: a new commit shows only on the hub."""
 
 _USERS_CODE = ("reward_funcs", "trust_remote_code", RESUME)
-"""Arguments by which the user's own code runs, or that read what a run wrote."""
+"""Arguments that run the user's own code, or read what a run wrote."""
 _WRITTEN = ("output_dir", "logging_dir")
 """Arguments that name what is written, not read."""
 _MAY_BE_HUB_IDS = ("datasets", "chat_template_path")
@@ -48,7 +48,7 @@ _READ_BY_LIBRARIES = (
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TRL_", "ACCELERATE_", "TORCH", "PYTORCH_", "BNB_", "XFORMERS_"),
     *("FSDP_", "WANDB_", "COMET_", "MLFLOW_", "PYTHONPATH", "XDG_CACHE_HOME", "HOME"),
 )
-"""How the names of variables begin on which the libraries' answers may depend."""
+"""Prefixes of the variables on which the libraries' answers may depend."""
 
 
 def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[str, Any], Knobs]:
@@ -88,7 +88,7 @@ def answered(
     reads_data: bool = False,
     keeps: Callable[[Answer], bool] = lambda answer: True,
 ) -> Answer:
-    """Returns a worker's answer about a job, kept or asked for now; ``words`` are the question's beside the job."""
+    """Returns a worker's answer about a job, kept or asked for now; ``words`` are the question's other arguments."""
     key, given = None, job.arguments
     if job.python_call is None and not any(given.get(name) for name in _USERS_CODE):
         data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset
@@ -127,12 +127,12 @@ UNSEEN = frozenset(
         "resume_from_checkpoint",
     }
 )
-"""Arguments that no rehearsal depends on, so that what is kept serves whatever they are. ``weight_decay`` is none of
-them: optimizers that add it to the gradients hold a copy of these."""
+"""Arguments that no rehearsal depends on, so kept answers ignore them. ``weight_decay`` is not among them: optimizers
+that add it to the gradients hold a copy of these."""
 
 
 def job_key(job: Job) -> dict[str, Any]:
-    """Returns what of a job's own words a rehearsal depends on."""
+    """Returns the parts of a job that a rehearsal depends on."""
     recorded = as_recorded(job)  # a cache is a file, too
     seen = {name: value for name, value in recorded.arguments.items() if name not in UNSEEN}
     others = {name: value for name, value in job.environment.items() if name not in recorded.environment}
@@ -156,7 +156,7 @@ def _parse_key(request: RunRequest) -> dict[str, Any] | None:
 
 
 def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:
-    """Returns a key with digests of the words alone: a cache is a file, and they may hold a token of the user's."""
+    """Returns a key with arguments as digests only: a cache is a file, and they may hold a token of the user's."""
     files = {text: _state(Path(text)) for text in sorted({*texts}) if os.path.exists(text)}
     if None in files.values():
         return None

@@ -1,7 +1,7 @@
-"""``--within`` and ``--budget``: what a plan keeps beside the bytes, and what it would take where none does.
+"""``--within`` and ``--budget``: a plan's limits of time and cost, and what it would take if no plan keeps them.
 
 A training takes its steps times the predicted seconds of one, and costs that by the card's price. On one level of harm
-the fastest plan is also the cheapest, so a level whose fastest plan does not keep a limit holds none that does.
+the fastest plan is also the cheapest, so if it breaks a limit, every plan of the level does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RunLimits:
     """Why plans were refused, in a word."""
 
     def keeps(self, estimate: Estimate) -> bool:
-        """Returns whether a plan is done in time, and for the money."""
+        """Returns whether a plan stays within the time and the cost allowed."""
         within_seconds, budget = self.subject.job.within_seconds, self.subject.job.budget
         if within_seconds is not None and self._seconds(estimate) > within_seconds:
             self.refusals.append(TOO_SLOW)
@@ -38,7 +38,7 @@ class RunLimits:
         return False
 
     def broken(self, fitting: Sequence[Estimate]) -> LimitError:
-        """Returns the error that says how long the fastest takes, what it costs, and what would do."""
+        """Returns the error that tells the fastest plan's time and cost, and what would meet the limits."""
         fastest = min(fitting, key=self._seconds)
         seconds, cost, job, price = self._seconds(fastest), self._cost(fastest), self.subject.job, self.subject.price
         steps, share = self._steps(fastest.knobs), 1.0

@@ -1,8 +1,8 @@
 """``--max_length max`` and its like: which values a job allows, and the search for the largest that fits.
 
-``--per_device_train_batch_size max`` keeps an effective batch that is given, whose divisors are tried; else the
-effective batch follows from the rows. Where ``--num_generations max`` comes without words on batches, a step has as
-many prompts as by TRL's defaults, and the effective batch follows. ``--lora_r max`` asks for LoRA.
+``--per_device_train_batch_size max`` tries the divisors of a given effective batch; without one, the effective batch
+follows from the rows. If ``--num_generations max`` comes without batch arguments, a step has as many prompts as with
+TRL's defaults, and the effective batch follows. ``--lora_r max`` asks for LoRA.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_RANK = 4096
 """Upper bound of the rank if the config does not tell the layers' width."""
 
 _Asked = tuple[Sequence[int], str]
-"""Values, smallest first, and what ends them."""
+"""Candidate values, smallest first, and the reason why there is no larger one."""
 
 
 def question_of(subject: Subject) -> Question | None:

@@ -1,4 +1,4 @@
-"""Provides what a replay of rows of every length needs: one more rehearsal, of shorter rows, and the data's lengths."""
+"""Prepares a replay of rows of every length: rehearses shorter rows once, and draws batches by the data's lengths."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MOST_BATCHES = 8
 """The largest number of micro-batches of a step that are replayed."""
 
 TraceOf = Callable[[int], Trace]
-"""A rehearsal of the same settings with rows of so many tokens."""
+"""Rehearses the same settings with rows of this many tokens."""
 
 
 def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
-    """Draws a run's batches; None if all count as equal, or if the data were not read."""
+    """Draws a run's batches; None if row lengths make no difference, or if the data were not read."""
     job, profile = subject.job, subject.lengths.profile
     if profile is None or _count_as_alike(job, knobs):
         return None
@@ -47,7 +47,7 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
 
 
 def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_bytes: int | None) -> MixedLengths | None:
-    """Replays rows of every length; None where nothing can be told of them. Raises RehearsalError."""
+    """Replays rows of every length; None if that is not possible. Raises RehearsalError."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
         return None
@@ -66,8 +66,8 @@ def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_byte
 
 
 def without_cache(mixed: MixedLengths) -> MixedLengths:
-    """Counts the larger of both orders where ``torch_empty_cache_steps`` gives back what the longest rows left: then
-    these protect from nothing, and still reserve what they reserve."""
+    """Counts the larger of both orders if ``torch_empty_cache_steps`` releases the cache that the longest rows left:
+    running them first then saves no later allocation, but still reserves its own bytes."""
 
     def more(order: ReservedByOrder) -> ReservedByOrder:
         first, drawn = order.longest_first, order.any_order

@@ -129,7 +129,7 @@ NOT_MODELLED = (
 
 
 def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str]:
-    """Describes what is not modelled of several machines, and the effective batch that TRL's default gives."""
+    """Warns of what is not modelled for several machines, and of the effective batch that TRL's default gives."""
     if topology.nodes == 1:
         return
     yield NOT_MODELLED
@@ -186,7 +186,7 @@ def with_shared_tokens(
 
 
 def _heard(tried: list[Candidate], on_attempt: OnAttempt) -> OnAttempt:
-    """Also keeps what is tried."""
+    """Returns a callback that also records each attempt."""
 
     def hear(attempt: Candidate) -> None:
         tried.append(attempt)
@@ -196,7 +196,7 @@ def _heard(tried: list[Candidate], on_attempt: OnAttempt) -> OnAttempt:
 
 
 MOST_STEPS = 4
-"""The most times that the area of images is halved, to a sixteenth; ``--max_pixels`` takes smaller ones."""
+"""How often the area of images is halved at most: to a sixteenth; ``--max_pixels`` accepts smaller ones."""
 
 
 def searched_with_images(

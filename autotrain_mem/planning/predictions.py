@@ -38,11 +38,11 @@ TRACES_KEPT = 6
 
 
 class Predictions:
-    """The ``Predictor`` of one job on one device.
+    """Implements ``Predictor`` for one job on one device.
 
     Args:
-        shared: Footprints that other cards with the same kernels were asked for, and that are added to.
-        confirms: Whether the whole model is rehearsed where that is asked for; not to compare cards.
+        shared: Footprints of other cards with the same kernels; new ones are added.
+        confirms: Whether to rehearse the whole model when asked to; False to compare cards.
     """
 
     def __init__(self, subject: Subject, shared: dict[Any, Footprint] | None = None, *, confirms: bool = True) -> None:
@@ -168,7 +168,7 @@ class Predictions:
             del traces[oldest]
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
-        """Returns what settings need on a number of cards that share the model; None where that is refused."""
+        """Returns the estimate for a number of cards that share the model; None if that is refused."""
         hardware = self._subject.hardware
         try:
             there = self._subject.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))

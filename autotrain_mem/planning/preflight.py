@@ -50,7 +50,7 @@ def check_preflight(
         return rehearsals.workers.first.preflight(job, capability, **facts)
 
     def is_settled(result: Preflight) -> bool:
-        """What was found may be mended without a change of the job or its files, as the network may."""
+        """Returns whether to keep the result: errors may go away, as the network's do, while job and files stay."""
         return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
 
     words = {"compute_capability": capability, **facts}

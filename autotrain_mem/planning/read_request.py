@@ -140,7 +140,7 @@ def _called(given: Plan | str | Path) -> str:
 
 
 def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], None]) -> Rehearsals:
-    """The job that is asked for, on its device.
+    """Returns the requested job on its device.
 
     Args:
         warn: Hears when the cache on disk was damaged or cannot be written, and of GPUs that do not answer.
@@ -195,7 +195,7 @@ _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folde
 
 
 def with_peft_config(request: RunRequest) -> RunRequest:
-    """The request with its config of PEFT's read, so that a plan holds what it says and not where it was.
+    """Returns the request with its PEFT config read, so that a plan holds its content, not its path.
 
     Raises:
         UsageError: the config cannot be read, or contradicts flags; all that does.

@@ -1,4 +1,4 @@
-"""One job on one device, the workers that can rehearse it, and what is known of its model and rows."""
+"""Holds one job on one device, the workers that can rehearse it, and the facts of its model and rows."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Lengths:
     longest: int | None
     """Tokens of the longest row, or prompt; None where rows fill ``max_length``."""
     profile: DataProfile | None = None
-    """None where the data were not read."""
+    """The lengths of all rows; None if the data were not read."""
     why_not: str = ""
-    """Why they were not, though they are named."""
+    """Why named data were not read."""
     images: tuple[str, ...] = ()
-    """Sizes of the images of the row that has most of them; empty where rows are text."""
+    """Image sizes of the row with most images; empty if rows are text."""
 
 
 def example_dataset(job: Job) -> str | None:
-    """TRL's own example, when the job names no data: a plan takes its rows."""
+    """Returns TRL's example dataset if the job names no data: a plan uses its rows."""
     return None if job.names_data else job.method_facts.example_dataset
 
 
@@ -62,8 +62,8 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
 
 
 def check_lengths(profile: DataProfile, space: Space) -> None:
-    """Raises UsageError where ``max_length`` would cut images or whole prompts, and ContextLengthError where sampled
-    answers find no room behind the longest prompt: the run would end at such a row."""
+    """Raises UsageError if ``max_length`` would cut images or whole prompts, and ContextLengthError if the longest
+    prompt leaves no room for sampled answers: the run would fail at such a row."""
     images, limit = profile.images, space.base.max_length
     if images is not None and limit is not None and images.end > limit:
         # The model's forward would end (``transformers/models/*/modeling_*.py: get_placeholder_mask``).
@@ -124,7 +124,7 @@ class Rehearsals:
 
     @property
     def footprint_store(self) -> Store:
-        """A model that brings its own code may change while its config stays: nothing is kept of it."""
+        """Returns the store of footprints; it keeps nothing if a model's code or script objects may change unseen."""
         job = self.job
         is_unknown = job.python_call is not None and not job.python_call.digest
         return NOWHERE if is_unknown or job.arguments.get("trust_remote_code") else self.store
@@ -135,7 +135,7 @@ class Rehearsals:
         return replace(self, hardware=hardware, defaults=defaults)
 
     def with_max_pixels(self, max_pixels: int | None) -> Self:
-        """Returns the same with images as small as a plan makes them; itself where a plan says nothing of that."""
+        """Returns a copy with images as small as a plan makes them; itself if the plan sets no ``max_pixels``."""
         if max_pixels is None:
             return self
         return replace(self, job=replace(self.job, arguments={**self.job.arguments, SMALLER_IMAGES: max_pixels}))
@@ -144,22 +144,22 @@ class Rehearsals:
 
     @property
     def settings(self) -> AllocatorSettings:
-        """Reads what the user's environment sets of the allocator; raises UsageError for what torch would refuse."""
+        """Returns the allocator settings of the user's environment; raises UsageError for what torch would refuse."""
         return environment_settings(self.job.environment)
 
     @property
     def caches(self) -> bool:
-        """Returns whether the device has torch's caching allocator: the host has not."""
+        """Returns whether the device has torch's caching allocator; the CPU has not."""
         return self.hardware.origin != "cpu"
 
     @property
     def budget_bytes(self) -> int:
-        """Returns what a run may take of the device; less where the environment leaves the allocator a fraction."""
+        """Returns the bytes that a run may take; fewer if the environment sets the allocator's fraction."""
         allowed = int(self.settings.per_process_memory_fraction * self.hardware.total_bytes)
         return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes(self.defaults))
 
     def outside_bytes(self, knobs: Knobs) -> int:
-        """Sums what the run holds outside the trainer's allocator at least, as while a vLLM engine sleeps."""
+        """Sums the bytes that the run always holds outside the trainer's allocator; a vLLM engine counts as asleep."""
         communicators_bytes = self.hardware.communicator_bytes * knobs.communicators
         return self.hardware.non_torch_bytes + communicators_bytes + asleep_bytes(self.job, self.hardware)
 
@@ -169,7 +169,7 @@ class Rehearsals:
         return vllm_share_bytes(self.job, self.hardware)
 
     def room(self, knobs: Knobs) -> DeviceCapacity:
-        """Returns what the trainer's allocator can have of the budget."""
+        """Returns the share of the budget that the trainer's allocator can have."""
         return DeviceCapacity(
             capacity_bytes=max(0, self.budget_bytes - self.outside_bytes(knobs)),
             total_bytes=self.hardware.total_bytes,
@@ -179,7 +179,7 @@ class Rehearsals:
 
     @property
     def endless_room(self) -> DeviceCapacity:
-        """A device without an end, so that what is reserved of it is the same for every card with these kernels."""
+        """Returns a device of unlimited memory: reserved bytes are then the same for every card with these kernels."""
         return DeviceCapacity(capacity_bytes=None, settings=self.settings, caches=self.caches).endless
 
     # -- what is found out ---------------------------------------------------------------------------------------------
@@ -243,13 +243,13 @@ class Rehearsals:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject(Rehearsals):
-    """The same job, and what a search and its predictions have to know of its model and its rows."""
+    """Adds to a job on a device what a search and its predictions need of its model and rows."""
 
     facts: ModelFacts
     lengths: Lengths
 
     def with_named_rows(self) -> Self:
-        """Adds the token lengths of data that the job names, where these were not read yet and can be."""
+        """Adds the token lengths of data that the job names, if they were not read yet and can be."""
         if self.lengths.profile is not None or not self.job.names_data:
             return self
         try:
@@ -265,11 +265,11 @@ class Subject(Rehearsals):
         return min((limit for limit in limits if limit is not None), default=LONGEST_UNKNOWN)
 
     def trace_key(self, knobs: Knobs, tokens: int) -> Any:
-        """Returns under what ``traces`` hold the rehearsal of rows of so many tokens."""
+        """Returns the key in ``traces`` of a rehearsal with rows of this many tokens."""
         return self.job.method, kernel_class(self.hardware.capability), knobs.growing(False).as_rehearsed(), tokens
 
     def padded_share(self, knobs: Knobs) -> float:
-        """Returns the average share of the longest micro-batch, each padded to the longest row that it drew."""
+        """Returns the average size of a padded micro-batch, as a share of one that holds the longest row."""
         profile = self.lengths.profile
         if profile is None or not knobs.pads_rows:
             return 1.0
@@ -278,7 +278,7 @@ class Subject(Rehearsals):
         return min(1.0, (drawn + knobs.completion_length) / longest)
 
     def row_tokens(self, knobs: Knobs) -> float:
-        """Average tokens of a row without padding; both sequences of a pair, prompt and completion."""
+        """Returns the average tokens of a row without padding: both sequences of a pair, or prompt and completion."""
         job, profile = self.job, self.lengths.profile
         sequences = job.method_facts.sequences_per_row
         if profile is None or not knobs.pads_rows:

@@ -1,4 +1,4 @@
-"""Holds a training as any face asks for it, before TRL's parser has read a word. No worker is asked."""
+"""Holds a requested training before TRL's parser has read it. No worker is asked."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _OF_MACHINES: dict[str, Any] = {"kind": int, "commands": (TRAIN,), "group": Grou
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """A training as any face asks for it: flags and YAML, the verbs of Python, or a trainer's call.
+    """Holds a training as requested by flags and YAML, by the Python verbs, or by a trainer's call.
 
-    TRL's arguments are not read yet. A :class:`Job` is what comes of them: another thing, since it holds exactly the
-    arguments that TRL's parser has accepted, goes to other processes, and is recorded in ``plan.json``.
+    TRL's arguments are not read yet. The :class:`Job` made of it holds exactly the arguments that TRL's parser
+    accepted, goes to other processes, and is recorded in ``plan.json``.
     """
 
     method: str
@@ -38,7 +38,7 @@ class RunRequest:
     model: str | None = setting(
         None, **_OF_JOB, metavar="MODEL", help="a hub id or a folder (short for --model_name_or_path)"
     )
-    """A hub id or a folder; None where one of TRL's arguments names it."""
+    """A hub id or a folder; None if one of TRL's arguments names the model."""
     dataset: str | None = setting(
         None, **_OF_JOB, metavar="DATA", help="a hub id, a folder, or a .json, .jsonl, .parquet or .csv file"
     )
@@ -48,13 +48,13 @@ class RunRequest:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Arguments by name for TRL's parser, as JSON has them: YAML keys, or keywords of Python. Flags win over them."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """For the processes that load the model."""
+    """Variables for the processes that load the model."""
     also_known: tuple[str, ...] = ()
-    """Names of our own, for did-you-mean."""
+    """Names of our own flags, which did-you-mean may suggest."""
     accelerate: Mapping[str, Any] | None = None
     """The content of the user's config of ``accelerate launch``, as :func:`with_accelerate` read it."""
     pins: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that it pins beside those that AutoFit holds."""
+    """Knobs that the request pins beside those of ``autofit``."""
     simulate: bool = setting(
         False, group=Group.DEVICE, before="headroom", help="train on the CPU, with a simulated card of that name"
     )
@@ -93,22 +93,22 @@ class RunRequest:
         help="continue with N machines or more when one is lost and does not come back (default: all)",
     )
     place: Place | None = None
-    """This machine's, as ``run.several_machines.placed`` found it; None where there is one."""
+    """This machine's place among several, from ``run.several_machines.placed``; None if there is only one."""
     command: tuple[str, ...] = field(default=(), compare=False)
-    """The words that all machines have in common."""
+    """The part of the command line that is the same on all machines."""
     plan: Plan | None = None
-    """The plan that is followed, as ``planning.read_request.with_plan`` read it; None where one is to be made."""
+    """The plan to follow, as ``planning.read_request.with_plan`` read it; None to make one."""
 
     @property
     def own(self) -> dict[str, Any]:
-        """Returns those of our own settings that may contradict one of TRL's, or each other."""
+        """Returns our own settings that may contradict one of TRL's, or each other."""
         names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length", "image_sizes")
         ways = {"simulate": self.simulate, "plan_only": self.plan_only, "forbid": sorted(self.autofit.forbid)}
         return {name: getattr(self.autofit, name) for name in names} | ways
 
     @property
     def folder(self) -> str | None:
-        """The output folder, as far as flags and keys name it or a model."""
+        """Returns the output folder, or the default for the model; None if flags and keys name neither."""
         model = self.model or self.argument("model_name_or_path")
         return str(self.argument("output_dir") or (default_dir(self.method, str(model)) if model else "")) or None
 
@@ -124,7 +124,7 @@ class RunRequest:
         return read
 
     def argument(self, name: str) -> object:
-        """The value that a flag or a key gives one of TRL's arguments; None where neither does, or a flag denies it."""
+        """Returns the value of one of TRL's arguments in flags or keys; None if not given, or if a flag says false."""
         value = self.flags.get(name)
         if value is None:
             return self.config.get(name)
@@ -136,7 +136,7 @@ class RunRequest:
         return is_field or not {*self.flags, *self.config}.isdisjoint(names)
 
     def job(self, arguments: Mapping[str, Any], python_call: PythonCall | None = None) -> Job:
-        """The job that is asked for.
+        """Returns the requested job.
 
         Args:
             arguments: Exactly what the user gave of TRL's, as its parser has read it.
@@ -179,13 +179,13 @@ _SHARDS = (
 def check_launch(*, is_placed: bool = False) -> None:
     """Refuses to be one of several processes: each would begin a run of its own, whose training waits for the others.
 
-    ``LOCAL_RANK`` alone has accelerate wait for them (``accelerate/state.py: PartialState.__init__``).
+    ``LOCAL_RANK`` alone makes accelerate wait for them (``accelerate/state.py: PartialState.__init__``).
 
     Args:
-        is_placed: This machine knows its place among several, of which each has one such process.
+        is_placed: Whether this is the only such process of one of several machines.
 
     Raises:
-        UsageError: torchrun, accelerate or MPI started this process, or it has what they say.
+        UsageError: torchrun, accelerate or MPI started this process, or their variables are set.
     """
     sizes = [os.environ.get(name, "") for name in _WORLD_SIZES]
     is_one_of_several = any(size.isdigit() and int(size) > 1 for size in sizes) and not is_placed
@@ -203,5 +203,5 @@ def check_launch(*, is_placed: bool = False) -> None:
 
 
 def no_model() -> UsageError:
-    """Returns what is said where nothing names a model."""
+    """Returns the error for a request that names no model."""
     return UsageError("No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder.")

@@ -1,4 +1,4 @@
-"""Suggests where a run would fit that does not fit here: a larger card, more of these, or another method."""
+"""Suggests where a run that does not fit here would fit: on a larger card, on more cards, or with another method."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """The owners of memory that FSDP divides among its cards."""
 
 MORE = (2, 4, 8)
-"""Times as many cards as are looked at; a machine holds up to eight."""
+"""Multiples of the number of cards that are tried; a machine holds up to eight."""
 MOST_CARDS = 8
 
 Shared = Callable[[Knobs, int], Estimate | None]
-"""Rehearses settings on so many cards that share the model; None where that is refused."""
+"""Rehearses settings on this many cards that share the model; None if that is refused."""
 
 
 def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None)
 
 
 def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> Iterator[str]:
-    """Finds the fewest that hold it under FSDP2, by what is divided, confirmed by a rehearsal."""
+    """Finds the fewest cards that hold the run under FSDP2: by the bytes that are divided, confirmed by a rehearsal."""
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
     whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
     # What waits on the host to save bytes need not, where shards save them.
@@ -79,15 +79,15 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
 
 
 def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
-    """The smallest cards of the catalog that would hold it, smallest first, the fastest of each size.
+    """Returns the smallest cards of the catalog that would hold the run, smallest first, the fastest of each size.
 
-    A card without bfloat16 computes otherwise, so none is named for a run on one that has it, and the reverse.
+    Cards with and without bfloat16 compute differently, so only cards like this one are named.
     """
     job, sleep = rehearsals.job, estimate.vllm_sleep
     halves = lacks_bf16(rehearsals.hardware.capability)
 
     def needed_bytes(card: Hardware) -> int:
-        """Adds what a colocated engine takes, which asks for a share of the card."""
+        """Returns the bytes needed on a card, with a colocated vLLM engine, whose part is a share of the card."""
         share_bytes = vllm_share_bytes(job, card)
         if sleep is None:
             return card.non_torch_bytes + estimate.reserved.peak_reserved_bytes + share_bytes

@@ -122,7 +122,7 @@ def _host(argument: Callable[[str], Any]) -> str:
 
 
 def _on(server: VllmServer, facts: ModelFacts, gpus: int) -> VllmServer:
-    """Divides it among so many GPUs: each holds its part of the weights, and whole heads of keys and values."""
+    """Divides the server among ``gpus``: each holds its part of the weights, and whole heads of keys and values."""
     weights = None if facts.parameters is None or facts.is_quantized else facts.parameters * _HALF_BYTES // gpus
     token = None
     if facts.kv_heads is not None and facts.kv_head_elements is not None:

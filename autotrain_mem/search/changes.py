@@ -80,7 +80,7 @@ def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:
 
 
 def _value(row: LeverRow, knobs: Knobs) -> Any:
-    """The knob's value; ``8 x 1`` (rows x accumulation steps) for the micro-batch."""
+    """Returns the knob's value; ``8 x 1`` (rows x accumulation steps) for the micro-batch."""
     values = [getattr(knobs, name) for name in row.knobs]
     return " x ".join(map(str, values)) if row.name == MICRO_BATCH else values[0]
 

@@ -133,7 +133,7 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
 
 
 def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
-    """Args: ``unit`` divides every size that would do."""
+    """Raises BatchSplitError if groups do not divide the completions; ``unit`` divides every size that would do."""
     if completions % group == 0:
         return
     groups = nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)
@@ -146,7 +146,7 @@ def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
 
 
 def _check_evaluated_groups(job: Job, knobs: Knobs) -> None:
-    """An evaluated batch, which all processes make up together, holds whole groups too."""
+    """Raises BatchSplitError if groups do not divide an evaluated batch, which all processes make up together."""
     group, rows = job.arguments.get(EVALUATED_GROUP) or knobs.num_generations or 1, knobs.per_device_eval_batch_size
     together = 0 if rows is None else rows * knobs.processes
     if not job.is_evaluated or rows is None or together % group == 0:
@@ -166,7 +166,7 @@ def multiples(unit: int, near: int) -> list[int]:
 
 
 def nearest(numbers: list[int], to: int) -> list[int]:
-    """Picks as many as a user reads, in their order."""
+    """Returns the nearest few numbers, in ascending order."""
     return sorted(sorted(numbers, key=lambda number: abs(number - to))[:NAMED_AT_MOST])
 
 

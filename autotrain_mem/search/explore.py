@@ -74,7 +74,7 @@ def best_of(
 
 
 def _nearly_fits(estimate: Estimate) -> bool:
-    """Returns whether copies with few layers may be wrong that a point does not fit."""
+    """Returns whether a point is so little too large that its copies with few layers may be wrong."""
     return not estimate.fits and estimate.required_bytes <= estimate.budget_bytes * LEEWAY
 
 
@@ -98,7 +98,7 @@ def _around(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
 
 
 def _demand(knobs: Knobs) -> tuple[int, float]:
-    """Grows along a line."""
+    """Returns a key that grows along a line: rows, then length."""
     return knobs.per_device_train_batch_size, float("inf") if knobs.max_length is None else knobs.max_length
 
 
@@ -157,7 +157,7 @@ def fits_at_once(level: Level, memo: Memo) -> bool:
 
 
 def surely_fits(memo: Memo, knobs: Knobs) -> bool:
-    """A level is not given up for a few bytes on a copy with few layers."""
+    """Returns whether a point fits; a near miss on copies with few layers is rehearsed on the whole model."""
     if _nearly_fits(memo(knobs)):
         memo.ask([knobs], whole=True)
     return memo(knobs).fits
@@ -229,6 +229,6 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
 
 
 def at(setting: Knobs, point: Knobs) -> Knobs:
-    """A setting with the batches and checkpointing of another point; its processes share the model as they did."""
+    """Returns a setting with the batches and checkpointing of another point; its own sharding stays."""
     free = (name for lever in FREE for name in LEVERS[lever].knobs)
     return replace(setting, **{name: getattr(point, name) for name in free})

@@ -206,7 +206,8 @@ class _Points:
         alone, static = self(low), static_bytes(self(low)) + self(low).outside_bytes
 
         def needs(index: int) -> float:
-            """Of one point alone, what is neither model nor optimizer state grows as the value does, and more of it."""
+            """Returns the bytes guessed at a value. From one point alone, what is neither model nor optimizer state is
+            taken to grow faster than the value (``STEEPER``)."""
             if not lines:
                 return static + STEEPER * (alone.required_bytes - static) * values[index] / values[low]
             shares = [(start, end, (values[index] - first) / span) for start, end, first, span in lines]

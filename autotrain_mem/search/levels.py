@@ -204,7 +204,7 @@ class Level:
 
     @property
     def most(self) -> Knobs:
-        """Returns the point with fewest levers and most rows; of several processes that with the smallest shards."""
+        """Returns the point with fewest levers and most rows; with several processes, also with the smallest shards."""
         gentlest = least_shared(self.space, self.settings[0])
         return line(self.space, gentlest, checkpointing=checkpointing_choices(self.space)[0])[-1]
 
@@ -216,12 +216,12 @@ class Level:
 
     @property
     def at_once(self) -> Knobs:
-        """Returns the same point in one micro-batch: more activations, and no gradients until its backward pass."""
+        """Returns the same point in one micro-batch: more activations, and no gradients before the backward pass."""
         return self._shortest(self._least_line[-1])
 
     @property
     def floors(self) -> tuple[Knobs, Knobs]:
-        """Returns both; one of them needs the least memory of the level."""
+        """Returns :attr:`least` and :attr:`at_once`; one of them needs the least memory of the level."""
         return self.least, self.at_once
 
     @property
@@ -346,7 +346,7 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
     chosen = replace(setting, gradient_checkpointing=checkpointing)
 
     def at_rows(rows: int) -> Knobs:
-        """The other batches follow the micro-batch where they may."""
+        """Returns the setting at these rows; the other batches follow the micro-batch if they may."""
         levers = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
         following = [name for lever in levers for name in _following(space, lever)]
         return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})
@@ -355,7 +355,7 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
 
 
 def _following(space: Space, lever: str) -> tuple[str, ...]:
-    """The lever's knobs, where the job has them and they may move."""
+    """Returns the lever's knobs that the job has and that may move."""
     row = LEVERS[lever]
     return tuple(name for name in row.knobs if allowed(row, space) and getattr(space.base, name) is not None)
 

@@ -1,4 +1,4 @@
-"""Remembers every rehearsal, so that each is made once, and what of a line and of those like it was rehearsed."""
+"""Remembers every rehearsal, so that none is made twice, and what was rehearsed of similar lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
 
 OnAttempt = Callable[[Candidate], None]
-"""Is called with every configuration that has been rehearsed."""
+"""Called with every configuration that has been rehearsed."""
 
 
 class Predictor(Protocol):
-    """Answers the planner's questions, and alone knows the job, the device and the workers."""
+    """Answers the planner's questions; only it sees the job, the device and the workers."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
         """Returns what these points need, 1 to 20 seconds each, on the ``whole`` model or copies with fewer layers."""
@@ -38,14 +38,14 @@ class Predictor(Protocol):
         """Tokens per second of a point with another micro-batch, more levers that only slow it, or another sharding."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
-        """Returns what a run would fit, each in a few words: ``rehearsed``, which takes seconds, or computed."""
+        """Returns what a run would fit, each in a few words; ``rehearsed``, which takes seconds, or else computed."""
 
 
 class Memo:
     """Caches a predictor's answers and keeps what was asked, in order.
 
-    ``expandable_segments`` costs nothing and needs no other rehearsal, so it is no question of its own: where the job
-    allows it, it is on where it makes the difference, or where nothing else would.
+    ``expandable_segments`` costs nothing and needs no rehearsal of its own. If the job allows it, it is on for a point
+    that does not fit without it and needs less with it.
     """
 
     def __init__(self, space: Space, predictor: Predictor, on_attempt: OnAttempt = lambda attempt: None) -> None:
@@ -58,12 +58,12 @@ class Memo:
         self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}
 
     def __call__(self, knobs: Knobs) -> Estimate:
-        """Returns what a point needs; rehearsed if it was not yet."""
+        """Returns what a point needs; rehearses it if necessary."""
         self.ask([knobs])
         return self._estimates[knobs.growing(False)]
 
     def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
-        """Rehearses those of the points that are not known, all at once."""
+        """Rehearses those of the points that are not known yet, in one call."""
         asked = [knobs for knobs in dict.fromkeys(map(self._native, points)) if not self._is_known(knobs, whole)]
         if not asked:
             return
@@ -74,7 +74,7 @@ class Memo:
             self._on_attempt(self._attempts[-1])
 
     def foresee(self, knobs: Knobs) -> None:
-        """Starts rehearsing the whole model of a point that is going to be asked for, while others are asked."""
+        """Starts rehearsing the whole model of a point that will be asked for, while others are asked."""
         native = self._native(knobs)
         if not self._is_known(native, whole=True):
             self.predictor.foresee(native)
@@ -86,19 +86,19 @@ class Memo:
             self._estimates[knobs.growing(False)] = self._expanded(self.predictor.over_steps(estimate))
 
     def known(self, points: Sequence[Knobs]) -> list[Estimate]:
-        """Returns what has been rehearsed of these."""
+        """Returns the estimates of those of the points that were rehearsed."""
         found = (self._estimates.get(knobs.growing(False)) for knobs in points)
         return [estimate for estimate in found if estimate is not None]
 
     def speed(self, known: Estimate, knobs: Knobs) -> float:
-        """Tokens per second at a point that was not rehearsed, by the work of one that was."""
+        """Returns the tokens per second of a point that was not rehearsed, by the work of one that was."""
         key = (known.knobs, known.memory.rehearsed_layers, knobs)
         if key not in self._speeds:
             self._speeds[key] = self.predictor.tokens_per_second(known, knobs)
         return self._speeds[key]
 
     def weights_exceed(self, knobs: Knobs) -> bool:
-        """Returns whether the same weights exceeded the budget as they were loaded: nothing makes that fit."""
+        """Returns whether loading the same weights exceeded the budget: no setting makes that fit."""
         return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
 
     def of_each_weights(self, points: Sequence[Knobs]) -> list[Knobs]:
@@ -110,12 +110,12 @@ class Memo:
 
     @property
     def any_weights_exceed(self) -> bool:
-        """Returns whether that is so of weights of any kind."""
+        """Returns whether loading any kind of weights exceeded the budget."""
         return any(map(_is_beyond_loading, self.estimates))
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """Returns what is known."""
+        """Returns all estimates so far."""
         return tuple(self._estimates.values())
 
     @property
@@ -137,7 +137,7 @@ class Memo:
 
 
 def _is_beyond_loading(estimate: Estimate) -> bool:
-    """Returns whether a model alone is too large, without its first batch, which may hold images."""
+    """Returns whether the loaded model alone is too large, without its first batch, which may hold images."""
     memory = estimate.memory
     loaded_bytes = memory.phases.get(Phase.LOAD, 0) - memory.owners_at_peak.get(Owner.OTHER, 0)
     return loaded_bytes + estimate.outside_bytes > estimate.budget_bytes
@@ -146,13 +146,13 @@ def _is_beyond_loading(estimate: Estimate) -> bool:
 _weights = attrgetter(
     *("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant", "sharding", "dp_replicate_size", "fsdp_offload_params")
 )
-"""Reads what decides the weights' bytes: with LoRA a reference model may be left out, and so counts."""
+"""Reads the knobs that decide the weights' bytes; LoRA is one, since it may make a reference model unnecessary."""
 
 
 def candidate(
     estimate: Estimate, *, level: str = "", beside: Estimate | None = None, would_fit: tuple[str, ...] = ()
 ) -> Candidate:
-    """Keeps the figures of an estimate: of a rehearsal, or of what a level offers beside the plan that was chosen."""
+    """Keeps the figures of an estimate: of a rehearsal, or of a level's offer beside the chosen plan."""
     ratio = None
     if beside is not None and beside.tokens_per_second and estimate.fits:
         ratio = estimate.tokens_per_second / beside.tokens_per_second
@@ -169,32 +169,32 @@ def candidate(
 
 
 HALF_BITS = 16
-"""Bits of a weight of a base that is not quantized: half precision, or more."""
+"""Bits per weight of a base that is not quantized: half precision, or more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineHistory:
-    """A line, and what was rehearsed of it and of those that differ from it in levers that save bytes alone.
+    """Holds what was rehearsed of a line, and of lines that differ from it only in levers that save bytes.
 
-    Example: of the line with recomputation, ``gentler`` is what is known of the same setting without, and ``harder``
-    what is known of it with activations offloaded too.
+    Example: for a line with recomputation, ``gentler`` holds the estimates of the same setting without it, and
+    ``harder`` those with activations offloaded too.
     """
 
     line: Line
     known: Sequence[Estimate]
     gentler: Sequence[Sequence[Estimate]]
-    """What is known of each line with fewer such levers, which needs more and is faster; and of each that has no more
-    of them and shares the model among processes in another way. What is most like this line comes last."""
+    """Estimates of each line with fewer such levers, which needs more and is faster; and of each with no more of them
+    that shares the model in another way. The most similar line comes last."""
     harder: Sequence[Sequence[Estimate]]
-    """The same of each line with more of them, which needs less."""
+    """Estimates of each line with more of them, which needs less."""
     shared_harder: Sequence[Sequence[Estimate]]
-    """The same of each line with more of them that shares the model in another way."""
+    """Estimates of each line with more of them that shares the model in another way."""
     heavier: Sequence[Sequence[Estimate]]
-    """What is known of each line with the same adapter on a base of more bits, which needs no less beside it."""
+    """Estimates of each line with the same adapter on a base of more bits, which needs no less."""
 
 
 def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[LineHistory]:
-    """Returns what is known for each of the lines, from these and from all others that were looked at."""
+    """Returns the history of each line, from all lines looked at."""
     rehearsed = [(other[0], known) for other in among if (known := memo.known(other))]
 
     def history(line: Line) -> LineHistory:
@@ -210,9 +210,10 @@ def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Lin
 
 @lru_cache(maxsize=65536)  # pairs of lines, each of which is compared again in every turn of a search
 def _relations(one: Knobs, other: Knobs) -> tuple[str, ...]:
-    """Names the fields of a line's :class:`LineHistory` that what is known of another line belongs to.
+    """Names the fields of a line's :class:`LineHistory` to which another line's estimates belong.
 
-    Lines with the same levers and other shards are gentler than each other: what shards change is computed both ways.
+    Lines with the same levers and other shardings are each other's ``gentler``: the shards' effect is computed both
+    ways.
     """
     levers, others = saving_levers(one), saving_levers(other)
     names = []
@@ -238,7 +239,7 @@ _others = attrgetter("use_peft", "lora_r", "dtype", "base_bits", "use_bnb_nested
 
 
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:
-    """Returns what lines of one setting have in common, whichever levers that save bytes alone they have."""
+    """Returns what lines of one setting have in common, without the levers that only save bytes."""
     row = LEVERS[EIGHT_BIT]
     (name,) = row.knobs
     value = getattr(knobs, name)
@@ -247,6 +248,6 @@ def _otherwise(knobs: Knobs) -> tuple[object, ...]:
 
 @lru_cache(maxsize=65536)
 def saving_levers(knobs: Knobs) -> frozenset[str]:
-    """The levers of a point that take bytes away and make no step faster."""
+    """Returns the levers of a point that save bytes and make no step faster."""
     rounded = {EIGHT_BIT} if is_pulled(LEVERS[EIGHT_BIT], knobs) else set()
     return frozenset(name for name in SLOWING if getattr(knobs, name)) | rounded

@@ -1,4 +1,4 @@
-"""Says, when nothing allowed fits, what is missing, and the nearest settings that would do."""
+"""Reports, if nothing allowed fits, what is missing, and the nearest settings that fit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _PHASES = {
 }
 
 FOLLOWING = {EVALUATED_ROWS: "eval_batch", "local_rollout_forward_batch_size": "rollout_batch"}
-"""Batches that follow the micro-batch, and must be told where the job keeps them from it -> their levers."""
+"""Batches that follow the micro-batch -> their levers. A suggestion names them if the job keeps them from following."""
 
 LENGTH_TURNS = 3
-"""Guesses at a length for a suggestion: close to the longest is near enough, and an error should come soon."""
+"""Guesses at a length for a suggestion: one near the longest is good enough, and an error should come soon."""
 
 
 def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
-    """The error for a search that came back empty-handed; rehearses a few points more to find a way out."""
+    """Returns the error for a search that found nothing; rehearses a few more points to find a way out."""
     # Finds what needs least of all that is allowed; of those that need the same, the one that demands least.
     # Levels whose weights alone are beyond the card were passed over without a rehearsal.
     memo.ask([strongest([level for level in levels(space) if not level.lengths]).least])
@@ -62,7 +62,7 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
 
 
 def confirmed(space: Space, memo: Memo) -> Estimate | None:
-    """The nearest, rehearsed on the whole model; each turn rehearses one point whole that was not."""
+    """Returns the nearest settings, rehearsed on the whole model; each turn does so for one point."""
     asked: set[Knobs] = set()
     fitting = nearest(space, memo)
     while fitting is not None and fitting.knobs not in asked:
@@ -73,9 +73,9 @@ def confirmed(space: Space, memo: Memo) -> Estimate | None:
 
 
 def nearest(space: Space, memo: Memo) -> Estimate | None:
-    """Finds the settings of least harm that fit once pins and limits give way, and as few of these as possible.
+    """Finds the settings of least harm that fit if pins and limits are lifted, and lifts as few of these as possible.
 
-    Each level is first asked with everything given way, so that one rehearsal settles it. None when no level fits.
+    Each level is first asked with all of them lifted, so that one rehearsal settles it. None if no level fits.
     """
     # The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
     # Offloading is among a level's settings, and sharding goes with some of them: their limits go with the first step.
@@ -137,7 +137,7 @@ def suggestion(space: Space, knobs: Knobs) -> str:
 
 
 def needs_line(least: Estimate) -> str:
-    """The parts add up to the whole: what is alive at the peak, what the allocator holds beside, what it never sees."""
+    """Returns the line that splits the required bytes: tensors at the peak, the cache, and bytes outside torch."""
     memory = least.memory
     parts = {owner.value.replace("_", " "): size for owner, size in memory.owners_at_peak.items()}
     parts |= {"cached": least.cached_bytes, "outside torch": least.hardware.non_torch_bytes}

@@ -1,4 +1,4 @@
-"""Climb the levels of harm until one holds a plan, and take the fastest of that level."""
+"""Climbs the levels of harm until one holds a plan, and takes the fastest of that level."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotrain_mem.types.gpu_comparison import LargestValue
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """Settings that were rehearsed and fit, what they change, and everything that was tried."""
+    """Holds settings that were rehearsed and fit, what they change, and everything that was tried."""
 
     level: str
     estimate: Estimate
@@ -30,7 +30,7 @@ class SearchResult:
     alternatives: tuple[Candidate, ...]
     """Points of gentler levels that do not fit or are too slow, and of the next one, least harm first."""
     most: LargestValue | None = None
-    """Where as much as fits of one thing was asked for."""
+    """The largest value that fits, if one was asked for."""
 
 
 class Limits(Protocol):
@@ -40,7 +40,7 @@ class Limits(Protocol):
         """Returns whether a plan that fits may be taken."""
 
     def broken(self, fitting: Sequence[Estimate]) -> PlanError:
-        """Returns the error for a search in which this much fits, and none of it may be taken."""
+        """Returns the error for a search in which these fit, but none may be taken."""
 
 
 def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:
@@ -80,9 +80,9 @@ class _Climb:
     limits: Limits | None
     levels: tuple[Level, ...]
     too_large: Mapping[str, Knobs] = field(default_factory=dict)
-    """Level -> the point of it that needs least, which is too large by the number of parameters alone."""
+    """Level -> its point that needs least, which is too large by the number of parameters alone."""
     passed: dict[str, Estimate] = field(default_factory=dict)
-    """Level -> its best, which is too slow or keeps no limit, or the least that it needs."""
+    """Level -> its best plan, which is too slow or breaks a limit; or else the least that it needs."""
 
     def plan(self) -> SearchResult | None:
         passed, keeps = self.passed, self._keeps
@@ -113,18 +113,18 @@ class _Climb:
         return self.limits is None or self.limits.keeps(estimate)
 
     def _floors(self, before: tuple[Level, ...]) -> dict[str, Estimate]:
-        """Finds what the levels that hold no plan need at least; not of those where no rehearsal was needed to know."""
+        """Finds the least that each level without a plan needs, among those that were rehearsed."""
         floors = [(level.name, self.memo.known(level.floors)) for level in before if level.name not in self.passed]
         least = {name: min(known, key=lambda each: each.required_bytes) for name, known in floors if known}
         return {name: floor for name, floor in least.items() if not floor.fits}
 
     def _is_compared(self, level: Level, best: Estimate) -> bool:
-        """Returns whether the next level is looked at beside a choice: not of DDP, where nothing is passed over for its
-        speed. Shards are gathered for each layer, and for each token that is sampled."""
+        """Returns whether to compare a choice with the next level. DDP is not: it is never passed over for its speed,
+        while shards are gathered for each layer, and for each sampled token."""
         return level.offloads or self.space.base.processes == 1 or best.knobs.is_sharded
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:
-        """Asks for the points that a choice is compared with, while it is confirmed."""
+        """Rehearses the points that a choice is compared with, while it is confirmed."""
         memo = self.memo
         larger = [self.too_large[each.name] for each in before if each.name in self.too_large]
         memo.ask(memo.of_each_weights(larger))
@@ -133,8 +133,8 @@ class _Climb:
             self._next_level(after)
 
     def _faster_by_now(self, before: tuple[Level, ...], best: Estimate) -> tuple[str, Estimate] | None:
-        """Finds the plan of a level that was passed over for its speed, where later rehearsals show a faster one: of
-        several processes the search of a later level meets points of earlier ones that looked worse from there."""
+        """Finds the plan of a level that was passed over for its speed, if later rehearsals show a faster one: with
+        several processes, later levels rehearse points of earlier ones that had looked worse."""
         for level in before:
             if level.name in self.passed and self.passed[level.name].fits:
                 again = best_of(level, self.memo)
@@ -143,14 +143,14 @@ class _Climb:
         return None
 
     def _next_level(self, further: tuple[Level, ...]) -> dict[str, Estimate]:
-        """The fastest plan of the next level that gives up more, if there is one, but for what is done only to fit."""
+        """Returns the fastest plan of the next level that gives up more, if any, except levels used only to fit."""
         for level in takewhile(lambda level: level.harm is not Harm.DATA and not level.loses, further):
             if not level.offloads and (best := best_of(level, self.memo, confirmed=False)):
                 return {level.name: best}
         return {}
 
     def _found(self, level: str, estimate: Estimate, following: Mapping[str, Estimate]) -> SearchResult:
-        """Holds a choice with the levels around it; but a plan that does more harm and gains nothing by it."""
+        """Returns a choice with the levels around it, without those that do more harm and gain no speed."""
         is_timed = bool(estimate.tokens_per_second)
         faster = {name: each for name, each in following.items() if not is_timed or slowdown(estimate, each) > 1 + TIE}
         beside = {**self.passed, **faster}

@@ -1,4 +1,4 @@
-"""Describes how several processes may share a model, or the tokens of a row, and what of it each one then holds."""
+"""Describes how several processes may share a model, or the tokens of a row, and what each then holds."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
 
 FASTEST_FIRST: tuple[Sharding, ...] = ("ddp", "fsdp2-no-reshard", "fsdp2", "hsdp")
-"""What a search tries, in the order in which of equals the first is taken. DeepSpeed is the user's to ask for."""
+"""Shardings that a search tries; of equally fast ones the first is taken. DeepSpeed is used only if the user asks."""
 
 WITH_SHARED_TOKENS: tuple[Sharding, ...] = ("fsdp2-no-reshard", "fsdp2")
-"""What goes with context parallelism: torch has it in FSDP2 only, and copies of shards beside it are not rehearsed."""
+"""Shardings that go with context parallelism: torch has it in FSDP2 only, and HSDP beside it is not rehearsed."""
 
 LEAST_FIRST: tuple[Sharding | None, ...] = (
     *("fsdp2", "zero3", "hsdp", "fsdp2-no-reshard", "zero2", "zero1", "ddp", None),
 )
-"""Shardings by what a process holds, the least first."""
+"""Shardings by the bytes that a process holds, fewest first."""
 
 SAVES: dict[Sharding | None, frozenset[str]] = {
     "fsdp2-no-reshard": frozenset({"shards", "all nodes"}),
     "hsdp": frozenset({"shards", "reshards"}),
     "fsdp2": frozenset({"shards", "reshards", "all nodes"}),
 }
-"""What of a device's bytes each saves by; whatever is a subset of another needs more."""
+"""What each sharding saves on a device; one that saves a subset of another's needs more."""
 
 
 def shardings(space: Space) -> tuple[Sharding | None, ...]:
-    """The ways that this job's processes may share its model, the fastest first of equals."""
+    """Returns the ways in which this job's processes may share its model; of equals, the fastest first."""
     row = LEVERS[SHARDING]
     suits = row.suits(METHODS[space.method])
     is_fixed = not space.pinned.isdisjoint(row.knobs) or row.name in space.forbid or not suits
@@ -47,7 +47,7 @@ def shardings(space: Space) -> tuple[Sharding | None, ...]:
 
 
 def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
-    """The setting in every way of sharing that goes with it; empty where none does."""
+    """Returns the setting in every way of sharing that goes with it; empty if none does."""
     if not space.base.has_group:
         return (setting,)
     groups = space.base.dp_replicate_size or space.nodes  # of HSDP: each node has a whole set of shards
@@ -57,8 +57,8 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
     ]
 
     def goes_together(way: Knobs) -> bool:
-        """Half the weights of what is trained is none under FSDP: with mixed precision accelerate makes trained
-        parameters float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
+        """Returns whether the setting can be sharded. FSDP does not halve trained weights: with mixed precision
+        accelerate makes trained parameters float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
         is_cast = way.is_sharded and not way.zero_stage
         if is_cast and not way.use_peft and way.dtype != space.base.dtype:
             return False
@@ -71,14 +71,14 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
 
 
 def least_shared(space: Space, setting: Knobs) -> Knobs:
-    """The way of sharing in which a process needs least."""
+    """Returns the way of sharing in which a process needs least."""
     return min(shared(space, setting), key=lambda way: LEAST_FIRST.index(way.sharding))
 
 
 LONG_ROW_TOKENS = 32768
-"""The tokens of a row from which a plan without harm may share tokens. With checkpointing a row of 32,768 keeps 8.6 GB
-of an 8B model's activations (32 layers x 4096 x 2 bytes a token): shorter ones mostly fit by that, and GPUs that share
-none are faster."""
+"""Rows from this length on may share tokens in a plan without harm. With checkpointing a row of 32,768 tokens keeps 8.6
+GB of an 8B model's activations (32 layers x 4096 x 2 bytes a token). Shorter rows mostly fit with checkpointing, and
+are faster unshared."""
 
 NOT_WITH: dict[str, tuple[str, str]] = {
     "packing": ("the mask that keeps packed rows apart is dropped", "--packing false"),
@@ -89,7 +89,7 @@ NOT_WITH: dict[str, tuple[str, str]] = {
     "fp16": ("float16's scaler beside it is not rehearsed yet", "--bf16"),
     "assistant_only_loss": ("it is not rehearsed beside shared tokens yet", "--assistant_only_loss false"),
 }
-"""Argument -> why it does not go with shared tokens, and what does."""
+"""Argument -> why it does not go with shared tokens, and the flag that does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,17 +99,17 @@ class SharedTokens:
     name: str
     """The knob that sets their number."""
     shardings: tuple[Sharding, ...]
-    """What it goes with; the last divides most."""
+    """Shardings that it goes with; the last divides most."""
     owner: str
-    """Why nothing else."""
+    """Why no other sharding goes."""
     attention: str
-    """A pattern of values of ``attn_implementation``."""
+    """Pattern of the ``attn_implementation`` values that it goes with."""
     attends: str
-    """Why no other."""
+    """Why no other attention goes."""
     in_half_precision: bool
-    """Runs kernels of half precision alone, from compute capability 8.0 (``rehearsal.cuda.attention_kernels``)."""
+    """Whether its kernels need half precision, from compute capability 8.0 (``rehearsal.cuda.attention_kernels``)."""
     parts: int
-    """Into how many parts a row is cut for each process."""
+    """Number of parts of a row for each process."""
 
 
 WAYS = {
@@ -139,14 +139,14 @@ WAYS = {
 
 
 def way_of(job: Job) -> SharedTokens:
-    """Returns the way that goes with the user's sharding; torch's where none is given."""
+    """Returns the way that goes with the user's sharding; torch's if none is given."""
     return WAYS[SHARED_SEQUENCE if job.arguments.get("sharding") in ZEROS else SHARED_TOKENS]
 
 
 def degrees(space: Space, job: Job) -> tuple[int, ...]:
-    """Lists by how many GPUs a row may be shared, fewest first: 2, 4 and 8 of 8; none where it is not to be tried.
+    """Lists by how many GPUs a row may be shared, fewest first: 2, 4 and 8 of 8; none if it is not to be tried.
 
-    Rows must be long, the model's layers attend to all that came before, and nothing that the user said forbid it.
+    Rows must be long, the model's layers must attend to all earlier tokens, and no argument of the user may forbid it.
     """
     given, way = job.arguments, way_of(job)
     is_said = not space.pinned.isdisjoint((*SHARE_TOKENS, "dp_replicate_size")) or way.name in space.forbid

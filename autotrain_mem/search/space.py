@@ -1,4 +1,4 @@
-"""Holds what the search may move: the settings asked for, what is pinned, and how the effective batch may be split.
+"""Holds what the search may move: the settings asked for, the pins, and the ways to split the effective batch.
 
 Lengths are tokens, batch sizes are rows; a micro-batch is one device's, the effective batch that of all.
 """
@@ -20,19 +20,19 @@ from autotrain_mem.types.hardware import Capability, lacks_bf16
 from autotrain_mem.types.model import ModelFacts
 
 UNKNOWN_ROW_TOKENS = 1024
-"""TRL 1.12's default ``max_length`` (``SFTConfig``), taken where neither rows nor model say how long a row gets. It
-only ranks plans and guides the search; what fits is always rehearsed."""
+"""TRL 1.12's default ``max_length`` (``SFTConfig``), used if neither rows nor model limit a row. It only ranks plans
+and guides the search; whether a plan fits is always rehearsed."""
 
 
 WHOLE_ONLY = ("save_only_model",)
-"""Arguments that do not go with shards (``checks.sharding: REFUSED``), beside those that are knobs."""
+"""Arguments that do not go with shards (``checks.sharding: REFUSED``), besides knobs."""
 SAYS_SHARING = "deepspeed"
-"""A config of DeepSpeed's own, which says how the model is divided: nothing else can be tried beside it."""
+"""The user's DeepSpeed config, which sets how the model is divided: the search tries no other way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """Holds everything the search needs to know of a job.
+    """Holds everything the search needs of a job.
 
     Example: TRL's defaults and ``--effective_batch_size 12`` give ``base`` 6 x 2 (the largest divisor of 12 that is
     not above TRL's 8), and 12 x 1, 6 x 2, 4 x 3, 3 x 4, 2 x 6 and 1 x 12 as the splits to choose from.
@@ -48,28 +48,28 @@ class Space:
     forbid: frozenset[str] = frozenset()
     context_length: int | None = None
     is_quantized: bool = False
-    """The checkpoint is quantized already."""
+    """Whether the checkpoint is already quantized."""
     longest: int | None = None
-    """Tokens of the longest row, when the dataset was read; of the longest prompt, in online methods."""
+    """Tokens of the longest row if the dataset was read; in online methods, of the longest prompt."""
     least_length: int = 0
-    """Tokens below which ``max_length`` may not go (``DataProfile.least_length``)."""
+    """The least ``max_length`` allowed, in tokens (``DataProfile.least_length``)."""
     rows_allowed: tuple[int, ...] | None = None
-    """Micro-batches to choose from, largest first, where the trainer does not take all divisors."""
+    """Micro-batches to choose from, largest first, if the trainer does not take all divisors."""
     max_slowdown: float = MAX_SLOWDOWN
-    """A plan that takes so many times as long as the best of the next level is not taken by itself."""
+    """A plan is skipped if it is this many times slower than the best plan of the next level."""
     method: str = "sft"
     nodes: int = 1
     """The number of machines; processes are spread evenly over them."""
     may_shard: bool = True
-    """Nothing that the user gave forbids to divide the model among processes (``checks.sharding``), or says how."""
+    """Whether the search may divide the model: no argument forbids it (``checks.sharding``), or sets how."""
     shares_tokens: bool = False
-    """The model's layers are such that several processes can share the tokens of a row."""
+    """Whether the model's layers allow several processes to share the tokens of a row."""
     model: str = "the model"
-    """Name for messages."""
+    """The model's name in messages."""
     adapter: Adapter | None = None
-    """What comes with LoRA where the plan turns it on; None where the user did."""
+    """Settings that come with LoRA if the plan turns it on; None if the user did."""
     checkpoint_dtype: str | None = None
-    """The dtype of the saved weights; None where that is not known."""
+    """The dtype of the saved weights; None if unknown."""
 
     @property
     def share(self) -> int:
@@ -77,7 +77,7 @@ class Space:
         return self.effective_batch_size // self.base.data_parallel_size
 
     def row_tokens(self, knobs: Knobs) -> int:
-        """Returns the longest that a row can be, in tokens: packed rows are full, prompts have a completion."""
+        """Returns the tokens of the longest possible row: packed rows are full, prompts have a completion."""
         if self.base.completion_length:
             return (self.longest or UNKNOWN_ROW_TOKENS) + self.base.completion_length
         longest = self.longest if self.base.pads_rows else None
@@ -85,7 +85,7 @@ class Space:
         return min(known, default=UNKNOWN_ROW_TOKENS)
 
     def micro_batch_tokens(self, knobs: Knobs) -> int:
-        """Tokens of one micro-batch, to which activations are proportional."""
+        """Returns the tokens of one micro-batch, to which activations are proportional."""
         return knobs.per_device_train_batch_size * self.row_tokens(knobs)
 
 
@@ -98,20 +98,20 @@ so that a finer grid buys little; below 256 a step of 64 would cut too much of a
 
 
 def lengths_below(longest: int, least: int) -> tuple[int, ...]:
-    """Lists the lengths of at least so many tokens that would cut a row of the longest."""
+    """Lists the lengths from ``least`` on that would cut the longest row."""
     fine, coarse = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID), range(COARSE_FROM, longest, COARSE_GRID)
     return tuple(length for length in (*fine, *coarse) if length >= least)
 
 
 def micro_batches(space: Space) -> tuple[int, ...]:
-    """Lists the rows at once to choose from, largest first; a single size as soon as rows or steps are pinned."""
+    """Lists the micro-batches to choose from, largest first; only one if rows or steps are pinned."""
     if space.pinned & {ROWS, STEPS}:
         return (space.base.per_device_train_batch_size,)
     return space.rows_allowed or tuple(divisors(space.share)[::-1])
 
 
 def with_rows(knobs: Knobs, rows: int, effective_batch_size: int | None = None) -> Knobs:
-    """Splits the effective batch, that of the knobs unless given, into micro-batches of so many rows on each device."""
+    """Splits the effective batch, by default that of the knobs, into micro-batches of ``rows`` on each device."""
     steps = (effective_batch_size or knobs.effective_batch_size) // (rows * knobs.data_parallel_size)
     if (rows, steps) == (knobs.per_device_train_batch_size, knobs.gradient_accumulation_steps):
         return knobs
@@ -127,18 +127,18 @@ def make_space(
     profile: DataProfile | None = None,
     nodes: int = 1,
 ) -> Space:
-    """The space of one job.
+    """Returns the space of one job.
 
     Args:
-        defaults: What the installed TRL would take for each knob.
-        job: The user's words; an argument given is pinned.
-        facts: Of the job's model.
-        longest: Tokens of the longest row; None when the dataset was not read.
-        profile: Of the data; None when they were not read.
+        defaults: The installed TRL's default of each knob.
+        job: The job; an argument that the user gave is pinned.
+        facts: The facts of the job's model.
+        longest: Tokens of the longest row; None if the dataset was not read.
+        profile: The data's lengths; None if they were not read.
         nodes: Machines that the processes run on.
 
     Raises:
-        UsageError: a number that is not a positive whole one; all of them in one message.
+        UsageError: numbers that are not positive whole ones, all in one message.
         BatchSplitError: the pinned sizes do not make up the effective batch.
         ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
     """
@@ -224,7 +224,7 @@ def _check_completion(knobs: Knobs, prompt: int, context_length: int | None) -> 
 
 
 def check_prompt(prompt: int, context_length: int) -> None:
-    """Raises ContextLengthError where the longest prompt leaves no token for a completion."""
+    """Raises ContextLengthError if the longest prompt leaves no token for a completion."""
     if context_length <= prompt:
         raise ContextLengthError(
             f"The longest prompt has {prompt} tokens, and the model's context is {context_length}.",
@@ -233,7 +233,7 @@ def check_prompt(prompt: int, context_length: int) -> None:
 
 
 def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
-    """Returns what the user's arguments and TRL's defaults make of the effective batch before any tuning."""
+    """Returns the micro-batch that the user's arguments and TRL's defaults give before any tuning."""
     rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.data_parallel_size
     if effective % processes:
         groups, fewer = f"{defaults.processes} GPUs", _dividing(effective, defaults.processes, nodes)
@@ -271,7 +271,7 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
 
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:
-    """Describes how many GPUs divide an effective batch, the nearest to those that do not."""
+    """Names the numbers of GPUs that divide an effective batch, nearest to the given one that does not."""
     counts, devices = divisors(effective), processes // nodes
     if nodes == 1:
         return f"--gpus {either(nearest(counts, processes))}"
@@ -286,7 +286,7 @@ HALF = ("float16", "bfloat16")
 
 
 def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: Capability) -> Knobs:
-    """Returns the base of a search in the precision of its card; unchanged where the user gave ``bf16`` or ``fp16``, or
+    """Returns the base of a search in the precision of its card; unchanged if the user gave ``bf16`` or ``fp16``, or
     pinned weights whose gradients the scaler would refuse.
 
     TRL's own default is bfloat16 everywhere (``trl/trainer/base_config.py: __post_init__``). A card before Ampere
@@ -300,12 +300,12 @@ def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: C
 
 
 def half_of(knobs: Knobs) -> str:
-    """The dtype of a frozen base in half precision: that of the layers' products, so that none is cast."""
+    """Returns the half precision of a frozen base: the dtype of the layers' products, so that no weight is cast."""
     return "float16" if knobs.fp16 else "bfloat16"
 
 
 def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
-    """Returns whether half precision is what the weights are saved in, of a model that stays frozen.
+    """Returns whether the base is frozen and saved in half precision already, so that rounding loses nothing.
 
     PEFT keeps an adapter in float32 beside such a base (``peft/tuners/tuners_utils.py: cast_adapter_dtype``); TRL makes
     that of a quantized base bfloat16 in any case (``trl/trainer/sft_trainer.py: __init__``).
@@ -314,8 +314,8 @@ def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
 
 
 def loses_updates(knobs: Knobs) -> bool:
-    """Returns whether weights are trained in bfloat16 itself and most are too large to be changed by a step of Adam,
-    which is about the learning rate. Shards have float32 copies (``search.shardings``)."""
+    """Returns whether trained weights are bfloat16 and most are too large for a step of Adam, about the learning rate,
+    to change them. Shards have float32 copies (``search.shardings``)."""
     is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
     return (
         is_half
@@ -326,6 +326,6 @@ def loses_updates(knobs: Knobs) -> bool:
 
 
 def can_scale(knobs: Knobs) -> bool:
-    """Returns whether the scaler takes the gradients of what is trained: weights in half precision have such gradients,
-    and it refuses them (``torch/amp/grad_scaler.py: _unscale_grads_``). Of an adapter all is float32."""
+    """Returns whether the scaler accepts the trained weights' gradients: it refuses those in half precision
+    (``torch/amp/grad_scaler.py: _unscale_grads_``). An adapter is all float32."""
     return not knobs.fp16 or knobs.use_peft or knobs.dtype not in HALF
