@@ -1,9 +1,9 @@
-"""Values that fake tensors cannot know, and the ones that can be known all the same.
+"""Tracks the values of fake tensors that can be known.
 
-The weights of a rehearsal are fake, its data are not: token ids, labels and masks arrive with their values, and every
-operator whose inputs are all known is computed for real beside the fake run. So loss chunks are counted, padding masks
-are recognised and boolean indices have their true sizes. What depends on the weights stays unknown and gets an answer
-that keeps the run on its usual path (a bool is False: nothing is NaN) or its largest possible size.
+The weights of a rehearsal are fake, but its data is real: token ids, labels and masks arrive with their values. An
+operator whose inputs are all known is also computed for real. So loss chunks are counted, padding masks are recognised
+and boolean indices have their true sizes. What depends on the weights stays unknown. It gets an answer that keeps the
+run on its usual path (a bool is False: nothing is NaN), or its largest possible size.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 
 LARGEST_KNOWN_ELEMENTS = 1 << 20
-"""Beyond 1 Mi elements a known value is dropped. Ids, labels and padding masks are smaller (1 Mi is 256 rows of 4096
-tokens), and trainers decide by them; an attention mask of tokens x tokens is larger, and computing with it for real
-took half of a rehearsal's time. What is made of pixels that are known, and is no larger than they are, is kept: SmolVLM
-drops the images that are black (``modeling_smolvlm.py: get_image_features``)."""
+"""A known value above 1 Mi elements is dropped, unless an input is as large. Ids, labels and padding masks, by which
+trainers decide, are smaller (1 Mi is 256 rows of 4096 tokens). An attention mask of tokens x tokens is larger, and
+computing with it for real took half of a rehearsal's time. Values made of known pixels are kept: SmolVLM drops black
+images (``modeling_smolvlm.py: get_image_features``)."""
 
 _NO_VALUE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 _SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -47,13 +47,13 @@ class Known(NamedTuple):
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The real value of a fake tensor; None when it depends on something that is not known."""
+    """Returns the real value of a fake tensor; None if it depends on something unknown."""
     known = tensor.__dict__.get("known")
     return known.value if known is not None and known.valid[0] else None
 
 
 def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Sets what a fake tensor holds, where that is decided outside of the operators (a token that is sampled)."""
+    """Sets the value of a fake tensor that no operator computes (a sampled token)."""
     tensor.__dict__["known"] = Known(value, [True])
 
 
@@ -63,7 +63,7 @@ def real_tensors() -> AbstractContextManager[None]:
 
 
 def tensors_in(items: Iterable[Any]) -> Iterable[torch.Tensor]:
-    """The tensors among arguments, those in lists and tuples too."""
+    """Yields the tensors among arguments, also those in lists and tuples."""
     for item in items:
         if isinstance(item, torch.Tensor):
             yield item
@@ -104,7 +104,7 @@ def numbers(tensor: torch.Tensor, **_: Any) -> Any:
 
 
 def tensor_of(make: Callable[..., torch.Tensor], data: Any, **options: Any) -> torch.Tensor:
-    """``torch.tensor(data)`` where ``data`` holds fake tensors of one element: it reads the numbers behind them."""
+    """Replaces ``torch.tensor(data)`` if ``data`` holds fake scalars: reads the numbers behind them."""
     return make(_numbers_in(data), **options)
 
 
@@ -115,20 +115,20 @@ def _numbers_in(data: Any) -> Any:
 
 
 class KnownValues:
-    """Executes operators on fake tensors, with known values carried along. ``run`` is a recorder's ``execute``."""
+    """Runs operators on fake tensors and keeps track of known values. ``run`` is a recorder's ``execute``."""
 
     def __init__(self, mode: QuickFakeMode) -> None:
         self._mode = mode
 
     def arrive(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Real tensors of a collated batch as fake ones on the device, their values known."""
+        """Returns a collated batch with its tensors made fake on the device, their values known."""
         return {
             name: self._fake_with_value(value) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
         }
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Executes one operator: answers what needs a value, and computes what is known."""
+        """Runs one operator: answers what needs a value, and computes what is known."""
         if operator is _SCALAR:
             return self._scalar(args[0])
         if operator is _UNSAFE_VIEW:
@@ -180,7 +180,7 @@ class KnownValues:
             fake.known = Known(value, valid if valid is not None else [True])
 
     def _forget(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An operator wrote something unknown into its mutable arguments."""
+        """Marks an operator's mutable arguments as unknown: it wrote something unknown into them."""
         for tensor in tensors_in((*written_arguments(operator, args), kwargs.get("out"))):
             if (known := tensor.__dict__.get("known")) is not None:
                 known.valid[0] = False
@@ -211,7 +211,7 @@ class KnownValues:
         return operator(*args, **kwargs)
 
     def _as_positions(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """A boolean index as the positions that it selects: all of them where it is not known."""
+        """Turns a boolean index into as many positions as it selects: all of them if its value is unknown."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         mask = known_value(index)

@@ -41,20 +41,20 @@ from autotrain_mem.trainers import host_optimizer
 
 @contextmanager
 def host_offloading(recorder: Recorder) -> Iterator[None]:
-    """TRL's ``activation_offloading`` and our ``optimizer_offload`` work on CPU tensors as they would on a GPU's.
+    """Within the block, TRL's ``activation_offloading`` and our ``optimizer_offload`` treat CPU tensors as a GPU's.
 
-    Be inside while the trainer is built as well as while it trains: TRL asks for the accelerator when it is built. The
-    recorder learns which streams blocks are born and used on.
+    Enter it before the trainer is built, since TRL asks for the accelerator then, and keep it while it trains. The
+    recorder gets the streams that blocks are allocated and used on.
     """
 
     def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
         recorder.record_stream(tensor, stream.number)
 
     def save_on_cpu(**options: Any) -> Any:
-        """torch's (``torch/autograd/graph.py``), which transformers puts around a checkpointed layer where
-        ``gradient_checkpointing_kwargs`` says ``offload`` (``transformers/modeling_utils.py:
-        _activation_checkpointing_enable``): what is saved is copied into pinned memory, and comes back on the stream
-        that computes, contiguous."""
+        """Replaces torch's (``torch/autograd/graph.py``), which transformers puts around a checkpointed layer if
+        ``gradient_checkpointing_kwargs`` has ``offload`` (``transformers/modeling_utils.py:
+        _activation_checkpointing_enable``). Saved tensors are copied into pinned memory, and come back contiguous, on
+        the compute stream."""
 
         def pack(tensor: torch.Tensor) -> _OnHost:
             packed = _OnHost(recorder.pinned, copied=waited_copy)
@@ -64,7 +64,7 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.to("cuda", non_blocking=True))
 
     def offload_activations(**options: Any) -> Any:
-        """TRL's context, which meets every saved tensor as one on a GPU."""
+        """Makes TRL's context, which sees every saved tensor as one on a GPU."""
         context = _OffloadActivations(**options)
         pack, unpack, learn = context.pack_hook, context.unpack_hook, context.update_model_params
         context.pack_hook = lambda tensor: pack(_OnDevice(tensor))
@@ -75,7 +75,7 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
         return context
 
     def on_unseen_host(work: Callable[[], None]) -> None:
-        """``host_optimizer.on_host`` where nobody watches; with fake tensors there is nothing to work on."""
+        """Replaces ``host_optimizer.on_host``: runs the work unrecorded; does nothing with fake tensors."""
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
             with torch._C._DisableTorchDispatch():
                 work()
@@ -94,7 +94,7 @@ _OffloadActivations = activation_offloading.OffloadActivations
 
 
 class _OnDevice:
-    """A tensor with everything its own but the device, and where its storage lies."""
+    """A tensor that reports a CUDA device, and a :class:`_Storage` as its storage."""
 
     device = torch.device("cuda")
 
@@ -113,17 +113,18 @@ class _OnDevice:
 
 
 class _Storage:
-    """A storage with an address that no other has had before.
+    """A storage with an address that is never reused.
 
-    By its address TRL knows a storage again that it has just offloaded, and leaves it where it is. Fake storages all
-    lie at 0, and a real one may lie where another has died, which TRL takes for the other; so may one on a GPU.
+    TRL recognises a storage that it has just offloaded by its address, and does not offload it again. Fake storages all
+    have address 0, and a real one may get the address of one that was freed, which TRL then mistakes for it; this can
+    happen on a GPU too.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
 
     def data_ptr(self) -> int:
-        """Far from its neighbours', since TRL adds the offset of a view."""
+        """Returns an address far from all others, since TRL adds a view's offset."""
         return _NUMBERS.setdefault(self._storage, next(_NUMBER)) << 64
 
     def size(self) -> Any:
@@ -139,13 +140,13 @@ def _bare(tensor: Any) -> torch.Tensor:
 
 
 class _OnHost:
-    """A tensor in pinned memory, as far as TRL uses one: filled once, brought back to the device once."""
+    """A tensor in pinned memory, with what TRL uses of one: filled once, copied back to the device once."""
 
     def __init__(self, pinned: PinnedMemory, copied: Callable[[torch.Tensor], Cost] = host_copy) -> None:
         self._pinned, self._copied = pinned, copied
 
     def copy_(self, source: Any, non_blocking: bool) -> None:
-        """Copies a contiguous tensor's values, as far as there are any."""
+        """Copies a contiguous tensor; its values only if they are known."""
         source = _bare(source)
         self._pinned.take(self, source.nbytes)
         note(self._copied(source))
@@ -156,7 +157,7 @@ class _OnHost:
                 self._values = self._values.detach().clone()
 
     def to(self, device: str, non_blocking: bool) -> torch.Tensor:
-        """A new tensor on the device."""
+        """Returns a new tensor on the device."""
         back = torch.empty(self._shape, dtype=self._dtype)
         note(self._copied(back))
         if self._values is None:
@@ -170,8 +171,8 @@ class _OnHost:
 
 
 class _Stream:
-    """A stream, or an event of one: all is done already. Memory does not depend on it, since FSDP2 and TRL keep
-    whatever is in use by a reference."""
+    """A stream, or an event of one, on which all work is already done. Memory does not depend on that, since FSDP2 and
+    TRL hold references to what is in use."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -190,7 +191,7 @@ class _Stream:
 
 
 class Streams:
-    """Replaces ``torch.cuda`` where code asks for a device's module: blocks are allocated on its streams."""
+    """Replaces ``torch.cuda`` where code asks for a device's module: allocates blocks on its streams."""
 
     Event = _Stream
 
@@ -199,7 +200,7 @@ class Streams:
         self._now = self._default = _Stream()
 
     def Stream(self, *_: Any, **__: Any) -> _Stream:  # torch's own name
-        """Makes a stream, numbered from 1 as they are made."""
+        """Makes a stream; streams are numbered from 1."""
         self._streams += 1
         return _Stream(self._streams)
 

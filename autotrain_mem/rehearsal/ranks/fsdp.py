@@ -1,7 +1,7 @@
-"""FSDP2 on CPU tensors that stand for a GPU's: its streams, its shards, and what of it lies on the device.
+"""FSDP2 on CPU tensors that stand for a GPU's: its streams, its shards, and which of its memory is on the device.
 
-It keeps every buffer that is in use by a reference, so that what is gathered ahead and what is still to be reduced
-come out by themselves, once births are on their streams (``torch/distributed/fsdp/_fully_shard/``).
+FSDP2 holds a reference to every buffer in use. So prefetched and not yet reduced buffers are recorded correctly once
+blocks are allocated on its streams (``torch/distributed/fsdp/_fully_shard/``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp
 
 @contextmanager
 def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
-    """Within the block, FSDP2 shards models as on GPUs, each over so many processes."""
+    """Within the block, FSDP2 shards models as on GPUs, each over ``shards`` processes."""
     streams = Streams(recorder)
     with ExitStack() as stack:
         for module in _MODULES:
@@ -75,9 +75,9 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
 
 
 class Chunks:
-    """A tensor in parts, of which only those are made that are asked for.
+    """A tensor in parts, each made only when asked for.
 
-    A process asks for its own and the first; torch makes those of all processes
+    A process asks for its own part and the first; torch makes those of all processes
     (``torch/distributed/fsdp/_fully_shard/_fsdp_common.py: _chunk_with_empty``).
     """
 
@@ -94,7 +94,7 @@ class Chunks:
 
 
 class Params4bit(FakeTensor):  # type: ignore[misc]  # torch is untyped to mypy here
-    """A 4-bit weight under the name by which accelerate knows it (``utils/fsdp_utils.py: fsdp2_prepare_model``)."""
+    """A 4-bit weight with the class name that accelerate looks for (``utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 
 
 def _prepare(prepare: Callable[..., Any], recorder: RankRecorder, shards: int, accelerator: Any, *args: Any) -> Any:
@@ -122,7 +122,8 @@ def _prepare(prepare: Callable[..., Any], recorder: RankRecorder, shards: int, a
 
 
 def _reset_sharded_param(reset: Callable[[Any], None], param: Any) -> None:
-    """FSDP2 tells by its address that a padded shard is still its own (``_fsdp_param.py: reset_sharded_param``)."""
+    """FSDP2 compares addresses to see if a padded shard is still its own (``_fsdp_param.py: reset_sharded_param``).
+    This compares storages, since fake tensors have no address."""
     place, own = param._module_info, param._sharded_param_data
     current = getattr(place.module, place.param_name)
     is_own = current._local_tensor.untyped_storage()._cdata == own.untyped_storage()._cdata
@@ -140,7 +141,7 @@ def _reduce_scatter(
     op: Any,
     async_op: bool = False,
 ) -> Any:
-    """gloo reduces and scatters in a copy of its own, NCCL in what it is given."""
+    """Hides gloo's copy: gloo reduces and scatters in a copy of its own, NCCL in the given buffer."""
     if recorder.collectives is not None:
         recorder.collectives.note(recorder, input_tensor, group)
     return run_unseen(reduce, recorder, comm, output_tensor, input_tensor, group, op, async_op)

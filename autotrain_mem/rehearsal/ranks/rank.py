@@ -1,4 +1,4 @@
-"""Wires all that a process of several needs beside the rules of CUDA: for a rehearsal, and for a simulated one."""
+"""Sets up what one process of several needs beside the rules of CUDA, for a rehearsal and for a simulated run."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from autotrain_mem.types import Knobs, Owner
 from autotrain_mem.types.hardware import Capability
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
-"""A rehearsal loads nothing: the shards are the same, whichever rank read the weights."""
+"""A rehearsal loads no weights: the shards are the same, whichever rank read them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RehearsedRank:
-    """Rehearses one process of several that are not there."""
+    """Rehearses one process of several, without the others."""
 
     knobs: Knobs
     config: Mapping[str, Any]
@@ -44,8 +44,8 @@ class RehearsedRank:
 
     @contextmanager
     def launched(self) -> Iterator[None]:
-        """Within the block, this process finds itself among the others, as accelerate would have launched it; nothing
-        is sent, and nobody is waited for."""
+        """Within the block, this process runs as if accelerate had launched it with the others; it sends nothing and
+        waits for none of them."""
         processes = self.knobs.processes
         environment = {
             **launch_environment(self.config),
@@ -71,7 +71,7 @@ class RehearsedRank:
 
     @property
     def _devices(self) -> int:
-        """Counts the processes of one node."""
+        """Returns the number of processes on one node."""
         return self.knobs.processes // int(self.config.get("num_machines") or 1)
 
 
@@ -93,9 +93,9 @@ def rehearsed_rank(
 
 @contextmanager
 def real_rank(recorder: Recorder, knobs: Knobs, compute_capability: Capability) -> Iterator[None]:
-    """Within the block, this process of several that are there trains on CPU tensors that stand for a GPU's.
+    """Within the block, this process, one of several that really run, trains on CPU tensors that stand for a GPU's.
 
-    Its environment is a launched process's already; they talk through gloo.
+    Its environment is that of a launched process already; the processes communicate through gloo.
     """
     assert isinstance(recorder, RankRecorder)
     recorder.collectives = Collectives(knobs.processes, is_fake=False)
@@ -134,8 +134,8 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
 
 
 class _KeepsBuckets:
-    """The C++ reducer without its rebuilding of the buckets after the first step, which reads an order that it wrote
-    into a tensor (``reducer.cpp: rebuild_buckets``). Those rebuilt hold the same bytes, in the order in which the
+    """The C++ reducer, without rebuilding its buckets after the first step: for that it reads an order that it wrote
+    into a tensor (``reducer.cpp: rebuild_buckets``). Rebuilt buckets hold the same bytes, in the order in which the
     gradients came."""
 
     def __init__(self, reducer: Any) -> None:
@@ -150,9 +150,9 @@ class _KeepsBuckets:
 
 @contextmanager
 def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
-    """Within the block, DDP wraps models on fake tensors, in a group that may not be there.
+    """Within the block, DDP wraps models on fake tensors, even in a group without other processes.
 
-    Shapes are alike on all ranks, so that nobody needs to compare them.
+    Shapes are equal on all ranks, so they are not compared.
     """
     wrap = distributed.DistributedDataParallel.__init__
 
@@ -182,14 +182,14 @@ def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
 _FAKE = "fake"
 """A group whose collectives do nothing (``torch/testing/_internal/distributed/fake_pg.py``)."""
 _WITHOUT_DEVICE_IDS = {"ACCELERATE_BYPASS_DEVICE_MAP": "true"}
-"""DDP takes ids of devices for a GPU's tensors only (``accelerate/accelerator.py: prepare_model``)."""
+"""DDP accepts device ids only for tensors on a GPU (``accelerate/accelerator.py: prepare_model``)."""
 
 
 @contextmanager
 def _alone_with_objects() -> Iterator[None]:
-    """Within the block, every other process has this one's objects, and its own tensors where one is to be sent to all.
+    """Within the block, all other processes have the same objects as this one, and a broadcast changes no tensor.
 
-    torch sends objects as the bytes of tensors, which a group that is not there would leave empty
+    torch sends objects as the bytes of tensors, which a fake group would leave empty
     (``torch/distributed/distributed_c10d.py: all_gather_object``).
     """
 
@@ -228,8 +228,7 @@ def _alone_with_objects() -> Iterator[None]:
 
 @contextmanager
 def on_gpus() -> Iterator[None]:
-    """Within the block, accelerate takes the CPU for the GPU of a process of several, whatever backend they talk
-    through."""
+    """Within the block, accelerate takes the CPU for the GPU of one process of several, whatever the backend."""
     AcceleratorState._reset_state(reset_partial_state=True)
 
     def backend(state: Any, *args: Any, **kwargs: Any) -> tuple[str, DistributedType]:

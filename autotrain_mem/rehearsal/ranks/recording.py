@@ -1,7 +1,6 @@
-"""A recorder for one process of several: it looks into shards, knows what lies on the host, and counts collectives.
+"""Records one process of several: looks into shards, tracks what is on the host, and counts collectives.
 
-All ranks of a rehearsal train on the same worst batch, so that what is gathered is this process's own, as many times as
-there are processes.
+All ranks of a rehearsal train on the same worst batch, so a gather returns this process's own data once per process.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
 class RankRecorder(Recorder):
     """Records the run of one process.
 
-    An operator on DTensors comes back with the local tensors, which are what lies on the device. Collectives are
-    counted for the step's time.
+    An operator on DTensors is left to DTensor, which calls it again on the local tensors: these lie on the device.
+    Collectives are counted for the step's time.
     """
 
     collectives: Collectives | None = None
     shards = False
-    """Whether models to train lie on the host until they are cut into shards."""
+    """Whether models to train lie on the host until they are sharded."""
     offloads = False
-    """Whether shards stay there."""
+    """Whether shards are offloaded to the host."""
     host: HostTensors | None = None
-    """Tracks what is on the host, where DeepSpeed offloads."""
+    """Tracks what is on the host, if DeepSpeed offloads."""
     is_on_host = False
     """Whether current computation happens on the host."""
     _unseen = False
@@ -71,14 +70,14 @@ class RankRecorder(Recorder):
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Within the block, allocations are not recorded: they lie on the host, or nowhere; known values stay known."""
+        """Within the block, allocations are not recorded, as they are not on the device; known values stay known."""
         is_recording = self in _get_current_dispatch_mode_stack()
         with patch.object(self, "_unseen", True), nullcontext() if is_recording else self:
             yield
 
     @contextmanager
     def owned(self, owner: Owner, name: str) -> Iterator[None]:
-        """Blocks that are born inside, and are nobody's, are this owner's."""
+        """Within the block, new blocks without an owner get this owner."""
         first = len(self.ledger.sizes)
         yield
         self.ledger.describe_unowned(first, owner, name)
@@ -100,7 +99,7 @@ class RankRecorder(Recorder):
             super().mark(tensor, owner, name)
 
     def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
-        """Counts a step of an optimizer; what lies on the host is stepped there."""
+        """Counts an optimizer step; offloaded shards are stepped on the host."""
         on_host = host_step(map(local, self._stepped_on_host), fused=True)[1:] if self.offloads else ()
         super().count_step((*costs, *on_host), pinned)
 
@@ -116,39 +115,39 @@ class RankRecorder(Recorder):
 
 
 def wrapped(owner: Any, name: str, around: Callable[..., Any], *facts: Any) -> AbstractContextManager[Any]:
-    """Within the block, ``around(function, *facts, *args, **kwargs)`` runs in the place of ``owner.name(*args,
-    **kwargs)``."""
+    """Within the block, ``around(function, *facts, *args, **kwargs)`` replaces ``owner.name(*args, **kwargs)``."""
     function = getattr(owner, name)
     return patch.object(owner, name, lambda *args, **kwargs: around(function, *facts, *args, **kwargs))
 
 
 def run_unseen(function: Callable[..., Any], recorder: RankRecorder, *args: Any, **kwargs: Any) -> Any:
-    """Runs a function (see :func:`wrapped`) so that nothing that it makes is seen."""
+    """Runs a function (see :func:`wrapped`) without recording what it allocates."""
     with recorder.unseen():
         return function(*args, **kwargs)
 
 
 def local(tensor: Any) -> Any:
-    """Returns what of a tensor this process holds, also where nobody waited yet for what others send of it."""
+    """Returns this process's part of a tensor, even before a collective that fills it was waited for."""
     if isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
     return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Returns whether a model's parameters are in shards."""
+    """Returns whether a model's parameters are sharded."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 # -- what is sent to other processes -----------------------------------------------------------------------------------
 
 _ROUNDS = {"allreduce_": 2, "allreduce_coalesced_": 2}
-"""How often all bytes go around; an all-reduce is a reduce-scatter and an all-gather (nccl-tests, PERFORMANCE.md)."""
+"""How often all bytes go around the ring; an all-reduce is a reduce-scatter and an all-gather (nccl-tests,
+PERFORMANCE.md)."""
 _EXCHANGE = "dim_zero_all_to_all"
 """DeepSpeed's own operator (``deepspeed/sequence/layer.py``): each process keeps its own part of what it exchanges."""
 _OF_TOKENS = ("all_to_all_single", _EXCHANGE)
-"""Ring attention's, in which keys, values and their gradients go from each process to the next, and Ulysses', in which
-each process gets a share of the heads for a share of the tokens: they grow with the tokens."""
+"""Collectives that grow with the tokens: ring attention sends keys, values and their gradients from each process to the
+next, and Ulysses exchanges a share of the tokens for a share of the heads."""
 _TO_ALL = ("broadcast_", "send", "recv_", "scatter_", "all_to_all_single")
 """Each byte is sent once, whatever the number of processes."""
 _GATHERS = ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_")
@@ -156,9 +155,9 @@ _REDUCES = ("allreduce_", "allreduce_coalesced_")
 
 
 class Collectives:
-    """Runs collectives for a recorder; where nobody is there results are made up.
+    """Runs collectives for a recorder; a rehearsal without other processes makes up the results.
 
-    A group of more processes than a node has ``devices``, or one that spans nodes, goes over the network.
+    A group that spans nodes goes over the network; a node has ``devices`` ranks.
     """
 
     NAMESPACES = ("c10d", "_c10d_functional", "deepspeed")
@@ -166,11 +165,11 @@ class Collectives:
     def __init__(self, devices: int, *, is_fake: bool) -> None:
         self._devices, self._is_fake = devices, is_fake
         self._sent: dict[int, torch.Tensor] = {}
-        """What is being sent lives until what comes in its place is waited for (``torch/csrc/distributed/c10d/
-        ProcessGroupNCCL.hpp: WorkNCCL::stashed_for_allocator_safety_``), by the storage that it comes in."""
+        """Tensors being sent, by the storage that receives. Each lives until the exchange is waited for
+        (``torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: WorkNCCL::stashed_for_allocator_safety_``)."""
 
     def run(self, recorder: RankRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs one collective, counted, with the values that it brings.
+        """Runs and counts one collective, and sets the known values of its results.
 
         DDP reduces gradients in the last micro-step of each optimizer step (``accelerate/accelerator.py: no_sync``).
         """

@@ -1,9 +1,9 @@
-"""DeepSpeed's offload where CPU tensors play the GPU's: which of them lie on the host, by the words that moved them.
+"""DeepSpeed's offload where CPU tensors stand for the GPU's: which are on the host is told by where they were moved.
 
-DeepSpeed says ``cpu`` where it means the host, and asks its accelerator for the name of the device. The name that it
-gets here is a text of its own class, and tensors on the host say another one of theirs, so that what is made or moved
-by either is told apart. Copies between the two convert on the host (``aten/src/ATen/native/cuda/Copy.cu:
-copy_kernel_cuda``), and so take nothing of the device but their result.
+DeepSpeed uses ``cpu`` for the host, and asks its accelerator for the name of the device. Here it gets a string of a
+class of its own, and tensors on the host return a string of another class, so that the two are told apart. Copies
+between them convert on the host (``aten/src/ATen/native/cuda/Copy.cu: copy_kernel_cuda``): only their result takes
+device memory.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class HostTensors:
         self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, Callable[[], object]] = (
             weakref.WeakKeyDictionary()
         )
-        """Unpinned storages, with what removes each."""
+        """Storages on the host, each with a function that ends its count as unpinned memory."""
         self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        """Bytes that a device can copy by itself."""
+        """Pinned storages, which a device can copy directly."""
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage() in self._storages
@@ -76,7 +76,7 @@ class HostTensors:
         return tensor
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Any) -> Any:
-        """Runs an operator on a tensor on the host; a result of host tensors alone is on the host too."""
+        """Runs an operator with a tensor on the host; if all its tensors are on the host, so are its results."""
         given = [*tensors_in((*args, *kwargs.values()))]
         on_host = [tensor in self for tensor in given]
         out = execute(func, args, kwargs)
@@ -108,7 +108,7 @@ class HostTensors:
         self._recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts a tensor as pinned: a copy, after which nobody needs the tensor."""
+        """Counts a tensor as pinned, in place: pinning makes a copy, after which the tensor is not used again."""
         self._recorder.pinned.take(tensor.untyped_storage(), int(tensor.nbytes))
         self._recorder.disown(tensor)  # made without a word of where
         self.add(tensor)
@@ -162,8 +162,8 @@ def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
 
 
 class HostAdam:
-    """The functions of ``csrc/adam/cpu_adam_impl.cpp``, which each machine compiles at the first use; what they compute
-    lies on the host, and takes no room."""
+    """Replaces ``csrc/adam/cpu_adam_impl.cpp``, which each machine compiles at the first use. It works on host tensors,
+    and takes no memory."""
 
     def create_adam(self, *_: Any) -> int:
         return 0
@@ -183,9 +183,9 @@ class HostAdam:
         bias_correction: bool,
         *tensors: torch.Tensor,
     ) -> int:
-        """Makes a step of AdamW on real tensors, in place; nothing on fake ones.
+        """Makes a step of AdamW on real tensors, in place; does nothing on fake ones.
 
-        torch's own kernel rounds otherwise in the last places.
+        torch's own kernel differs by rounding in the last digits.
         """
         if isinstance(tensors[0], FakeTensor):
             return 0
@@ -204,10 +204,10 @@ _SWAPPERS = (partitioned_optimizer_swapper, partitioned_param_swapper, pipelined
 
 
 class _Handle:
-    """Reads and writes at once what ``csrc/aio/py_lib/deepspeed_py_aio_handle.cpp`` does by and by; it needs libaio.
+    """Does at once what ``csrc/aio/py_lib/deepspeed_py_aio_handle.cpp``, which needs libaio, does asynchronously.
 
-    What is read arrives in buffers on the host, as what is written leaves them: ``deepspeed/runtime/swap_tensor/``.
-    Bytes of each file are written down in ``sizes``.
+    Buffers that are read into or written from are on the host: ``deepspeed/runtime/swap_tensor/``. The bytes of each
+    file are stored in ``sizes``.
     """
 
     def __init__(self, recorder: RankRecorder, host: HostTensors, sizes: dict[str, int]) -> None:
@@ -215,7 +215,7 @@ class _Handle:
         self._asked = 0
 
     def new_cpu_locked_tensor(self, elements: int, like: torch.Tensor) -> torch.Tensor:
-        """Makes a buffer, as large as it is asked for (``csrc/pin_memory``: posix_memalign, and no power of two)."""
+        """Makes a buffer of exactly this size (``csrc/pin_memory``: posix_memalign, no power of two)."""
         with self._recorder.unseen():
             buffer: torch.Tensor = self._host.add(torch.zeros(int(elements), dtype=like.dtype))
         self._host.locked.add(buffer.untyped_storage())
@@ -244,7 +244,7 @@ class _Handle:
         return 0
 
     def wait(self) -> int:
-        """Returns how much was asked for since the last time."""
+        """Returns the number of reads and writes since the last call."""
         done, self._asked = self._asked, 0
         return done
 
@@ -257,7 +257,7 @@ def _real() -> Iterator[None]:
 
 @contextmanager
 def zero_nvme(recorder: RankRecorder, host: HostTensors) -> Iterator[None]:
-    """Within the block, DeepSpeed's swappers have files without libaio; a rehearsal has none at all."""
+    """Within the block, DeepSpeed's swappers use files without libaio; a rehearsal writes no files."""
 
     def aio_handle(**_: Any) -> _Handle:
         return _Handle(recorder, host, recorder.files)

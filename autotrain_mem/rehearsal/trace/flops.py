@@ -1,11 +1,11 @@
-"""Counts what a recorded run computes and moves: FLOPs, bytes and kernels of every operator, while it is recorded.
+"""Counts what a recorded run computes and moves: FLOPs, bytes and kernels of every operator.
 
-FLOPs are those of torch's own formulas (``torch/utils/flop_counter.py: flop_registry``), and of a few here for
-operators that it does not know. Bytes are what an operator reads and writes; views cost nothing, and neither does
-memory that is only taken. What stands in for a kernel and runs no operator that would tell (fused attention, Liger's
-head, copies to the host) says it by :func:`recorder.note`.
+FLOPs come from torch's own formulas (``torch/utils/flop_counter.py: flop_registry``), and from a few here for operators
+that it does not have. Bytes are what an operator reads and writes; views and mere allocations cost nothing. Stand-ins
+for kernels that run no such operator (fused attention, Liger's head, copies to the host) report their work to
+:func:`recorder.note`.
 
-An operator is looked at once for each of its shapes; after that it costs a look-up.
+An operator's cost is computed once for each of its shapes; after that it is looked up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from autotrain_mem.rehearsal.trace.operator_costs import Cost, cost_of, is_free
 from autotrain_mem.types import Phase, Work, Workload
 
 COUNTED = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP})
-"""What every training step consists of; loading, evaluating and saving come once in a while."""
+"""The phases of every training step; loading, evaluating and saving happen only now and then."""
 
 _BEGINS_A_STEP = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD})
 
@@ -38,15 +38,15 @@ class _Period:
 
     counts: defaultdict[Phase, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
     of_chunks: defaultdict[Phase, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
-    """How many of them were for chunks of the loss."""
+    """The part of ``counts`` that belongs to chunks of the loss."""
     micro_steps: int = 0
     optimizer_steps: int = 0
 
 
 class WorkCounter:
-    """The work of one run, as it goes. A workload is that of its last whole optimizer step.
+    """Counts the work of one run as it goes. A workload is that of its last whole optimizer step.
 
-    The first step of an optimizer makes its state, and later ones do not: so the last one is the one that counts.
+    An optimizer's first step creates its state and later ones do not, so the last one counts.
     """
 
     def __init__(self) -> None:
@@ -71,17 +71,17 @@ class WorkCounter:
         self._period.optimizer_steps += 1
 
     def know_weight(self, weight: torch.Tensor) -> None:
-        """Learns the shape of a weight: what has it, does not grow with the tokens.
+        """Stores the shape of a weight: the bytes of a tensor with this shape do not grow with the tokens.
 
-        Its gradient has it too, as have a copy in another dtype and, transposed, what a backward pass reads. A weight
-        of 4 bits is known by the shape that it has when it is dequantized as well.
+        The weight's gradient and its copy in another dtype have that shape too; a backward pass reads it transposed.
+        For a 4-bit weight the dequantized shape is stored as well.
         """
         state = getattr(weight, "quant_state", None)
         for shape in (tuple(weight.shape), tuple(getattr(state, "shape", None) or ())):
             self._weights |= {shape, (*shape[:-2], *shape[:-3:-1])} if len(shape) > 1 else set()
 
     def of_weights(self) -> AbstractContextManager[Any]:
-        """Within the block, nothing grows with the tokens, whatever its shape: shards are gathered, or gradients
+        """Within the block, no bytes grow with the tokens, whatever their shape: shards are gathered, or gradients
         reduced."""
         return patch.object(self, "_is_of_weights", True)
 
@@ -110,13 +110,13 @@ class WorkCounter:
         counts[key] = known + 1.0
 
     def note(self, cost: Cost) -> None:
-        """Records work that is no operator here."""
+        """Records work that is not an operator here."""
         if self._counts is not None:
             self._costs[cost,] = cost
             self._counts[cost,] = self._counts.get((cost,), 0.0) + 1.0
 
     def apart(self) -> WorkCounter:
-        """Makes a counter for work that is tried outside the run, with what this one knows."""
+        """Returns a counter for a trial outside the run; it shares this one's costs and weight shapes."""
         other = WorkCounter()
         other._costs, other._free, other._weights = self._costs, self._free, self._weights
         other._is_of_weights = self._is_of_weights
@@ -127,16 +127,16 @@ class WorkCounter:
         return dict(self._period.counts[phase])
 
     def add(self, counts: Mark) -> None:
-        """Counts operators that one made by :meth:`apart` has seen."""
+        """Adds the counts of a counter that :meth:`apart` made."""
         for key, count in counts.items() if self._counts is not None else ():
             assert self._counts is not None
             self._counts[key] = self._counts.get(key, 0.0) + count
 
     def mark_chunks(self, marks: Sequence[Mark]) -> None:
-        """Marks, for each chunk of the loss, what the one in the middle does; of the marks the last is one of the end.
+        """Assigns to the loss's chunks the work of the middle one, times their number. The last mark is the pass's end.
 
-        Gradients of one chunk are added to those of the one before: one addition less than chunks, which is counted as
-        that many and one below 0 beside them.
+        Each chunk's gradients are added to those of the chunk before, so there is one addition fewer than chunks. It
+        counts as one for each chunk, and as -1 outside the chunks.
         """
         chunks = len(marks) - 1
         begun, ended = marks[(chunks - 1) // 2 :][:2]
@@ -148,15 +148,15 @@ class WorkCounter:
     # -- steps that are not run ------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """The counts of the current phase as they are now, for :meth:`repeat` and :meth:`mark_chunks`."""
+        """Returns the current phase's counts as they are now, for :meth:`repeat` and :meth:`mark_chunks`."""
         return dict(self._counts or {})
 
     def repeat(self, since: Mark, times: int, longest: int, mean_length: float) -> None:
-        """Counts what has run since the mark ``times`` more, on fewer tokens.
+        """Counts what has run since a mark another ``times`` times, on fewer tokens.
 
         Args:
-            longest: The length that the cache of keys and values had; what has it among its shape, is scaled.
-            mean_length: That of the steps which are not run, on average.
+            longest: Length of the KV cache in the step that ran; costs with this length in a shape are scaled.
+            mean_length: Mean length of the KV cache in the steps that are not run.
         """
         counts = self._counts
         if counts is None:
@@ -177,7 +177,7 @@ class WorkCounter:
     # -- what came of it -------------------------------------------------------------------------------------------
 
     def workload(self) -> Workload:
-        """The last whole optimizer step, like operators taken together."""
+        """Returns the last whole optimizer step, with equal work merged."""
         period = self._period if self._period.optimizer_steps else self._whole
         found: defaultdict[Work, float] = defaultdict(float)
         for phase, counts in period.counts.items():

@@ -1,7 +1,7 @@
-"""The ledger that a recorder writes: blocks, their births and deaths, and what the trainer was about meanwhile.
+"""Records blocks, their births and deaths, and what the trainer did meanwhile, for a recorder.
 
-It knows no tensors. Everything is kept in entries until :meth:`Ledger.trace` makes a trace of them, since the owner of
-most blocks shows only when they die.
+It holds no tensors. It keeps entries until :meth:`Ledger.trace` makes a trace of them, since the owner of most blocks
+shows only when they die.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _NO_WORK = Workload()
 
 @dataclass(slots=True)
 class _Entry:
-    """Holds one block, beside its size. A stretch of a run is a phase, or a part of one with grad mode on or off."""
+    """One block, without its size. A stretch of a run is a phase, or a part of a backward pass with grad mode on or
+    off."""
 
     name: str
     phase: Phase
@@ -34,7 +35,7 @@ class _Entry:
 
 
 class SeenDevice(Protocol):
-    """A device with a size that is told of every allocation and free as they happen: a simulated GPU."""
+    """A device of limited size, such as a simulated GPU, that is told of every allocation and free as it happens."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
         """Allocates ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is out of
@@ -53,16 +54,16 @@ class SeenDevice(Protocol):
 class Ledger:
     """The record of one run, written as it goes. Blocks are numbered from 0.
 
-    A device is told of every birth and death; its out-of-memory error passes through whoever asked.
+    A device is told of every birth and death; its out-of-memory error reaches the caller.
     """
 
     def __init__(self, device: SeenDevice | None = None) -> None:
         self.phase = Phase.LOAD
         self.operators = 0
         self.stream = 0
-        """Where the next block is born; 0 is the default stream."""
+        """Stream of the next block; 0 is the default stream."""
         self.events: array[int] = array("q")
-        """As those of a trace: ``+n`` and ``-n`` for block ``n - 1``."""
+        """As in a trace: ``+n`` is the birth and ``-n`` the death of block ``n - 1``."""
         self.sizes: list[int] = []
         self._device = device
         self._entries: list[_Entry] = []
@@ -81,11 +82,11 @@ class Ledger:
         self._phase_starts.append((len(self.events), phase))
 
     def mark_engine(self, mark: EngineMark) -> None:
-        """A colocated vLLM engine takes its share of the device, or gives it back."""
+        """Notes that a colocated vLLM engine takes or releases its share of the device."""
         self._engine_marks.append((len(self.events), mark))
 
     def write_birth(self, size_bytes: int, name: str, *, grad_enabled: bool = True) -> int:
-        """A new block; the device is not told yet (see :meth:`allocate`)."""
+        """Adds a block and returns its number; the device is not told yet (see :meth:`allocate`)."""
         block = len(self.sizes)
         if grad_enabled is not self._grad_enabled:
             self._grad_enabled = grad_enabled
@@ -97,7 +98,7 @@ class Ledger:
         return block
 
     def write_unseen(self, size_bytes: int) -> int:
-        """A number for what is no block of the device's: it is never born, and never dies."""
+        """Returns a number for memory that is not on the device; it gets no birth and no death."""
         self.sizes.append(size_bytes)
         self._entries.append(_Entry("", self.phase, self._stretch, self._grad_enabled, self.stream))
         self._disowned.add(len(self.sizes) - 1)
@@ -114,16 +115,16 @@ class Ledger:
             self._device.free(block)
 
     def describe(self, block: int, owner: Owner, name: str) -> None:
-        """Sets a block's owner."""
+        """Sets a block's owner and name."""
         entry = self._entries[block]
         entry.owner, entry.name = owner, name
 
     def describe_as(self, block: int, other: int) -> None:
-        """A block is whose another is."""
+        """Copies another block's owner and name."""
         self._entries[block].owner, self._entries[block].name = self._entries[other].owner, self._entries[other].name
 
     def describe_unowned(self, first: int, owner: Owner, name: str) -> None:
-        """Sets the owner of all blocks from this one on that have none."""
+        """Sets the owner and name of all blocks from ``first`` on that have no owner."""
         for entry in self._entries[first:]:
             if entry.owner is None:
                 entry.owner, entry.name = owner, name
@@ -145,7 +146,7 @@ class Ledger:
             self._device.empty_cache()
 
     def use_on_stream(self, block: int, stream: int) -> None:
-        """A block is in use on a stream that is not its own, and may not be handed out again before that is done."""
+        """Notes that a stream other than the block's own uses it; the block is not reused until that use is done."""
         if stream == self._entries[block].stream:
             return  # as c10/cuda/CUDACachingAllocator.cpp: recordStream
         self._stream_uses.append((len(self.events), block, stream))
@@ -153,24 +154,24 @@ class Ledger:
             self._device.record_stream(block, stream)
 
     def loss_pass_begins(self) -> LossPass:
-        """A pass over the chunks of a loss, of which nothing has happened yet; see :meth:`loss_pass_ended`."""
+        """Returns a pass over a loss's chunks that starts here and is empty; :meth:`loss_pass_ended` completes it."""
         return LossPass(start=len(self.events), stop=len(self.events), chunks=0, operators=self.operators)
 
     def loss_pass_ended(self, begun: LossPass, chunks: int) -> None:
-        """A pass is over, and has had so many chunks."""
+        """Records a finished pass and its number of chunks."""
         operators = self.operators - begun.operators
         self._loss_passes.append(LossPass(begun.start, len(self.events), chunks, operators))
 
     # -- what is written afterwards --------------------------------------------------------------------------------
 
     def copy(self, block: int, size_bytes: int) -> int:
-        """A block like another but for its size; its births and deaths are written by :meth:`rewrite`."""
+        """Adds a block like another, of a new size and on the default stream; :meth:`rewrite` writes its events."""
         self._entries.append(replace(self._entries[block], stream=0))
         self.sizes.append(size_bytes)
         return len(self.sizes) - 1
 
     def rewrite(self, start: int, stop: int, events: array[int]) -> None:
-        """Replaces the events from ``start`` to ``stop``, of one phase, with ``events``; no device is told."""
+        """Replaces the events from ``start`` to ``stop``, which lie in one phase; the device is not told."""
         longer = len(events) - (stop - start)
         self.events[start:stop] = events
         self._phase_starts = [(at + longer * (at >= stop), phase) for at, phase in self._phase_starts]
@@ -184,11 +185,11 @@ class Ledger:
     # -- what came of it -------------------------------------------------------------------------------------------
 
     def births(self) -> list[tuple[int, bool, Owner | None]]:
-        """Lists each block's bytes, whether gradients were on when it was allocated, and its owner."""
+        """Lists each block's bytes, whether grad mode was on when it was allocated, and its owner."""
         return [(size, one.with_grad, one.owner) for size, one in zip(self.sizes, self._entries, strict=True)]
 
     def owned(self, blocks: Iterable[int]) -> dict[Owner, int]:
-        """Bytes of these blocks by whose they are, as far as it is known by now; owners of nothing are left out."""
+        """Returns the bytes of these blocks by owner, as known so far; owners without blocks are left out."""
         found: dict[Owner, int] = {}
         for block in blocks:
             owner = self._owner(block)
@@ -196,7 +197,7 @@ class Ledger:
         return found
 
     def trace(self, not_counted: tuple[str, ...] = (), work: Workload = _NO_WORK) -> Trace:
-        """The run so far, without what was disowned."""
+        """Returns the trace of the run so far, without disowned blocks."""
         kept = [block for block in range(len(self.sizes)) if block not in self._disowned]
         number = {block: index + 1 for index, block in enumerate(kept)}
         events: array[int] = array("q")
@@ -234,10 +235,10 @@ class Ledger:
         )
 
     def _owner(self, block: int) -> Owner:
-        """Marked blocks have their owner; the rest is told by when it was born and when it died.
+        """Returns a marked block's owner; infers any other's from its birth and death.
 
-        A block that outlives the stretch of forward (or of recomputation) that made it is kept for the backward
-        pass: an activation. One that does not is a temporary.
+        A block that outlives the stretch of forward (or of recomputation) that made it is kept for the backward pass:
+        an activation. Any other is a temporary, except that loading makes OTHER.
         """
         entry = self._entries[block]
         if entry.owner is not None:
@@ -253,11 +254,11 @@ class Ledger:
 
 
 class PinnedMemory:
-    """Holds what one process takes of its host's memory, so that the device can copy to and from it by itself.
+    """Pinned memory of one process on its host, which the device can copy to and from directly.
 
-    Each tensor takes a block of a power of two; one that is free again serves requests of its own size alone, and stays
-    with the process (``aten/src/ATen/core/CachingHostAllocator.h: allocate, get_free_block``). In newer torch
-    ``PYTORCH_ALLOC_CONF`` can forbid the rounding (``pinned_max_round_threshold_mb``), which is not heeded.
+    Each tensor takes a block, rounded up to a power of two. A freed block serves only requests of its own size, and
+    stays with the process (``aten/src/ATen/core/CachingHostAllocator.h: allocate, get_free_block``). In newer torch
+    ``PYTORCH_ALLOC_CONF`` can forbid the rounding (``pinned_max_round_threshold_mb``); this setting is ignored.
 
     Example: a tensor of 14.7 MB takes 16.8 MB, one of 17.4 MB takes 33.6 MB.
     """
@@ -268,14 +269,14 @@ class PinnedMemory:
         self._kept_bytes = 0
 
     def take(self, holder: object, size_bytes: int) -> None:
-        """A tensor is made that lives as long as ``holder``."""
+        """Counts a tensor that lives as long as ``holder``."""
         block = block_bytes(size_bytes)
         self._alive[block] += 1
         self._most[block] = max(self._most[block], self._alive[block])
         weakref.finalize(holder, self._alive.subtract, [block])
 
     def keep(self, sizes: Iterable[int]) -> None:
-        """Counts tensors of these sizes as there for good; the last call counts."""
+        """Counts tensors of these sizes as kept for good; each call replaces the one before."""
         self._kept_bytes = sum(map(block_bytes, sizes))
 
     @property
@@ -285,16 +286,16 @@ class PinnedMemory:
 
 
 class UnpinnedMemory:
-    """Holds what one process takes of its host's memory besides, to the byte; what is freed goes back.
+    """Unpinned memory of one process on its host, counted to the byte; freed memory no longer counts.
 
-    Example: a master copy of 4 MB and two moments of it are 12 MB at once.
+    Example: a master copy of 4 MB and its two moments are 12 MB at once.
     """
 
     def __init__(self) -> None:
         self._alive_bytes = self.peak_bytes = 0
 
     def take(self, holder: object, size_bytes: int) -> Callable[[], object]:
-        """A tensor is made that lives as long as ``holder``; returns what ends it before, once."""
+        """Counts a tensor that lives as long as ``holder``; returns a function that ends it earlier, once."""
         self._alive_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
         return weakref.finalize(holder, self._give_back, size_bytes)
@@ -304,5 +305,5 @@ class UnpinnedMemory:
 
 
 def block_bytes(size_bytes: int) -> int:
-    """Rounds up to a power of two (``c10/util/llvmMathExtras.h: PowerOf2Ceil``); nothing takes nothing."""
+    """Rounds up to a power of two (``c10/util/llvmMathExtras.h: PowerOf2Ceil``); 0 stays 0."""
     return 1 << (size_bytes - 1).bit_length() if size_bytes else 0

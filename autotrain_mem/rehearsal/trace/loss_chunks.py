@@ -1,9 +1,9 @@
-"""Shortens a loss that goes over the tokens in chunks to few of them, and marks its passes and the work of these: of
-fewer tokens there are fewer, and none is smaller.
+"""Shortens a chunked loss to few chunks, and marks its passes and the work of its chunks: fewer tokens make fewer
+chunks, not smaller ones.
 
-Each chunk of TRL's SFT loss reads the whole head and, where this is trained, writes its whole gradient. Rows that are
-shorter than the rehearsed ones make fewer chunks, so that they read it less often. What lies within the passes is what
-``estimator.depth`` repeats for chunks; what lies between them, for layers.
+Each chunk of TRL's SFT loss reads the whole head and, if the head is trained, writes its whole gradient. Rows shorter
+than the rehearsed ones make fewer chunks, which read the head less often. ``estimator.depth`` repeats what lies within
+the passes for chunks, and what lies between them for layers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS
 
 
 def are_known() -> bool:
-    """Returns whether the installed TRL does its chunks as they are marked here."""
+    """Returns whether the installed TRL computes its chunks in the function that is marked here."""
     from trl.trainer import sft_trainer
 
     return hasattr(sft_trainer, "_chunk")
@@ -29,14 +29,14 @@ def are_known() -> bool:
 
 @contextmanager
 def with_chunks(chunks: int | None) -> Iterator[list[int]]:
-    """Shortens, inside, a loss of many chunks to so many of them, the last among them; None leaves all.
+    """Within the block, a loss of many chunks runs only this many of them, including the last; None runs all.
 
-    TRL's SFT loss goes over the tokens in chunks of 256, forward and backward, each with 70 operators
-    (``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``): with 8 rows of 4096 tokens that is 128 chunks, and
-    more operators than 20 layers have. All but the last have the same tokens and do the same.
+    TRL's SFT loss takes the tokens in chunks of 256, forward and backward, each with 70 operators
+    (``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``). 8 rows of 4096 tokens make 128 chunks, which have
+    more operators than 20 layers. All but the last chunk have equally many tokens and do the same.
 
     Yields:
-        How many every such loss would have had, in the order in which they came; empty where none was cut.
+        The number of chunks that each shortened loss would have had, in order; empty if none was shortened.
     """
     cut: list[int] = []
     if chunks is None or not are_known():

@@ -19,7 +19,7 @@ Shapes = Set[tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """A :class:`Work` of no phase yet."""
+    """A :class:`Work` without a phase."""
 
     kind: Kind = Kind.POINTWISE
     dtype: str = "float32"
@@ -29,18 +29,18 @@ class Cost:
     launches: int = 1
     of_step: bool = False
     shape: tuple[int, ...] = ()
-    """The lengths with which the cost grows, where it is no operator's."""
+    """The lengths with which the cost grows, if it is not an operator's."""
 
     def scaled(self, share: float) -> Cost:
-        """The same on so many of its tokens."""
+        """Returns this cost for a share of its tokens; fixed bytes stay."""
         return replace(self, flops=round(self.flops * share), bytes=round(self.bytes * share))
 
     def fixed(self) -> Cost:
-        """The same of bytes that do not grow with the tokens."""
+        """Returns this cost with no bytes that grow with the tokens."""
         return replace(self, bytes=0, fixed_bytes=self.bytes + self.fixed_bytes)
 
     def work(self, phase: Phase) -> Work:
-        """Once, in a phase; not counted yet."""
+        """Returns this cost as work in a phase, with a count of 0."""
         facts = {name: getattr(self, name) for name in Cost.__slots__ if name != "shape"}
         return Work(phase=phase, count=0.0, **facts)
 
@@ -54,17 +54,17 @@ _NO_KERNEL = frozenset(
         *("aten::is_same_size", "prim::device"),
     }
 )
-"""They take memory, look at it another way, or wait; nothing runs on the device."""
+"""Operators that allocate memory, view it differently or wait, and run nothing on the device."""
 
 
 def is_free(operator: Any) -> bool:
-    """Returns whether no kernel runs: views, and what only takes memory."""
+    """Returns whether an operator runs no kernel: it is a view, or only allocates."""
     return bool(operator.is_view) or operator._schema.name in _NO_KERNEL
 
 
 def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, weights: Shapes) -> Cost:
-    """Looked at once for each combination of shapes and dtypes; what has a weight's shape does not grow with the
-    tokens."""
+    """Returns an operator's cost; called once for each combination of shapes and dtypes. The bytes of tensors with a
+    weight's shape do not grow with the tokens."""
     if (ours := _FORMULAS.get(operator._schema.name)) is not None:
         flops = ours(args, out)
     else:
@@ -96,7 +96,7 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
 
 
 def _dtype(tensors: Iterable[torch.Tensor]) -> str:
-    """Picks the last tensor that is read: of a product its second factor, after any bias."""
+    """Returns the dtype of the last tensor: of a product the second factor's, after any bias."""
     found = [tensor.dtype for tensor in tensors]
     return str(found[-1]).removeprefix("torch.") if found else "float32"
 
@@ -106,7 +106,7 @@ def _dtype(tensors: Iterable[torch.Tensor]) -> str:
 _OVERWRITING = frozenset(
     {_aten.copy_.default, _aten.fill_.Scalar, _aten.zero_.default, _aten.fill_.Tensor, _aten._foreach_zero_.default}
 )
-"""They write their first argument without reading it."""
+"""Operators that write their first argument without reading it."""
 
 _PICKING = frozenset(
     {
@@ -118,7 +118,7 @@ _PICKING = frozenset(
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:
-    """Counts the bytes that a tensor shows; one that is expanded is read no further than its storage goes."""
+    """Counts the bytes of a tensor's elements; an expanded tensor counts at most its storage."""
     shown = int(tensor.numel() * tensor.element_size())
     return min(shown, int(tensor.untyped_storage().nbytes())) if tensor.layout is torch.strided else shown
 
@@ -152,12 +152,11 @@ _FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "bitsandbytes::gemm_4bit": _plain_product,
     "bitsandbytes::gemv_4bit": _plain_product,
 }
-"""Formulas of operators that torch's registry does not know. A mixture's are of the experts that a token chose
-alone."""
+"""FLOP formulas of operators that torch's registry lacks. A mixture's count only the experts that a token chose."""
 
 
 def product(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Cost:
-    """A product of activations with a weight of ``columns`` x ``inner``, by a kernel that only a GPU has."""
+    """Returns the cost of activations times a weight of ``columns`` x ``inner``, by a kernel that only a GPU has."""
     item = dtype.itemsize
     return Cost(
         kind=Kind.MATMUL,
@@ -198,21 +197,22 @@ def attention(
 
 
 def host_copy(tensor: torch.Tensor) -> Cost:
-    """A copy between device and host on a stream of its own."""
+    """Returns the cost of a copy between device and host on a stream of its own."""
     return Cost(kind=Kind.OVERLAPPED_COPY, bytes=int(tensor.numel() * tensor.element_size()))
 
 
 def waited_copy(tensor: torch.Tensor) -> Cost:
-    """A copy between device and host on the stream that computes."""
+    """Returns the cost of a copy between device and host on the compute stream."""
     return replace(host_copy(tensor), kind=Kind.COPY)
 
 
 def host_step(parameters: Iterable[torch.Tensor], *, fused: bool) -> tuple[Cost, Cost]:
-    """An optimizer's step on the host: gradients come and weights go over the link, and memory is passed through.
+    """Returns the costs of an optimizer step on the host: the copies of gradients and weights, and the host's memory
+    traffic.
 
     AdamW in one kernel (``aten/src/ATen/native/cpu/FusedAdamKernel.cpp``) reads weight, gradient and two moments and
-    writes all but the gradient. Operator by operator (``torch/optim/adamw.py: _single_tensor_adamw``, which CPU
-    tensors take) weights are passed over 18 times: decay 2, lerp 3, squares 4, root 2, division 2, epsilon 2, update 3.
+    writes all but the gradient. Operator by operator (``torch/optim/adamw.py: _single_tensor_adamw``, which CPU tensors
+    take) it passes over the weights 18 times: decay 2, lerp 3, squares 4, root 2, division 2, epsilon 2, update 3.
     """
     sizes = [int(tensor.numel() * tensor.element_size()) for tensor in parameters]
     copied = Cost(kind=Kind.COPY, fixed_bytes=2 * sum(sizes), launches=2 * len(sizes))

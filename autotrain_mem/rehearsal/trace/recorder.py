@@ -1,9 +1,9 @@
-"""Records every allocation and free of a run, with phase, owner and module; for fake and for real tensors alike.
+"""Records every allocation and free of a run, with phase, owner and module, for fake and real tensors alike.
 
-A :class:`Recorder` sits above whatever executes the operators and looks at what comes out of each: a storage never seen
-before is a birth, a weak reference tells of its death. Storages are counted, not tensors, so views and in-place
-operators cost nothing. What a kernel takes and returns within one operator is not visible here: it is asked of a
-``workspace``, which knows the kernels of the device that the run stands for.
+A :class:`Recorder` sits above whatever executes the operators and looks at each result: a storage never seen before is
+a birth, and a weak reference reports its death. Storages are counted, not tensors, so views and in-place operators cost
+nothing. Memory that a kernel takes and returns within one operator is not visible here: a ``workspace`` tells it for
+the kernels of the device that the run stands for.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Scratch:
 
     size_bytes: int
     kept_as: str = ""
-    """The name under which it is kept for good; empty when it is freed as the operator ends. One that is kept is
-    allocated once, however often the same object is recorded."""
+    """Name of memory that is kept for good; empty if it is freed when the operator ends. Kept memory is allocated once,
+    however often the same object is recorded."""
 
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
-"""What the kernel of one operator takes: ``workspace(operator, args, kwargs, out)``; nothing for most of them."""
+"""Returns what one operator's kernel takes: ``workspace(operator, args, kwargs, out)``; nothing for most operators."""
 
 
 Played = tuple[int, int, bool, Owner | None]
@@ -54,7 +54,7 @@ block's free."""
 
 
 class _Watched(weakref.ref[Any]):
-    """A weak reference to a storage that knows which block it is."""
+    """A weak reference to a storage, with the number of its block."""
 
     __slots__ = ("block", "key")
     block: int
@@ -62,12 +62,12 @@ class _Watched(weakref.ref[Any]):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy here
-    """The recording of one run. Enter it around ``trainer.train()``; read it with :meth:`trace`.
+    """Records one run. Enter it around ``trainer.train()``; read it with :meth:`trace`.
 
     Args:
         execute: Runs an operator; None calls it.
-        device: Told of every birth and death. Its out-of-memory error passes through the operator that asked.
-        workspace: Says what the kernels take beside their results; asked of every operator.
+        device: Is told of every birth and death. Its out-of-memory error is raised from the operator that allocates.
+        workspace: Returns what a kernel takes beside its results; called for every operator.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self.work = WorkCounter()
         """The FLOPs and bytes."""
         self.pinned, self.unpinned = PinnedMemory(), UnpinnedMemory()
-        """What lies on the host for the device's sake."""
+        """Host memory, pinned and not, that offloading takes."""
         self.files: dict[str, int] = {}
         """Bytes of files on a disk during training, by path."""
         self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
-        """As those of a trace."""
+        """As in a trace."""
         self._execute = execute or (lambda operator, args, kwargs: operator(*args, **kwargs))
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self.work.know_weight(tensor)
 
     def name_modules(self, model: torch.nn.Module) -> None:
-        """Learns the names of a model's modules, by which blocks are called that their forwards make."""
+        """Stores the names of a model's modules; a block allocated in a module's forward gets its name."""
         for name, module in model.named_modules():
             self._module_names[id(module)] = name
 
@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self.mark(tensor, Owner.OTHER, "batch")
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
-        """Sets the owner of a tensor's storage; one that was never seen is recorded here."""
+        """Sets the owner and name of a tensor's storage; records a storage that was never seen."""
         block = self._see(tensor)
         if block is not None:
             self.ledger.describe(block, owner, name)
@@ -144,21 +144,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self.count_step(host_step(stepped, fused=bool(optimizer.param_groups[0].get("fused"))), pinned)
 
     def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
-        """Counts a step of an optimizer: what of it ran on the host, where no operator of the device shows it, and the
-        bytes of each tensor that it keeps in pinned host memory."""
+        """Counts an optimizer step, with the costs of its part on the host, which no operator of the device shows, and
+        the bytes of each tensor that it keeps in pinned host memory."""
         self.pinned.keep(pinned)
         for cost in costs:
             self.work.note(cost)
         self.work.optimizer_stepped()
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """The block that a tensor's storage is; None when it was never seen, so that it does not lie on the device."""
+        """Returns the block of a tensor's storage; None if it was never seen, and so is not on the device."""
         watched = self._live.get(tensor.untyped_storage()._cdata)
         return None if watched is None else watched.block
 
     @contextmanager
     def taken(self, size_bytes: int, owner: Owner, name: str) -> Iterator[None]:
-        """A block without a tensor here, alive inside; for what only the device would make."""
+        """Within the ``with`` block, holds memory that has no tensor here, since only the device would allocate it."""
         block = self.ledger.write_birth(size_bytes, name, grad_enabled=torch.is_grad_enabled())
         self.ledger.describe(block, owner, name)
         try:
@@ -170,19 +170,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     # -- what is told from memory, without tensors -----------------------------------------------------------------
 
     def apart(self) -> Recorder:
-        """Makes a recorder for what is tried outside the run, which knows this one's weights."""
+        """Returns a recorder for a trial outside the run, with this one's weight shapes and kept scratch."""
         other = Recorder(self._execute, workspace=self._workspace)
         other.work = self.work.apart()
         other._kept = dict(self._kept)
         return other
 
     def has_kept_as_much_as(self, other: Recorder) -> bool:
-        """Returns whether no kernel took memory for good in the one alone."""
+        """Returns whether both recorders hold the same kept scratch."""
         return self._kept.keys() == other._kept.keys()
 
     def play(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:
-        """Writes births and deaths as they were seen before; a block is known by the number that it had then
-        (``blocks``, to which those born here are added)."""
+        """Writes recorded births and deaths again. ``blocks`` maps each recorded number to its block in this run;
+        births are added to it, deaths removed."""
         ledger, module = self.ledger, self._module()
         for number, size_bytes, with_grad, owner in steps:
             if not size_bytes:
@@ -194,27 +194,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             ledger.allocate(block)
 
     def carry(self, tensor: torch.Tensor, blocks: Iterable[int]) -> None:
-        """Makes an unrecorded tensor stand for some blocks: these are freed with it, and it counts for nothing
-        itself."""
+        """Makes an unrecorded tensor stand for some blocks: they are freed with it, and its own bytes do not count."""
         storage = tensor.untyped_storage()
         carrier = self.ledger.write_unseen(storage.nbytes())
         self._watch(storage, storage._cdata, carrier)
         self._carried[carrier] = [*blocks]
 
     def let_go(self, tensor: torch.Tensor) -> None:
-        """Detaches the blocks that a tensor carries: they are freed otherwise."""
+        """Detaches the blocks that a tensor carries: they are freed separately."""
         self._carried[self._live[tensor.untyped_storage()._cdata].block].clear()
 
     def empty_cache(self) -> None:
-        """The allocator gives back what it holds in reserve (``torch.cuda.empty_cache``)."""
+        """Releases the caching allocator's cache (``torch.cuda.empty_cache``)."""
         self.ledger.empty_cache()
 
     def on_stream(self, stream: int) -> AbstractContextManager[Any]:
-        """Blocks that are born inside are born on this stream (``torch.cuda.stream``)."""
+        """Within the ``with`` block, blocks are allocated on this stream (``torch.cuda.stream``)."""
         return patch.object(self.ledger, "stream", stream)
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
-        """A tensor is used on a stream that it was not born on (``torch.Tensor.record_stream``)."""
+        """Notes that a stream other than a tensor's own uses it (``torch.Tensor.record_stream``)."""
         block = self.block_of(tensor)
         if block is not None:
             self.ledger.use_on_stream(block, stream)
@@ -223,7 +222,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No wrapper against torch.compile around each operator: it costs as much as the recording itself."""
+        """Returns False: else torch wraps each operator against torch.compile, which costs as much as the recording."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -252,7 +251,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return out
 
     def _see(self, tensor: torch.Tensor) -> int | None:
-        """Returns the block of a tensor that is alive; None when it holds no storage of its own."""
+        """Returns the block of a tensor's storage, which is recorded if new; None for one without bytes on a device."""
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -348,7 +347,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     # -- what came of it -----------------------------------------------------------------------------------------
 
     def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
-        """The run so far, without what was disowned."""
+        """Returns the trace of the run so far, without disowned blocks."""
         return replace(
             self.ledger.trace(not_counted, self.work.workload()),
             pinned_bytes=self.pinned.peak_bytes,
@@ -381,6 +380,6 @@ def current_recorder() -> Recorder | None:
 
 
 def note(cost: Cost) -> None:
-    """Tells the recorder of work on the device, or of a wait for the host, that is not an operator here."""
+    """Adds work on the device, or a wait for the host, that is not an operator here to the active recorder, if any."""
     if recorder := _recording.get():
         recorder.work.note(cost)
