@@ -1,1 +1,1 @@
-"""Refuses what cannot work, with its reason and its cure. Runs in the worker."""
+"""Refuses what cannot work, with the reason and the cure. Runs in the worker."""

@@ -1,6 +1,6 @@
-"""Checks what LoRA adapts of the model that the trainer will build: its modules, and a mixture's experts.
+"""Checks what LoRA adapts in the model that the trainer will build: its modules, and a mixture's experts.
 
-The experts' weights are parameters of all experts of a layer at once.
+A layer's expert weights are parameters that hold all its experts at once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remot
 from autotrain_mem.types.findings import Finding, Problems
 
 NAMED_AT_MOST = 12
-"""Kinds of modules that an error lists; a transformer layer has seven."""
+"""The most kinds of modules that an error lists; a transformer layer has seven."""
 
 
 def unmatched_targets(setup: Setup) -> Problems:
-    """Yields an error when ``--lora_target_modules`` matches nothing, a warning for names of a list that match nothing.
+    """Yields an error if ``--lora_target_modules`` matches nothing, and a warning for listed names that match nothing.
 
-    A mixture of experts is passed over where a name may be that of fused experts, which PEFT adapts as parameters.
+    A mixture of experts is not checked if a name may refer to fused experts, which PEFT adapts as parameters.
     """
     job, filled, config = setup.job, setup.filled, setup.config
     if job.python_call is not None:
-        return  # PEFT looks at the script's own config, and at its model
+        return  # PEFT uses the script's config and model
     asked = filled.model.lora_target_modules if job.arguments.get("use_peft") else None
     if not asked:
         return
@@ -70,14 +70,14 @@ def unmatched_targets(setup: Setup) -> Problems:
 
 
 CHUNKED = "chunked_nll"
-"""TRL's name for the loss that goes over the tokens in chunks, its default."""
+"""TRL's name for its default loss, which processes the tokens in chunks."""
 
 
 def adapted_experts(setup: Setup) -> Problems:
-    """Yields what PEFT refuses of experts, and a warning where an adapter leaves them as they are.
+    """Yields what PEFT refuses about experts, and a warning if an adapter leaves them unchanged.
 
-    Experts that transformers 5 fuses into one parameter are adapted by ``target_parameters``; in some families PEFT
-    takes names of layers that they had before, such as ``gate_proj``, and ``all-linear``, for these
+    Experts that transformers 5 fuses into one parameter are adapted by ``target_parameters``. In some families PEFT
+    also accepts the names of their former layers, such as ``gate_proj``, and ``all-linear``
     (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``).
     """
     from peft.utils.transformers_weight_conversion import (
@@ -87,11 +87,11 @@ def adapted_experts(setup: Setup) -> Problems:
 
     job, asked_for = setup.job, setup.filled.model
     if job.python_call is not None or not has_experts(setup.config):
-        return  # PEFT looks at the script's own config, and at its model
+        return  # PEFT uses the script's config and model
     if not job.arguments.get("use_peft"):
         if not job.arguments.get("lora_target_parameters"):
             return
-        asked_for = replace(asked_for, use_peft=True)  # a plan would turn it on with the parameters that are named
+        asked_for = replace(asked_for, use_peft=True)  # a plan would turn it on with the given parameters
     lora = peft_config(asked_for, job.model, trust_remote_code=trusts_remote_code(setup.filled))
     model = model_without_weights(setup.job)
     fused = {name: weight.numel() for name, weight in model.named_parameters() if weight.dim() == 3}
@@ -101,7 +101,7 @@ def adapted_experts(setup: Setup) -> Problems:
     try:  # as PEFT does before it looks for layers (``peft/tuners/tuners_utils.py: inject_adapter``)
         conversions = get_model_conversion_mapping(model)
         convert_peft_config_for_transformers(converted, model=model, conversions=conversions)
-    except ValueError as error:  # one of two projections that are fused
+    except ValueError as error:  # only one of two fused projections is named
         yield f"PEFT refuses --lora_target_modules: {error}", "Name gate_proj, up_proj and down_proj together."
         return
     names = [name for name, _ in model.named_parameters()]
@@ -136,7 +136,7 @@ def adapted_experts(setup: Setup) -> Problems:
 
 
 def router_loss(setup: Setup) -> Problems:
-    """Refuses mixtures whose config has no ``num_experts``, which TRL's chunked loss reads: such a run fails in its
+    """Refuses mixtures whose config lacks ``num_experts``, which TRL's chunked loss reads: a run would fail in its
     first step (``trl/trainer/sft_trainer.py: _chunked_ce_forward``)."""
     job, training, text = setup.job, setup.filled.training, setup.config.get_text_config()
     if not job.method_facts.has_chunked_loss or job.python_call is not None:
@@ -151,10 +151,10 @@ def router_loss(setup: Setup) -> Problems:
 
 
 def _matched(names: Sequence[str], targets: Sequence[str]) -> bool:
-    """``peft/tuners/tuners_utils.py: _inject_parameters``."""
+    """Returns whether a target names a parameter, as ``peft/tuners/tuners_utils.py: _inject_parameters`` decides."""
     return any(name == target or name.endswith(f".{target}") for name in names for target in targets)
 
 
 def _last_names(names: Sequence[str]) -> list[str]:
-    """``["experts.down_proj", "experts.gate_up_proj"]``: what repeats in every layer."""
+    """Returns what repeats in every layer, such as ``["experts.down_proj", "experts.gate_up_proj"]``."""
     return sorted({".".join(name.split(".")[-2:]) for name in names})

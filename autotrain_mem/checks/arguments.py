@@ -1,4 +1,4 @@
-"""The user's flags and YAML keys, read by TRL's own parser, which also says what was given and what was not."""
+"""Reads the user's flags and YAML keys with TRL's own parser, and which of them were given."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def parse(
     pins: Mapping[str, Any] | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Knobs]:
-    """Parses the flags that are not ours, over the keys of a YAML config.
+    """Parses TRL's flags, which override the keys of a YAML config.
 
-    Returns exactly the arguments that the user gave, under TRL's names, and TRL's own values for what a plan decides.
+    Returns exactly the arguments that the user gave, under TRL's names, and TRL's defaults for what a plan decides.
 
     Args:
         argv: Flags without our own.
-        config: Top-level keys of the YAML file without our own; a flag wins over its key.
+        config: Top-level keys of the YAML file without our own; a flag overrides its key.
         also_known: Our own names, for did-you-mean.
-        pins: Knobs that are ours alone and that the user gave.
-        own: Our other flags that the user gave, which may contradict TRL's.
+        pins: The given knobs that TRL does not have.
+        own: Our other given flags, which may contradict TRL's.
 
     Raises:
-        UsageError: an unknown flag or key (with the nearest), a value that TRL refuses; all that contradicts itself
-            or cannot be rehearsed, at once.
+        UsageError: an unknown flag or key (with the nearest), a value that TRL refuses; or a list of all contradictions
+            and of all that cannot be rehearsed.
     """
     parser = method_of(method).make_parser()
     defaults = {name: action.default for name, action in actions_of(parser).items()}
@@ -54,8 +54,8 @@ def parse(
 
 
 def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
-    """TRL's own values for what a plan decides, for a config that a script made, and TRL has accepted already. Raises
-    UsageError for all that contradicts itself or cannot be rehearsed, at once."""
+    """Returns TRL's values for what a plan decides, for a script's config that TRL has already accepted. Raises
+    UsageError with all contradictions and all that cannot be rehearsed."""
     refuse(table.FLAGS, Flags(method=method, given=given, own=own))
     return _knobs({name: action.default for name, action in actions_of(method_of(method).make_parser()).items()})
 
@@ -65,7 +65,7 @@ def _knobs(defaults: Mapping[str, Any]) -> Knobs:
 
 
 def flag_tables() -> dict[str, TrlFlags]:
-    """Writes down the flags and the help of every method that the installed TRL has."""
+    """Returns the flags and help of every method in the installed TRL."""
     tables = {}
     for method in METHODS:
         with contextlib.suppress(MissingExtraError):
@@ -75,7 +75,7 @@ def flag_tables() -> dict[str, TrlFlags]:
 
 
 def _methods_with(name: str) -> list[str]:
-    """Returns the methods whose parser knows the name. Slow, and called only before a command fails."""
+    """Returns the methods whose parser has this name. It is slow, and called only before a command fails."""
     found = []
     for method in METHODS:
         with contextlib.suppress(MissingExtraError):

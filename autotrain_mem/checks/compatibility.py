@@ -1,6 +1,6 @@
-"""Checks that a job's arguments go with its model, with the card, and with the installed TRL and packages.
+"""Checks that a job's arguments work with its model, the card, and the installed TRL and packages.
 
-They refuse before minutes of planning what would fail, or be mispredicted, in every rehearsal.
+They refuse, before minutes of planning, what would fail or be mispredicted in every rehearsal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotrain_mem.types.hardware import Capability
 
 
 def quantization(subject: ModelOnCard) -> Problems:
-    """Refuses a checkpoint that is quantized in a way that is not rehearsed, or would be quantized twice."""
+    """Refuses a checkpoint with a quantization that is not rehearsed, or one that would be quantized twice."""
     from transformers import Mxfp4Config
     from trl import ModelConfig, get_quantization_config
 
@@ -42,7 +42,7 @@ def quantization(subject: ModelOnCard) -> Problems:
 
 
 def images(subject: ModelOnCard) -> Problems:
-    """Refuses image flags for a model or a trainer that reads text alone."""
+    """Refuses image flags for a model or a trainer that reads only text."""
     job = subject.job
     said = {"--max_pixels": job.arguments.get(SMALLER_IMAGES), "--image_sizes": job.images}
     flags = " and ".join(name for name, value in said.items() if value)
@@ -58,7 +58,7 @@ def images(subject: ModelOnCard) -> Problems:
 
 
 def attention(subject: ModelOnCard) -> Problems:
-    """Refuses kernels that do not run on this card or with this dtype, or are not rehearsed."""
+    """Refuses attention kernels that do not support this card or this dtype, or are not rehearsed."""
     name = subject.job.arguments.get("attn_implementation")
     reason = None if name is None else _why_not(name, subject.job, subject.config, subject.compute_capability)
     if reason is not None:
@@ -69,7 +69,7 @@ FLASH = "flash_attention_2"
 
 
 def why_no_flash_attention(job: Job, config: Any, compute_capability: Capability) -> str:
-    """Returns why a plan for a card of this machine may not choose flash-attention by itself; empty when it may."""
+    """Returns why a plan for a card of this machine may not choose flash-attention on its own; empty if it may."""
     if job.arguments.get("use_cpu"):
         return "flash-attention runs on a GPU only"
     if command := flash_package_missing(FLASH):
@@ -97,7 +97,7 @@ _FLASH_PACKAGES = {
     FLASH: (("flash_attn", "kernels"), "pip install flash-attn --no-build-isolation"),
     "flash_attention_3": (("flash_attn_interface", "kernels"), "pip install kernels"),
 }
-"""Name -> packages of which any one will do, and how to install one. transformers takes the kernel from the hub where
+"""Name -> the packages of which one suffices, and how to install one. transformers loads the kernel from the hub if
 ``kernels`` is installed and the package is not (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
 _FROM_HUB = (("kernels",), "pip install kernels")
 
@@ -111,7 +111,7 @@ def flash_package_missing(name: str) -> str:
 
 
 def liger(subject: ModelOnCard) -> Problems:
-    """Refuses Liger where it is not rehearsed: only chunked losses that TRL computes itself are (1.16)."""
+    """Refuses Liger if it is not rehearsed: only chunked losses that TRL computes itself are (1.16)."""
     import trl
     from packaging.version import Version
 

@@ -1,7 +1,7 @@
 """Checks flags and keys against each other; model, card and data are checked later.
 
-A pin is law, so no lever that ``--fit`` stops short of contradicts it: ``--fit lossless --use_peft`` trains an adapter,
-and the plan changes nothing but speed. ``--forbid`` names a lever itself, so what it forbids may not be asked for.
+A setting that is given is kept even if ``--fit`` excludes its lever: ``--fit lossless --use_peft`` trains an adapter,
+and the plan changes only speed. ``--forbid`` names a lever itself, so a forbidden setting may not be given.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ _EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
         "Remove --expandable_segments.",
     ),
 )
-"""Two settings that exclude each other, the problem, and its cure. ``search.division`` refuses generations whose sizes
-do not divide."""
+"""Pairs of settings that exclude each other, with the problem and its cure. ``search.division`` refuses generations
+whose sizes do not divide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flags:
     method: str
     given: Mapping[str, Any]
-    """The arguments of TRL's that the user gave."""
+    """The TRL arguments that the user gave."""
     own: Mapping[str, Any] = field(default_factory=dict)
     """Our own flags that the user gave, by name."""
 
@@ -117,11 +117,11 @@ _ON_A_CARD_ONLY = {
     "use_liger_kernel": _KERNELS,
     "use_vllm": "vLLM generates on one",
 }
-"""Argument -> why it needs a GPU to train on, even under a simulated card."""
+"""Argument -> why training with it needs a GPU, even under a simulated card."""
 
 
 def levers_of_a_gpu(flags: Flags) -> Problems:
-    """Refuses levers that need a GPU, or a GPU or a simulated one, where there is none."""
+    """Refuses levers that need a GPU, or a real or simulated one, if there is none."""
     given, own = flags.given, flags.own
     if given.get("use_cpu") or own.get("simulate"):
         for name in filter(given.get, _ON_A_CARD_ONLY):
@@ -135,7 +135,8 @@ def levers_of_a_gpu(flags: Flags) -> Problems:
 
 
 def precision(flags: Flags) -> Problems:
-    """``torch/amp/grad_scaler.py: _unscale_grads_`` refuses gradients in float16, CUDA's kernel those in bfloat16."""
+    """Refuses fp16 with half-precision weights: ``torch/amp/grad_scaler.py: _unscale_grads_`` refuses float16
+    gradients, and its CUDA kernel bfloat16 ones."""
     given = flags.given
     if given.get("fp16") and given.get("dtype") in ("float16", "bfloat16") and not given.get("use_peft"):
         yield (
@@ -146,7 +147,7 @@ def precision(flags: Flags) -> Problems:
 
 
 def quantization(flags: Flags) -> Problems:
-    """Refuses quantized weights without an adapter: weights of 4 or 8 bits take no gradient step."""
+    """Refuses quantized weights without an adapter: 4-bit and 8-bit weights cannot be trained."""
     given = flags.given
     quantized = [name for name in BASE_BITS if given.get(name)]
     if quantized and not given.get("use_peft"):
@@ -157,7 +158,7 @@ def quantization(flags: Flags) -> Problems:
 
 
 def adapter(flags: Flags) -> Problems:
-    """Refuses kinds of adapters that are not rehearsed, or that cannot adapt a quantized base."""
+    """Refuses adapters that are not rehearsed, or that cannot adapt a quantized base."""
     text = flags.given.get(PEFT_CONFIG)
     if text is None:
         return
@@ -170,7 +171,7 @@ def adapter(flags: Flags) -> Problems:
 
 
 def effective_batch(flags: Flags) -> Problems:
-    """Refuses an effective batch that rows times steps do not divide; the quotient is the number of processes, which is
+    """Refuses an effective batch that rows times steps do not divide. The quotient is the number of processes, which is
     not known yet if all GPUs of this machine are used."""
     given, own = flags.given, flags.own
     is_one = own.get("gpu") is not None and own.get("gpus") in (None, 1) and own.get("nodes") in (None, 1)
@@ -190,7 +191,7 @@ def effective_batch(flags: Flags) -> Problems:
 
 
 def prompt_length(flags: Flags) -> Problems:
-    """Refuses a prompt length where the method's data are not prompts."""
+    """Refuses a prompt length for a method whose data are not prompts."""
     method, own = flags.method, flags.own
     tokens = own.get("prompt_length")
     if tokens is not None and not METHODS[method].is_online:
@@ -204,8 +205,8 @@ def prompt_length(flags: Flags) -> Problems:
 
 
 def row_limit(flags: Flags) -> Problems:
-    """A trainer that leaves rows longer than ``max_length`` is given no shorter one by a plan. Where completions are
-    sampled, it is no length of rows."""
+    """Refuses a ``max_length`` to be found by the plan if the trainer keeps longer rows, or if the length limits a
+    prompt with its sampled completion."""
     wanted, facts = flags.given.get(MAX_LENGTH), METHODS[flags.method]
     limits_both = facts.is_online and MAX_LENGTH in facts.knobs
     if limits_both and MAX_LENGTH in flags.given and (wanted is None or is_maximized(wanted)):
@@ -234,7 +235,7 @@ def forbidden_levers(flags: Flags) -> Problems:
 
 
 def offloaded_optimizer(flags: Flags) -> Problems:
-    """Refuses optimizers, and trainers, that cannot keep the optimizer's state on the host."""
+    """Refuses optimizers and trainers that cannot keep the optimizer's state on the host."""
     method, given = METHODS[flags.method], flags.given
     if given.get("optimizer_offload") and method.builds_early:
         yield (
@@ -248,11 +249,11 @@ def offloaded_optimizer(flags: Flags) -> Problems:
         )
 
 
-# -- what a rehearsal cannot follow yet, so that its memory would be mispredicted ----------------------------------
+# -- what a rehearsal does not support yet, so that it would mispredict memory -------------------------------------
 
 
 def arguments(flags: Flags) -> Problems:
-    """Refuses arguments that a rehearsal ignores, or fails on."""
+    """Refuses arguments that a rehearsal ignores or fails on."""
     given = flags.given
     refused = {name: f"--{name}" for name in REFUSED if given.get(name)}
     refused |= {name: f"--{name} false" for name in REFUSED_WHEN_OFF if given.get(name) is False}
@@ -265,7 +266,7 @@ def arguments(flags: Flags) -> Problems:
 
 
 def padding_free(flags: Flags) -> Problems:
-    """Refuses rows in one sequence whose length TRL does not limit."""
+    """Refuses padding-free rows in one sequence whose length TRL does not limit."""
     given = flags.given
     group = group_of(flags.method, "padding_free")
     is_refused = group is not None and group.verdict is Verdict.REFUSED  # its method says why
@@ -282,7 +283,7 @@ cudagraphs.py``)."""
 
 
 def compiled_graphs(flags: Flags) -> Problems:
-    """Refuses CUDA graphs: they keep their own memory pools, so that an uncompiled rehearsal is no upper bound."""
+    """Refuses CUDA graphs: they have their own memory pools, so that an uncompiled rehearsal is not an upper bound."""
     for name, values in _GRAPHS.items():
         if (value := flags.given.get(name)) in values:
             yield (
@@ -294,8 +295,8 @@ def compiled_graphs(flags: Flags) -> Problems:
 
 
 def generation_cache(flags: Flags) -> Problems:
-    """Refuses caches whose layers are copied to the host and back, or quantized by a package
-    (``transformers/cache_utils.py: DynamicLayer.offload, QuantizedLayer``)."""
+    """Refuses caches whose layers are offloaded to the host, or quantized by a package (``transformers/cache_utils.py:
+    DynamicLayer.offload, QuantizedLayer``)."""
     name = str(flags.given.get("cache_implementation") or "")
     if ("offloaded" in name or name == "quantized") and not flags.given.get("use_vllm"):
         yield (
@@ -305,7 +306,7 @@ def generation_cache(flags: Flags) -> Problems:
 
 
 def rows(flags: Flags) -> Problems:
-    """Refuses options whose batches may exceed the planned worst batch."""
+    """Refuses options whose batches may be larger than the planned worst batch."""
     given = flags.given
     packing, eval_packing = bool(given.get("packing")), given.get("eval_packing")
     evaluates = str(given.get("eval_strategy", "no")) != "no"
@@ -335,7 +336,7 @@ def rows(flags: Flags) -> Problems:
 
 
 def optimizer(flags: Flags) -> Problems:
-    """Refuses optimizers that cannot be rehearsed, or that need arguments or a package that are missing."""
+    """Refuses optimizers that cannot be rehearsed, or whose arguments or package are missing."""
     given, name = flags.given, str(flags.given.get("optim") or "")
     if refused := REFUSED_OPTIMIZERS.get(name):
         why, cure = refused

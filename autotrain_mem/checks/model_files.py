@@ -1,4 +1,4 @@
-"""Reads a model's config, which it checks for what would fail later, and the size of its weights."""
+"""Reads a model's config, checks it for later failures, and reads the size of its weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autotrain_mem.types.methods_table import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOnCard:
-    """Holds a job, the config of its model, and the card's compute capability."""
+    """Holds a job, its model's config, and the card's compute capability."""
 
     job: Job
     config: Any
@@ -39,8 +39,8 @@ def read_config(job: Job) -> Any:
 
     Raises:
         ModelNotFoundError: no config.json there, or a hub id that cannot be reached.
-        ModelConfigError: a config.json that is not JSON, or that transformers refuses.
-        UnsupportedModelError: no causal language model of this architecture in the installed transformers.
+        ModelConfigError: config.json is not JSON, or transformers refuses it.
+        UnsupportedModelError: the installed transformers has no causal language model of this architecture.
     """
     if (model := model_of(job)) is not None:
         return model.config
@@ -51,7 +51,7 @@ def read_config(job: Job) -> Any:
 
 
 def reward_model(subject: ModelOnCard) -> None:
-    """Refuses a reward model of an architecture without a sequence classifier in the installed transformers. Raises
+    """Refuses a reward model whose architecture has no sequence classifier in the installed transformers. Raises
     UnsupportedModelError, and the errors of :func:`read_config`."""
     job = subject.job
     for name in REWARD_MODEL_ARGUMENTS:
@@ -78,11 +78,11 @@ def teacher_model(subject: ModelOnCard) -> None:
 
 
 _OF_THE_FILE = ("_name_or_path", "transformers_version")
-"""Keys of a config about its file and its writer, not about the model."""
+"""Config keys that describe the file and its writer, not the model."""
 
 
 def config_digest(job: Job, config: Any) -> str:
-    """Returns a digest of the configs of the job's models: the same for equal models."""
+    """Returns a digest of the configs of the job's models, which is the same for equal models."""
     trust = bool(job.arguments.get("trust_remote_code", False))
     others = [job.arguments[name] for name in OTHER_MODEL_ARGUMENTS if job.arguments.get(name)]
     configs = [config, *(load_config(other, trust_remote_code=trust) for other in others)]
@@ -115,7 +115,7 @@ def _load(job: Job, model: str, flag: str, **options: Any) -> Any:
 
 
 def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
-    """Refuses a model that TRL's ``create_model_from_path`` fails on, or builds as another kind of model."""
+    """Refuses a model that TRL's ``create_model_from_path`` cannot build, or builds as another kind of model."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -150,7 +150,7 @@ def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
 
 
 def _check_classifier(model: str, config: Any) -> None:
-    """A reward model is a causal model with another head, which transformers has for most architectures, not all."""
+    """Refuses a reward model of one of the few architectures for which transformers has no classifier."""
     from transformers.models.auto import modeling_auto
 
     if config.model_type not in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
@@ -161,7 +161,7 @@ def _check_classifier(model: str, config: Any) -> None:
 
 
 def model_without_weights(job: Job) -> Any:
-    """Builds the model as TRL builds it: the class that the config names, or a classifier of one score."""
+    """Builds the model as TRL does: the class that the config names, or a classifier with one score."""
     from transformers import AutoModelForSequenceClassification, Mxfp4Config
     from trl.trainer.utils import create_model_from_path
 
@@ -185,14 +185,12 @@ FORMATS = (".safetensors", ".bin")
 """Endings of weight files; if there are any of the first kind, only those are downloaded
 (``transformers/modeling_utils.py: _get_resolved_checkpoint_files``)."""
 HUB_SECONDS = 3.0
-"""Seconds to wait for the hub: a missing figure costs less than a late plan."""
+"""Seconds to wait for the hub: a missing size is better than a late plan."""
 
 
 def parameters_on_disk(model: str, config: Any, revision: str | None = None) -> int | None:
-    """Counts a model's parameters by the size of its weights' files and the config's dtype.
-
-    None if the files are incomplete, or for a quantized checkpoint, whose bytes do not determine its parameters.
-    """
+    """Counts a model's parameters from the size of its weight files and the config's dtype. None if files are
+    incomplete, or for a quantized checkpoint, whose bytes do not determine its parameters."""
     if getattr(config, "quantization_config", None) is not None:
         return None
     if pathlib.Path(model).is_dir():
@@ -203,14 +201,14 @@ def parameters_on_disk(model: str, config: Any, revision: str | None = None) -> 
 
 
 def item_bytes(config: Any) -> int:
-    """Returns the bytes of a saved weight: transformers writes the dtype that it saves."""
+    """Returns the bytes of a saved weight, from the dtype that transformers saved."""
     return int(getattr(getattr(config, "dtype", None), "itemsize", 4))
 
 
 def download(model: str, config: Any, revision: str | None = None) -> Download | None:
-    """Returns the weights that training downloads from the hub, and where to; None if they are here.
+    """Returns the weights that training downloads from the hub, and their folder; None if they are here.
 
-    The size is the hub's own, or the config's parameters and dtype if the hub does not answer in time.
+    The size is the hub's, or follows from the config's parameters and dtype if the hub does not answer in time.
     """
     from huggingface_hub import constants
 
@@ -230,7 +228,7 @@ def download(model: str, config: Any, revision: str | None = None) -> Download |
 
 
 def _cached_bytes(model: str, revision: str | None) -> int:
-    """Reads the size of a hub model's cached weights; 0 if they are incomplete, or the name is no hub id."""
+    """Returns the size of a hub model's cached weights; 0 if they are incomplete, or the name is not a hub id."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -259,7 +257,7 @@ def _bytes_on_hub(model: str, revision: str | None) -> int | None:
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError, TimeoutError):
         return None
     for ending in FORMATS:
-        # Folders within hold other forms of the same weights, such as the makers' own.
+        # Subfolders hold other formats of the same weights, such as the publisher's own.
         sizes = [file.size or 0 for file in files if file.rfilename.endswith(ending) and "/" not in file.rfilename]
         if sizes:
             return sum(sizes)

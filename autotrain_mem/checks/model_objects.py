@@ -1,7 +1,7 @@
 """Refuses model objects that cannot be rehearsed, with the reason.
 
-A rehearsal puts the whole model on one device, as training on one GPU does: it would mispredict a model that is spread,
-wrapped or stored in another form.
+A rehearsal puts the whole model on one device, like training on one GPU: it would mispredict a model that is spread
+over devices, wrapped, or stored in another form.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _Problem = tuple[str, str]
 
 
 def check_model_object(model: Any, *, gets_adapter: bool) -> None:
-    """Raises UnsupportedModelError, with the first reason found, where a rehearsal of a model object would be wrong.
+    """Raises UnsupportedModelError, with the first reason found, if a rehearsal of a model object would be wrong.
 
     Args:
-        gets_adapter: A PEFT config is given with it, so that it may be frozen.
+        gets_adapter: Whether a PEFT config is given with it, so that it may be frozen.
     """
     not_a_module = ("is not a torch.nn.Module.", "Give a transformers model, or a PEFT model around one.")
     for check in (_spread, _unknown_tensors, _unknown_layers):
@@ -44,12 +44,12 @@ _WRAPPERS = {
     "torch.distributed.fsdp": "FSDP",
     "deepspeed": "DeepSpeed",
 }
-"""Maps modules whose classes put a model on several devices to their names; FSDP2's ``fully_shard`` gives a module its
-own class, with FSDPModule among the bases."""
+"""Modules whose classes put a model on several devices -> their names. FSDP2's ``fully_shard`` gives a module a new
+class with FSDPModule among its bases."""
 
 
 def _spread(model: Any) -> Iterator[_Problem]:
-    """Finds what puts a model on several devices, or replaces its code; each problem hides those after it."""
+    """Yields what puts a model on several devices or replaces its code; each problem hides the following ones."""
     for module in model.modules():
         for kind in type(module).__mro__:
             for home, name in _WRAPPERS.items():
@@ -82,7 +82,7 @@ def _spread(model: Any) -> Iterator[_Problem]:
 
 
 def _unknown_tensors(model: Any) -> Iterator[_Problem]:
-    """Finds tensors without a known shape, storage or device."""
+    """Yields tensors without a known shape, storage or device."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in tensors:
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -107,8 +107,8 @@ def _unknown_tensors(model: Any) -> Iterator[_Problem]:
 
 
 def _unknown_layers(model: Any) -> Iterator[_Problem]:
-    """Finds quantized layers that are not bitsandbytes', and fused ones. Fake tensors cannot run Triton's kernels;
-    Liger's are rehearsed if the trainer applies them (``rehearsal.cuda``)."""
+    """Yields quantized layers not from bitsandbytes, and fused ones: fake tensors cannot run Triton kernels. Liger's
+    are rehearsed if the trainer applies them (``rehearsal.cuda``)."""
     from transformers import PreTrainedModel
 
     for part in model.modules():
@@ -143,7 +143,7 @@ def _unknown_layers(model: Any) -> Iterator[_Problem]:
 
 
 def check_loading(options: Mapping[str, Any] | None) -> None:
-    """Raises UnsupportedModelError where ``model_init_kwargs`` ask for layers that cannot be rehearsed."""
+    """Raises UnsupportedModelError if ``model_init_kwargs`` ask for layers that cannot be rehearsed."""
     for name in ("use_kernels", "kernel_config"):
         if (options or {}).get(name):
             raise UnsupportedModelError(

@@ -1,8 +1,8 @@
 """Checks model, tokenizer and data before anything is rehearsed, and reports all problems at once.
 
-A check passes over what it cannot find out, such as a hub id that was not downloaded. The padding side is not checked,
-since every trainer sets it where it pads (on the right ``trl/trainer/sft_trainer.py:
-DataCollatorForLanguageModeling``, on the left ``grpo_trainer.py: _generate_single_turn`` and our PPO's tokenizer).
+A check passes if it cannot find out, as with a hub id that is not downloaded. The padding side is not checked, since
+every trainer sets it when it pads (right: ``trl/trainer/sft_trainer.py: DataCollatorForLanguageModeling``; left:
+``grpo_trainer.py: _generate_single_turn`` and our PPO's tokenizer).
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ UNFORESEEN = (Exception,)
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A job with its model's config, and where it will run."""
+    """Holds a job, its model's config, and where it will run."""
 
     job: Job
     filled: Configs
     """The job's arguments in TRL's dataclasses."""
     config: Any
-    """The model's."""
+    """The model's config."""
     compute_capability: Capability
-    """The card's compute capability; ASSUMED_CAPABILITY where there is none."""
+    """The card's compute capability; ASSUMED_CAPABILITY without a card."""
     to_train: bool
-    """Training follows, on this machine; else a plan is made, perhaps for a card elsewhere."""
+    """Whether training follows, on this machine; else only a plan is made, perhaps for another machine's card."""
     on_cpu: bool
-    """The training runs on the CPU, with or without a simulated card: packages for GPUs are not needed."""
+    """Whether training runs on the CPU, with or without a simulated card: then packages for GPUs are not needed."""
     reads_data: bool
 
     @functools.cached_property
     def rows(self) -> Any:
-        """The training data, or the AutofitError by which they cannot be read; None where they are not read."""
+        """Returns the training data, or the AutofitError raised while reading them; None if they are not read."""
         if not self.reads_data:
             return None
         try:
@@ -64,7 +64,7 @@ class Setup:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The job's own, or its model's; None where none can be loaded, which counting tokens will say."""
+        """Returns the job's or its model's tokenizer; None if it cannot be loaded, reported when tokens are counted."""
         tokenizer = keyword_of(self.job, "processing_class")
         if tokenizer is None and lacks_tokenizer(pathlib.Path(self.job.model)):
             return None
@@ -80,8 +80,8 @@ def setup_of(job: Job, config: Any, output_dir: str, **facts: Any) -> Setup:
 
 
 def emulated_bf16(setup: Setup) -> Problems:
-    """transformers takes bf16 on every card that can emulate it (``training_args.py: _validate_args`` asks
-    ``torch.cuda.is_bf16_supported()``, which counts emulation)."""
+    """Warns of emulated bf16: transformers accepts every card that can emulate it (``training_args.py: _validate_args``
+    calls ``torch.cuda.is_bf16_supported()``, which includes emulation)."""
     given = setup.job.arguments
     if given.get("bf16") and lacks_bf16(setup.compute_capability) and not given.get("use_cpu"):
         capability = ".".join(map(str, setup.compute_capability))
@@ -94,8 +94,8 @@ def emulated_bf16(setup: Setup) -> Problems:
 
 
 def tf32(setup: Setup) -> Problems:
-    """transformers refuses ``--tf32`` as it makes the config of a training (``utils/import_utils.py:
-    is_torch_tf32_available``)."""
+    """Refuses ``--tf32`` on cards before Ampere, as transformers does when it creates a training's config
+    (``utils/import_utils.py: is_torch_tf32_available``)."""
     card = setup.compute_capability
     if not setup.job.arguments.get("tf32") or setup.on_cpu or card >= AMPERE:
         return
@@ -120,7 +120,7 @@ def flash_attention_package(setup: Setup) -> Problems:
 
 
 def compiled_optimizer(setup: Setup) -> Problems:
-    """DeepSpeed compiles its optimizer for the host as training starts, after the plan was made."""
+    """Refuses DeepSpeed's offload if it cannot be compiled, which happens when training starts, after the plan."""
     given = setup.job.arguments
     optimizer, weights = given.get("offload_optimizer_device"), given.get("offload_param_device")
     needed = (OPTIMIZER if optimizer else ()) + (NVME if "nvme" in (optimizer, weights) else ())
@@ -139,11 +139,11 @@ def compiled_optimizer(setup: Setup) -> Problems:
 
 
 def data(setup: Setup) -> Problems:
-    """Data that cannot be read, or that a plan does without.
+    """Reports data that cannot be read; a plan may do without them.
 
-    A plan can be made where nothing is trained here, the tokens of a row are given, and it is the hub that did not
-    answer: ``datasets/load.py: dataset_module_factory`` raises ConnectionError for that, its own DatasetNotFoundError
-    for a name that the hub does not know.
+    A plan needs no data if no training follows here, the tokens of a row are given, and the hub did not answer. Then
+    ``datasets/load.py: dataset_module_factory`` raises ConnectionError; for a name that the hub does not have it raises
+    its DatasetNotFoundError.
     """
     job, error = setup.job, setup.rows
     if not isinstance(error, AutofitError):
@@ -166,14 +166,14 @@ def data(setup: Setup) -> Problems:
 
 
 LOOKED_AT_ROWS = 4
-"""Rows in which a conversation is looked for: the trainers look at the first alone."""
+"""Rows that are searched for a conversation; the trainers check only the first."""
 
 
 def special_tokens(setup: Setup) -> Problems:
-    """Trainers refuse, as they are built, an end or a padding token that is not in the vocabulary.
+    """Refuses an end or padding token that is not in the vocabulary, as trainers do when they are built.
 
-    ``trl/trainer/sft_trainer.py: __init__``, and those of reward and DPO; for padding the vocabulary of a template
-    taken from elsewhere counts too. The last resort for padding is the end token.
+    ``trl/trainer/sft_trainer.py: __init__``, and those of reward and DPO. For padding, the vocabulary of a cloned
+    template counts too; the end token is the fallback.
     """
     filled, tokenizer = setup.filled, setup.tokenizer
     if tokenizer is None:
@@ -200,7 +200,7 @@ def special_tokens(setup: Setup) -> Problems:
 
 
 def padding_of_method(setup: Setup) -> Problems:
-    """Trainers that tell padding from text by its id need a padding token of its own."""
+    """Refuses a padding token that text may use, for trainers that recognize padding by its id."""
     if setup.tokenizer is not None:
         yield from method_of(setup.job.method).tokenizer_findings(setup.filled, setup.tokenizer)
 
@@ -208,8 +208,8 @@ def padding_of_method(setup: Setup) -> Problems:
 def vocabulary(setup: Setup) -> Problems:
     """Finds token ids without a row in the embeddings: on a GPU they fail a kernel's assertion, which names nothing.
 
-    Some tokenizers hold special tokens that no text has (Gemma 3's, that of an image, which the text models have no row
-    for): of these only those count that padding, ends or the chat template would use.
+    Some tokenizers have special tokens that never occur in text (the image token of Gemma 3, for which its text models
+    have no row). Of these, only those count that padding, the end, or the chat template would use.
     """
     tokenizer = setup.tokenizer
     if tokenizer is None or _resizes(setup.filled):
@@ -239,8 +239,8 @@ def vocabulary(setup: Setup) -> Problems:
 
 
 def _resizes(filled: Configs) -> bool:
-    """A template taken from another tokenizer brings its tokens and makes room for them
-    (``trl/chat_template_utils.py: clone_chat_template``)."""
+    """Returns whether a chat template is cloned from another tokenizer, which adds its tokens and resizes the
+    embeddings (``trl/chat_template_utils.py: clone_chat_template``)."""
     path = getattr(filled.training, "chat_template_path", None)
     return path is not None and not str(path).endswith((".jinja", ".j2"))
 
@@ -269,7 +269,7 @@ def chat_template(setup: Setup) -> Problems:
 
 
 def idle(setup: Setup) -> Problems:
-    """Warns of idle flags, one warning for each reason, and of flags without a verdict."""
+    """Warns of flags without effect, once for each reason, and of flags without a verdict."""
     job = setup.job
     unknown = [name for name in _asked(job.arguments, setup.filled) if group_of(job.method, name) is None]
     if unknown:
@@ -323,11 +323,11 @@ _SWITCHES = {
     "packing_strategy": "packing",
     "entropy_coef_": "use_adaptive_entropy",
 }
-"""Maps prefixes of flags to the flag without which TRL never reads them, and which no plan turns on by itself."""
+"""Prefixes of flags -> the flag without which TRL does not read them, and which no plan turns on by itself."""
 
 
 def _asked(given: Mapping[str, Any], filled: Configs) -> Iterator[str]:
-    """Yields the names of arguments that ask for something other than TRL's own default."""
+    """Yields the names of arguments whose values differ from TRL's default."""
     parts = (filled.script, filled.training, filled.model, filled.dataset)
     fields = {field.name: field for part in parts for field in dataclasses.fields(part)}
     for name, value in given.items():

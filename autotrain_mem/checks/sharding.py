@@ -1,6 +1,6 @@
-"""Checks what is asked for beside shards of the model (FSDP, ZeRO): what libraries refuse, and what is not rehearsed.
+"""Checks what is asked for together with sharding (FSDP, ZeRO): what libraries refuse, and what is not rehearsed.
 
-The search combines none of these either; why a lever does not go with shards stands in its row (``settings.levers``).
+The search combines none of these either; a lever's row says why it does not work with sharding (``settings.levers``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FSDP = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incompatible:
-    """An argument that does not go with shards."""
+    """Describes an argument that does not work with sharding."""
 
     name: str
     values: str = ""
-    """A pattern of the values that do not; empty for an argument that is on."""
+    """A pattern of the values that do not work; empty for an argument that is on."""
     shardings: tuple[str, ...] = FSDP
     reason: str
     cure: str
@@ -97,11 +97,11 @@ REFUSED = (
         cure="Give --sharding zero2 or fsdp2, or remove --sync_ref_model.",
     ),
 )
-"""Each with the place in the installed libraries that its reason is from."""
+"""The incompatible arguments, each with the place in the installed libraries that its reason is from."""
 
 
 def arguments(flags: Flags) -> Problems:
-    """Arguments that do not go with the sharding that is asked for."""
+    """Refuses arguments that do not work with the requested sharding."""
     sharding = flags.given.get("sharding")
     for row in REFUSED:
         value = flags.given.get(row.name)
@@ -112,8 +112,8 @@ def arguments(flags: Flags) -> Problems:
 
 
 def shared_tokens(flags: Flags) -> Problems:
-    """Checks how several GPUs share the tokens of a row, which works in SFT: by ring attention with FSDP2, or by
-    DeepSpeed with ZeRO."""
+    """Checks how several GPUs share the tokens of a row, which works in SFT: ring attention with FSDP2, or DeepSpeed
+    with ZeRO."""
     asked = [WAYS[name] for name in SHARE_TOKENS if _size(flags.given, name) > 1]
     if len(asked) > 1:  # accelerate/parallelism_config.py: __post_init__
         yield (
@@ -165,10 +165,10 @@ def _shared(flags: Flags, way: SharedTokens, size: int) -> Problems:
 
 
 def shared_attention(subject: ModelOnCard) -> Problems:
-    """Layers attend to all that came before where tokens are shared: accelerate refuses others as training starts
-    (``accelerate/big_modeling.py: _attach_context_parallel_hooks``), and DeepSpeed gives them no mask
-    (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper``). It shares heads, which must come out even
-    (``__init__``)."""
+    """Refuses to share tokens if a layer lacks full attention: accelerate fails when training starts
+    (``accelerate/big_modeling.py: _attach_context_parallel_hooks``), and DeepSpeed passes no mask
+    (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper``). DeepSpeed also shares heads, which must
+    divide evenly (``__init__``)."""
     for name in SHARE_TOKENS:
         size = _size(subject.job.arguments, name)
         others = other_layers(subject.config) if size > 1 else []
@@ -192,7 +192,7 @@ def shared_attention(subject: ModelOnCard) -> Problems:
 
 
 def other_layers(config: Any) -> list[str]:
-    """Names the kinds of a model's layers that are not of full attention; accelerate asks the same."""
+    """Returns the types of a model's layers without full attention, as accelerate determines them."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     kinds = getattr(text, "layer_types", None)
     if kinds is not None:
@@ -204,11 +204,11 @@ _ON_HOST = ("adamw_torch", "adamw_torch_fused")
 
 
 def optimizer_on_host(flags: Flags) -> Problems:
-    """Refuses another optimizer on the host: accelerate silently replaces it with DeepSpeed's Adam
-    (``accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed``), and says nothing."""
+    """Refuses other optimizers on the host, which accelerate silently replaces with DeepSpeed's Adam
+    (``accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed``)."""
     optim, file = flags.given.get("optim"), flags.given.get("deepspeed")
     if isinstance(file, Mapping) and file.get("zero_force_ds_cpu_optimizer") is False:
-        return  # then it steps as it would on the GPU
+        return  # then it steps as on the GPU
     if flags.given.get("offload_optimizer_device") and optim not in (None, *_ON_HOST):
         yield (
             f"--optim {optim} does not go with --offload_optimizer_device: on the host DeepSpeed would step by its own "
@@ -218,7 +218,7 @@ def optimizer_on_host(flags: Flags) -> Problems:
 
 
 def on_the_cpu(flags: Flags) -> Problems:
-    """DeepSpeed's engine has rules of its own on a CPU, of which nothing was rehearsed."""
+    """Refuses sharding with DeepSpeed on the CPU, where its engine behaves differently and is not rehearsed."""
     sharding = flags.given.get("sharding")
     if flags.given.get("use_cpu") and sharding in ZEROS:
         yield (
@@ -228,8 +228,7 @@ def on_the_cpu(flags: Flags) -> Problems:
 
 
 def method(flags: Flags) -> Problems:
-    """Refuses trainers that call their models in ways that shards do not allow, or that are not rehearsed with
-    shards."""
+    """Refuses trainers whose calls of their models do not work with sharding, or are not rehearsed with it."""
     sharding = flags.given.get("sharding")
     refused = None if sharding is None else method_of(flags.method).why_not_sharded(sharding)
     if refused is not None:

@@ -1,6 +1,6 @@
-"""Every check, in the order in which a user reads what is wrong: what is refused, and at which point of a run.
+"""Lists every check in the order in which problems are reported: what is refused, and at which point of a run.
 
-To add a check, write a function that yields its problems (``types.findings``), and give it a line here.
+To add a check, write a function that yields its problems (``types.findings``), and add it to a list here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FLAGS: tuple[Check[Flags], ...] = (
     trl_arguments.accelerator,
     flag_checks.effective_batch,
 )
-"""Refuses flags that contradict each other, and those that no plan can be made with."""
+"""Refuses flags that contradict each other, and those that cannot be planned with."""
 
 TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     trl_arguments.accepted_by_trl,
@@ -57,7 +57,7 @@ TRL_ARGUMENTS: tuple[Check[Flags], ...] = (
     trl_arguments.label_smoothing,
     trl_arguments.evaluation_of_command,
 )
-"""Refuses what TRL's dataclasses refuse, and arguments with which a run would fail as it starts."""
+"""Refuses what TRL's dataclasses refuse, and arguments that would make a run fail when it starts."""
 
 MODEL: tuple[Check[ModelOnCard], ...] = (
     model_files.reward_model,
@@ -68,7 +68,7 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
     sharding.shared_attention,
     compatibility.liger,
 )
-"""Refuses arguments that do not go with the model, the card, or the installed TRL."""
+"""Refuses arguments that do not work with the model, the card, or the installed TRL."""
 
 TRAINING: tuple[Check[Flags], ...] = (
     trl_arguments.ready_to_train,
@@ -76,7 +76,7 @@ TRAINING: tuple[Check[Flags], ...] = (
     trl_arguments.packages,
     trl_arguments.trackers,
 )
-"""Checks what training needs and a plan does not."""
+"""Checks what training needs but a plan does not."""
 
 PREFLIGHT: tuple[Check[Setup], ...] = (
     preflight_checks.emulated_bf16,
@@ -93,4 +93,4 @@ PREFLIGHT: tuple[Check[Setup], ...] = (
     adapters.adapted_experts,
     adapters.router_loss,
 )
-"""Finds what will go wrong with model, tokenizer and data before anything is rehearsed."""
+"""Finds problems of model, tokenizer and data before anything is rehearsed."""

@@ -1,4 +1,4 @@
-"""Checks arguments by TRL's own dataclasses, and for what would end a training as it starts or is first evaluated."""
+"""Checks arguments with TRL's own dataclasses, and for what would end a training at its start or first evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autotrain_mem.types.methods_table import METHODS
 
 
 def data_workers(flags: Flags) -> Problems:
-    """Refuses flags that need data loader workers where there are none (``torch/utils/data/dataloader.py:
+    """Refuses flags that need data loader workers if there are none (``torch/utils/data/dataloader.py:
     DataLoader.__init__``)."""
     given = flags.given
     asked = [f"--{name}" for name in OF_WORKERS if given.get(name)]
@@ -36,8 +36,8 @@ def data_workers(flags: Flags) -> Problems:
 
 
 def best_model(flags: Flags) -> Problems:
-    """Refuses a best model without evaluations or without a named metric (``transformers/trainer.py: _validate_args,
-    _determine_best_metric``). PPO, which evaluates nothing, has a refusal of its own (``trainers.ppo_checks``)."""
+    """Refuses saving the best model without evaluations or a named metric (``transformers/trainer.py: _validate_args,
+    _determine_best_metric``). PPO, which evaluates nothing, has its own refusal (``trainers.ppo_checks``)."""
     given = flags.given
     if _text(given.get("save_strategy")) != "best" or not method_of(flags.method).is_evaluated:
         return
@@ -54,7 +54,7 @@ def best_model(flags: Flags) -> Problems:
 
 
 def kept_inputs(flags: Flags) -> Problems:
-    """``transformers/trainer.py: evaluation_loop`` takes a batch for a mapping; here it is a list of prompts."""
+    """Refuses kept inputs: ``transformers/trainer.py: evaluation_loop`` needs a mapping, not a list of prompts."""
     if flags.given.get("include_for_metrics") and METHODS[flags.method].is_online:
         yield (
             "--include_for_metrics would end the first evaluation: a batch of prompts holds no such inputs.",
@@ -69,7 +69,7 @@ def accelerator(flags: Flags) -> Problems:
     if isinstance(value, Mapping):
         config = value
     elif value is not None:
-        # A text of JSON or a file (``transformers/training_args.py: __post_init__``); TRL refuses an unreadable one.
+        # JSON or a file's path (``transformers/training_args.py: __post_init__``); TRL refuses an unreadable one.
         with contextlib.suppress(OSError, ValueError):
             text = str(value) if str(value).startswith("{") else Path(str(value)).read_text(encoding="utf-8")
             read = json.loads(text)
@@ -89,8 +89,8 @@ def accelerator(flags: Flags) -> Problems:
 
 
 def evaluation_of_command(flags: Flags) -> Problems:
-    """A command, as TRL's scripts do, hands over rows to evaluate on only with a strategy, and no compute_metrics
-    (``trl/scripts/sft.py: main``)."""
+    """Refuses evaluation that a command cannot do: like TRL's scripts, it passes evaluation rows only with a strategy,
+    and no compute_metrics (``trl/scripts/sft.py: main``)."""
     given = flags.given
     if not method_of(flags.method).is_evaluated:
         return
@@ -130,8 +130,8 @@ def packages(flags: Flags) -> Problems:
 
 
 def accepted_by_trl(flags: Flags) -> None:
-    """Lets TRL's dataclasses refuse the arguments now instead of later, except what depends on a GPU and how the batch
-    divides into groups: the planner checks that, and its error suggests numbers that divide."""
+    """Lets TRL's dataclasses refuse the arguments now instead of later, except for what depends on a GPU and on how the
+    batch divides into groups: the planner checks that, and suggests numbers that divide."""
     try:
         filled = _filled(flags)
     except (ValueError, TypeError, ImportError, OSError) as error:
@@ -144,7 +144,7 @@ def accepted_by_trl(flags: Flags) -> None:
 
 
 def accepted_by_peft(flags: Flags) -> None:
-    """Lets PEFT refuse a config of its own that it would refuse later."""
+    """Lets PEFT refuse a PEFT config now instead of later."""
     if flags.given.get(PEFT_CONFIG) is None:
         return
     try:
@@ -158,7 +158,7 @@ def accepted_by_peft(flags: Flags) -> None:
 
 
 def ready_to_train(flags: Flags) -> None:
-    """Lets the method refuse what it plans for and cannot train with, such as rewards that are not there."""
+    """Lets the method refuse what it can plan but not train with, such as missing rewards."""
     _refuse_by_method(flags, _filled(flags), to_train=True)
 
 
@@ -170,10 +170,10 @@ def _refuse_by_method(flags: Flags, filled: Any, *, to_train: bool) -> None:
 
 
 def reward_tokenizer(flags: Flags) -> None:
-    """Refuses to train with a reward model that has no tokenizer of its own, where it is handed text.
+    """Refuses to train with a reward model that reads text but has no tokenizer of its own.
 
     Raises:
-        ModelNotFoundError: there is none beside it.
+        ModelNotFoundError: there is no tokenizer with the model.
     """
     model = method_of(flags.method).judge_of_text(flags.given)
     if model and lacks_tokenizer(pathlib.Path(model)):
@@ -192,7 +192,7 @@ _EVERY_OR_NO_TRACKER = ("none", "all")
 
 
 def tracker_names(flags: Flags) -> Problems:
-    """Refuses trackers that transformers does not know."""
+    """Refuses trackers that transformers does not support."""
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     known = [*_EVERY_OR_NO_TRACKER, *sorted(INTEGRATION_TO_CALLBACK)]
@@ -204,7 +204,7 @@ def tracker_names(flags: Flags) -> Problems:
 
 
 def trackers(flags: Flags) -> Problems:
-    """Refuses to train with a tracker that is not installed: the run would fail as it starts."""
+    """Refuses to train with a tracker that is not installed: the run would fail when it starts."""
     from transformers.integrations import get_available_reporting_integrations
 
     available = [*_EVERY_OR_NO_TRACKER, *get_available_reporting_integrations()]
@@ -235,8 +235,8 @@ def checkpoint_to_resume(flags: Flags) -> Problems:
 
 
 def label_smoothing(flags: Flags) -> Problems:
-    """The chunked loss of TRL 1.12 is given no labels where they are smoothed, and asks for their number all the same
-    (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``); later ones compute whole logits."""
+    """Refuses label smoothing with the chunked loss of TRL 1.12, which gets no labels then but needs their number
+    (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``); later versions compute full logits."""
     if flags.given.get("label_smoothing_factor") and METHODS[flags.method].has_chunked_loss:
         loss_type = getattr(_filled(flags).training, "loss_type", None)
         if loss_type in (None, "chunked_nll") and not flags.given.get("use_liger_kernel"):

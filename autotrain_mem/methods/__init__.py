@@ -1,1 +1,1 @@
-"""Knows TRL: a module for each trainer, its arguments and rows. Runs in the worker and the training process."""
+"""Adapts each TRL trainer, its arguments and rows, in a module each. Runs in the worker and the training process."""

@@ -15,23 +15,22 @@ from autotrain_mem.trainers.script_call import Keywords, is_adapted, quantizatio
 from autotrain_mem.types.methods_table import METHODS
 
 REHEARSED_ACCUMULATION = 2
-"""Micro-steps per optimizer step in a rehearsal: the second is the first with gradients beside it, and a third adds
-nothing."""
+"""Micro-steps per optimizer step in a rehearsal: the second runs with gradients allocated; a third adds nothing."""
 
 REHEARSED_STEPS = 2
-"""Optimizer steps in a rehearsal: the second is the first to meet the optimizer's state."""
+"""Optimizer steps in a rehearsal: the second is the first to run with optimizer state allocated."""
 
 EVALUATED_BATCHES = 2
-"""Batches of a rehearsed evaluation: the second runs beside what the first left."""
+"""Batches of a rehearsed evaluation: the second runs beside what the first left allocated."""
 
 
 LORA_TASK = {"lora_task_type": "SEQ_CLS"}
-"""PEFT's task type of a model with a head of one score."""
+"""PEFT's task type for a model with a score head of one output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """Holds TRL's four dataclasses of one method, filled; in the order of its parser."""
+    """Holds the four filled TRL dataclasses of one method, in the order of its parser."""
 
     script: Any
     training: Any
@@ -40,11 +39,11 @@ class Configs:
     processor: Any = None
     """The processor for rows with images, in a real run; None: the trainer loads the model's tokenizer itself."""
     adapter: str | None = None
-    """A config of PEFT's own, as JSON (``Knobs.peft_config``); None where TRL's flags say what is adapted."""
+    """A PEFT config as JSON (``Knobs.peft_config``); None if TRL's flags define the adapter."""
     prompt_length: int | None = None
-    """Tokens of the longest prompt, in a rehearsal of rows that hold prompts; None where it is not known."""
+    """Tokens of the longest prompt, in a rehearsal of rows that hold prompts; None if unknown."""
     answer_length: int | None = None
-    """The same of the answers behind them."""
+    """Tokens of the longest answer to those prompts; None if unknown."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -53,12 +52,12 @@ class Configs:
 
 
 def script_parser(method: str) -> Any:
-    """Makes TRL's own parser of ``trl METHOD``, which speaks of ``autofit METHOD``."""
+    """Returns TRL's own parser of ``trl METHOD``, with the program name ``autofit METHOD``."""
     return importlib.import_module(f"trl.scripts.{method}").make_parser(prog=f"autofit {method}")
 
 
 def experimental_parser(method: str, config: str) -> Any:
-    """Makes a parser of TRL's kind for a trainer of ``trl.experimental``, for which TRL has no script.
+    """Returns a TRL parser for a trainer of ``trl.experimental``, for which TRL has no script.
 
     Args:
         config: The name of the trainer's config.
@@ -70,13 +69,13 @@ def experimental_parser(method: str, config: str) -> Any:
 
 
 def fill(make_parser: Callable[[], Any], arguments: Mapping[str, Any]) -> Configs:
-    """Fills a parser's dataclasses out of a flat mapping of their fields; a name that none of them has is left out."""
+    """Fills a parser's dataclasses from a flat mapping of their fields; names that no dataclass has are ignored."""
     filled = Configs(*(_filled(kind, arguments) for kind in make_parser().dataclass_types))
     return dataclasses.replace(filled, adapter=arguments.get(PEFT_CONFIG))
 
 
 def model_arguments(arguments: Mapping[str, Any]) -> Any:
-    """Fills TRL's ``ModelConfig`` out of a flat mapping, as :func:`fill` does."""
+    """Fills TRL's ``ModelConfig`` from a flat mapping, as :func:`fill` does."""
     from trl import ModelConfig
 
     return _filled(ModelConfig, arguments)
@@ -100,7 +99,7 @@ def build(trainer: str, filled: Configs, model: str, train_dataset: Any, eval_da
 
 
 def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
-    """Makes what TRL's scripts hand to every trainer (trl/scripts/sft.py: main), but for the data.
+    """Returns the arguments that TRL's scripts pass to every trainer (trl/scripts/sft.py: main), except the data.
 
     Args:
         stub: The tokenizer of a rehearsal; None in a real run, where the trainer loads the model's own.
@@ -117,7 +116,7 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
 
 
 def loading_arguments(filled: Configs) -> dict[str, Any]:
-    """Returns how the model is loaded: every key is one of ``from_pretrained``."""
+    """Returns the ``from_pretrained`` arguments that load the model."""
     return {
         "revision": filled.model.model_revision,
         "attn_implementation": filled.model.attn_implementation,
@@ -127,8 +126,8 @@ def loading_arguments(filled: Configs) -> dict[str, Any]:
 
 
 def own_tokenizer(filled: Configs, model: str, **options: Any) -> Any:
-    """Loads the model's tokenizer for a trainer that must be handed one, with an end of text for padding where it has
-    none (``trl/trainer/dpo_trainer.py: __init__``)."""
+    """Loads the model's tokenizer for a trainer that must be given one; without a padding token, the end of text pads
+    (``trl/trainer/dpo_trainer.py: __init__``)."""
     from transformers import AutoTokenizer
 
     options |= {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
@@ -136,7 +135,7 @@ def own_tokenizer(filled: Configs, model: str, **options: Any) -> Any:
 
 
 def padding(tokenizer: Any) -> Any:
-    """Returns a tokenizer its end of text for padding where it has nothing."""
+    """Returns the tokenizer; if it has no padding token, the end of text becomes it."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -169,7 +168,7 @@ def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> A
 
 
 def is_in_mxfp4(config: Any) -> bool:
-    """Returns whether a checkpoint holds its experts in mxfp4, as gpt-oss does."""
+    """Returns whether a checkpoint stores its experts in mxfp4, as gpt-oss does."""
     quantization = getattr(config, "quantization_config", None)
     if not isinstance(quantization, Mapping):
         quantization = {} if quantization is None else quantization.to_dict()
@@ -184,16 +183,16 @@ def _config_of(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
 
 
 def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_code: bool) -> Any:
-    """Makes TRL's LoRA config, or PEFT's own; None without an adapter.
+    """Returns TRL's LoRA config, or the given PEFT config; None without an adapter.
 
-    LoRA gets targets for an architecture that PEFT does not know, and for one whose experts were fused since: there
-    PEFT 0.21 turns "none named" into an empty list before it looks (``peft/utils/transformers_weight_conversion.py:
-    _convert_peft_config_moe``).
+    LoRA gets default targets for an architecture that PEFT does not know, and for one whose experts transformers has
+    fused since: for these, PEFT 0.21 turns missing targets into an empty list before it looks up its own
+    (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``).
 
     Args:
         asked: TRL's ``ModelConfig``.
-        model: Its name, or the model itself.
-        own: A config of PEFT's own, as JSON.
+        model: The model's name, or the model itself.
+        own: A PEFT config, as JSON.
     """
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
     from trl import get_peft_config
@@ -209,7 +208,7 @@ def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_
 
 
 def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) -> Keywords:
-    """Adds what a plan asks for beside the config and the script does not hand over: LoRA, and a quantized base.
+    """Adds what a plan sets but the config and the script do not pass on: LoRA, and quantization of the base model.
 
     Args:
         arguments: The job's, with the plan's knobs over them.
@@ -229,7 +228,7 @@ def read_config(text: str, task: str) -> Any:
     """Reads a config as ``peft/config.py: PeftConfigMixin.from_pretrained`` does.
 
     Args:
-        task: What it is for, where it does not say: PEFT has a wrapper of its own for each, and no prompts without.
+        task: The task type if the config has none: PEFT's wrapper depends on it, and prompt methods need one.
     """
     from peft import PeftConfig
 
@@ -238,7 +237,7 @@ def read_config(text: str, task: str) -> Any:
 
 
 def default_targets(config: Any) -> str | list[str]:
-    """Names the modules that LoRA adapts where the user names none: PEFT's for this config, or else ours.
+    """Returns the modules that LoRA adapts if the user names none: PEFT's for this model type, else ours.
 
     PEFT's own: ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
     """
@@ -250,21 +249,21 @@ def default_targets(config: Any) -> str | list[str]:
 
 
 def planned_targets(config: Any) -> str:
-    """Names the modules that an adapter adapts where a plan turns LoRA on: all linear layers.
+    """Returns the modules that a plan's LoRA adapts: all linear layers, or attention's in a mixture of experts.
 
-    Of a mixture of experts those of attention: PEFT 0.21 adapts fused experts as parameters, without dropout only
-    (``peft/tuners/lora/layer.py: ParamWrapper``).
+    PEFT 0.21 adapts fused experts as parameters, which works only without dropout (``peft/tuners/lora/layer.py:
+    ParamWrapper``).
     """
     return ATTENTION if has_experts(config) else "all-linear"
 
 
 def has_experts(config: Any) -> bool:
-    """Returns whether it is a mixture of experts."""
+    """Returns whether the model is a mixture of experts."""
     return any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the number of experts in transformers' configs of mixtures."""
+"""Fields of transformers' configs that hold the number of experts."""
 ATTENTION = r".*\.self_attn\.\w*proj\w*"
 
 
@@ -272,12 +271,11 @@ DIVIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_generations", "num_generations_eval", "steps_per_generation", "generation_batch_size"),
 )
-"""Arguments that TRL's GRPO and RLOO configs divide by each other as they are made, before the plan may have
-decided."""
+"""Arguments that TRL's GRPO and RLOO configs divide by each other when created, perhaps before a plan has set them."""
 
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out what TRL's configs cannot take before there is a plan."""
+    """Removes the arguments that TRL's configs cannot take before a plan exists."""
     return {name: value for name, value in without_maximized(given).items() if name not in DIVIDED}
 
 
@@ -286,12 +284,12 @@ OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "da
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes a config to train on CPU tensors, where ``rehearsal.cuda.fp16`` keeps fp16 as it is on a card.
+    """Changes a config to train on CPU tensors; ``rehearsal.cuda.fp16`` keeps fp16 as on a card.
 
-    With a backend named, accelerate looks for a group of processes (``accelerate/state.py: PartialState.__init__``),
-    and there is none, or one that does not talk. The rest is refused there without a card (``transformers/
-    training_args.py: __post_init__``), without workers that load data (``torch/utils/data/dataloader.py: __init__``),
-    or would compile what is fake.
+    With ``ddp_backend`` set, accelerate expects a process group (``accelerate/state.py: PartialState.__init__``), which
+    a rehearsal lacks or only imitates. The other removed arguments are refused without a card
+    (``transformers/training_args.py: __post_init__``) or without data loader workers (``torch/utils/data/dataloader.py:
+    __init__``), or would compile fake tensors.
     """
     asked = {name: value for name, value in arguments.items() if name not in _NOT_ON_CPU}
     return {**asked, "use_cpu": True, "dataloader_num_workers": 0}
@@ -303,6 +301,6 @@ _NOT_ON_CPU = frozenset({"ddp_backend", "tf32", "torch_compile", "torch_compile_
 
 
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes a config to train on a real CPU, which mixes with bfloat16 only: accelerate would drop fp16 unsaid."""
+    """Changes a config to train on a real CPU: fp16 becomes bf16, since accelerate would silently drop fp16."""
     half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
     return {**arguments, **half, "use_cpu": True}

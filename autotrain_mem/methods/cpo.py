@@ -16,6 +16,6 @@ check = orpo.check
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Says that two kinds of means are added (``cpo_trainer.py: get_batch_loss_metrics``); SimPO's is one over
-    pairs."""
+    """Returns that the loss adds two kinds of means (``cpo_trainer.py: get_batch_loss_metrics``); SimPO's is one mean
+    over pairs."""
     return "its loss is a mean over the chosen answers' tokens and a mean over pairs" if trainer.cpo_alpha else None

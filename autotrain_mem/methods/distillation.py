@@ -1,4 +1,4 @@
-"""On-policy distillation with TRL's DistillationTrainer: a student answers, and learns what a teacher makes of it."""
+"""On-policy distillation with TRL's DistillationTrainer: a student answers and learns to match a teacher's output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ liger_since = None
 
 
 def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Makes the error of a student without a teacher."""
+    """Returns the error for a student without a teacher."""
     if given("teacher_model_name_or_path"):
         return None
     return UsageError(
@@ -28,9 +28,9 @@ def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | N
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the trainer with its teacher, which is loaded as the student is: in its dtype, and quantized with it.
+    """Builds the trainer with its teacher, loaded with the student's dtype and quantization.
 
-    So does ``trl/scripts/distillation.py: main``; ``--teacher_model_init_kwargs`` has the last word.
+    ``trl/scripts/distillation.py: main`` does the same; ``--teacher_model_init_kwargs`` overrides it.
     """
     import trl
 
@@ -57,11 +57,11 @@ image_rows_editor = online.image_rows_editor
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Generates for all micro-steps of an optimizer step, of which a rehearsal runs only a few.
+    """Generates for all micro-steps of an optimizer step, although a rehearsal runs only a few of them.
 
     TRL generates for ``gradient_accumulation_steps`` micro-batches at once and takes them one by one
-    (trl/trainer/distillation_trainer.py: get_train_dataloader, _prepare_inputs), and a rehearsal cuts that number. So
-    these two get the plan's, and each optimizer step begins with a generation.
+    (trl/trainer/distillation_trainer.py: get_train_dataloader, _prepare_inputs), but a rehearsal reduces that number.
+    These two methods therefore get the plan's number, and each optimizer step begins with a generation.
     """
     every = knobs.gradient_accumulation_steps
     for name in ("get_train_dataloader", "_prepare_inputs"):
@@ -71,12 +71,12 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns all micro-steps of an optimizer step."""
+    """Returns the number of micro-steps in an optimizer step."""
     return knobs.gradient_accumulation_steps
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens of every prompt with the chat template around it."""
+    """Counts the tokens of every prompt, including the chat template."""
     options = filled.training.chat_template_kwargs or {}
     tokenize = partial(online.prompt_ids, tokenizer=tokenizer, **options)
     return online.prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
@@ -86,11 +86,11 @@ image_texts = online.image_texts
 
 
 _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remote_code"})
-"""Keys of ``teacher_model_init_kwargs`` that a rehearsal follows: where and how a model is placed is not among them."""
+"""Keys of ``teacher_model_init_kwargs`` that a rehearsal supports; keys that place the model are not among them."""
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuses a teacher that is placed or quantized in a way of its own. Raises UsageError."""
+    """Raises UsageError if the teacher is placed or quantized by its own settings."""
     given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
     if others := sorted(given.keys() - _LOADED_BY):
         raise UsageError(
@@ -101,7 +101,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns tokens: TRL divides by those of a whole generation in training, and by a batch's own in evaluation.
+    """Returns the basis, which is tokens: of a whole generation in training, of one batch in evaluation.
 
     ``trl/trainer/distillation_trainer.py: compute_loss``.
     """

@@ -1,6 +1,6 @@
-"""Direct preference optimization with TRL's DPOTrainer: a policy held against a reference.
+"""Direct preference optimization with TRL's DPOTrainer: a policy is compared with a reference.
 
-KTO's trainer has one too, which may score the data, and takes log-probabilities in the same way (``kto``).
+KTO's trainer has one too, which may score the data before training, and takes log-probabilities the same way (``kto``).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ llamafactory = LlamaFactoryFacts(
 
 
 def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:
-    """Gives zeros to a trainer that computes the reference's scores before training.
+    """Replaces the scores that a trainer computes with the reference before training by zeros.
 
     Args:
         trainer: The name of its class.
-        columns: What the reference's scores are called in a trainer's data.
+        columns: Returns the names of the score columns in a trainer's data.
     """
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -82,7 +82,7 @@ without_precomputing = partial(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes pairs whose prompt and either completion fill ``length`` tokens: half prompt, half completion."""
+    """Makes pairs that fill ``length`` tokens with either completion: half prompt, half completion."""
     from datasets import Dataset
 
     prompt = length // 2
@@ -93,7 +93,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding that nearly every real batch of pairs has, after the collator has cut its rows."""
+    """Imitates the padding of nearly every real batch of pairs, after the collator has truncated its rows."""
     return partial(shorten_last_rejected, limit=filled.training.max_length)
 
 
@@ -107,12 +107,12 @@ def image_rows_editor(filled: Configs) -> EditRows:
 
 @contextmanager
 def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Makes autograd see the log-probabilities that a trainer's module takes of its logits as it sees real tensors.
+    """Makes autograd treat a trainer's log-probabilities as it does real tensors.
 
-    TRL's DPO and KTO write into their log-probabilities, which are a view (DPO of 1.16 no longer does). Backward, such
-    a write goes by ``as_strided``, with zeros of the base's size; for tensors of Python's own kind, as fake ones are,
-    the view is repeated instead (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch). So they are made a
-    strided view of what was gathered.
+    TRL's DPO and KTO write into their log-probabilities, which are a view (DPO of 1.16 no longer does). For real
+    tensors, the backward pass of such a write uses ``as_strided``, with zeros of the base's size. For tensor subclasses
+    in Python, such as fake tensors, autograd repeats the view instead (tools/autograd/gen_inplace_or_view_type.py:
+    is_python_dispatch). The patch therefore makes them a strided view of the gathered values.
 
     Args:
         home: The trainer's module, such as ``trl.trainer.dpo_trainer``.
@@ -141,7 +141,7 @@ training_patches = partial(strided_logps, "trl.trainer.dpo_trainer")
 
 
 def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> Any:
-    """Prepares the data with the trainer of this name: untruncated, and without the reference's scores."""
+    """Prepares the data with the trainer of this name, without truncation and without the reference's scores."""
     import trl
 
     filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
@@ -151,7 +151,7 @@ def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> 
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them; a pair is as long as its prompt with its longer completion."""
+    """Counts tokens as the trainer prepares them; a pair's length is that of its prompt with the longer completion."""
     rows = prepared_rows("DPOTrainer", filled, split, tokenizer)
     prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
@@ -166,11 +166,11 @@ PAIRWISE = frozenset(
         *("apo_down", "discopop", "sigmoid_norm"),
     }
 )
-"""Losses that are one number per pair, of which the mean is taken."""
+"""Losses with one value per pair, which are averaged."""
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Names a loss that compares the pairs of a micro-batch, or a mean over tokens beside means over pairs."""
+    """Returns why a loss cannot be split: it compares a micro-batch's pairs, or adds means over tokens and pairs."""
     kinds = list(trainer.loss_types)
     others = [kind for kind in kinds if kind not in PAIRWISE]
     if kinds == ["sft"] or not others:
@@ -181,5 +181,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns pairs; with loss_type sft alone, the chosen tokens."""
+    """Returns pairs; tokens of the chosen completions if loss_type is sft alone."""
     return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS

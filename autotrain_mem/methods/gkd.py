@@ -1,8 +1,8 @@
-"""Generalized knowledge distillation with the GKDTrainer of ``trl.experimental``: a student beside its teacher, which
-trains on conversations, on answers of its own, or on the teacher's.
+"""Generalized knowledge distillation with the GKDTrainer of ``trl.experimental``: a student and a teacher.
 
-TRL has no command for it. The trainer is built as TRL's own example does (``examples/scripts/gkd.py``): the teacher is
-loaded as the student is, in its dtype, and quantized with it; ``--teacher_model_init_kwargs`` has the last word.
+It trains on the data's conversations, on the student's own answers, or on the teacher's. TRL has no command for it, so
+the trainer is built as in TRL's example (``examples/scripts/gkd.py``): the teacher is loaded with the student's dtype
+and quantization; ``--teacher_model_init_kwargs`` overrides this.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ missing = distillation.missing
 
 
 class CompletionSource(StrEnum):
-    """Names who answers the prompts of a micro-batch (``gkd_trainer.py: training_step``)."""
+    """Names the source of a micro-batch's answers (``gkd_trainer.py: training_step``)."""
 
     STUDENT = "student"
     TEACHER = "teacher"
     DATA = "data"
-    """Nobody: it trains on the rows as they are."""
+    """The rows' own answers; nothing is generated."""
 
 
 def _ways(training: Any) -> tuple[CompletionSource, ...]:
-    """Lists the ways that a micro-batch may go: the student's with the chance ``lmbda``, else the other."""
+    """Returns the possible sources of a micro-batch: the student with probability ``lmbda``, else the other one."""
     otherwise = CompletionSource.TEACHER if training.seq_kd else CompletionSource.DATA
     return (*((otherwise,) if training.lmbda < 1 else ()), *((CompletionSource.STUDENT,) if training.lmbda > 0 else ()))
 
 
 def _trained_tokens(way: CompletionSource, row: int, prompt: int, training: Any) -> int:
-    """Counts the tokens of a row that a step trains on: an answer follows the prompt, whatever ``max_length`` is."""
+    """Counts a row's tokens in a training step; a generated answer follows the prompt regardless of ``max_length``."""
     return row if way is CompletionSource.DATA else prompt + int(training.max_new_tokens)
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the trainer with its teacher, as TRL's example does. Student and teacher read the model's tokens."""
+    """Builds the trainer with its teacher, as TRL's example does. Both models use the student's tokenizer."""
     from trl.experimental.gkd import GKDTrainer
 
     training, common = filled.training, trainer_arguments(filled, model, stub)
@@ -68,7 +68,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
-    """Makes texts of prompts that are conversations, as TRL's example does; its collator takes no others."""
+    """Converts conversational prompts to text, as TRL's example does; its collator accepts only text."""
     if isinstance(rows, dict):
         return {name: _with_prompt_texts(each, tokenizer) for name, each in rows.items()}
     if rows is None or "prompt" not in (rows.column_names or ()) or isinstance(next(iter(rows))["prompt"], str):
@@ -81,8 +81,8 @@ def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes rows of ``length`` tokens, with prompts as long as the data's longest where that is known, and otherwise of
-    all tokens but one: the student's answer comes behind the prompt. Of the labels see :func:`training_patches`."""
+    """Makes rows of ``length`` tokens, with the data's longest prompt, or if unknown all tokens but one: the student's
+    answer follows the prompt. :func:`training_patches` sets the labels."""
     from datasets import Dataset
 
     prompt = max(1, min(length - 1, filled.prompt_length or length))
@@ -90,13 +90,13 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
         {
             "input_ids": [[ORDINARY_TOKEN] * length] * rows,
             "completion_mask": [[0] * prompt + [1] * (length - prompt)] * rows,
-            "prompt": [text_of(1)] * rows,  # its collator looks for it, and then goes by the mask
+            "prompt": [text_of(1)] * rows,  # the collator requires it, but uses the mask
         }
     )
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding that is on the left of a batch of several rows: the last prompt is a token shorter."""
+    """Imitates left padding in a batch of several rows: the last prompt is one token shorter."""
 
     def shorten_last_prompt(rows: list[Any]) -> list[Any]:
         *full, last = rows
@@ -109,14 +109,14 @@ def rows_editor(filled: Configs) -> EditRows:
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Takes the sources that chance may choose in turn, the one that trains on most tokens last.
+    """Uses the possible sources of answers in turn; the one that trains on the most tokens comes last.
 
-    The second micro-step, which meets gradients, and the second optimizer step, which meets the optimizer's state, then
-    take the longer way. It needs most: the whole logits of student and teacher, in several copies, outweigh what
-    generating takes for the same tokens. The other way is run too, so that its phases and fragments are recorded.
+    So the second micro-step, with gradients allocated, and the second optimizer step, with optimizer state, use the
+    longest source. It needs the most memory: several copies of the student's and teacher's full logits outweigh what
+    generation needs for as many tokens. The other source runs too, so that its phases and fragmentation are recorded.
 
-    Rows that a rehearsal made have as many labels as the data's longest answer, or all but one where that is unknown,
-    since the loss copies what it compares on labels.
+    Rows made for a rehearsal have as many labels as the data's longest answer, since the loss copies what it compares
+    at labels. If that is unknown, all tokens but the first are labels.
     """
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -140,9 +140,9 @@ def _labelled(collate: Any, answer: int | None) -> Any:
 
     def collate_with_labels(rows: list[Any]) -> Any:
         batch = collate(rows)
-        with torch._C._DisableTorchDispatch():  # on the host, and unseen
+        with torch._C._DisableTorchDispatch():  # on the host, not recorded
             mask = batch["attention_mask"]
-            learned = (mask.cumsum(dim=1) * mask) > 1  # there is a prompt of a token at least
+            learned = (mask.cumsum(dim=1) * mask) > 1  # a prompt has at least one token
             learned[:, : -(answer or mask.shape[1])] = False
             batch["labels"] = batch["input_ids"].masked_fill(~learned, -100)
         return batch
@@ -152,7 +152,7 @@ def _labelled(collate: Any, answer: int | None) -> Any:
 
 @contextmanager
 def going(trainer: Any, way: CompletionSource) -> Iterator[None]:
-    """Within the block, a training step goes this way, and answers have their full length."""
+    """Within the block, a training step uses this source, and generated answers have full length."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     from trl.experimental.gkd import gkd_trainer
@@ -167,12 +167,12 @@ def going(trainer: Any, way: CompletionSource) -> Iterator[None]:
 
 
 def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
-    """Lists the ways that chance may choose."""
+    """Returns the possible sources of answers."""
     return [going(trainer, way) for way in _ways(trainer.args)]
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns how many micro-steps of a training there are for what an optimizer step of a rehearsal generates."""
+    """Returns how many micro-steps generate, on average, as many answers as a rehearsed optimizer step; or 0."""
     training, ways = filled.training, _ways(filled.training)
     chances = {CompletionSource.STUDENT: training.lmbda, CompletionSource.TEACHER: 1 - training.lmbda}
     chance = sum(chances.get(way, 0.0) for way in ways)
@@ -182,7 +182,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
-    """Counts the tokens that each row trains on at most: its own, or those of its prompt with an answer."""
+    """Counts the most tokens that each row trains on: its own, or its prompt's plus a generated answer's."""
     lengths = []
     for row in rows:
         batch = trainer.data_collator([row])
@@ -193,10 +193,10 @@ def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as TRL's collator makes them, untruncated, and those of each row's prompt.
+    """Counts the tokens that TRL's collator makes, untruncated, and those of each row's prompt.
 
     Raises:
-        DatasetFormatError: conversations of one message, or texts of prompts that no chat template was applied to.
+        DatasetFormatError: a conversation has one message, or prompts are text without a chat template.
     """
     from trl.experimental.utils import DataCollatorForChatML
 
@@ -257,13 +257,13 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Says that each call of a step draws who answers, and samples answers; None where it trains on the data alone."""
+    """Returns that each call of a step draws the source and samples answers; None if it trains on the data alone."""
     if _ways(trainer.args) == (CompletionSource.DATA,):
         return None
     return "who answers the prompts is drawn for each micro-batch, and its parts would draw again"
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns labels; those of all micro-batches where transformers counted them (the data's, even where others are
-    answered: ``gkd_trainer.py: generalized_jsd_loss``)."""
+    """Returns labels; those of all micro-batches if transformers counted them (always the data's, even if answers are
+    generated: ``gkd_trainer.py: generalized_jsd_loss``)."""
     return Basis.WHOLE if is_counted else Basis.TOKENS

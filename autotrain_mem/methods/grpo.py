@@ -44,7 +44,7 @@ _LOSS_BASES = {
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Names a loss that is not known, or that is steered by all tokens of a micro-batch."""
+    """Returns why the loss cannot be split, if it is unknown or depends on all tokens of a micro-batch; else None."""
     if trainer.loss_type not in _LOSS_BASES:
         return f"how loss_type {trainer.loss_type} makes one loss of many rows is not known"
     if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
@@ -57,6 +57,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Looks the basis up by ``loss_type``, which alone counts: TRL divides the loss itself, whatever transformers
-    counted."""
+    """Returns the basis of ``loss_type``; transformers' token count has no effect: TRL divides the loss itself."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)

@@ -1,4 +1,4 @@
-"""Makes the rows of a rehearsal whose data have images: in each row the same ones, and text that fills it."""
+"""Makes the rows of a rehearsal whose data have images: every row has the same images, and text fills the rest."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from autotrain_mem.support.errors import UsageError
 
 
 def mark_of(processor: Any) -> str:
-    """Writes an image's mark, and a word after it: two images side by side would be taken for one
+    """Returns an image's placeholder followed by a word: two adjacent images would count as one
     (``modeling_qwen2_5_vl.py: get_rope_index`` counts runs of image tokens)."""
     return f"{processor.image_token} {text_of(1)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowImages:
-    """Holds the images of a row, by their sizes, and the processor that takes them
-    (``vision.rehearsed_processor``)."""
+    """Holds the sizes of a row's images, and the processor for them (``vision.rehearsed_processor``)."""
 
     processor: Any
     sizes: tuple[str, ...]
@@ -28,17 +27,17 @@ class RowImages:
 
     @property
     def tokens(self) -> int:
-        """Counts what the images alone take of a row."""
+        """Counts the tokens that the images alone need."""
         row = self.processor(text=[self.marks], images=[[*self.sizes]])
         return len(row["input_ids"][0])
 
     @property
     def marks(self) -> str:
-        """Writes what stands for the images in a text."""
+        """Returns the images' placeholders as text."""
         return mark_of(self.processor) * len(self.sizes)
 
     def text(self, length: int) -> str:
-        """Writes what fills a row of ``length`` tokens beside the images. Raises UsageError where there is no room."""
+        """Returns text that fills ``length`` tokens together with the images. Raises UsageError if there is no room."""
         if length <= self.tokens:
             raise UsageError(
                 f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), and rows may have "
@@ -55,9 +54,9 @@ def conversations(filled: Configs, length: int, rows: int, images: RowImages) ->
 
 
 def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Makes pairs: the images in the prompt, which has half of a row, or what the images need."""
+    """Makes pairs with the images in the prompt, which takes half of a row or as much as the images need."""
     prompt = max(length // 2, images.tokens + 1)
-    images.text(length - 1)  # a completion has a token at least
+    images.text(length - 1)  # a completion has at least one token
     completion = text_of(length - prompt)
     row = {"prompt": images.marks + images.text(prompt), "chosen": completion, "rejected": completion}
     return _repeated({**row, "images": [*images.sizes]}, rows)
@@ -79,7 +78,7 @@ def _repeated(row: dict[str, Any], rows: int) -> Any:
 
 
 def shorten_last_conversation(rows: list[Any]) -> list[Any]:
-    """Removes a word from the last row, where there are several: the batch is padded, and has a real attention mask."""
+    """Removes a word from the last of several rows, so that the batch is padded and has a real attention mask."""
     if len(rows) < 2:
         return rows
     *full, last = rows
@@ -87,13 +86,13 @@ def shorten_last_conversation(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any]) -> list[Any]:
-    """Removes a word from the last rejected completion: two sequences of a pair lie in one batch."""
+    """Removes a word from the last rejected completion: both sequences of a pair are in one batch."""
     *full, last = rows
     return [*full, {**last, "rejected": without_a_word(last["rejected"])}]
 
 
 def prompts_editor(group: int, shorter: Callable[[Any], Any]) -> EditRows:
-    """Returns what takes a word from a generation's first prompt, where there are others (``online.rows_editor``)."""
+    """Returns a function that shortens a generation's first prompt if there are others (``online.rows_editor``)."""
 
     def shorten(rows: list[Any]) -> list[Any]:
         if len(rows) <= group:
@@ -109,14 +108,14 @@ def shorter_conversation(messages: Sequence[dict[str, str]]) -> list[dict[str, s
 
 
 def without_a_word(text: str) -> str:
-    """Removes a word from a text, but never the last."""
+    """Removes a word from a text, but keeps at least one."""
     return text_of(max(1, len(text.split()) - 1))
 
 
 # -- rows of the user's own: what is tokenized of them -----------------------------------------------------------------
 
 Texts = tuple[tuple[str, ...], ...]
-"""The sequences that a row makes, each as the texts that TRL tokenizes one by one, with a mark for each image."""
+"""The sequences of a row, each as the texts that TRL tokenizes separately, with a placeholder for each image."""
 
 
 def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text_field: str) -> Texts:
@@ -155,7 +154,7 @@ def _rendered(messages: Any, images: int, processor: Any, **options: Any) -> str
 
 
 _SOME_IMAGE = "image"
-"""A template writes a mark for each image, and never looks at it."""
+"""Stands for an image: a template writes a placeholder for each image without reading it."""
 
 
 def _formatted(row: Mapping[str, Any], columns: tuple[str, ...], images: int, processor: Any) -> Mapping[str, str]:

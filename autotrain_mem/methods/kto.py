@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization with TRL's KTOTrainer: single completions, each judged desirable or not."""
+"""Kahneman-Tversky optimization with TRL's KTOTrainer: single completions, each labelled desirable or undesirable."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ liger_since = None
 
 
 def least_rows(arguments: Mapping[str, Any]) -> int:
-    """Two: the KL divergence is estimated from prompts with their neighbours' completions (``trl/trainer/
-    kto_trainer.py: __init__``), but in a loss that goes without."""
+    """Returns 2: the KL divergence is estimated by pairing prompts with their neighbours' completions
+    (``trl/trainer/kto_trainer.py: __init__``); 1 for a loss without it."""
     return 1 if arguments.get("loss_type") == "apo_zero_unpaired" else 2
 
 
@@ -28,11 +28,11 @@ without_precomputing = partial(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes rows that fill ``length`` tokens, nearly all of them the completion's, and all desirable.
+    """Makes rows that fill ``length`` tokens, nearly all in the completion, and all desirable.
 
-    For its metrics the trainer copies the logits of all desirable rows, and of these those of the completions' tokens
-    (``trl/trainer/kto_trainer.py: _compute_loss``): rows of one kind and of long completions need most. A completion
-    that is paired with another row's prompt, to estimate the KL divergence, is as long as its own.
+    For its metrics the trainer copies the logits of all desirable rows, then those of their completions' tokens
+    (``trl/trainer/kto_trainer.py: _compute_loss``): rows of one label with long completions need the most. A completion
+    paired with another row's prompt, to estimate the KL divergence, has the same length.
     """
     from datasets import Dataset
 
@@ -41,7 +41,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding that a batch of several rows has, that of their prompts with other completions too."""
+    """Imitates the padding of a batch of several rows, which also pads their prompts with other completions."""
     return shorten_last_row
 
 
@@ -49,11 +49,10 @@ training_patches = partial(dpo.strided_logps, "trl.trainer.kto_trainer")
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them; a row is as long as its prompt with the longer of two completions.
+    """Counts tokens as the trainer prepares them; a row's length is its prompt's with the longer of two completions.
 
-    One is its own, the other that of the row before it, with which TRL estimates the KL divergence; for the first row
-    of a micro-batch that is the last one's, so that another size of micro-batch moves these few. A length that rows are
-    cut to holds for all of them.
+    One is its own; the other is the previous row's, with which TRL estimates the KL divergence. The first row of a
+    micro-batch gets the last row's, so these few lengths depend on the micro-batch size. Truncation applies to all.
     """
     lengths = prepared_lengths(dpo.prepared_rows("KTOTrainer", filled, split, tokenizer))
     assert lengths is not None, "TRL names its columns otherwise"
@@ -61,7 +60,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Says that the KL divergence is a mean over the micro-batch; without it, unlike rows are compared."""
+    """Returns that the KL divergence is a mean over the micro-batch; without it, that the metrics compare its rows."""
     if trainer.calculate_KL:
         return "its KL divergence is estimated over the rows of a micro-batch"
     return "what it logs compares the desirable rows of a micro-batch with the undesirable ones"

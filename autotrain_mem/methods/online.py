@@ -1,6 +1,6 @@
-"""Holds what GRPO and RLOO share: prompts, groups of completions, and a generation once in many micro-steps.
+"""Holds what GRPO and RLOO share: prompts, groups of completions, and one generation for many micro-steps.
 
-Distillation, whose prompts have one completion each, takes most of it.
+Distillation, with one completion per prompt, uses most of it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from autotrain_mem.types import Knobs
 
 
 def missing(argument: str, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Makes the error of a training without a reward; a plan can do without, as with one Python function.
+    """Returns the error for training without a reward; a plan needs none, since a reward may be a Python function.
 
     Args:
-        argument: By which a reward model is given.
+        argument: The argument that names a reward model.
     """
     if not to_train or given(argument) or given("reward_funcs"):
         return None
@@ -39,7 +39,7 @@ def missing(argument: str, given: Callable[[str], object], *, to_train: bool) ->
 def build_trainer(
     trainer: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
 ) -> Any:
-    """Builds the trainer of this name as TRL's script does; with ``beta`` above 0 it loads a reference model too."""
+    """Builds the trainer of this name as TRL's script does; with ``beta`` above 0 it also loads a reference model."""
     import trl
 
     rewards = rewards_of(filled, filled.script.reward_model_name_or_path, rehearsed=stub is not None)
@@ -64,7 +64,7 @@ def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[A
 
 
 def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
-    """Loads a model with a head of one score, which may come from another place than the policy, with its own
+    """Loads a model with a score head of one output, which may come from another source than the policy and has its own
     revision."""
     from transformers import AutoModelForSequenceClassification
     from trl.trainer.utils import create_model_from_path
@@ -75,7 +75,7 @@ def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
 
 
 def held_whole(title: str, sharding: str, why: str) -> tuple[str, str] | None:
-    """Refuses to divide models that a trainer holds whole."""
+    """Returns why models that a trainer keeps unsharded cannot be sharded, and what to do instead."""
     if sharding == "ddp":
         return None
     return (
@@ -85,24 +85,24 @@ def held_whole(title: str, sharding: str, why: str) -> tuple[str, str] | None:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes prompts of ``length`` tokens; completions are as long as they may get, by the stand-in for generation."""
+    """Makes prompts of ``length`` tokens; the stand-in for generation makes completions of maximum length."""
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": [text_of(length)] * rows})
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Removes a token, but never the last, from a generation's first prompt, where there are others.
+    """Removes a token, but never the last one, from a generation's first prompt, if there are others.
 
-    Masks are real then, and no tensor is smaller. TRL pads all prompts of a generation to the longest. Together with
-    completions of which only the first has its full length (``generation``), every row of such a batch is padded,
-    whatever order it is shuffled into.
+    This makes masks real without making a tensor smaller, since TRL pads all prompts of a generation to the longest.
+    Only the first completion has its full length (``generation``), so every row of such a batch is padded, in whatever
+    order it is shuffled.
     """
     return image_rows.prompts_editor(_smallest_group(filled), image_rows.without_a_word)
 
 
 def image_rows_editor(filled: Configs) -> EditRows:
-    """Removes a token from a generation's first prompt, as :func:`rows_editor`."""
+    """Removes a token from a generation's first prompt, as :func:`rows_editor` does."""
     return image_rows.prompts_editor(_smallest_group(filled), image_rows.shorter_conversation)
 
 
@@ -112,10 +112,10 @@ def _smallest_group(filled: Configs) -> int:
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Generates as often as the plan would: for all micro-steps of an optimizer step at once, unless given otherwise.
+    """Sets ``steps_per_generation`` to the plan's accumulation, unless the user sets the size of a generation.
 
-    ``steps_per_generation`` defaults to ``gradient_accumulation_steps`` (trl/trainer/grpo_config.py: __post_init__),
-    which a rehearsal cuts.
+    It defaults to ``gradient_accumulation_steps`` (trl/trainer/grpo_config.py: __post_init__), which a rehearsal
+    reduces.
     """
     given = any(arguments.get(name) is not None for name in ("steps_per_generation", "generation_batch_size"))
     return {} if given else {"steps_per_generation": knobs.gradient_accumulation_steps}
@@ -126,9 +126,9 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     """Makes every optimizer step of a rehearsal begin with a generation.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
-    _prepare_inputs). A rehearsal runs only a few of these, and then moves the count to the next generation: that one
-    is the first to meet the optimizer's state. Completions are scored as the plan would: before training on them where
-    an optimizer step may separate the two, for which TRL asks by the accumulation (_generate_and_score_completions).
+    _prepare_inputs). A rehearsal runs only a few of these and then skips to the next generation, which is the first to
+    run with optimizer state allocated. Completions are scored as in the plan: before training, if an optimizer step may
+    come between, which TRL decides by the accumulation (_generate_and_score_completions).
     """
     every = trainer.args.steps_per_generation * trainer.num_iterations
     trainer.add_callback(generating_each_step(trainer, every))
@@ -139,12 +139,12 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """``steps_per_generation`` micro-steps, each ``num_iterations`` times."""
+    """Returns ``steps_per_generation`` x ``num_iterations``."""
     return int(filled.training.steps_per_generation) * int(filled.training.num_iterations)
 
 
 def generating_each_step(trainer: Any, every: int) -> Any:
-    """Makes a callback that moves the trainer's count of micro-steps to the next generation, one in ``every``."""
+    """Returns a callback that advances the trainer's micro-step count to the next multiple of ``every``."""
     from transformers import TrainerCallback
 
     class Forward(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
@@ -155,18 +155,18 @@ def generating_each_step(trainer: Any, every: int) -> Any:
 
 
 def answers_of(trainer: Any) -> int:
-    """Counts the rows that the completions of one prompt are: a pair is one row."""
+    """Counts the rows that one prompt's completions make; a pair is one row."""
     return int(getattr(trainer.args, "num_generations", 1))
 
 
 def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
-    """Counts the prompts of a generation, those of all processes.
+    """Counts the prompts of a generation over all processes.
 
-    Distillation's is an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler), online DPO's a
-    micro-batch; GRPO's and RLOO's configs say how large it is.
+    Distillation generates for an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler), online DPO
+    for a micro-batch; GRPO's and RLOO's configs give the size.
 
     Args:
-        accumulation: Micro-steps of an optimizer step, where the trainer's own config has others.
+        accumulation: Micro-steps of an optimizer step, if the trainer's config has another number.
     """
     args = trainer.args
     method = method_of_trainer(trainer)
@@ -178,7 +178,7 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
 
 
 def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """Runs a trainer's method with the plan's accumulation in its config, which a rehearsal reduces."""
+    """Wraps a trainer's method to run with the plan's accumulation in its config, which a rehearsal reduces."""
 
     def called(*positional: Any, **named: Any) -> Any:
         rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps
@@ -191,7 +191,7 @@ def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Ca
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens of every prompt with the chat template around it; also tries the reward functions on a few rows."""
+    """Counts the tokens of every prompt, including the chat template; also tries the reward functions on a few rows."""
     try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(2, len(split)))])
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     tokenize = partial(prompt_ids, tokenizer=tokenizer, **options)
@@ -205,10 +205,10 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
 
 
 def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processes: int | None) -> RowLengths:
-    """Counts tokens of every prompt, in memory: datasets' own cache would not notice when ``prompt_ids`` changes.
+    """Counts the tokens of every prompt, in memory: datasets' cache would not notice a change of ``prompt_ids``.
 
     Args:
-        tokenize: Of one prompt, as the trainer does it.
+        tokenize: Tokenizes one prompt as the trainer does.
     """
 
     def count(row: dict[str, Any]) -> dict[str, int]:
@@ -220,7 +220,7 @@ def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processe
 
 
 def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
-    """Tokenizes a prompt: a conversation ends where the assistant's answer begins."""
+    """Tokenizes a prompt; a conversation ends with the assistant's generation prompt."""
     if isinstance(prompt, str):
         return list(tokenizer(text=prompt)["input_ids"])
     encoded = tokenizer.apply_chat_template(
@@ -234,7 +234,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
     Raises:
         UsageError: there is no such function.
-        MissingExtraError: a reward of TRL's own needs a package that is not installed.
+        MissingExtraError: one of TRL's rewards needs a package that is not installed.
     """
     names = filled.script.reward_funcs or []
     reward_functions(names)

@@ -1,7 +1,7 @@
-"""Online direct preference optimization with TRL's experimental OnlineDPOTrainer: two answers, and which is better.
+"""Online direct preference optimization with TRL's experimental OnlineDPOTrainer: the better of two answers.
 
-TRL has no script for it. It is built as TRL's example builds it (``examples/scripts/dpo_online.py``): a reward model is
-a classifier of one score with its own tokenizer. Reward functions are found by name, as for GRPO.
+TRL has no script for it, so it is built as in TRL's example (``examples/scripts/dpo_online.py``): a reward model is a
+classifier with one score and its own tokenizer. Reward functions are found by name, as for GRPO.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ missing = partial(online.missing, "reward_model_path")
 
 
 def why_not_sharded(sharding: str) -> tuple[str, str] | None:
-    """Says that the trainer copies the policy before it is divided, which TRL refuses under ZeRO-3 (``trl/experimental/
-    utils.py: create_reference_model``), and samples by means of FSDP's first version (``online_dpo_trainer.py:
+    """Returns why it cannot be sharded: the trainer copies the policy before sharding, which TRL refuses under ZeRO-3
+    (``trl/experimental/utils.py: create_reference_model``), and samples with FSDP1's API (``online_dpo_trainer.py:
     _generate``)."""
     return online.held_whole(
         "OnlineDPO", sharding, "copies the policy and samples from it as no rehearsal with shards follows"
@@ -34,7 +34,7 @@ def why_not_sharded(sharding: str) -> tuple[str, str] | None:
 
 
 def make_parser() -> Any:
-    """Makes a parser of TRL's kind, with GRPO's ``--reward_funcs`` beside the config's ``--reward_model_path``."""
+    """Returns a TRL parser with GRPO's ``--reward_funcs`` beside the config's ``--reward_model_path``."""
     from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
     from trl.experimental.online_dpo import OnlineDPOConfig
     from trl.scripts.grpo import GRPOScriptArguments
@@ -47,9 +47,9 @@ def make_parser() -> Any:
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the trainer. The reference is a copy of the policy; with LoRA the adapter is switched off instead.
+    """Builds the trainer; its reference is a copy of the policy, or with LoRA the policy with its adapter switched off.
 
-    What is quantized is the policy and the reference; a reward model is loaded in the policy's dtype.
+    Quantization applies to policy and reference; a reward model is loaded in the policy's dtype.
     """
     from transformers import AutoTokenizer
 
@@ -75,12 +75,12 @@ rows_editor = online.rows_editor
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """One, which samples for itself."""
+    """Returns 1: each micro-step samples for itself."""
     return 1
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens of every prompt with the chat template around it; also tries the reward functions on a few rows.
+    """Counts the tokens of every prompt, including the chat template; also tries the reward functions on a few rows.
 
     Raises:
         DatasetFormatError: the rows have images.
@@ -97,11 +97,11 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuses what the trainer would end with later, and what is not rehearsed.
+    """Refuses what would fail in the trainer later, and what is not rehearsed.
 
     Raises:
-        UsageError: each for its reason.
-        MissingExtraError: a reward of TRL's own needs a package that is not installed.
+        UsageError: an argument is refused, with the reason.
+        MissingExtraError: one of TRL's rewards needs a package that is not installed.
     """
     training = filled.training
     if filled.is_evaluated:  # transformers/trainer.py: prediction_step hands prompts to the model
@@ -131,7 +131,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Names a loss that is not known; the known ones are means over pairs (``online_dpo_trainer.py:
+    """Returns why an unknown loss cannot be split; the known ones are means over pairs (``online_dpo_trainer.py:
     training_step``)."""
     if trainer.args.loss_type not in ("sigmoid", "ipo"):
         return f"how loss_type {trainer.args.loss_type} makes one loss of many pairs is not known"

@@ -1,8 +1,8 @@
 """Odds ratio preference optimization with the ORPOTrainer of ``trl.experimental``: pairs, one policy, no reference.
 
-CPO's trainer is built and fed alike (``cpo``). TRL has no script for either. They are built as its scripts build the
-others: the model by ``create_model_from_path``, the tokenizer with an end of text for padding where it has none, as
-``trl/trainer/dpo_trainer.py: __init__`` does.
+CPO's trainer is built and fed the same way (``cpo``). TRL has no script for either, so they are built as its other
+scripts do: ``create_model_from_path`` loads the model, and without a padding token the end of text pads, as in
+``trl/trainer/dpo_trainer.py: __init__``.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def _class_of(home: str) -> Any:
 
 
 def with_policy(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
-    """Makes what a trainer is handed that takes the model as an object: loaded as TRL's other trainers do, which leave
-    it to accelerate where several processes train (``trl/trainer/dpo_trainer.py: __init__``)."""
+    """Returns the arguments of a trainer that takes the model as an object, loaded as TRL's other trainers load it:
+    with several processes, accelerate places it (``trl/trainer/dpo_trainer.py: __init__``)."""
     from trl.trainer.utils import create_model_from_path
 
     common = trainer_arguments(filled, model, stub)
     quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
-    filled.training.model_init_kwargs = None  # these trainers take it with a name alone
+    filled.training.model_init_kwargs = None  # these trainers accept it only with a model name
     if quantized is not None:
         loading = loading | {"quantization_config": quantized}
     if str(filled.training.distributed_state.distributed_type.value) in ("MULTI_GPU", "DEEPSPEED"):
@@ -57,10 +57,10 @@ build_trainer = partial(build_pairs_trainer, "trl.experimental.orpo")
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes pairs that fill ``length`` tokens, nearly all of them the prompt's.
+    """Makes pairs that fill ``length`` tokens, nearly all in the prompt.
 
-    The prompt lies on the card once more by itself, and nothing of a batch is smaller for a short answer: logits are of
-    prompt and answer. TRL adds an end.
+    The prompt is on the card a second time by itself, and a short answer makes no tensor smaller, since logits cover
+    prompt and answer. TRL adds an end token.
     """
     from datasets import Dataset
 
@@ -72,7 +72,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding that nearly every real batch of pairs has."""
+    """Imitates the padding of nearly every real batch of pairs."""
 
     def shorten_last_rejected(rows: list[Any]) -> list[Any]:
         *full, last = rows
@@ -83,12 +83,12 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them, untruncated; both sides begin with the prompt.
+    """Counts tokens as the trainer prepares them, untruncated; both sequences include the prompt.
 
-    Without a ``max_length`` in the config the user leaves it to the data.
+    If the config has no ``max_length``, the data determine it.
 
     Raises:
-        DatasetFormatError: with a ``max_length`` of the user's, rows would be longer than that.
+        DatasetFormatError: some rows would stay longer than the user's ``max_length``.
     """
     limit, tokenizer = filled.training.max_length, padding(tokenizer)
     rows = _prepared(home, filled, split, tokenizer, limit=sys.maxsize)
@@ -117,10 +117,10 @@ row_lengths = partial(pair_row_lengths, "trl.experimental.orpo")
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuses what the trainer would take for something else.
+    """Refuses what the trainer would misinterpret.
 
     Raises:
-        UsageError: no limit, which TRL takes for 512 tokens, or flags of encoder-decoder models and of samples.
+        UsageError: no limit, which TRL takes for 512 tokens; flags of encoder-decoder models; sampling in evaluation.
     """
     training = filled.training
     if training.max_length is None:
@@ -140,5 +140,5 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Says that the loss adds a mean over tokens to a mean over pairs (``orpo_trainer.py: get_batch_loss_metrics``)."""
+    """Returns that the loss combines means over tokens and over pairs (``orpo_trainer.py: get_batch_loss_metrics``)."""
     return "its loss is a mean over the chosen rows' tokens less a mean over pairs"

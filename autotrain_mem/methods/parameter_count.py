@@ -1,4 +1,4 @@
-"""Counts a model's parameters, those of its adapters, and what a token takes of its KV cache, from its config alone."""
+"""Counts a model's parameters, its adapters' parameters, and the KV cache of a token, from the config alone."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 _BIASED, _NORMED = "qwen2", "qwen3"
-"""Query, key and value have a bias (``transformers/models/qwen2/modeling_qwen2.py: Qwen2Attention``), or a norm over
-each head (``qwen3/modeling_qwen3.py: Qwen3Attention``)."""
+"""Model types whose queries, keys and values have a bias (``transformers/models/qwen2/modeling_qwen2.py:
+Qwen2Attention``), or whose heads have a norm (``qwen3/modeling_qwen3.py: Qwen3Attention``)."""
 _KNOWN = ("llama", "mistral", _BIASED, _NORMED)
-"""Model types whose layers are those that :func:`parameters` counts."""
+"""Model types with the layers that :func:`parameters` counts."""
 _OTHERWISE = ("attention_bias", "mlp_bias", "quantization_config")
-"""Keys that say of such a model that its layers are others."""
+"""Config keys that mean that such a model has other layers."""
 
 
 def parameters(config: Mapping[str, Any]) -> int | None:
-    """Counts the parameters of a decoder by its ``config.json``; None for one that is built otherwise.
+    """Counts the parameters of a decoder from its ``config.json``; None if its layers are not known.
 
     Example: 494,032,768 for Qwen2.5-0.5B.
     """
@@ -36,9 +36,9 @@ def parameters(config: Mapping[str, Any]) -> int | None:
 
 
 def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Counts the heads of keys and values, and the elements of a token for each of them in all layers.
+    """Returns the number of key-value heads, and the elements per token and head over all layers.
 
-    None where layers keep something else: latents (``kv_lora_rank``), or states of linear attention.
+    None if layers cache something else: latents (``kv_lora_rank``), or states of linear attention.
 
     Example: 2 heads and 2 * 24 * 64 elements for Qwen2.5-0.5B, so that a token takes 12 KiB in half precision.
     """
@@ -54,10 +54,10 @@ def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def adapter_width(config: Any) -> int | None:
-    """Counts the parameters of an adapter of rank 1 on ``configs.planned_targets``: inputs and outputs of each layer.
+    """Counts the parameters of a rank-1 adapter on ``configs.planned_targets``: each layer's inputs plus outputs.
 
-    It is that of decoders with a gated MLP, which most are; others are off by less than a half, and a rank goes in
-    powers of two. None where the config lacks a size.
+    Exact for decoders with a gated MLP, as most have; others are off by less than half, and ranks are powers of two.
+    None if the config lacks a size.
 
     Example: Qwen2.5-0.5B has 549,888, so that rank 16 trains 8.8 million parameters.
     """
@@ -77,6 +77,6 @@ def adapter_width(config: Any) -> int | None:
 
 
 def checkpoint_dtype(config: Any) -> str | None:
-    """``bfloat16``: the dtype that transformers wrote as it saved the weights."""
+    """Returns the dtype that transformers saved the weights in, such as ``bfloat16``."""
     dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -47,12 +47,12 @@ llamafactory = LlamaFactoryFacts(
         "value model of its own, so that the prediction is only a rough guide",
     ),
 )
-"""Keys after ``train/ppo/trainer.py: CustomPPOTrainer``, whose reward model is an adapter by default, and TRL's is
-whole."""
+"""Keys from ``train/ppo/trainer.py: CustomPPOTrainer``; its reward model is an adapter by default, TRL's a whole model.
+"""
 
 
 def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Makes the error of a job without a reward model, with which it cannot be planned either."""
+    """Returns the error for a job without a reward model, which even a plan needs."""
     if given("reward_model_path"):
         return None
     return UsageError(
@@ -62,12 +62,12 @@ def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | N
 
 
 def mini_batches(arguments: Mapping[str, Any]) -> int | None:
-    """``num_mini_batches``, of each process's share of the effective batch."""
+    """Returns ``num_mini_batches``, into which each process's share of the effective batch is split."""
     return arguments.get("num_mini_batches") or 1
 
 
 def why_not_sharded(sharding: str) -> tuple[str, str] | None:
-    """Says that the trainer calls the policy inside of what FSDP would wrap (``ppo_trainer.py: train``,
+    """Returns that the trainer calls the policy without FSDP's wrapper (``ppo_trainer.py: train``,
     ``unwrapped_model``)."""
     return online.held_whole(
         "PPO", sharding, "calls the policy and the value model by themselves, where no weights are gathered"
@@ -75,12 +75,12 @@ def why_not_sharded(sharding: str) -> tuple[str, str] | None:
 
 
 def judge_of_text(arguments: Mapping[str, Any]) -> Any:
-    """None: the reward model reads the policy's tokens."""
+    """Returns None: the reward model reads the policy's tokens."""
     return None
 
 
 def models_in_step(model: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Reward and value model start from the same checkpoint."""
+    """Returns the policy and the reward model, from which the value model also starts."""
     judge = arguments.get("reward_model_path")
     return (model, str(judge)) if judge else (model,)
 
@@ -90,7 +90,7 @@ _EVALUATED_ROWS = 8
 
 
 def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
-    """Returns what TRL samples to show, where it is more than a rollout (``ppo_trainer.py: generate_completions``)."""
+    """Returns the samples that TRL shows if they exceed a rollout (``ppo_trainer.py: generate_completions``)."""
     given = job.arguments
     shown = knobs.per_device_eval_batch_size or int(given.get("per_device_eval_batch_size") or _EVALUATED_ROWS)
     if (
@@ -105,7 +105,7 @@ def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
 
 
 def make_parser() -> Any:
-    """Makes a parser of TRL's kind: TRL has no command for PPO.
+    """Returns a TRL parser, since TRL has no command for PPO.
 
     Raises:
         MissingExtraError: a TRL without PPO is installed.
@@ -116,7 +116,7 @@ def make_parser() -> Any:
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Rehearses the whole rollout, since it is generated at once, and one epoch over it (:func:`training_patches`)."""
+    """Sets the whole rollout, since it is generated at once, and one epoch over it (:func:`training_patches`)."""
     episodes = knobs.effective_batch_size * REHEARSED_STEPS
     return {
         "gradient_accumulation_steps": knobs.gradient_accumulation_steps,
@@ -129,8 +129,8 @@ def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, A
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
     """Builds our PPOTrainer with four models: the reward and the value model both start from ``--reward_model_path``.
 
-    With LoRA there is no reference model: the adapter is switched off instead. What is quantized is the policy and the
-    reference; the value model is trained whole.
+    With LoRA the adapter is switched off in place of a reference model. Quantization applies to policy and reference;
+    the value model is fully trained.
     """
     from trl.trainer.utils import create_model_from_path
 
@@ -156,25 +156,23 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes prompts of ``length`` tokens, enough for every rollout.
-
-    All begin with padding, as most of a real rollout's do: TRL makes masks of the ids, whatever order it shuffles into.
-    """
+    """Makes prompts of ``length`` tokens, enough for every rollout. All begin with padding, like most of a real
+    rollout: TRL derives masks from the ids, in whatever order it shuffles them."""
     from datasets import Dataset
 
     return Dataset.from_dict({"input_ids": [[PADDING_TOKEN, *[ORDINARY_TOKEN] * (length - 1)][-length:]] * rows})
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Returns None: the rows are padded already."""
+    """Returns ``list``, which changes no row: the rows are padded already."""
     return list
 
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Trains on two micro-batches of each rollout: TRL draws them from ``args`` as it goes, after the rollout is made.
+    """Trains on two micro-batches of each rollout: TRL reads their number from ``args`` after the rollout is made.
 
-    The rollout itself keeps its size, which the trainer gave to its dataloader when it was built
+    The rollout keeps its size, since the trainer set its dataloader's batch size when built
     (trl/experimental/ppo/ppo_trainer.py: train and __init__).
     """
     arguments = trainer.args
@@ -185,17 +183,17 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def passes(arguments: Mapping[str, Any]) -> int:
-    """``num_ppo_epochs`` over each rollout; a rehearsal's own config says once."""
+    """Returns ``num_ppo_epochs``, the passes over each rollout; a rehearsal's config has 1."""
     return int(arguments.get("num_ppo_epochs") or _config_type().num_ppo_epochs)
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns all micro-steps of a rollout."""
+    """Returns the number of micro-steps in a rollout."""
     return knobs.gradient_accumulation_steps
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens of every prompt; also refuses what the trainer would refuse once it is built."""
+    """Counts the tokens of every prompt; also refuses data that the built trainer would refuse."""
     from autotrain_mem.trainers import ppo_checks
 
     ppo_checks.refuse(filled.training, tokenizer)
@@ -206,7 +204,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """Finds what the trainer would refuse of the tokenizer once it is built."""
+    """Returns problems of the tokenizer that the built trainer would refuse."""
     from autotrain_mem.trainers import ppo_checks
 
     for message, cure in ppo_checks.problems(filled.training, tokenizer):
@@ -214,12 +212,12 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Says that PPO has a loop of its own, and a guard of its own (``training.guard.ppo``)."""
+    """Always returns a reason: PPO has its own training loop, and its own guard (``training.guard.ppo``)."""
     return f"how {type(trainer).__name__} makes one loss of many rows is not known"
 
 
 def policy_tokenizer(model: str, filled: Configs) -> Any:
-    """Loads the policy's tokenizer, padding on the left, where generation needs it."""
+    """Loads the policy's tokenizer, with padding on the left as generation needs."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
@@ -237,7 +235,7 @@ def _config_type() -> Any:
 
 
 def _tokenized(split: Any, tokenizer: Any) -> Any:
-    """Makes rows of ``input_ids`` alone: what the trainer's collator pads. A conversation gets its chat template."""
+    """Returns rows with ``input_ids`` only, for the trainer's collator. Conversations get their chat template."""
     if "input_ids" in split.column_names:
         return split.select_columns(["input_ids"])
 

@@ -1,4 +1,4 @@
-"""Reward modelling with TRL's RewardTrainer: a head of one score, trained on pairs."""
+"""Reward modelling with TRL's RewardTrainer: a score head of one output, trained on pairs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes pairs whose two sequences both fill ``length`` tokens: the collator makes one batch of them."""
+    """Makes pairs whose sequences both fill ``length`` tokens: the collator puts both into one batch."""
     from datasets import Dataset
 
     full = [[ORDINARY_TOKEN] * length] * rows
@@ -38,13 +38,13 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding that every real batch of pairs has."""
+    """Imitates the padding of every real batch of pairs."""
     return shorten_last_rejected
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares the data, unfiltered; a pair is as long as its longer side, by which TRL
-    filters."""
+    """Counts tokens as the trainer prepares the data, unfiltered; a pair's length is that of its longer sequence, by
+    which TRL filters."""
     from trl import RewardTrainer
 
     filled.training.max_length = None
@@ -56,10 +56,10 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """Warns where padding looks like an end.
+    """Warns if padding and end token are the same.
 
-    The score is read at the last token that is no padding, by its id (``transformers/modeling_layers.py:
-    GenericForSequenceClassification.forward``). TRL ends every sequence with the end token.
+    The score is read at the last token whose id is not padding (``transformers/modeling_layers.py:
+    GenericForSequenceClassification.forward``), and TRL ends every sequence with the end token.
     """
     padding = filled.training.pad_token or tokenizer.pad_token or tokenizer.eos_token
     end = filled.training.eos_token or tokenizer.eos_token

@@ -1,4 +1,4 @@
-"""Finds reward functions by the names that the user gives, tries them before planning, and names those that fail."""
+"""Finds reward functions by name, tries them before planning, and names those that fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIGNATURE = (
 
 
 def built_in_rewards() -> dict[str, RewardFunction]:
-    """Lists TRL's own reward functions, by the names that ``trl grpo`` knows them by (trl/scripts/grpo.py: main)."""
+    """Returns TRL's own reward functions by their names in ``trl grpo`` (trl/scripts/grpo.py: main)."""
     from trl import rewards
 
     return {
@@ -40,7 +40,7 @@ def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
     """Finds the functions of these names: TRL's own, or ``module.function`` importable from the working folder.
 
     Raises:
-        UsageError: no such function; says why for each.
+        UsageError: a function is not found, with the reason for each.
     """
     known = built_in_rewards()
     return [_naming_itself(name, known[name]) if name in known else _imported(name, known) for name in names]
@@ -55,7 +55,7 @@ def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module runs as it is imported, and may raise anything
+    except Exception as error:  # importing runs the user's module, which may raise anything
         if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
             raise UsageError(f"--reward_funcs {name}: there is no module {error.name!r}.", hint=hint) from error
         raise UsageError(
@@ -78,21 +78,21 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """Names the reward function in any error raised inside; out-of-memory errors propagate unchanged."""
+    """Adds the reward function's name to any error raised inside; out-of-memory errors propagate unchanged."""
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # the user's code: anything
+    except Exception as error:  # the user's code may raise anything
         raise RewardFunctionError(
             f"The reward function {name} raised {type(error).__name__}: {error}", hint=_SIGNATURE
         ) from error
 
 
 def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
-    """Wraps the function, so that an error names it."""
+    """Wraps a function so that its errors name it."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -113,13 +113,13 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
 def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Calls every function as TRL would, on a few rows with a placeholder completion each.
 
-    TRL's own may need a package that is not here: a plan can do without (:func:`check_packages` is for a run).
+    A plan ignores a missing package of one of TRL's own functions (:func:`check_packages` is for a run).
 
     Args:
         rows: Rows of the dataset, with ``prompt`` as text or as a conversation.
 
     Raises:
-        RewardFunctionError: it raised, or did not return one number per completion.
+        RewardFunctionError: a function raised, or did not return one number per completion.
     """
     known = built_in_rewards()
     for name, function in zip(names, reward_functions(names), strict=True):
@@ -151,7 +151,7 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Calls TRL's own functions, which import their package only when called: a run would fail at its first reward.
+    """Calls TRL's own functions, which import their package when called: a run would fail at its first reward.
 
     Raises:
         MissingExtraError: a function's package is not installed.
@@ -193,5 +193,5 @@ def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def rehearsed_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
-    """Stands in for a reward function: completions get rewards that differ, as in a run that learns."""
+    """Stands in for a reward function: completions get different rewards, as in a run that learns."""
     return [float(index % 3) for index, _ in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""Counts tokens of a prepared dataset: in several processes where that pays, and reports how far it is."""
+"""Counts the tokens of a prepared dataset, in several processes if that pays, and reports progress."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ from autotrain_mem.types.data import Counting
 OnProgress = Callable[[Counting], None]
 
 ROWS_PER_PROCESS = 2000
-"""A pass over the data in a pool takes 0.5 s more to start and to gather than one without, and a row of gsm8k 0.45 ms
-to format and tokenize: two processes gain from about 2,300 rows on. Measured with 2 cores, datasets 5.2, trl 1.12."""
+"""A pool adds 0.5 s to a pass over the data, to start and gather; formatting and tokenizing a row of gsm8k takes 0.45
+ms. Two processes therefore pay from about 2,300 rows. Measured with 2 cores, datasets 5.2, trl 1.12."""
 MOST_PROCESSES = 16
-"""Each is a fork of the worker, with a copy of the tokenizer."""
+"""The limit on processes: each is a fork of the worker with a copy of the tokenizer."""
 
 REPORT_EVERY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowLengths:
-    """Tokens of every row, in the data's order."""
+    """Holds the tokens of every row, in the data's order."""
 
     longer: Sequence[int]
-    """Tokens of the only sequence of each row, or of the longer one of each pair."""
+    """Tokens of the longer sequence of each pair, or of a row's only sequence."""
     shorter: Sequence[int] = ()
-    """Tokens of the other sequence of each pair; empty where a row is one sequence."""
+    """Tokens of the other sequence of each pair; empty if a row is one sequence."""
     prompts: Sequence[int] = ()
-    """Tokens of the prompt of each row, where that is answered while training beside the rows' own answers; else
-    empty."""
+    """Tokens of each row's prompt, if training generates answers although the rows have their own; else empty."""
 
 
 def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
-    """Returns the tokens of the longer and of the shorter sequence of each pair."""
+    """Returns the tokens of the longer and the shorter sequence of each pair."""
     pairs = list(zip(first, second, strict=True))
     return RowLengths(longer=[max(pair) for pair in pairs], shorter=[min(pair) for pair in pairs])
 
 
 def processes(rows: int, given: int | None) -> int | None:
-    """Chooses how many to count with: the user's own number, else as many as pay; None for this process alone.
+    """Chooses the number of processes: the user's, else as many as pay; None for this process alone.
 
-    Where processes are not forked but started afresh, each would import torch and transformers for seconds.
+    Without fork, each process would import torch and transformers for seconds.
     """
     import multiprocessing
 
@@ -58,7 +57,7 @@ def processes(rows: int, given: int | None) -> int | None:
 
 @contextmanager
 def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
-    """Reports every pass that the datasets library makes, in place of its progress bars (datasets/arrow_dataset.py:
+    """Reports every pass of the datasets library instead of showing its progress bars (datasets/arrow_dataset.py:
     Dataset.map)."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -72,7 +71,7 @@ def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
 
 
 class _Bar:
-    """Implements what ``Dataset.map`` uses of tqdm's bars."""
+    """Implements the part of tqdm's bars that ``Dataset.map`` uses."""
 
     def __init__(self, on_progress: OnProgress, *, rows: int, done: int, doing: str) -> None:
         self._on_progress, self._rows, self._done, self._doing = on_progress, rows, done, doing
@@ -96,8 +95,8 @@ class _Bar:
 
 @contextmanager
 def without_labels() -> Iterator[None]:
-    """Skips the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), which is a quarter
-    of the time and changes no length. It is known by its name: where TRL calls it otherwise, this is slower."""
+    """Skips the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), a quarter of the
+    time, which changes no length. It is recognized by name: if TRL renames it, counting is slower."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     import datasets
@@ -113,7 +112,7 @@ def without_labels() -> Iterator[None]:
 
 
 def smallest_model(*, classifier: bool = False) -> Any:
-    """Makes a model of a few hundred weights, causal or with one score, for trainers that only prepare data."""
+    """Makes a model of a few hundred weights, causal or with a score head, for trainers that only prepare data."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
     config = Qwen2Config(
@@ -135,8 +134,8 @@ _ROWS_AT_ONCE = 10_000
 
 
 def list_lengths(rows: Any, column: str) -> list[int]:
-    """Returns how long the lists in a column of a datasets.Dataset are, without making Python's lists of them: 40 ms
-    for 200,000 rows of 220 tokens, in place of 5 s."""
+    """Returns the lengths of the lists in a datasets.Dataset column without converting them to Python: 40 ms for
+    200,000 rows of 220 tokens, instead of 5 s."""
     found: list[int] = []
     for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         for chunk in batch.column(column).chunks:
@@ -145,10 +144,8 @@ def list_lengths(rows: Any, column: str) -> list[int]:
 
 
 def prepared_lengths(rows: Any) -> list[int] | None:
-    """Tokens of every row of prepared data; of a pair, those of its longer side with the prompt.
-
-    Where a prompt comes with another row's completion too (KTO), the longer of both counts. None where the columns do
-    not tell.
+    """Returns the tokens of every row of prepared data; of a pair, those of the longer sequence with the prompt. If a
+    prompt is also paired with another row's completion (KTO), the longer one counts. None if the columns are unknown.
     """
     columns = set(rows.column_names)
     if {"prompt_ids", "completion_ids"} <= columns:

@@ -35,15 +35,15 @@ llamafactory = LlamaFactoryFacts(
         },
     },
     rows="rows with a messages column; rows with other columns name theirs in the entry",
-    losses=(None, "nll"),  # whole logits are what TRL calls nll
+    losses=(None, "nll"),  # TRL's nll computes full logits
 )
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Makes rows that fill ``length`` tokens.
 
-    Packed blocks are full whatever the rows; each gets two documents, since the mask that keeps documents apart is part
-    of what a packed batch costs.
+    Packed blocks are full whatever the rows. Each gets two documents, since the mask that separates documents is part
+    of a packed batch's memory.
     """
     from datasets import Dataset
 
@@ -53,7 +53,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates padding, but in padding-free batches, which have none."""
+    """Imitates padding, except in padding-free batches."""
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
 
 
@@ -85,12 +85,12 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns tokens; those of all micro-batches where transformers counted them."""
+    """Returns tokens; those of all micro-batches if transformers counted them."""
     return Basis.WHOLE if is_counted else Basis.TOKENS
 
 
 def is_models_loss(trainer: Any) -> bool:
-    """TRL's chunked loss replaces the model's forward (``trl/trainer/sft_trainer.py: _patch_chunked_ce_lm_head``); what
-    label smoothing and ``dft`` compute from logits is divided by the count that they are given."""
+    """Returns False for TRL's chunked loss, which replaces the model's forward (``trl/trainer/sft_trainer.py:
+    _patch_chunked_ce_lm_head``), and for label smoothing and ``dft``, which divide by the count they are given."""
     others = (trainer.compute_loss_func, trainer.label_smoother)
     return others == (None, None) and trainer.args.loss_type != "chunked_nll"

@@ -1,4 +1,4 @@
-"""Makes tokens for a rehearsal: a tokenizer of eight words, and texts of a known number of them."""
+"""Makes tokens for a rehearsal: a tokenizer of eight words, and texts with a known number of tokens."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 EditRows = Callable[[list[Any]], list[Any]]
-"""Makes the worst micro-batch of the rows that the sampler drew."""
+"""A function that turns the rows that the sampler drew into the worst micro-batch."""
 
 ORDINARY_TOKEN = 5
-"""An id that is neither padding nor an end; every model's vocabulary holds it."""
+"""An id that is neither padding nor an end token, and that every vocabulary has."""
 
 PADDING_TOKEN = 2
 
 
 def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, int]] | None = None) -> Any:
-    """Makes a tokenizer that splits at blanks; the trainer asks it for special tokens and, in some methods, for ids.
+    """Makes a tokenizer that splits at spaces; the trainer reads its special tokens and, in some methods, ids.
 
     Args:
-        marks: Special tokens beside its own, by the names of its attributes: as they are written, and their ids.
+        marks: Further special tokens, by the names of the tokenizer's attributes: their texts and ids.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -38,14 +38,14 @@ def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, i
 
 
 def text_of(tokens: int) -> str:
-    """Writes a text that :func:`stub_tokenizer` turns into ``tokens`` ids; it ends in a blank, so two can be joined."""
+    """Returns a text of ``tokens`` ids for :func:`stub_tokenizer`; it ends in a space, so that two can be joined."""
     return f"t{ORDINARY_TOKEN} " * tokens
 
 
 def shorten_last_row(rows: list[Any]) -> list[Any]:
-    """Cuts one token off the last row: a batch of several rows is padded, and so carries a real attention mask.
+    """Cuts one token off the last row, so that a batch of several rows is padded and has a real attention mask.
 
-    Its shape stays that of the worst batch. A batch of one row has no padding.
+    The batch keeps the worst shape. A batch of one row has no padding.
     """
     if len(rows) < 2:
         return rows
@@ -54,12 +54,12 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any], limit: int | None = None) -> list[Any]:
-    """Shortens the last rejected completion: the two sequences of a pair are in one batch, so that even a single pair
-    is padded.
+    """Shortens the last rejected completion: both sequences of a pair are in one batch, so that even a single pair is
+    padded.
 
     Args:
-        limit: Where the collator cuts prompt and completion to; one token less is left, so that the cut does not
-            make the row as long as the others again.
+        limit: The length to which the collator cuts prompt and completion. One token less is left, so that the cut
+            does not make the row as long as the others again.
     """
     *full, last = rows
     rejected = last["rejected_ids"]

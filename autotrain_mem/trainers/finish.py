@@ -1,4 +1,4 @@
-"""Finishes a trainer as TRL builds it: what no config of TRL's asks for, in a real run and in its rehearsal."""
+"""Finishes a trainer as TRL builds it, with what no TRL config offers, in a real run and in its rehearsal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.types import Knobs
 
 
 def finished(trainer: Any, knobs: Knobs) -> Any:
-    """Returns the trainer with what the plan asks for and no config of TRL's does."""
+    """Returns the trainer with the plan's settings that no TRL config offers."""
     if trainer.is_fsdp_enabled:
         name_layers_to_shard(trainer.model)
     if knobs.fp16:
@@ -29,12 +29,12 @@ def finished(trainer: Any, knobs: Knobs) -> Any:
 
 
 def _widen_trained(model: Any) -> None:
-    """Trains in float32 what is trained under a scaler: it refuses gradients in float16, and CUDA's knows no bfloat16.
+    """Converts trained weights to float32: fp16's scaler refuses float16 gradients, and on CUDA bfloat16 ones.
 
     ``torch/amp/grad_scaler.py: _unscale_grads_`` and ``aten/src/ATen/native/cuda/AmpKernels.cu:
-    _amp_foreach_non_finite_check_and_unscale_cuda_``. TRL makes the adapter of a quantized base bfloat16
-    (``trl/trainer/sft_trainer.py: __init__``), which on a T4 ends the first optimizer step
-    (https://github.com/huggingface/trl/issues/4901); a head that is trained whole beside a float16 base is float16.
+    _amp_foreach_non_finite_check_and_unscale_cuda_``. TRL makes a quantized base's adapter bfloat16
+    (``trl/trainer/sft_trainer.py: __init__``), which on a T4 fails in the first optimizer step
+    (https://github.com/huggingface/trl/issues/4901); a fully trained head beside a float16 base is float16.
     """
     import torch
 
@@ -44,37 +44,37 @@ def _widen_trained(model: Any) -> None:
 
 
 def layers_to_shard(model: Any) -> tuple[str, ...]:
-    """Returns those of the model's ``_no_split_modules`` that are classes of its modules, sorted."""
+    """Returns the model's ``_no_split_modules`` that are classes of its modules, sorted."""
     classes = {type(module).__name__ for module in model.modules()}
     return tuple(sorted({*(getattr(model, "_no_split_modules", None) or ())} & classes))
 
 
 def name_layers_to_shard(model: Any) -> None:
-    """Removes from a model the names of layers that it does not have, also under an adapter.
+    """Removes names of layers that a model does not have from its ``_no_split_modules``, also under an adapter.
 
-    A class of models names the layers of all that it may consist of, such as those of images in
-    ``Qwen3_5ForCausalLM._no_split_modules``, and accelerate refuses a name that it cannot find in the model
-    (``accelerate/utils/dataclasses.py: set_auto_wrap_policy``), PEFT as well (``peft/utils/other.py:
-    fsdp_auto_wrap_policy``). That keeps Gemma 3 from 4B on, Gemma 4 and Qwen3.5 from being sharded.
+    A model class names the layers of all its possible parts, such as the vision layers in
+    ``Qwen3_5ForCausalLM._no_split_modules``. accelerate refuses a name that is not in the model
+    (``accelerate/utils/dataclasses.py: set_auto_wrap_policy``), and so does PEFT (``peft/utils/other.py:
+    fsdp_auto_wrap_policy``); Gemma 3 from 4B on, Gemma 4 and Qwen3.5 could not be sharded.
     """
     from transformers import PreTrainedModel
 
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module._no_split_modules = {*layers_to_shard(module)}
-            return  # the outermost: accelerate and PEFT ask no other
+            return  # the outermost one: accelerate and PEFT read no other
 
 
 def keep_cache_in_evaluation(trainer: Any) -> None:
-    """Keeps transformers' evaluation loop from emptying torch's cache, in a run and in its rehearsal.
+    """Prevents transformers' evaluation loop from emptying torch's cache, in a run and in its rehearsal.
 
-    The longest rows run first, and every later batch fits the segments that they left. An emptied cache grows again
-    from batches of any order, in pieces that do not fit the next (``estimator.mixed_steps``). An allocation that fails
-    releases the cache by itself (``c10/cuda/CUDACachingAllocator.cpp: malloc``, ``release_cached_blocks``).
+    The longest rows run first, and every later batch fits into their segments. A released cache would grow again from
+    batches in any order, in pieces that do not fit the next (``estimator.mixed_steps``). A failing allocation releases
+    it anyway (``c10/cuda/CUDACachingAllocator.cpp: malloc``, ``release_cached_blocks``).
 
-    Other callers still empty it: TRL before it wakes a colocated vLLM engine (``trl/generation/vllm_generation.py``),
-    its PPO loop, its activation offloading beside bitsandbytes (``trl/models/activation_offloading.py: __enter__``),
-    ``torch_empty_cache_steps``, the user's own code, and what this project does once a device is full.
+    Others still empty it: TRL before it reactivates a colocated vLLM engine (``trl/generation/vllm_generation.py``),
+    its PPO loop, its activation offloading with bitsandbytes (``trl/models/activation_offloading.py: __enter__``),
+    ``torch_empty_cache_steps``, the user's code, and this project once a device is full.
     """
     import torch
     from transformers import Trainer

@@ -1,15 +1,15 @@
-"""Adds an optimizer that lives on the host: the device holds only weights and gradients.
+"""Adds an optimizer on the host, so that the device holds only weights and gradients.
 
-On one GPU neither TRL nor transformers offers this without DeepSpeed, whose optimizer (``deepspeed/ops/adam/
-cpu_adam.py: DeepSpeedCPUAdam``) compiles C++ on the user's machine; torchao's (``torchao/optim/cpu_offload.py:
-CPUOffloadOptimizer``) shows the trainer one group per parameter and saves a state of its own shape. Here torch's own
-optimizer steps on host tensors, in the trainer's groups, and its checkpoint is the one that the same optimizer would
-write on the device: a run may resume with or without the offload.
+On one GPU, TRL and transformers offer this only with DeepSpeed, whose optimizer (``deepspeed/ops/adam/cpu_adam.py:
+DeepSpeedCPUAdam``) compiles C++ on the user's machine. torchao's (``torchao/optim/cpu_offload.py:
+CPUOffloadOptimizer``) shows the trainer one group per parameter and saves its own form of state. Here torch's own
+optimizer steps on host tensors, in the trainer's groups. Its checkpoint is the one that the same optimizer writes on
+the device, so a run may resume with or without the offload.
 
-Host memory, in bytes per trained parameter: the weight twice (a copy of it, and its gradient, both pinned; torch's
-pinned allocator rounds each tensor up to a power of two, ``aten/src/ATen/core/CachingHostAllocator.h: allocate``), and
-the optimizer's state, which is never moved and not pinned. Qwen2.5-0.5B in bfloat16 with AdamW: 494 M parameters x
-(2 + 2 + 4) = 3.7 GiB, with rounding at most 5.5 GiB.
+Host memory, in bytes per trained parameter: twice the weight (a copy and its gradient, both pinned; torch's pinned
+allocator rounds each tensor up to a power of two, ``aten/src/ATen/core/CachingHostAllocator.h: allocate``), and the
+optimizer's state, which is never moved and not pinned. Qwen2.5-0.5B in bfloat16 with AdamW: 494 M parameters x (2 + 2 +
+4) = 3.7 GiB, with rounding at most 5.5 GiB.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from autotrain_mem.settings.optimizer_verdicts import optimizer_of
 from autotrain_mem.support.errors import UsageError
 
 SUPPORTED = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
-"""Names of ``--optim`` whose optimizer is torch's own, and so runs on host tensors as it does on the device's."""
+"""Values of ``--optim`` that use torch's own optimizers, which run on host tensors as on the device."""
 
 
 def on_host(work: Callable[[], None]) -> None:
-    """Runs all that the optimizer makes and computes on the host.
+    """Runs the optimizer's work on the host.
 
-    The one place where host is told from device: a rehearsal, whose tensors are all of the CPU, puts here what keeps
-    the work out of its record.
+    A rehearsal, in which all tensors are on the CPU, replaces this function to keep the work out of its record.
     """
     work()
 
 
 def offload_to_host(trainer: Any) -> None:
-    """Makes this transformers Trainer step on the host, with the optimizer that its ``--optim`` names.
+    """Makes this transformers Trainer step on the host, with the optimizer of its ``--optim``.
 
     Call it between building the trainer and ``train()``.
 
     Raises:
-        UsageError: the optimizer, the precision or the sharding does not go with it.
+        UsageError: the optimizer, the precision or the sharding does not work with it.
     """
     name = optimizer_of(trainer.args)
     if name not in SUPPORTED:
@@ -70,17 +69,17 @@ def offload_to_host(trainer: Any) -> None:
 
 
 class _HostParameter:
-    """A parameter on the device, its copy on the host, and room on the host for its gradient."""
+    """Holds a parameter on the device, its copy on the host, and a host buffer for its gradient."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.device = parameter
         self.host, self._gradient = _room_on_host(parameter), _room_on_host(parameter)
         self._version = -1
-        """``device._version`` when the two were last alike: whoever writes the parameter, as loading weights does,
-        counts it up."""
+        """``device._version`` when the two were last equal; every write to the parameter, such as loading weights,
+        increases it."""
 
     def fetch(self) -> None:
-        """Brings over what the step needs; done when the device's stream is."""
+        """Copies the gradient to the host, and the parameter if it changed; complete when the device's stream is."""
         if self.device._version != self._version:
             self.host.copy_(self.device, non_blocking=True)
         self.host.grad = None
@@ -88,29 +87,29 @@ class _HostParameter:
             self.host.grad = self._gradient.copy_(self.device.grad, non_blocking=True)
 
     def send(self) -> None:
-        """Copies the parameter to the device. Whatever the device's stream does next comes after."""
+        """Copies the parameter to the device, in order on the device's stream."""
         if self.host.grad is not None:
             self.device.copy_(self.host, non_blocking=True)
         self._version = self.device._version
 
 
 def _room_on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Makes room that is laid out like ``tensor``: a copy between layouts would need a temporary on the device
-    (``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``). To a pinned target it runs beside the others."""
+    """Returns a host buffer laid out like ``tensor``: other layouts need a temporary on the device
+    (``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``). Pinned for a device's tensor: copies overlap."""
     pinned = tensor.device.type != "cpu"
     return torch.empty_like(tensor, device="cpu", pin_memory=pinned, requires_grad=False)
 
 
 class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Steps on the host, with ``inner`` on copies of the parameters. To trainer and scheduler it is one like any other.
+    """Steps on the host, with ``inner`` on copies of the parameters; trainer and scheduler use it like any optimizer.
 
-    Parameter groups are its own, and their options count at every step. State is the inner optimizer's alone: nothing
-    that looks at ``.state`` finds bytes to move to the device.
+    It has its own parameter groups, whose options are read at every step. Only the inner optimizer has state, so that
+    code that moves ``.state`` to the device finds nothing.
 
     Args:
         params: Parameters, or groups of them.
         inner: One of torch's optimizers.
-        options: What ``inner`` takes beside the parameters.
+        options: Further arguments of ``inner``.
     """
 
     def __init__(self, params: Any, inner: type[Optimizer], **options: Any) -> None:
@@ -121,7 +120,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Brings gradients to the host, makes one step there, and brings parameters back."""
+        """Copies gradients to the host, makes one step there, and copies parameters back."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -133,7 +132,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         inner = self._ready()
         for twin in self._twins:
             twin.fetch()
-        # Until every copy to the host is there; then those of the step before, to the device, are done too.
+        # Waits for every copy to the host; the previous step's copies to the device are then complete too.
         for device in {twin.device.device for twin in self._twins}:
             if device.type != "cpu":
                 torch.accelerator.current_stream(device).synchronize()
@@ -142,10 +141,10 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
             twin.send()
 
     def _ready(self) -> Optimizer:
-        """Returns the inner optimizer with the options of now.
+        """Returns the inner optimizer with the current options.
 
-        It is made when first needed: an optimizer that starts with state (Adagrad) would have it carried to the device
-        and back by ``accelerate/optimizer.py: AcceleratedOptimizer``, which loads what it has just read.
+        It is created at first use: ``accelerate/optimizer.py: AcceleratedOptimizer`` loads the state that it has just
+        read, which would copy the initial state of an optimizer such as Adagrad to the device and back.
         """
         if self._inner is None:
             self._twins = [_HostParameter(parameter) for group in self.param_groups for parameter in group["params"]]
@@ -157,20 +156,20 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         return self._inner
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises once steps were made: their state does not know the newcomers."""
+        """Raises RuntimeError after the first step, since the state does not include new parameters."""
         if self._inner is not None:
             raise RuntimeError("A HostOptimizer takes no new parameters after its first step.")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that ``inner`` on the device would have: one can load the other's."""
+        """Returns the state that ``inner`` would have on the device: each can load the other's."""
         state: dict[str, Any] = super().state_dict()
         if self._inner is not None:
             state["state"] = self._inner.state_dict()["state"]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Options are taken over at once, state goes to the host."""
+        """Loads options at once, and state on the host."""
         super().load_state_dict({**state_dict, "state": {}})
         if state_dict["state"]:
             on_host(lambda: self._ready().load_state_dict(state_dict))

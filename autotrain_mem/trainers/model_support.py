@@ -1,4 +1,4 @@
-"""Decides which quantized models and kernels can be rehearsed, and finds what is kept beside weights."""
+"""Decides which quantized models and kernels can be rehearsed, and finds tensors stored beside weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autotrain_mem.types.hardware import Capability
 
 
 def refuse_unrehearsed(config: Any, asked: Any) -> None:
-    """Stops where no rehearsal would tell the truth about a quantized model.
+    """Refuses a quantized model whose rehearsal would be wrong.
 
     Args:
-        config: The model's config; its ``quantization_config`` says that the checkpoint is quantized already.
+        config: The model's config; its ``quantization_config`` means that the checkpoint is quantized already.
         asked: The quantization config given by the user, or None.
 
     Raises:
-        UnsupportedModelError: a second quantization, or a method other than bitsandbytes'; mxfp4 may be dequantized.
+        UnsupportedModelError: a second quantization, or another method than bitsandbytes; mxfp4 may be dequantized.
     """
     present = quantization_method(checkpoint_quantization(config))
     if present == "mxfp4" and getattr(asked, "dequantize", False):
@@ -59,20 +59,20 @@ _WHY_NOT = {
         "transformers trains no adapter on it",
     ),
 }
-"""Method -> why. Of the last ones ``is_trainable`` is False (``transformers/quantizers/quantizer_*.py``)."""
+"""Method -> reason. The last ones have ``is_trainable`` False (``transformers/quantizers/quantizer_*.py``)."""
 
 
 def checkpoint_quantization(config: Any) -> Any:
-    """Describes how the checkpoint is quantized: a dict or a config, None if it is not.
+    """Returns the checkpoint's quantization as a dict or a config; None if it has none.
 
-    Source: ``transformers/quantizers/auto.py: get_hf_quantizer``, which looks in the same two places.
+    Source: ``transformers/quantizers/auto.py: get_hf_quantizer``, which reads the same two places.
     """
     found = getattr(config, "quantization_config", None)
     return found or getattr(config.get_text_config(decoder=True), "quantization_config", None)
 
 
 def quantization_method(quantization: Any) -> str:
-    """Names the method that a config asks for, in transformers' words: "bitsandbytes", "gptq"; empty for None."""
+    """Returns the method of a quantization config, in transformers' terms ("bitsandbytes", "gptq"); empty for None."""
     if quantization is None:
         return ""
     if not isinstance(quantization, dict):
@@ -84,10 +84,10 @@ def quantization_method(quantization: Any) -> str:
 
 
 def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of quantized weights that are no parameters and no buffers, fake or real: scales, codes, offsets.
+    """Returns quantized weights' scales, codes and offsets (fake or real), which are neither parameters nor buffers.
 
-    They lie on the GPU with the weights: 0.13 bytes beside each 0.5 bytes of a 4-bit weight with one float32 scale for
-    64 values, 0.016 with double quantization.
+    They are on the GPU with the weights: 0.13 bytes for each 0.5 bytes of a 4-bit weight with one float32 scale for 64
+    values, 0.016 with double quantization.
     """
     for name, module in model.named_modules():
         weight = module._parameters.get("weight")
@@ -104,10 +104,10 @@ def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def unquantized_bytes(model: Any) -> int:
-    """Counts the bytes of fused experts in a quantized model: bitsandbytes quantizes linear layers and leaves them.
+    """Counts the bytes of a quantized model's fused experts, which bitsandbytes leaves as they are; 0 if not quantized.
 
-    ``transformers/integrations/bitsandbytes.py: replace_with_bnb_linear`` looks for ``nn.Linear``, and transformers 5
-    keeps all experts of a layer in parameters of three dimensions. 0 for a model that is not quantized.
+    ``transformers/integrations/bitsandbytes.py: replace_with_bnb_linear`` converts only ``nn.Linear``, and transformers
+    5 keeps all experts of a layer in three-dimensional parameters.
     """
     import bitsandbytes
 
@@ -131,16 +131,16 @@ def _of_state(state: Any, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 _HUB_NAMES = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
 FLASH_NAMES = ("flash_attention_2", "flash_attention_3", *(f"kernels-community/{name}" for name in _HUB_NAMES))
-"""Those of ``trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS`` that a rehearsal imitates."""
+"""The names in ``trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS`` that a rehearsal imitates."""
 
 
 def why_no_attention(
     attn_implementation: str | None, compute_capability: Capability, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """Explains why this attention cannot run, or cannot be rehearsed, on such a card; None when it can.
+    """Explains why this attention cannot run or be rehearsed on such a card; None if it can.
 
     Args:
-        dtype: What attention computes in: autocast's type where that is on.
+        dtype: The dtype in which attention computes: autocast's if it is on.
         head_dim: The model's largest head size.
     """
     if attn_implementation in (None, "eager", "sdpa"):
@@ -163,11 +163,11 @@ LIGER_MODELS = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 """``config.model_type`` of the models whose layers are imitated."""
 
 LIGER_SWITCHES = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True, "fused_linear_cross_entropy": True}
-"""The switches of ``liger_kernel_config``, with their defaults (``apply_liger_kernel_to_llama`` and its like)."""
+"""The switches of ``liger_kernel_config``, with their defaults (``apply_liger_kernel_to_llama`` and others)."""
 
 
 def why_not_liger(model_type: str, config: dict[str, Any] | None = None) -> str | None:
-    """Explains why ``use_liger_kernel`` cannot be rehearsed for a model and a config of Liger's; None if it can."""
+    """Explains why ``use_liger_kernel`` cannot be rehearsed for a model and a Liger config; None if it can."""
     if model_type not in LIGER_MODELS:
         return f"Liger's kernels are rehearsed for {', '.join(LIGER_MODELS)}, not for {model_type}"
     unknown = sorted(name for name, on in (config or {}).items() if on and name not in LIGER_SWITCHES)

@@ -1,7 +1,7 @@
-"""TRL's experimental OnlineDPOTrainer, whose micro-batches weigh alike however a step's rows are divided into them.
+"""TRL's experimental OnlineDPOTrainer, with micro-batches that weigh the same however a step's rows are split.
 
-TRL's ``training_step`` samples, scores and calls its own backward. Here it is given completions that are sampled
-already, and its loss passes through ``compute_loss`` before the backward pass, as that of every other trainer does.
+TRL's ``training_step`` samples, scores and calls its own backward. Here it gets completions that are already sampled,
+and its loss passes through ``compute_loss`` before the backward pass, as in every other trainer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOTrainer as _OnlineDPOTrainer
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-"""What TRL's ``_generate`` returns: all first completions of a micro-batch's prompts, then all second ones. From TRL
-1.16 on it also returns processed images, of which there are none here."""
+"""The result of TRL's ``_generate``: all first completions of a micro-batch's prompts, then all second ones. From TRL
+1.16 on it also returns processed images; there are none here."""
 
 
 class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy here
-    """TRL's trainer with gradients that are a mean over the rows of an optimizer step.
+    """TRL's trainer, with gradients averaged over the rows of an optimizer step.
 
-    TRL 1.12 and 1.16 leave the division by ``gradient_accumulation_steps`` to accelerate, to which transformers 5 says
-    that there is one micro-batch (``transformers/trainer.py: create_accelerator_and_postprocess``): gradients would be
-    as many times too large, and be clipped by that (``trl/experimental/online_dpo/online_dpo_trainer.py:
+    TRL 1.12 and 1.16 leave the division by ``gradient_accumulation_steps`` to accelerate, but transformers 5 sets
+    accelerate's number to 1 (``transformers/trainer.py: create_accelerator_and_postprocess``). Gradients would be too
+    large by that factor, and be clipped accordingly (``trl/experimental/online_dpo/online_dpo_trainer.py:
     training_step``).
     """
 
@@ -35,7 +35,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @property
     def stats(self) -> dict[str, list[float]]:
-        """Holds what is logged next, where TRL's other trainers keep it."""
+        """Returns the metrics to log next, under the name used by TRL's other trainers."""
         return self._metrics["train"]
 
     @stats.setter
@@ -44,11 +44,11 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @property
     def max_completion_length(self) -> int:
-        """Returns the tokens of a completion, under the name that TRL's other trainers have for it."""
+        """Returns the maximum tokens of a completion, under the name used by TRL's other trainers."""
         return int(self.args.max_new_tokens)
 
     def _prepare_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Samples two completions of each prompt, where that is not done yet."""
+        """Samples two completions of each prompt, unless they are already sampled."""
         prepared = super()._prepare_inputs(inputs)
         return prepared if SAMPLED[0] in prepared else self._generate_and_score_completions(prepared)
 
@@ -63,15 +63,15 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
         return *self._sampled, *self._of_images
 
     def _tokenize_prompts(self, prompts: Sequence[Any]) -> tuple[list[list[int]]]:
-        """Tokenizes prompts as ``_generate`` does; the name and the form are those of TRL's other trainers."""
+        """Tokenizes prompts as ``_generate`` does, with the name and return type of TRL's other trainers."""
         return ([prompt_ids(prompt, self.processing_class) for prompt in prompts],)
 
     def compute_loss(self, model: Any, inputs: Mapping[str, Any], **_: Any) -> Any:
-        """Returns the loss of TRL's step, which is made already."""
+        """Returns the loss that TRL's step has already computed."""
         return inputs["loss"]
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
-        """Runs TRL's step on completions that are there, and divides its loss by the micro-batches of this step."""
+        """Runs TRL's step on sampled completions, and divides its loss by the number of micro-batches of this step."""
         model.train()
         prepared = self._prepare_inputs(inputs)
         sampled = tuple(prepared[name] for name in SAMPLED)
@@ -80,7 +80,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
         def backward_of_mean(loss: Any, **options: Any) -> None:
             if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-                options["scale_wrt_gas"] = False  # as transformers' own step has it
+                options["scale_wrt_gas"] = False  # as in transformers' own step
             share = self.compute_loss(model, {"loss": loss}) / self.current_gradient_accumulation_steps
             losses.append(share.detach())
             backward(share, **options)
@@ -91,6 +91,6 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
 
 def prompt_ids(prompt: Any, tokenizer: Any) -> list[int]:
-    """Tokenizes a prompt as TRL's ``_generate`` does, which leaves special tokens to the chat template."""
+    """Tokenizes a prompt as TRL's ``_generate`` does: only the chat template adds special tokens."""
     text = maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
     return list(tokenizer(text=text, add_special_tokens=False)["input_ids"])

@@ -1,6 +1,6 @@
-"""Reports a trainer's phase to a recorder: wraps the methods of one trainer object at which a phase begins.
+"""Reports a trainer's phase to a recorder by wrapping the methods at which a phase begins.
 
-Works on any transformers Trainer, rehearsed, simulated or real; only the object is changed, never its class.
+Works on any transformers Trainer, rehearsed, simulated or real; it changes the object, never its class.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.types import Owner, Phase
 
 PAGED_FROM_ELEMENTS = 100_000
-"""State of a paged optimizer from this size on lies in CUDA's managed memory, outside torch's allocator
-(``bitsandbytes/optim/optimizer.py: Optimizer8bit.get_state_buffer``); the CPU build keeps it in ordinary tensors."""
+"""From this size on, a paged optimizer's state is in CUDA managed memory, outside torch's allocator
+(``bitsandbytes/optim/optimizer.py: Optimizer8bit.get_state_buffer``); the CPU build uses ordinary tensors."""
 
 
 class PhaseRecorder(Protocol):
-    """The listener that a followed trainer reports to: a rehearsal's recorder, or one that only needs the phases."""
+    """Defines what a followed trainer reports to: a rehearsal's recorder, or one that needs only the phases."""
 
     @property
     def phase(self) -> Phase:
-        """The phase that the trainer is in."""
+        """The trainer's current phase."""
 
     def enter_phase(self, phase: Phase) -> None:
-        """Starts a phase: everything from here on belongs to it."""
+        """Starts a phase; everything that follows belongs to it."""
 
     def adopt_model(self, model: torch.nn.Module) -> None:
-        """The model's parameters and buffers are weights."""
+        """Records the model's parameters and buffers as weights."""
         return
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
-        """A tensor's storage belongs to ``owner``."""
+        """Records that ``owner`` owns a tensor's storage."""
         return
 
     def disown(self, tensor: torch.Tensor) -> None:
-        """A tensor's storage lies outside torch's allocator."""
+        """Records that a tensor's storage is outside torch's allocator."""
         return
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """An optimizer has made its step."""
+        """Reports the end of an optimizer's step."""
         return
 
 
 def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     """Reports each phase of the trainer to the recorder from now on, and records the weights of all its models.
 
-    ``compute_loss`` begins a forward, ``accelerator.backward`` a backward; what follows a backward (clipping, the
-    step, zeroing) is the optimizer step. Gradients and optimizer state are found where they come to be: on the
-    parameters after each backward, in the optimizer after its step. A trainer that generates has two phases more:
-    within the policy's ``generate`` (or vLLM's), and in what it makes of the completions before the next forward.
+    ``compute_loss`` begins a forward, ``accelerator.backward`` a backward; what follows a backward (clipping, the step,
+    zeroing) is the optimizer step. Gradients are found on the parameters after each backward, optimizer state in the
+    optimizer after its step. A generating trainer has two more phases: generation, within the policy's ``generate`` (or
+    vLLM's), and scoring, from there to the next forward.
     """
     models = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")}
     rewards = [each for each in getattr(trainer, "reward_funcs", None) or () if isinstance(each, torch.nn.Module)]
@@ -71,7 +71,7 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     elif hasattr(trainer, "value_model"):
         _follow_ppo(trainer, recorder)
     elif hasattr(trainer, "generate_on_policy_outputs"):
-        # A step of GKD begins with answers of the student's or of the teacher's, or with none.
+        # A step of GKD begins by generating with the student or the teacher, or generates nothing.
         for model in (trainer.model, trainer.teacher_model):
             _follow_generation(trainer.accelerator.unwrap_model(model), recorder)
 
@@ -87,7 +87,7 @@ def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
 
 
 def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
-    """GRPO, RLOO, distillation, online DPO: one method generates and scores, the next forward ends it."""
+    """Follows GRPO, RLOO, distillation and online DPO: one method generates and scores, until the next forward."""
     score = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = _watched(score, recorder, Phase.SCORE, Phase.SCORE)
     _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)
@@ -100,7 +100,7 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     forward = trainer._forward
 
     def forward_or_score(*args: Any, **kwargs: Any) -> Any:
-        """Online DPO's policy makes its forward before the reference and the rewards score, and the loss comes last."""
+        """Online DPO runs the policy's forward, with gradients, before the reference and rewards score."""
         recorder.enter_phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.SCORE)
         return forward(*args, **kwargs)
 
@@ -108,7 +108,7 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
-    """PPO's ``train()`` is one method without ``compute_loss``, so hooks on its models' forwards report the phase.
+    """Follows PPO with hooks on its models' forwards: its ``train()`` is one method without ``compute_loss``.
 
     ``get_reward`` calls a classifier's backbone, not the classifier (``trl/experimental/utils.py``).
     """
@@ -128,7 +128,7 @@ def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_generation(policy: Any, recorder: PhaseRecorder) -> None:
-    """Within ``generate``, what the cache holds before and after each forward is the KV cache.
+    """Records the cache's contents before and after each forward within ``generate`` as KV cache.
 
     Scoring follows: it uses the completions, and PPO stacks the scores of all steps at once.
     """
@@ -177,7 +177,7 @@ def _follow_backward(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Most trainers make their optimizer when training begins; PPO's is there, wrapped by accelerate."""
+    """Follows the optimizer: most trainers create it when training begins; PPO's exists, wrapped by accelerate."""
 
     def watch(optimizer: Any) -> Any:
         def after_step(*_: Any) -> None:
@@ -203,10 +203,10 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
 def _watched(
     method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase, after: Phase | None = None
 ) -> Callable[..., Any]:
-    """Wraps a method that begins a phase; within an evaluation everything belongs to that.
+    """Wraps a method that begins a phase; within an evaluation the phase does not change.
 
     Args:
-        after: What follows, by an exception too; None for the phase that was before.
+        after: The phase after the method, even if it raises; None for the phase before it.
     """
 
     def watched(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Objects of the user's own process as bytes for the rehearsal's: all that they are but the values of their tensors.
+"""Serializes objects of the user's process for the rehearsal's process, without the values of their tensors.
 
-A model travels as what it is made of (classes, configs, hooks, which parameters train and which are one), whatever was
-done to it: adapters, resized embeddings, quantized layers, modules of the user's own. Nothing of it is copied, changed
-or run, and no byte of a weight is read.
+A model is sent as its classes, configs, hooks, and which parameters train or are tied, whatever was done to it:
+adapters, resized embeddings, quantized layers, the user's own modules. Nothing is copied, changed or run, and no
+weight's bytes are read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from autotrain_mem.support.errors import UsageError
 
 
 def pack(value: Any) -> bytes:
-    """A value of any kind, which :func:`unpack` makes anew in another process of the same environment.
+    """Serializes any value; :func:`unpack` rebuilds it in another process of the same environment.
 
-    A tensor is written as shape, stride, dtype and whether it trains: 58 kB for Qwen2.5-0.5B, 0.4 MB for its 4-bit form
-    with an adapter on every layer. Classes and functions of ``__main__``, a notebook or another function travel by
-    value, with the globals that they use; those of a module by reference, with this process's search path. A device is
-    written as the CPU, where rehearsals take place; where a model was placed (``hf_device_map``) is left out.
+    A tensor is written as its shape, stride, dtype and whether it trains: 58 kB for Qwen2.5-0.5B, 0.4 MB for its 4-bit
+    form with an adapter on every layer. Classes and functions of ``__main__``, a notebook or another function are sent
+    by value, with the globals they use; those of a module by reference, with this process's search path. A device is
+    written as the CPU, where rehearsals run; a model's placement (``hf_device_map``) is left out.
 
     Raises:
         UsageError: it holds something that cannot leave its process, such as a generator or an open connection.
@@ -53,15 +53,15 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Rebuilds what was packed. Under a fake mode every tensor is a fake one, otherwise it is on the meta device.
+    """Rebuilds a packed value, with fake tensors under a fake mode, otherwise on the meta device.
 
-    That holds for all tensors, wherever they were: class weights of a trainer of the user's own, or in the closure of
-    a function, have no values either. What is one tensor is one again, as is a tensor beside a parameter with the same
-    bytes. A quantized weight comes as an ordinary parameter with the same attributes, since bitsandbytes' own cannot
-    hold a fake tensor. Only a leaf of the autograd graph still asks for a gradient; gradients, and hooks on a tensor
-    itself, are left out.
+    This includes every tensor: class weights of the user's own trainer, or one in a function's closure, have no values
+    either. A tensor that was shared is shared again, also between a parameter and a tensor with the same bytes. A
+    quantized weight becomes an ordinary parameter with the same attributes, since bitsandbytes' own cannot hold a fake
+    tensor.
 
-    Modules that this process has not imported yet are imported, from where the packing process would.
+    Only leaf tensors of the autograd graph still require gradients; gradients, and hooks on a tensor itself, are left
+    out. Modules not yet imported are imported, from where the packing process would import them.
     """
     stream = io.BytesIO(data)
     theirs = pickle.load(stream)
@@ -73,24 +73,24 @@ _AS_ON_THE_CPU: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.device: lambda device: (torch.device, ("cpu",)),
     torch.Generator: lambda generator: (torch.Generator, ()),  # its state is a tensor
     type(threading.Lock()): lambda lock: (threading.Lock, ()),
-    type(threading.RLock()): lambda lock: (threading.RLock, ()),  # dill's own is held by nobody, for ever
+    type(threading.RLock()): lambda lock: (threading.RLock, ()),  # dill's copy stays locked, without an owner
     torch.autocast: lambda autocast: (
         torch.autocast,
         ("cpu", autocast.fast_dtype, autocast._enabled, autocast._cache_enabled),
     ),
     ConvertOutputsToFp32: lambda forward: (ConvertOutputsToFp32, (forward.model_forward,)),
 }
-"""How some things are written that would not go as they are. The last two are what accelerate leaves around the
-``forward`` of a model that was trained under mixed precision (``accelerate/accelerator.py: prepare_model``); it does
-not wrap that model again, so its next training has what is left of them."""
+"""Reducers for types that need another form. The last two are what accelerate leaves around the ``forward`` of a model
+trained under mixed precision (``accelerate/accelerator.py: prepare_model``); it does not wrap that model again, so its
+next training keeps what is left."""
 
 
 class _Tensor:
-    """The bytes under a parameter, and under a tensor beside it that has the same (``Int8Params.CB``)."""
+    """Stands for the bytes of a parameter, shared with a tensor beside it that has the same (``Int8Params.CB``)."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            moved = torch.empty_like(tensor, device="meta")  # keeps strides where a copy to a GPU would
+            moved = torch.empty_like(tensor, device="meta")  # keeps strides if a copy to a GPU would
         self.facts = (tuple(moved.shape), moved.stride(), moved.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ class _Tensor:
 
 
 class _StuckError(Exception):
-    """Carries what cannot be pickled out through what holds it."""
+    """Reports an object that cannot be pickled, with the object that holds it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -106,7 +106,7 @@ class _StuckError(Exception):
         self.holder = ""
 
     def pass_through(self, value: Any) -> None:
-        """Names the innermost holder that has a name: a function, a class or an object, no list and no dict."""
+        """Records the innermost named holder: a function, a class or an object, but no built-in container."""
         named = value if isinstance(value, (type, types.FunctionType)) else type(value)
         if not self.holder and named.__module__ != "builtins":
             self.holder = f" (held by {named.__qualname__})"
@@ -128,7 +128,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
             raise _StuckError(type(value).__qualname__) from error
 
     def reducer_override(self, value: Any) -> Any:
-        """Returns how ``pickle`` asks before it writes anything in its own way."""
+        """Returns the custom reduction of a value; ``pickle`` calls this before its own."""
         kind = type(value)
         if issubclass(kind, torch.Tensor) and value.layout is torch.strided:
             is_parameter = isinstance(value, torch.nn.Parameter)
@@ -139,7 +139,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
             return _reduce_class(value)
         if issubclass(kind, type | types.FunctionType) and _is_in_its_module(value):
             return value.__qualname__  # by reference
-        if issubclass(kind, types.ModuleType):  # dill would send what is in one of the user's own
+        if issubclass(kind, types.ModuleType):  # dill would send the contents of a user's module
             return _module, (value.__name__,)
         if issubclass(kind, torch.nn.Module) and "hf_device_map" in vars(value):
             build, arguments, state, *rest = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -147,7 +147,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         return _AS_ON_THE_CPU[kind](value) if kind in _AS_ON_THE_CPU else NotImplemented
 
     def _bytes_of(self, tensor: torch.Tensor, is_parameter: bool) -> _Tensor:
-        """Two parameters are two, whatever they share here: each would get its own bytes on its way to a GPU."""
+        """Returns the bytes of a tensor; two parameters never share them, since on a GPU each would get its own."""
         where = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         if where not in self._tensors or (is_parameter and where in self._of_a_parameter):
             self._tensors[where] = _Tensor(tensor)
@@ -157,9 +157,9 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
 
 
 def _is_in_its_module(value: Any) -> bool:
-    """Looks a name up as ``pickle`` does when it loads.
+    """Checks whether a value is found under its name, as ``pickle`` looks it up when loading.
 
-    dill goes from package to module by attributes, and so misses all optimizers: ``torch/optim/__init__.py`` deletes
+    dill follows attributes from package to module, and so misses all optimizers: ``torch/optim/__init__.py`` deletes
     its modules' names.
     """
     found: Any = sys.modules.get(value.__module__)
@@ -170,11 +170,11 @@ def _is_in_its_module(value: Any) -> bool:
 
 class _Unpickler(dill.Unpickler):  # type: ignore[misc]
     def find_class(self, module: str, name: str) -> Any:
-        with _disable_current_modes():  # tensors of a module that is imported now are that module's own
+        with _disable_current_modes():  # a module imported here creates its own tensors
             found: Any = super().find_class(module, name)
         if PreTrainedModel in getattr(found, "__mro__", ()):
-            # Which of a model's outputs can be asked for (hidden states), transformers notes as the first of its class
-            # is made (modeling_utils.py: PreTrainedModel.__init__), and here none is.
+            # transformers registers a model's optional outputs (hidden states) when the first object of its class is
+            # created (modeling_utils.py: PreTrainedModel.__init__), which never happens here.
             dict.__setitem__(_CAN_RECORD_REGISTRY, str(found), found._can_record_outputs)
         return found
 
@@ -201,17 +201,17 @@ _SET_BY_TYPE = frozenset({"__dict__", "__weakref__", "_abc_impl", "__module__", 
 
 
 def _is_own(kind: type) -> bool:
-    """Returns whether a script, a notebook or a function made a class; named tuples aside, which dill makes itself."""
+    """Returns whether a class is from a script, a notebook or a function; not for named tuples, which dill rebuilds."""
     is_named_tuple = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
     return (kind.__module__ == "__main__" or "<locals>" in kind.__qualname__) and not is_named_tuple
 
 
 def _reduce_class(kind: type) -> tuple[Any, ...]:
-    """Returns what ``pickle`` takes from a ``__reduce__``: how to make the class, and what to set on it.
+    """Returns the reduction of a class, as ``__reduce__`` would: how to create it, and its attributes.
 
-    A class is made empty and known before it is filled, so that what is in it may refer to it: its methods, the members
-    of an enumeration, fields of its own kind. Its attributes are those that it had when all of it had been made:
-    nothing is worked out again from annotations, which name what only the script holds.
+    A class is created empty and registered before it is filled, so that its contents may refer to it: methods, members
+    of an enumeration, fields of its own type. It gets the attributes of the finished class: nothing is derived again
+    from annotations, whose names exist only in the script.
     """
     if issubclass(kind, enum.Enum):
         body = {member.name: member.value for member in kind}
@@ -229,11 +229,11 @@ _DEFINED = (types.FunctionType, property, classmethod, staticmethod)
 
 
 def _new_class(metaclass: type, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
-    # ``update`` of an enumeration's namespace notes each member (``enum.py: _EnumDict.update``).
+    # ``update`` of an enumeration's namespace registers each member (``enum.py: _EnumDict.update``).
     return types.new_class(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(body))
 
 
 def _fill(value: Any, attributes: dict[str, Any]) -> None:
-    """Sets the attributes of a tensor or a class that has just been made."""
+    """Sets the attributes of a new tensor or class."""
     for name, attribute in attributes.items():
         setattr(value, name, attribute)

@@ -1,4 +1,4 @@
-"""Refuses what PPO cannot do before anything is built, and checks once it is that each promise took effect."""
+"""Refuses what PPO cannot do before anything is built; afterwards checks that every setting took effect."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from autotrain_mem.support.errors import DatasetFormatError, EmptyDatasetError, 
 from autotrain_mem.types.findings import Finding, settle
 
 SHARDING = ("deepspeed", "fsdp", "parallelism_config")
-"""Arguments that TRL's PPOTrainer takes and never hands to its accelerator (``ppo_trainer.py: __init__``)."""
+"""Arguments that TRL's PPOTrainer accepts but never passes to its accelerator (``ppo_trainer.py: __init__``)."""
 
 
 def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
-    """Refuses what would run and do something else than it says.
+    """Refuses settings that would run but not do what they say.
 
     Raises:
-        UsageError: sharding, saving by epoch, or a padding token that cannot be told from the end token.
-        DatasetFormatError: prompts that are not tokenized.
+        UsageError: sharding, saving by epoch, or a padding token that equals the end token.
+        DatasetFormatError: prompts are not tokenized.
     """
     settle(Finding(kind="error", message=message, cure=cure) for message, cure in problems(args, tokenizer))
     for dataset in datasets:
@@ -31,7 +31,7 @@ def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
 
 
 def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Yields settings that would run but do something else than they say, each with its cure."""
+    """Yields settings that would run but not do what they say, each with its cure."""
     for name in SHARDING:
         if getattr(args, name, None):
             yield (
@@ -56,11 +56,11 @@ def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
 
 
 def verify(trainer: Any) -> None:
-    """Checks on a built trainer that what its config promises is there, whatever came between.
+    """Checks that the built trainer does what its config promises, whatever has changed it.
 
     Raises:
-        TrainingError: something asked for did not take effect.
-        EmptyDatasetError: too few prompts for one rollout; TRL's loop would look for the first one without end.
+        TrainingError: a setting did not take effect.
+        EmptyDatasetError: too few prompts for one rollout; TRL's loop would search for the first one forever.
     """
     broken = [*_broken_promises(trainer)]
     if broken:
@@ -77,7 +77,7 @@ def verify(trainer: Any) -> None:
 
 def _broken_promises(trainer: Any) -> Iterator[str]:
     args, accelerator, wanted = trainer.args, trainer.accelerator, trainer.args.mixed_precision
-    on = accelerator.native_amp if wanted != "no" else True  # accelerate drops fp16 on a CPU without a word
+    on = accelerator.native_amp if wanted != "no" else True  # accelerate silently drops fp16 on a CPU
     if accelerator.mixed_precision != wanted or not on:
         actual = accelerator.mixed_precision if accelerator.native_amp else "none"
         yield f"mixed precision should be {wanted} and is {actual} on {accelerator.device.type}"

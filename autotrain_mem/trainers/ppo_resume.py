@@ -1,4 +1,4 @@
-"""Resumes a PPO run: finds its checkpoint, loads the weights, and comes back to its place in the data."""
+"""Resumes a PPO run: finds its checkpoint, loads the weights, and restores its position in the data."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from transformers.modeling_utils import load_state_dict
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
 
 VALUE_MODEL = "value_model"
-"""Subfolder of a checkpoint, and of the output folder, that holds the value model."""
+"""The subfolder of checkpoints and of the output folder that holds the value model."""
 
 STATE = "trainer_state.json"
-"""The file of a checkpoint that transformers writes last (``trainer.py: _save_checkpoint``)."""
+"""The file that transformers writes last in a checkpoint (``trainer.py: _save_checkpoint``)."""
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> Path | None:
-    """Finds the checkpoint to go on from: the one named, or for True the newest whole one in the output folder.
+    """Finds the checkpoint to resume from: the named one, or for True the newest complete one in the output folder.
 
     Raises:
         OutputFolderError: there is none.
-        TrainingError: the checkpoint lacks a part, as one made by TRL's own PPOTrainer does.
+        TrainingError: the checkpoint lacks a part, like those of TRL's own PPOTrainer.
     """
     if resume_from_checkpoint is None or resume_from_checkpoint is False:
         return None
@@ -56,15 +56,15 @@ def _whole(checkpoint: Path) -> Path:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Loads what ``save_pretrained`` wrote into a model in place: its adapters, or all of its weights.
+    """Loads what ``save_pretrained`` wrote into a model: its adapters, or all weights.
 
-    In place, since an optimizer holds the parameters already.
+    It loads in place, since an optimizer already holds the parameters.
 
     Raises:
         TrainingError: the names in the files are not those of the model.
     """
     if isinstance(model, PeftModel):
-        # Every adapter but ``default`` lies in a subfolder of its name (``peft/peft_model.py: save_pretrained``).
+        # Every adapter but ``default`` is in a subfolder of its name (``peft/peft_model.py: save_pretrained``).
         strangers: set[str] = set()
         for name in model.peft_config:
             weights = load_peft_weights(str(folder if name == "default" else folder / name), device="cpu")
@@ -95,9 +95,8 @@ def _load_files(model: Any, folder: Path) -> set[str]:
 
 
 def _load_converted(model: Any, folder: Path) -> set[str]:
-    """transformers renames and splits some weights as it saves, such as a mixture's experts
-    (``core_model_loading.py: revert_weight_conversion``); only ``from_pretrained`` knows the way back.
-    """
+    """Loads weights that transformers renamed or split when saving, such as a mixture's experts
+    (``core_model_loading.py: revert_weight_conversion``); only ``from_pretrained`` can reverse that."""
     # Every dtype of weights fits into float32 without rounding, and is what it was after the copy.
     saved, loading = type(model).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     strangers = {*loading["missing_keys"], *loading["unexpected_keys"]}
@@ -107,10 +106,10 @@ def _load_converted(model: Any, folder: Path) -> set[str]:
 
 
 def seed_shuffling(dataloader: Any, seed: int) -> None:
-    """Gives the shuffling a generator of its own.
+    """Gives the sampler its own random generator.
 
-    In one process TRL's sampler draws from the global generator, which the rollouts draw from, too: the order of the
-    prompts would depend on the batch's shape, and could not be found again by a resumed run.
+    In one process TRL's sampler uses the global generator, and so do rollouts. The order of prompts would depend on the
+    batch's shape, and a resumed run could not restore it.
     """
     batches = dataloader.batch_sampler
     sampler = getattr(batches, "batch_sampler", batches).sampler  # in several processes accelerate wraps it
@@ -120,11 +119,11 @@ def seed_shuffling(dataloader: Any, seed: int) -> None:
 
 
 def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -> Iterator[Any]:
-    """Returns the batches of one pass over the data after the other, without end, the first ``done`` of them left out.
+    """Yields batches from endless passes over the data, without the first ``done``.
 
     Args:
-        restore_rng: Called when the global generators must be where they were after batch ``done``: a dataloader
-            draws from them as a pass begins (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``), never within.
+        restore_rng: Called when the global generators must have their state after batch ``done``: a dataloader draws
+            from them only when a pass begins (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``).
     """
     passes, within = divmod(done, len(dataloader))
     for _ in range(passes):
@@ -144,7 +143,7 @@ def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -
 
 
 class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Restores a checkpoint's state as training begins; TRL's loop has just set it to that of a new run."""
+    """Restores a checkpoint's state when training begins; TRL's loop has just reset it for a new run."""
 
     kept = ("global_step", "episode", "epoch", "total_flos", "log_history")
 
@@ -152,16 +151,16 @@ class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._saved = saved
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Must be the first callback, so that the others see a run that goes on."""
+        """Restores the state. Must be the first callback, so that the others see a resumed run."""
         for name in self.kept:
             setattr(state, name, getattr(self._saved, name))
         for name, kept in self._saved.stateful_callbacks.items():
-            if name in state.stateful_callbacks:  # one that is gone could not be saved again
+            if name in state.stateful_callbacks:  # only callbacks of this run are saved again
                 state.stateful_callbacks[name] = kept
 
 
 class Agreement(TrainerCallback):  # type: ignore[misc]
-    """Makes all processes save or stop after the same step: one that was interrupted earlier would wait for ever.
+    """Makes all processes save or stop after the same step; else an interrupted one would wait forever for the others.
 
     Must be the last callback.
     """

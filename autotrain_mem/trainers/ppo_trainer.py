@@ -1,8 +1,8 @@
-"""TRL 1.12's PPOTrainer, made to keep what its config promises. Imported only where PPO is used: TRL 1.13 has none,
-and the import raises :class:`MissingExtraError`.
+"""TRL 1.12's PPOTrainer, changed to do what its config promises.
 
-TRL's loop is run as it is. What it leaves out is put where it passes: into the accelerator that it builds, the
-optimizer that it steps, the batches that it draws, and the logs and checkpoints that it writes.
+Imported only if PPO is used: TRL 1.13 has none, and the import raises :class:`MissingExtraError`. TRL's loop is
+unchanged. What it lacks is added to the objects it uses: the accelerator that it builds, the optimizer that it steps,
+the batches that it draws, and the logs and checkpoints that it writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autotrain_mem.support.errors import MissingExtraError, TrainingError, Unsup
 from autotrain_mem.trainers import ppo_checks, ppo_resume
 
 with warnings.catch_warnings():
-    # Whoever asks for PPO has no other; TRL warns of all that is experimental, once, as it is imported.
+    # There is no other PPO trainer, so TRL's warning about experimental modules on import does not help.
     warnings.filterwarnings("ignore", message=".*trl.experimental")
     try:
         from trl.experimental.ppo import PPOConfig
@@ -46,16 +46,16 @@ _trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation,
 
 
 class _TrainingEnded(Exception):
-    """Raised where TRL's loop asks for the next batch, to leave it before its last update."""
+    """Raised when TRL's loop requests the next batch, to end it before its last update."""
 
 
 class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # TRL is untyped to mypy
-    """TRL's wrapper checkpoints the policy only, and forgets the options after the first generation."""
+    """Checkpoints activations of both models, also after a generation; TRL's wrapper: the policy's only."""
 
     before_forward: Callable[[], None]
 
     def checkpoint(self, options: Mapping[str, Any]) -> None:
-        """Recomputes the layers of both models, as ``Trainer`` does for one (``transformers/trainer.py: train``)."""
+        """Enables gradient checkpointing in both models, as ``transformers/trainer.py: train`` does for one."""
         options = {"use_reentrant": False, **options}
         own = {"every_n_layers": options.pop("every_n_layers", 1), "offload": options.pop("offload", False)}
         for model in (self.policy, self.value_model):
@@ -66,18 +66,18 @@ class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # T
         self.is_gradient_checkpointing = True
 
     def gradient_checkpointing_disable(self) -> None:
-        """TRL calls this before a generation, where a recomputed layer could use no cache."""
+        """Called by TRL before a generation, since a recomputed layer cannot use a cache."""
         self._paused = [module for module in self.modules() if getattr(module, "gradient_checkpointing", False)]
         for module in self._paused:
             module.gradient_checkpointing = False
 
     def gradient_checkpointing_enable(self, **_: Any) -> None:
-        """TRL calls this after a generation."""
+        """Called by TRL after a generation."""
         for module in self._paused:
             module.gradient_checkpointing = True
 
     def forward(self, **inputs: Any) -> Any:
-        """Runs for training only, and under the accelerator's autocast; the rollout calls the models themselves."""
+        """Called in training only, under the accelerator's autocast; the rollout calls the models themselves."""
         self.before_forward()
         return super().forward(**inputs)
 
@@ -85,23 +85,23 @@ class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # T
 class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     """Proximal policy optimization that does what its config says, in one process and in several (DDP).
 
-    Takes what TRL's PPOTrainer takes. Kept here, ignored there: ``bf16`` and ``fp16``, which cover the rollout as they
-    do in TRL's other trainers (a 4-bit policy cannot generate without), ``gradient_checkpointing`` of policy and value
-    model, ``max_grad_norm``, ``max_steps`` (with ``total_episodes``, the smaller one counts), ``data_seed``,
-    ``train(resume_from_checkpoint=...)``, and a callback's request to stop. Gradients are accumulated over
-    ``gradient_accumulation_steps`` micro-batches always; TRL steps after each one while the last batch of a pass over
-    the data is trained on. A checkpoint, and the output folder, holds the value model in ``value_model``; only process
-    0 writes, but for the state of each process's random generators. ``args`` is copied, so that the same object can
-    build the trainer that goes on. The tokenizer is made to pad on the left.
+    Takes the arguments of TRL's PPOTrainer. TRL ignores the following, which work here: ``bf16`` and ``fp16``, which
+    cover the rollout as in TRL's other trainers (a 4-bit policy cannot generate without), ``gradient_checkpointing`` of
+    policy and value model, ``max_grad_norm``, ``max_steps`` (the smaller of it and ``total_episodes`` counts),
+    ``data_seed``, ``train(resume_from_checkpoint=...)``, and a callback's request to stop. Gradients are always
+    accumulated over ``gradient_accumulation_steps`` micro-batches; TRL steps after each one in the last batch of a pass
+    over the data. A checkpoint and the output folder hold the value model in ``value_model``; only process 0 writes,
+    except each process's random state. ``args`` is copied, so that the same object can build the trainer that resumes.
+    The tokenizer is set to pad on the left.
 
-    Left as TRL has it:
+    Unchanged from TRL:
 
-    - ``num_mini_batches`` > 1 moves no optimizer step: one is made every ``gradient_accumulation_steps`` micro-batches
-      all the same. The averages that TRL logs then count slots never filled: ``val/ratio`` reads 0.5 for 2. ``loss``,
-      added here, does not. If it does not divide the accumulation, gradients are carried into the next update, and a
-      resumed run starts without them.
-    - Every update is logged, whatever ``logging_steps``; nothing is evaluated, whatever ``eval_strategy``:
-      ``eval_dataset`` only gives the prompts of the samples that are shown.
+    - ``num_mini_batches`` > 1 does not change when the optimizer steps: always after ``gradient_accumulation_steps``
+      micro-batches. TRL's logged averages then include slots that are never filled: ``val/ratio`` reads 0.5 for 2.
+      ``loss``, added here, does not. If it does not divide the accumulation, gradients carry over to the next
+      update, and a resumed run starts without them.
+    - Every update is logged, whatever ``logging_steps``. Nothing is evaluated, whatever ``eval_strategy``:
+      ``eval_dataset`` only provides the prompts of the shown samples.
     - A policy trained without ``stop_token`` is saved with a generation config that has no end token.
     - ``auto_find_batch_size``, ``torch_compile``, ``load_best_model_at_end``, ``group_by_length``,
       ``dataloader_num_workers`` and ``torch_empty_cache_steps`` do nothing.
@@ -193,7 +193,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     # -- building ------------------------------------------------------------------------------------------------------
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Called by TRL between its count of updates and their first use, the schedule: here ``max_steps`` is heard."""
+        """Applies ``max_steps``: TRL calls this after it counts the updates and before the schedule uses the count."""
         args = self.args
         if args.max_steps > 0:
             num_training_steps = min(args.max_steps, num_training_steps if self._episodes_given else args.max_steps)
@@ -204,7 +204,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         super().create_optimizer_and_scheduler(num_training_steps)
 
     def _collate(self, rows: list[Any]) -> Any:
-        """TRL reads nothing but ``input_ids``, and padding breaks on columns of text."""
+        """Collates ``input_ids`` only: TRL reads nothing else, and padding fails on text columns."""
         if self._collates_prompts_only:
             rows = [{"input_ids": row["input_ids"]} for row in rows]
         return self.data_collator(rows)
@@ -212,7 +212,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     # -- training ------------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> None:
-        """Trains, or resumes from a checkpoint as if the run had never ended.
+        """Trains, or resumes from a checkpoint as if the run had not been interrupted.
 
         Args:
             resume_from_checkpoint: A checkpoint's folder, or True for the newest one in ``args.output_dir``.
@@ -239,7 +239,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.dataloader, self.callback_handler.callbacks = dataloader, callbacks
 
     def _prompts(self, dataloader: Any, checkpoint: Path | None) -> Iterator[Any]:
-        """Returns the batches that TRL's loop draws."""
+        """Yields the batches for TRL's loop."""
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         ppo_resume.seed_shuffling(dataloader, seed)
         restore_rng = functools.partial(self._load_rng_state, None if checkpoint is None else str(checkpoint))
@@ -255,7 +255,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             return _trl_batch_generation(*args)
 
     def _forward(self, model: Any, *args: Any) -> Any:
-        """The policy's training forward, or the reference's; only the first has an autocast of its own."""
+        """Runs the policy's training forward, or the reference's, which needs autocast added."""
         if model is self.model:
             return _trl_forward(model, *args)
         with self.accelerator.autocast():
@@ -269,19 +269,21 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         return self._full_precision(scores), self._full_precision(last_score), lengths
 
     def _full_precision(self, output: torch.Tensor) -> torch.Tensor:
-        """Cast as accelerate casts what a model makes under autocast (``accelerator.py: prepare_model``)."""
+        """Casts outputs as accelerate does for a model under autocast (``accelerator.py: prepare_model``)."""
         return output.float() if self.accelerator.native_amp else output
 
     def _end(self) -> None:
-        """Runs what TRL's loop runs after its last update."""
-        self.state.episode = self.state.global_step * self.args.batch_size  # the update that never came was counted
+        """Does what TRL's loop does after its last update."""
+        self.state.episode = (
+            self.state.global_step * self.args.batch_size
+        )  # TRL has counted the update that did not run
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.control.should_save:
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Shows samples, when their step has come, without moving the random generators that train."""
+        """Shows samples when due, without changing the random generators of training."""
         if self.eval_dataset is None or (sampling and (self.state.global_step - 1) % self._samples_every):
             return
         device = self.accelerator.device
@@ -289,7 +291,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             super().generate_completions(sampling)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds ``grad_norm``, before clipping, as mean over the update's optimizer steps; and ``loss``."""
+        """Adds ``loss``, and ``grad_norm`` before clipping, averaged over the update's optimizer steps."""
         if self._grad_norms:
             logs["grad_norm"] = sum(float(norm) for norm in self._grad_norms) / len(self._grad_norms)
             self._grad_norms.clear()
@@ -303,7 +305,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The policy (or its adapter), and the value model in the subfolder ``value_model``."""
+        """Saves the policy (or its adapter), and the value model in the subfolder ``value_model``."""
         if self.args.should_save:
             folder = output_dir or self.args.output_dir
             self.value_model.save_pretrained(os.path.join(folder, ppo_resume.VALUE_MODEL))
@@ -311,10 +313,10 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()  # no process may go on, and end, before the checkpoint is whole
+        self.accelerator.wait_for_everyone()  # no process may continue, or exit, before the checkpoint is complete
 
     def _restore(self, checkpoint: Path) -> Any:
-        """Loads models, optimizer, schedule and scaler; returns the state that the run was in."""
+        """Loads models, optimizer, schedule and scaler; returns the saved state of the run."""
         saved = trl_ppo.OnlineTrainerState.load_from_json(str(checkpoint / ppo_resume.STATE))
         if saved.episode != saved.global_step * self.args.batch_size:
             raise TrainingError(
@@ -330,13 +332,13 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
 
 def _accelerator(args: Any, gradient_accumulation_steps: int) -> Accelerator:
-    """The accelerator that TRL would build, with the precision that ``args`` says, as transformers' Trainer builds it.
+    """Returns the accelerator that TRL would build, but with the precision of ``args``, as transformers' Trainer builds
+    it.
 
-    accelerate shares one state among all accelerators of a process and takes a precision only for the first. An older
-    one of another precision is forgotten, as transformers does whenever arguments are made
-    (``training_args.py: _setup_devices``).
+    All accelerators of a process share one state, which keeps the first one's precision. An existing state with another
+    precision is reset, as transformers does whenever it creates arguments (``training_args.py: _setup_devices``).
     """
-    _ = args.device  # sets up the process group, and the CPU where it is asked for, before accelerate would choose
+    _ = args.device  # sets up the process group, and the CPU if requested, before accelerate chooses
     if AcceleratorState._shared_state.get("_mixed_precision", args.mixed_precision) != args.mixed_precision:
         AcceleratorState._reset_state()
     accumulation = GradientAccumulationPlugin(num_steps=gradient_accumulation_steps, sync_with_dataloader=False)

@@ -1,4 +1,4 @@
-"""Loads the config and the processor of a model by its name, and says why they cannot be loaded."""
+"""Loads a model's config and processor by its name, and explains why they cannot be loaded."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from autotrain_mem.support.sources import OFFLINE_HINT, no_id, no_model, unreach
 from autotrain_mem.types import Job
 
 _NO_VIDEOS = SimpleNamespace(num_frames=1, fps=1)
-"""What SmolVLM's processor asks for, videos or not (``processing_smolvlm.py: apply_chat_template``)."""
+"""Fields that SmolVLM's processor reads even without videos (``processing_smolvlm.py: apply_chat_template``)."""
 
 
 class SpecialToken(NamedTuple):
-    """A token by which a processor marks images: as it is written, and where the model's config says its number."""
+    """A token that marks images in a processor: its text, and the field of the model's config with its id."""
 
     text: str
     config_field: str | None = None
@@ -48,29 +48,29 @@ FAMILIES: dict[str, dict[str, SpecialToken]] = {
         "eoi_token": SpecialToken("<end_of_image>", "eoi_token_id"),
     },
 }
-"""Maps ``model_type`` to what its processor asks its tokenizer for (``transformers/models/*/processing_*.py:
-__init__``)."""
+"""``model_type`` -> the image tokens that its processor reads from its tokenizer
+(``transformers/models/*/processing_*.py: __init__``)."""
 
 
 def load_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """Loads a model's processor, its tokenizer among its parts; a tokenizer alone where the model reads text.
+    """Loads a model's processor, including its tokenizer; for a text model, the tokenizer alone.
 
-    transformers makes a processor that also takes videos with torchvision only (``transformers/processing_utils.py:
-    ProcessorMixin.__init__`` asks for a video processor, whose classes need it). Without, the parts for images and
-    text are put together: TRL has no rows with videos.
+    transformers loads a processor that also takes videos only if torchvision is installed
+    (``transformers/processing_utils.py: ProcessorMixin.__init__`` requires a video processor, whose classes need it).
+    Otherwise the parts for images and text are assembled: TRL has no rows with videos.
 
     Args:
-        max_pixels: To which larger images are made smaller.
-        options: Of ``from_pretrained``: ``trust_remote_code``, ``revision``.
+        max_pixels: The size to which larger images are reduced.
+        options: Arguments of ``from_pretrained``: ``trust_remote_code``, ``revision``.
 
     Raises:
-        OSError, ValueError, TypeError, ImportError: transformers' own, where there is none.
+        OSError, ValueError, TypeError, ImportError: transformers' own, if there is no processor.
     """
     from transformers import AutoConfig, AutoProcessor, AutoTokenizer
     from transformers.utils import is_torchvision_available
 
     config = None
-    with suppress(OSError, ValueError):  # a folder of a tokenizer alone
+    with suppress(OSError, ValueError):  # a folder with only a tokenizer
         config = AutoConfig.from_pretrained(model, **options)
     reads_images = getattr(config, "model_type", None) in FAMILIES
     if is_torchvision_available() or not reads_images:
@@ -85,16 +85,16 @@ def load_processor(model: str, max_pixels: int | None = None, **options: Any) ->
 
 
 def image_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """Loads the model's image processor: by torchvision where it is installed, else by Pillow.
+    """Loads the model's image processor: with torchvision if it is installed, else with Pillow.
 
     Args:
-        max_pixels: To which larger images are made smaller. Of Qwen-VL's it is the area itself
-            (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's cuts an image into tiles of one size: it is
-            given the longest side of whole tiles whose square has no more pixels (``image_processing_smolvlm.py:
-            resize, split_images``).
+        max_pixels: The size to which larger images are reduced. For Qwen-VL it is the area
+            (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's processor cuts an image into equal tiles: its
+            longest side becomes that of the largest square of whole tiles within this area
+            (``image_processing_smolvlm.py: resize, split_images``).
 
     Raises:
-        UsageError: a processor that makes tensors of one size of all images.
+        UsageError: the processor makes tensors of one size from all images.
     """
     from transformers import AutoImageProcessor
 
@@ -104,7 +104,7 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
     if bounds := _bounds(made):
         most = min(bounds[1], max_pixels)
         least = min(bounds[0], most)
-        # Older files name the two by themselves, which wins (``image_processing_qwen2_vl.py: __init__``).
+        # Older files have both as their own fields, which win (``image_processing_qwen2_vl.py: __init__``).
         size = {"shortest_edge": least, "longest_edge": most}
         options |= {"min_pixels": least, "max_pixels": most}
     elif tile := _tile(made):
@@ -118,11 +118,11 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
 
 
 def pixel_steps(job: Job) -> tuple[tuple[int, ...], bool]:
-    """Lists the areas that ``max_pixels`` may choose from, largest first, and says whether small images are enlarged.
+    """Returns the possible values of ``max_pixels``, largest first, and whether small images are enlarged.
 
-    Qwen-VL's are halved from the processor's own maximum to its minimum; SmolVLM's are squares of whole tiles, to whose
-    side every image is made. Nothing where all images become equally large, or where no processor can be read: what
-    is wrong then is said where it is needed.
+    For Qwen-VL they are halved from the processor's maximum to its minimum. For SmolVLM they are squares of whole
+    tiles, to whose side every image is resized. Empty if all images become the same size, or if no processor can be
+    read: the error is reported where the processor is needed.
     """
     from transformers import AutoImageProcessor
 
@@ -139,23 +139,23 @@ def pixel_steps(job: Job) -> tuple[tuple[int, ...], bool]:
 
 
 def _bounds(made: Any) -> tuple[int, int] | None:
-    """Reads the fewest and the most pixels of an image processor that keeps an image's shape; None of another."""
+    """Returns the minimum and maximum pixels of an image processor that keeps an image's shape; None for others."""
     size = dict(made.size)
     return (size["shortest_edge"], size["longest_edge"]) if {*size} >= {"shortest_edge", "longest_edge"} else None
 
 
 def _tile(made: Any) -> int | None:
-    """Reads the side of the tiles that an image processor cuts images into; None of one that cuts none."""
+    """Returns the side of the tiles that an image processor cuts images into; None if it cuts none."""
     if not dict(made.size).get("longest_edge") or not getattr(made, "max_image_size", None):
         return None
     return int(made.max_image_size["longest_edge"])
 
 
 def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) -> Any:
-    """Assembles a model's processor from its parts for images and text, without one for videos.
+    """Assembles a model's processor from its image and text parts, without a video processor.
 
     Args:
-        config: The model's.
+        config: The model's config.
         images: Its image processor.
     """
     import transformers
@@ -166,7 +166,7 @@ def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) ->
 
 
 def _without_videos(kind: Any) -> Any:
-    """Derives a processor that needs no part for videos, which transformers has for torchvision alone."""
+    """Derives a processor class without a video processor, for which transformers needs torchvision."""
 
     class ImagesOnly(kind):  # type: ignore[misc]  # a class of transformers
         video_processor = _NO_VIDEOS
@@ -188,7 +188,7 @@ def _without_videos(kind: Any) -> Any:
 
 
 def _options(model: str, config: Any, kind: Any) -> dict[str, Any]:
-    """Reads what else a processor is made with: of its own file, else as its model's config has it."""
+    """Returns a processor's other arguments: from its own file, else from the model's config."""
     given: dict[str, Any] = {}
     with suppress(OSError):
         given |= kind.get_processor_dict(model)[0]
@@ -208,7 +208,7 @@ def _options(model: str, config: Any, kind: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def blank(size: str) -> Any:
-    """Makes an image of a size, ``"1024x768"``."""
+    """Returns a blank image of a size such as ``"1024x768"``."""
     from PIL import Image
 
     width, height = map(int, size.split("x"))
@@ -219,7 +219,7 @@ _LOG_IN = "hf auth login"
 
 
 def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
-    """Makes an error of what ``from_pretrained`` raised, by its cause (``transformers/utils/hub.py: cached_files``)."""
+    """Returns an error for a failed ``from_pretrained``, by its cause (``transformers/utils/hub.py: cached_files``)."""
     from huggingface_hub import errors
 
     cause = error.__cause__
@@ -241,18 +241,18 @@ def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
 
 
 def why_unreachable(error: Exception) -> str:
-    """Explains why the hub was not asked; empty where it was, or need not be."""
+    """Explains why the hub was not asked; empty if it was, or need not be."""
     from huggingface_hub import errors
 
     return unreachable() if isinstance(error.__cause__, errors.LocalEntryNotFoundError) else ""
 
 
 def load_config(model: str, **options: Any) -> Any:
-    """The model's transformers config.
+    """Loads the model's transformers config.
 
     Raises:
-        ModelNotFoundError: there is none, or the hub does not give it.
-        UnsupportedModelError: the installed transformers does not know the architecture.
+        ModelNotFoundError: there is none, or the hub does not provide it.
+        UnsupportedModelError: the installed transformers does not support the architecture.
     """
     from transformers import AutoConfig
 
@@ -270,7 +270,7 @@ def load_config(model: str, **options: Any) -> Any:
 
 
 def revision_of(job: Job) -> dict[str, Any]:
-    """Returns which revision of a model is meant, and whether its own code may run, as ``from_pretrained`` takes it."""
+    """Returns a model's revision, and whether its own code may run, as arguments of ``from_pretrained``."""
     given = {
         "revision": job.arguments.get("model_revision"),
         "trust_remote_code": job.arguments.get("trust_remote_code"),

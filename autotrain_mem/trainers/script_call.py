@@ -1,8 +1,8 @@
-"""A trainer's call from the user's own Python, written to a file by their process and repeated in a rehearsal.
+"""Writes the user's trainer call from Python to a file, to be repeated in a rehearsal.
 
-The same class, the user's own subclass included, is called with the same arguments. Where that call reaches TRL's
-constructor, :data:`substitution` replaces weights, rows and callbacks by a rehearsal's: the drop-in classes
-(``autotrain_mem.drop_in``) ask it before they call TRL.
+The same class, or the user's subclass, is called with the same arguments. When that call reaches TRL's constructor,
+:data:`substitution` replaces weights, rows and callbacks by a rehearsal's: the drop-in classes
+(``autotrain_mem.drop_in``) apply it before they call TRL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Keywords = dict[str, Any]
 """Arguments of a TRL trainer's constructor, by name."""
 
 substitution: ContextVar[Callable[[Keywords], Keywords] | None] = ContextVar("substitution", default=None)
-"""What a rehearsal makes of the arguments of TRL's constructor; None outside one."""
+"""Changes the arguments of TRL's constructor in a rehearsal; None outside one."""
 
 _FILE = "call"
 
@@ -30,16 +30,16 @@ _FILE = "call"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     trainer: type
-    """The class that is called: a drop-in one, or the user's own on top of it."""
+    """The called class: a drop-in trainer, or the user's subclass of one."""
     args: tuple[Any, ...]
-    """The arguments of the call, as the script wrote it."""
+    """The call's arguments, as in the script."""
     kwargs: Mapping[str, Any]
     keywords: Mapping[str, Any]
-    """What of it reaches TRL's constructor, by its names."""
+    """The arguments that reach TRL's constructor, by name."""
 
     @property
     def model(self) -> Any:
-        """A name, or an object."""
+        """The model's name, or the model object."""
         return self.keywords["model"]
 
     def replacing(self, old: Any, new: Any) -> Call:
@@ -57,11 +57,11 @@ class Call:
 
 
 def write(call: Call, folder: pathlib.Path) -> str:
-    """Writes a call without the bytes of its tensors; returns the file's path.
+    """Writes a call without its tensors' bytes; returns the file's path.
 
     Raises:
         UsageError: it has no tokenizer, or holds something that cannot leave its process.
-        OutputFolderError: it cannot be written there.
+        OutputFolderError: the file cannot be written.
     """
     from autotrain_mem.trainers import pickle_without_tensors  # torch takes seconds to import
 
@@ -86,7 +86,7 @@ def read(job: Job) -> Call:
     """Reads the call of a job from Python: a new object each time, with models on the meta device.
 
     Raises:
-        RehearsalError: something in it cannot be made again in another process.
+        RehearsalError: something in it cannot be rebuilt in another process.
     """
     from autotrain_mem.trainers import pickle_without_tensors
 
@@ -112,7 +112,7 @@ EVALUATED = "eval_dataset"
 
 
 def splits_of(job: Job, train_split: str) -> dict[str, Any]:
-    """Returns the rows handed over: those to train on by the name of their split, the others as the script has them.
+    """Returns the script's datasets: the training rows under their split's name, the others as the script names them.
 
     Example: ``{"train": ..., "eval_dataset['chat']": ..., "eval_dataset['code']": ...}``, which may differ in columns.
     """
@@ -127,27 +127,27 @@ def splits_of(job: Job, train_split: str) -> dict[str, Any]:
 
 
 def keyword_of(job: Job, name: str) -> Any:
-    """Returns a script's argument of this name to TRL's constructor; None without one, or without a script."""
+    """Returns the script's argument of this name to TRL's constructor; None if it is missing or there is no script."""
     return None if job.python_call is None else read(job).keywords.get(name)
 
 
 def model_of(job: Job) -> Any:
-    """The model object that a script hands over, on the meta device; None where it is a name."""
+    """Returns the script's model object, on the meta device; None if the model is given by name."""
     return read(job).model if job.python_call is not None and job.python_call.holds_model else None
 
 
 def quantization_of(keywords: Mapping[str, Any]) -> Any:
-    """The quantization that a script asks for, in either of the two places where TRL takes it; None without."""
+    """Returns the quantization in a script's call, from either place where TRL accepts it; None without one."""
     said = getattr(keywords.get("args"), "model_init_kwargs", None) or {}
     return keywords.get("quantization_config") or said.get("quantization_config")
 
 
 def is_adapted(model: Any) -> bool:
-    """Returns whether an adapter is on a model object already."""
+    """Returns whether a model object already has an adapter."""
     return getattr(model, "peft_config", None) is not None
 
 
 def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
-    """``model_init_kwargs`` in a plan's dtype; as they are where they, or TRL's default of float32, say the same."""
+    """Returns ``model_init_kwargs`` with a plan's dtype; unchanged if it is theirs, or TRL's default of float32."""
     asked = str((said or {}).get("dtype") or "float32").removeprefix("torch.")
     return said if asked == dtype else {**(said or {}), "dtype": dtype}

@@ -1,8 +1,8 @@
-"""Rows that processes share in DeepSpeed's way, drawn as others are: in each epoch's order, from where a run goes on.
+"""Draws the rows that processes share with DeepSpeed like other rows: in each epoch's order, also in a resumed run.
 
-DeepSpeed's adapter around a trainer's rows can neither be told the epoch nor be begun in the middle: transformers skips
-batches by the parts of a loader that it has not (``accelerate/data_loader.py: skip_first_batches``), so that no
-training could be resumed, and every epoch after the first would lack a step.
+DeepSpeed's adapter of a dataloader cannot be given the epoch or started in the middle. To skip batches, transformers
+needs parts of a loader that it lacks (``accelerate/data_loader.py: skip_first_batches``): no training could be resumed,
+and every epoch after the first would lack a step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from transformers import trainer as transformers_trainer
 
 
 class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed is untyped
-    """DeepSpeed's adapter, begun where one likes.
+    """DeepSpeed's adapter, which may start at any micro-batch.
 
-    Each batch that the loader draws becomes as many micro-batches as there are processes that share a row, one of each
+    Each batch of the loader becomes as many micro-batches as there are processes that share a row, one for each
     process's rows.
     """
 
@@ -33,14 +33,14 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
         self._left_out = left_out
 
     def __iter__(self) -> SharedRows:
-        """Begins an epoch: a trainer draws as many batches as there are, and never hears that there is no other, where
-        DeepSpeed's adapter would end the next one before its first (``transformers/trainer.py: get_batch_samples``)."""
+        """Begins an epoch. A trainer draws exactly its batches and never sees the iterator end; DeepSpeed's adapter
+        would then end the next epoch at once (``transformers/trainer.py: get_batch_samples``)."""
         self.iter = iter(self.dl)
         self.micro_batches.clear()
         return self
 
     def __next__(self) -> Any:
-        while self._left_out:  # not before, since the epoch is told in between
+        while self._left_out:  # not earlier: set_epoch is called in between
             self._left_out -= 1
             super().__next__()
         return super().__next__()
@@ -49,13 +49,13 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
         self.dl.set_epoch(epoch)
 
     def without_first(self, micro_batches: int) -> SharedRows:
-        """Returns the same rows, begun so many micro-batches later."""
+        """Returns the same rows, starting this many micro-batches later."""
         batches, left_out = divmod(micro_batches, self.sp_world_size)
         return SharedRows(self, accelerate.skip_first_batches(self.dl, batches), left_out)
 
 
 def share_rows(trainer: Any) -> None:
-    """Makes a trainer draw shared rows so; everything else that it draws stays."""
+    """Makes a trainer use :class:`SharedRows` for shared rows; its other dataloaders are unchanged."""
     accelerator = trainer.accelerator
     adapt: Callable[..., Any] = accelerator.deepspeed_ulysses_dl_adapter
     accelerator.deepspeed_ulysses_dl_adapter = lambda *args: SharedRows(adapt(*args))

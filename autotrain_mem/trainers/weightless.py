@@ -1,8 +1,8 @@
 """``from_pretrained`` without weights: transformers' own loading, from config.json alone.
 
-TRL itself calls ``from_pretrained`` for the policy, the reference and the reward models. Inside
-:func:`without_weights` those calls run transformers' code as it is (config, dtype rules, the quantizer's choice of
-layers, generation config), but read no checkpoint.
+TRL itself calls ``from_pretrained`` for the policy, the reference and the reward models. Inside :func:`without_weights`
+these calls run transformers' unchanged code (config, dtype rules, the quantizer's choice of layers, generation config),
+but read no checkpoint.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.model_support import refuse_unrehearsed
 
 _HEADS = ("lm_head", "score", "classifier")
-"""Over the vocabulary; over the labels of a reward model (``transformers/modeling_layers.py:
+"""Heads over the vocabulary, or over a reward model's labels (``transformers/modeling_layers.py:
 GenericForSequenceClassification`` and the older classes)."""
 
 
 IN_SHARDS = "_is_in_shards"
-"""Marks a model that DeepSpeed would have cut into shards as it was made, with ``zero.Init``
-(``transformers/modeling_utils.py: get_init_context``, which asks whether a config of ZeRO-3 is there and nothing is
-quantized)."""
+"""Marks a model that DeepSpeed would have sharded when it was created, with ``zero.Init``
+(``transformers/modeling_utils.py: get_init_context``: if a ZeRO-3 config exists and nothing is quantized)."""
 
 
 @contextmanager
 def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Iterator[None]:
     """Within the block, ``from_pretrained`` of every transformers model needs config.json only.
 
-    The model is on the meta device, or as ``finish`` makes it. Only config.json and the code of a model that brings
-    its own may come from the network.
+    The model is on the meta device, or as ``finish`` returns it. Only config.json and a model's own code may be
+    downloaded.
 
-    Raises, from ``from_pretrained``:
-        UnsupportedModelError: an architecture that cannot be built, that has no output head, that is quantized in a way
-            not rehearsed, or that comes with a LoRA adapter.
+    Raises:
+        UnsupportedModelError: from ``from_pretrained``: an architecture cannot be built or has no output head, the
+            quantization is not rehearsed, or the model has a LoRA adapter.
     """
     load = PreTrainedModel.__dict__["from_pretrained"].__func__
 
@@ -75,10 +74,10 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
 
     with (
         patch.object(PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
-        # Here and not in _no_checkpoint, so that a rule over this can watch it (cuda/loading.py).
+        # Not in _no_checkpoint, so that another patch can wrap this one (cuda/loading.py).
         patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(_cast_as_loading_would)),
         patch.object(auto_factory, "find_adapter_config_file", find_cached_adapter),
-        # BOFT's matrix without its ones, which it writes by index values.
+        # BOFT's permutation matrix stays zero: writing its ones would need index values.
         patch.object(BOFTLayer, "perm2mat", lambda layer, indices: torch.zeros(len(indices), len(indices))),
     ):
         yield
@@ -127,7 +126,7 @@ def _no_checkpoint() -> Iterator[None]:
             maybe_load_adapters=no_adapters,
             _get_resolved_checkpoint_files=local_files,
             _get_dtype=dtype_without_files,
-            # A model that is made whole is cut by DeepSpeed's engine (``ranks/zero.py``), to the same shards.
+            # DeepSpeed's engine shards a model that was created whole (``ranks/zero.py``), into the same shards.
             is_deepspeed_zero3_enabled=lambda: False,
         ),
         patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(tie)),
@@ -136,10 +135,10 @@ def _no_checkpoint() -> Iterator[None]:
 
 
 def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any) -> Any:
-    """Casts as loading would: parameters that the architecture keeps in float32 become float32.
+    """Casts parameters that the architecture keeps in float32, as loading does.
 
-    Source: ``transformers/core_model_loading.py: convert_and_load_state_dict_in_model``, step 3; any other tensor takes
-    the dtype that the model was built with.
+    Source: ``transformers/core_model_loading.py: convert_and_load_state_dict_in_model``, step 3; any other tensor keeps
+    the dtype in which the model was built.
     """
     if plan := load_config.dtype_plan:
         pattern, patterns, _ = build_glob_alternation(list(plan))
