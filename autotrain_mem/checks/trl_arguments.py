@@ -130,8 +130,11 @@ def packages(flags: Flags) -> Problems:
 
 
 def accepted_by_trl(flags: Flags) -> None:
-    """Lets TRL's dataclasses refuse the arguments now instead of later, except for what depends on a GPU and on how the
-    batch divides into groups: the planner checks that, and suggests numbers that divide."""
+    """Raises UsageError if TRL's dataclasses refuse the arguments.
+
+    They are filled without what depends on a GPU and on how the batch divides into groups: the planner checks that, and
+    suggests numbers that divide.
+    """
     try:
         filled = _filled(flags)
     except (ValueError, TypeError, ImportError, OSError) as error:
@@ -144,7 +147,7 @@ def accepted_by_trl(flags: Flags) -> None:
 
 
 def accepted_by_peft(flags: Flags) -> None:
-    """Lets PEFT refuse a PEFT config now instead of later."""
+    """Raises UsageError if PEFT refuses the given PEFT config."""
     if flags.given.get(PEFT_CONFIG) is None:
         return
     try:
@@ -158,7 +161,7 @@ def accepted_by_peft(flags: Flags) -> None:
 
 
 def ready_to_train(flags: Flags) -> None:
-    """Lets the method refuse what it can plan but not train with, such as missing rewards."""
+    """Raises the method's error if the job can be planned but not trained, such as for missing rewards."""
     _refuse_by_method(flags, _filled(flags), to_train=True)
 
 

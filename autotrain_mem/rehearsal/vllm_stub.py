@@ -82,8 +82,8 @@ class _Engine:
 
 
 def _mark(mark: EngineMark) -> None:
-    """Tells the recorder. While a trainer is built nothing is recorded: it holds no more than when it first
-    generates."""
+    """Records a mark of the engine; without a recorder, as while a trainer is built, it does nothing: the engine then
+    holds no more than when it first generates."""
     if recorder := current_recorder():
         recorder.ledger.mark_engine(mark)
 

@@ -141,7 +141,7 @@ def why_torn(checkpoint: Path) -> str:
 
 
 def why_not_whole(checkpoint: Path) -> str:
-    """As :func:`why_torn`; also compares every file with its checksum."""
+    """Returns why a checkpoint is incomplete or differs from its checksums; empty if it is whole."""
     return why_torn(checkpoint) or _first_of(_against_checksums, checkpoint)
 
 

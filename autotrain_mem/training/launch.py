@@ -133,7 +133,7 @@ def _listen(ranks: RankProcesses, messages: Iterable[Event], log: pathlib.Path, 
 
 
 def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Event:
-    """Lets the ranks finish their step and save after Ctrl-C. A second Ctrl-C kills them at once."""
+    """Interrupts the ranks after Ctrl-C, so that they finish their step and save; a second Ctrl-C kills them."""
     ended: Event | Ending
     try:
         progress.follow({"event": "interrupted"})

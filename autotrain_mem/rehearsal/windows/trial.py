@@ -24,7 +24,7 @@ runs, and what joins the results."""
 
 
 class Saving(Enum):
-    """What happens to the tensors that autograd saves."""
+    """Names how autograd treats the tensors that it saves."""
 
     NOTHING_SAVED = "no gradients are wanted"
     KEPT = "kept"
@@ -60,7 +60,7 @@ class TensorLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """What all windows do in a forward or a backward pass, up to joining their results."""
+    """Describes a forward or a backward pass of all windows, up to joining their results."""
 
     steps: tuple[Played, ...]
     results: tuple[TensorLayout, ...]
@@ -68,9 +68,9 @@ class Pass:
     with_results: tuple[tuple[int, ...], ...]
     """Blocks that die with each of these."""
     operators: int = 0
-    """How many it has more than what is run in its place."""
+    """Operators that it runs in addition to its replacement's."""
     counts: Mark = field(default_factory=dict)
-    """What it counts more than that."""
+    """Work that it counts in addition to its replacement's."""
 
     def beside(self, whole: Trial, played: Trial, phase: Phase) -> Pass:
         """Adds what one trial has more than the other, which is of what is run in its place."""

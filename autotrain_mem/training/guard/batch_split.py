@@ -21,7 +21,7 @@ from autotrain_mem.methods.interface import Basis
 
 
 class Layout(StrEnum):
-    """What the first dimension of a batch counts."""
+    """Names the unit along the first dimension of a batch."""
 
     ROWS = "rows"
     PAIRS = "pairs"

@@ -163,7 +163,7 @@ class GuardContext:
         self._on_incident(incident, self.learned)
 
     def notice(self, message: str) -> None:
-        """Tells the user something, once; only rank 0 does."""
+        """Sends a message to the user, once, from rank 0 alone."""
         if message not in self._noticed and not self.ranks.number:
             self._noticed.add(message)
             self._on_notice(message)

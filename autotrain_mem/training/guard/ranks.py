@@ -1,4 +1,4 @@
-"""Lets each DDP rank handle a full device by itself; gradients and metrics are combined when all ranks are done.
+"""Handles out of memory on each DDP rank by itself, and combines gradients and metrics when all ranks are done.
 
 Within a micro-step, the average of gradients and the collectives that gather a trainer's metrics involve all ranks.
 Neither is repeated:

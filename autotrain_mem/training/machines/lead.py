@@ -226,7 +226,7 @@ class Machines:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def close(self, error: AutofitError | None) -> None:
-        """Tells the others how the training ended, and closes the connections."""
+        """Sends the training's outcome to the other machines, and closes the connections."""
         self.stop_listening()
         with contextlib.suppress(OSError):
             if read_start(self._key_file, len(self._key)) == self._key:  # else it is another run's

@@ -1,4 +1,4 @@
-"""Lets the ranks of one training agree on a value, and sends heartbeats to the parent.
+"""Shares values among the ranks of one training, and sends heartbeats to the parent.
 
 Ranks agree through the rendezvous store (``torch/distributed/distributed_c10d.py: init_process_group``), so no tensor
 is allocated or traced, and the training's collectives are not disturbed. A round takes 0.3 ms with two ranks on one
