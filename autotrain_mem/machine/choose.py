@@ -96,8 +96,7 @@ UNLIKE = 0.9
 def _detected(
     gpus: int | None, environment: Mapping[str, str], warn: Callable[[str], None], *, spared: int
 ) -> Sequence[Hardware]:
-    """Returns as many GPUs of this machine as asked for, at least one. A vLLM server takes the last ones
-    (``types.vllm: VllmServer.devices``), unless the user says which are visible."""
+    """Returns the GPUs asked for, at least one. A vLLM server takes the last ones unless visible ones are named."""
     if other := unplanned_gpus():
         raise NoGpuError(
             f"torch is built for {other} here, which autofit does not plan for: their allocator is not CUDA's, and "
