@@ -30,7 +30,6 @@ Train
   autofit METHOD --model MODEL --dataset DATA      plan, and train here
   autofit METHOD --recipe NAME                     with settings that come along
   autofit METHOD --plan FILE                       with a plan made before
-  autofit init                                     write a config of ten lines
 
     autofit sft --model Qwen/Qwen2.5-0.5B --dataset data.jsonl
 
@@ -79,7 +78,8 @@ changed.
 
 
 WITHOUT_METHOD = {
-    **{name: name for name in ("init", "completion", "quickstart")},
+    "completion": "completion",
+    "quickstart": "quickstart",
     **dict.fromkeys(("doctor", "explain", "recipes", "report", "watch"), "inspect_commands"),
     **dict.fromkeys(("chat", "merge", "push"), "trained_model_commands"),
     "gpus": "commands",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -269,21 +269,3 @@ TEACHER_ARGUMENTS = tuple(dict.fromkeys(row.teacher_argument for row in METHODS.
 """The methods' arguments that name a teacher."""
 OTHER_MODEL_ARGUMENTS = (*REWARD_MODEL_ARGUMENTS, *TEACHER_ARGUMENTS)
 """Arguments that name a model other than the trained one."""
-
-
-_ASKED_FOR_MORE = ("sft", "dpo", "kto", "grpo")
-"""The methods that come first among those that read the same columns, since users ask for them more often."""
-
-
-def methods_reading(columns: Collection[str]) -> tuple[str, ...]:
-    """Lists the methods that can train on rows with these columns; those that read the most of them come first.
-
-    ``("prompt", "completion", "label")`` gives kto, sft, grpo, rloo, distillation, online_dpo, ppo.
-    """
-    given = {*columns}
-    in_order = dict.fromkeys((*_ASKED_FOR_MORE, *METHODS))
-    read = {
-        name: max((len(each) for each in METHODS[name].formats if given.issuperset(each)), default=0)
-        for name in in_order
-    }
-    return tuple(sorted((name for name in read if read[name]), key=lambda name: -read[name]))
