@@ -21,7 +21,7 @@ from autotrain_mem.machine.detect import VISIBLE, detect
 from autotrain_mem.machine.doctor import examine_machine
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.follow_plan import check_subject, follow_plan
-from autotrain_mem.planning.maximum import frontier_of, question_of, settled
+from autotrain_mem.planning.maximum import settled
 from autotrain_mem.planning.mixed_lengths import with_reason
 from autotrain_mem.planning.output_dir import output_dir
 from autotrain_mem.planning.plan import compare_cards, make_plan, plan_as_given, searched_with_images
@@ -61,7 +61,7 @@ from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.run_folder import RunFolder, is_under_way
 from autotrain_mem.types import Candidate, Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.gpu_comparison import Cards, Frontier
+from autotrain_mem.types.gpu_comparison import Cards
 from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
 from autotrain_mem.types.page import Page
 from autotrain_mem.worker.client import Worker
@@ -73,7 +73,7 @@ __all__ += ["Worker", "Workers", "catalog", "check_launch", "choose"]
 __all__ += ["example_dataset", "opened", "output_dir", "plan_as_given", "reads_dataset"]
 __all__ += ["check_report_place", "is_under_way", "report_page", "report_path", "write_report", "write_run_report"]
 __all__ += ["examine_machine", "versions_key"]
-__all__ += ["compared", "detect", "frontier", "leading", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
+__all__ += ["compared", "detect", "leading", "rehearsals_for", "resumed", "with_accelerate", "with_plan"]
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -239,20 +239,6 @@ def plan(
     if to_train:
         keep_for_report(subject, chosen)
     return replace(chosen, warnings=(*map(str, warnings), *chosen.warnings))
-
-
-def frontier(
-    rehearsals: Rehearsals,
-    on_attempt: OnAttempt = lambda attempt: None,
-    on_counting: OnCounting = lambda counting: None,
-) -> Frontier:
-    """Returns how much of the setting given as ``max`` fits, at each level of harm."""
-    check_forbid(rehearsals.job.forbid)
-    facts = rehearsals.describe()
-    subject = rehearsals.subject(facts, examine(rehearsals, on_counting)[1])
-    question = question_of(subject)
-    assert question is not None, "a frontier needs a job that asks how much fits"
-    return frontier_of(subject, question, on_attempt)
 
 
 def cards(

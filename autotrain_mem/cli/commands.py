@@ -16,7 +16,7 @@ from rich.console import RenderableType
 from autotrain_mem import api
 from autotrain_mem.cli import flags, plan_files
 from autotrain_mem.cli.flags import CommandParser
-from autotrain_mem.report.comparison_view import cards_view, frontier_view
+from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.report.estimate_view import check_snapshot, estimate_view, snapshot_view
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.first_screen import estimate_screen, first_screen
@@ -33,9 +33,7 @@ from autotrain_mem.report.terminal import (
     warn,
     whole_lines,
 )
-from autotrain_mem.settings.words import MOST
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Plan
 
 
@@ -60,8 +58,6 @@ def estimate(workers: api.Workers, request: api.RunRequest, output: flags.Output
 def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:
     """Runs ``autofit plan METHOD``: finds the best configuration that fits."""
     request = _checked(request, output, to_train=False)
-    if output.frontier is not None:
-        return _frontier(workers, request, output, output.frontier)
     if cards := api.compared(request.autofit):
         first = replace(request, autofit=replace(request.autofit, gpu=cards[0].name, gpus=cards[0].topology.devices))
         with _waiting("importing TRL, looking at the model") as (_, note):
@@ -100,29 +96,6 @@ def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.O
     if output.out is not None:
         plan_files.write(chosen, output.out)
     return chosen
-
-
-def _frontier(workers: api.Workers, request: api.RunRequest, output: flags.Output, name: str) -> int:
-    """Runs ``autofit plan METHOD --frontier NAME``: finds how much of a setting fits at each level of harm."""
-    plan_files.check_one_card("--frontier is about", request)
-    if request.names(name):
-        raise UsageError(
-            f"--frontier {name} finds how much of it fits, and --{name} says how much.",
-            hint=f"Remove --{name} for the frontier, or --frontier for a plan.",
-        )
-    if output.stops or output.out is not None or request.plan is not None:
-        raise UsageError(
-            "--frontier makes no plan, and follows none.",
-            hint=f"Remove it, and give --{name} {MOST} for the plan with as much as fits.",
-        )
-    with _waiting("importing TRL, looking at the model") as (_, note):
-        asked = replace(request, argv=(*request.argv, f"--{name}={MOST}"))
-        rehearsals = api.begin(workers, asked, note, to_train=False)
-    console = Console(stderr=True)
-    _say_example(console, rehearsals, to_train=False)
-    with SearchProgress(console) as progress:
-        found = api.frontier(rehearsals, progress.tried, progress.counting)
-    return _print_table(found, frontier_view, output)
 
 
 def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -> int:

@@ -15,7 +15,6 @@ from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.run.several_machines import shared_words
 from autotrain_mem.settings.declaration import ESTIMATE, PLAN, TRAIN, Group, Setting, setting, settings_of
 from autotrain_mem.settings.own import OWN
-from autotrain_mem.settings.words import MAXIMIZED
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import read_yaml, recipe
 from autotrain_mem.types.autofit import SETTINGS, AutoFit
@@ -73,19 +72,6 @@ class Output:
         help="plan, print the settings in this tool's own keys, and stop: --export axolotl > axolotl.yaml",
     )
     """The tool to write a file for, by its name in ``exports.tools``."""
-    frontier: str | None = setting(
-        None,
-        group=Group.OUTPUT,
-        commands=(PLAN,),
-        elsewhere=(
-            "it compares levels of harm, and trains nothing.",
-            "autofit plan METHOD ... --frontier max_length shows them.",
-        ),
-        choices=MAXIMIZED,
-        metavar="NAME",
-        help=f"in place of a plan: how much of this fits at each level of harm, and how fast ({', '.join(MAXIMIZED)})",
-    )
-    """The setting whose largest fitting value is searched for at each level of harm."""
     snapshot: str | None = setting(
         None,
         group=Group.OUTPUT,

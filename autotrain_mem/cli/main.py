@@ -45,7 +45,6 @@ Plan, without training and without a GPU
 
 Compare
   autofit plan METHOD --model MODEL --gpu all      which GPU: fit and price
-  autofit plan METHOD ... --frontier max_length    how much fits at each level
 
     autofit plan sft --model meta-llama/Llama-3.1-8B --gpu rtx4090,l40s
 

@@ -102,9 +102,6 @@ class Method(Protocol):
     """The oldest TRL whose Liger loss for this method can be rehearsed; empty if the loss is the model's own, None if
     no version can."""
 
-    lighter_methods: Mapping[str, str] = {}
-    """Methods that learn from the same rewards with fewer models -> the models that they do without."""
-
     axolotl: AxolotlFacts | None = None
     """Facts for an Axolotl file; None if none is written."""
 

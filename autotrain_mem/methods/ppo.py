@@ -25,10 +25,6 @@ from autotrain_mem.types.findings import Finding
 takes_model_name = False
 is_evaluated = False
 liger_since = "1.16"
-lighter_methods = {
-    "rloo": "no value model",
-    "grpo": "neither a value model nor, at its default beta, a reference model",
-}
 llamafactory = LlamaFactoryFacts(
     stage="ppo",
     entry={"columns": {"prompt": "prompt"}},

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotrain_mem.parallel.launch_environment import fsdp_settings
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import UsageError
@@ -38,8 +37,6 @@ def with_accelerate(request: RunRequest) -> RunRequest:
         return request
     from autotrain_mem.parallel.user_config import read_launch  # most have no such config
 
-    if _is_first_version(content):
-        content = _second_version(content, name)
     launch = read_launch(content, name)
     refuse_all([*_contradictions(request, launch, name)])
     autofit = request.autofit
@@ -85,56 +82,7 @@ def launch_warnings(request: RunRequest) -> tuple[str, ...]:
         return ()
     from autotrain_mem.parallel.user_config import read_launch
 
-    given, said = request.autofit.accelerate_config, read_launch(request.accelerate, FLAG).warnings
-    written = given if given is None or isinstance(given, Mapping) else read_yaml(str(given), FLAG)
-    if written and _is_first_version(written):
-        return "the config is for FSDP's first version, and is read as fsdp_version: 2", *said
-    return said
-
-
-_RESHARDS = {"FULL_SHARD": True, "1": True, "TRUE": True, "SHARD_GRAD_OP": False, "2": False, "FALSE": False}
-_OTHER_STRATEGIES = {
-    "NO_SHARD": "distributed_type: MULTI_GPU is DDP.",
-    **dict.fromkeys(
-        ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2"),
-        "fsdp_version: 2, with parallelism_config_dp_replicate_size: 2 and parallelism_config_dp_shard_size: N.",
-    ),
-}
-"""Strategies of ``accelerate/utils/constants.py: FSDP_SHARDING_STRATEGY`` that name no way to reshard."""
-_ALWAYS = {
-    "backward_prefetch": ("BACKWARD_PRE", "1"),
-    "forward_prefetch": ("FALSE",),
-    "use_orig_params": ("TRUE",),
-    "sync_module_states": ("TRUE",),
-    "state_dict_type": ("FULL_STATE_DICT", "SHARDED_STATE_DICT"),
-}
-"""Keys that FSDP2 lacks, or accepts fewer values of -> the values that match what FSDP2 does."""
-
-
-def _is_first_version(content: Mapping[str, Any]) -> bool:
-    return content.get("distributed_type") == "FSDP" and str(fsdp_settings(content).get("version", 1)) == "1"
-
-
-def _second_version(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Converts FSDP's first version (``accelerate/commands/to_fsdp2.py``); raises UsageError if that is impossible."""
-    from autotrain_mem.parallel.user_config import TO_FSDP2
-
-    given = {key: value for key, value in fsdp_settings(content).items() if value is not None}
-    strategy = str(given.pop("sharding_strategy", given.get("reshard_after_forward", "FULL_SHARD"))).upper()
-    said = {key: str(given[key]).upper() for key in _ALWAYS if key in given}
-    lost = [f"fsdp_{key}: {given[key]}" for key, value in said.items() if value not in _ALWAYS[key]]
-    if strategy not in _RESHARDS:
-        lost.append(f"fsdp_sharding_strategy: {strategy}")
-    if lost:
-        raise UsageError(
-            f"{name} is for FSDP's first version, which is not planned for: the second has no counterpart of "
-            f"{', '.join(lost)}.",
-            hint=_OTHER_STRATEGIES.get(strategy, f"Give fsdp_version: 2 without it; {TO_FSDP2}."),
-        )
-    saves = {"state_dict_type": given.get("state_dict_type", "FULL_STATE_DICT")}  # the default of the first
-    kept = {key: value for key, value in given.items() if key not in _ALWAYS} | saves
-    kept |= {"version": 2, "reshard_after_forward": _RESHARDS[strategy]}
-    return {**content, "fsdp_config": {f"fsdp_{key}": value for key, value in kept.items()}}
+    return read_launch(request.accelerate, FLAG).warnings
 
 
 def _trl_arguments(request: RunRequest, launch: Launch) -> dict[str, Any]:

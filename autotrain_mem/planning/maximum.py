@@ -13,16 +13,13 @@ from functools import cache
 from math import gcd, lcm
 
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import PROMPT_UNKNOWN, Subject
 from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
-from autotrain_mem.search.largest import Question, answering, find_border
-from autotrain_mem.search.memo import Memo, OnAttempt, candidate
+from autotrain_mem.search.largest import Question
 from autotrain_mem.search.space import Space, check_prompt, lengths_below
 from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST
 from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.gpu_comparison import Frontier, LevelReach
 
 MOST_ROWS = 16_384
 """Upper bound of rows in a micro-batch, and of completions per prompt."""
@@ -152,20 +149,3 @@ _VALUES: dict[str, Callable[[Subject], _Asked]] = {
     "max_completion_length": _completions,
 }
 assert {*_VALUES} == {*MAXIMIZED}
-
-
-def frontier_of(subject: Subject, question: Question, on_attempt: OnAttempt = lambda attempt: None) -> Frontier:
-    """Finds the largest value at each level of harm, with few layers if these determine the whole model."""
-    memo = Memo(question.space(question.values[0]), Predictions(subject, confirms=False), on_attempt)
-    borders = [(level.name, find_border(question, level.name, memo, whole=False)) for level in answering(question)]
-    return Frontier(
-        name=question.name,
-        gpu=subject.hardware.name,
-        budget_bytes=subject.budget_bytes,
-        reaches=tuple(
-            LevelReach(level=level, most=border.most(question), point=candidate(border.estimate, level=level))
-            if border is not None
-            else LevelReach(level=level)
-            for level, border in borders
-        ),
-    )

@@ -18,7 +18,6 @@ from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.maximum import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, Subject
-from autotrain_mem.planning.suggestions import with_other_methods
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.search.advice import FLASH_ATTENTION, advice, context_cut, proposals, questions
 from autotrain_mem.search.changes import against
@@ -39,7 +38,7 @@ from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, Cards, Ca
 
 
 def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> SearchResult:
-    """Returns the best settings that fit; an error also shows what other methods would need.
+    """Returns the best settings that fit.
 
     Args:
         footprints: What was rehearsed for a search before, and is added to.
@@ -60,14 +59,7 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
     found = find(space, memo, limits) if question is None else find_most(question, memo, limits)
     if found is not None:
         return found
-    error = no_plan(space, memo, limits)
-
-    def least_needed(other: Job, knobs: Knobs) -> Estimate:
-        return Predictions(replace(subject, job=other)).rehearse([knobs], whole=True)[0]
-
-    if isinstance(error, DoesNotFitError):
-        raise with_other_methods(error, subject.job, space, least_needed) from error
-    raise error
+    raise no_plan(space, memo, limits)
 
 
 def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:

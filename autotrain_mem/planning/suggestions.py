@@ -1,4 +1,4 @@
-"""Suggests where a run that does not fit here would fit: on a larger card, on more cards, or with another method."""
+"""Suggests where a run that does not fit here would fit: on a larger card, or on more cards."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ from typing import Any
 
 from autotrain_mem.estimator.vllm_share import asleep_bytes, vllm_share_bytes
 from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.search.division import GROUP, SMALLEST_GROUP, divisors
-from autotrain_mem.search.levels import levels, strongest
-from autotrain_mem.search.space import Space, make_space, with_rows
-from autotrain_mem.settings.knobs import ROWS, STEPS
+from autotrain_mem.search.space import with_rows
 from autotrain_mem.settings.levers import pulled
-from autotrain_mem.support.errors import AutofitError, DoesNotFitError
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Owner
+from autotrain_mem.types import Estimate, Hardware, Knobs, Owner
 from autotrain_mem.types.hardware import lacks_bf16
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.model import ModelFacts
 
 CARDS_NAMED = 2
 """How many larger cards are named: the next one, and one more for those who cannot get it."""
@@ -101,50 +94,3 @@ def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
     for _, card in sorted(zip(speeds, fitting, strict=True), key=lambda pair: pair[0], reverse=True):
         fastest.setdefault(card.total_bytes, card)
     return [fastest[size] for size in sorted(fastest)[:CARDS_NAMED]]
-
-
-# -- another method -------------------------------------------------------------------------------------------------
-
-LARGEST_GROUP = 8
-"""GRPO's default ``num_generations``; RLOO's, 2, would leave the size of a rollout to chance in the comparison."""
-
-_DECIDED = (ROWS, STEPS, "local_rollout_forward_batch_size")
-
-Predict = Callable[[Job, Knobs], Estimate]
-
-
-def with_other_methods(error: DoesNotFitError, job: Job, space: Space, predict: Predict) -> DoesNotFitError:
-    """Returns the error with a hint about the least that each lighter method would need: one rehearsal each."""
-    lighter = method_of(job.method).lighter_methods
-    if not lighter or job.python_call is not None:  # other trainers are called otherwise
-        return error
-    lines = [line for method in lighter if (line := _line(method, job, space, predict))]
-    return DoesNotFitError(error.message, hint="\n".join([error.hint, *lines]))
-
-
-def _line(method: str, job: Job, space: Space, predict: Predict) -> str:
-    """``autofit rloo would need 9.10 GiB at least, which fits ...``; empty where it cannot be rehearsed."""
-    # The same rewards, completions and effective batch in the words of another method.
-    renamed = {
-        job.method_facts.reward_model_argument: METHODS[method].reward_model_argument,
-        "response_length": "max_completion_length",
-    }
-    kept = {renamed.get(name) or name: value for name, value in job.arguments.items() if name not in _DECIDED}
-    effective = max(SMALLEST_GROUP, space.effective_batch_size)
-    groups = [size for size in divisors(effective) if SMALLEST_GROUP <= size <= LARGEST_GROUP]
-    needed = {"max_completion_length": space.base.completion_length, GROUP: max(groups, default=effective)}
-    other = replace(job, method=method, arguments=kept | needed, effective_batch_size=effective)
-    try:
-        facts = ModelFacts(context_length=space.context_length, is_quantized=space.is_quantized)
-        # PPO's defaults serve: what differs by method is given.
-        defaults = replace(space.base, response_length=None, local_rollout_forward_batch_size=None)
-        other_space = make_space(defaults, other, facts, longest=space.longest)
-        least = predict(other, strongest(levels(other_space)).least)
-    except AutofitError:  # the error that is on its way matters more than one about a proposal
-        return ""
-    fits = "which fits" if least.fits else "which does not fit either"
-    named = ("reward_model_name_or_path", "max_completion_length", GROUP)
-    flags = [f"--{name} {other.arguments[name]}" for name in named if name in other.arguments]
-    command = " ".join(["autofit", method, *flags, f"--effective_batch_size {other.effective_batch_size}"])
-    would_need = f"would need {format_bytes(least.required_bytes)} at least, {fits}"
-    return f"{command} {would_need}: {method_of(job.method).lighter_methods[method]}"

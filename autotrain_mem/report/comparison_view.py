@@ -11,9 +11,9 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, scale_for, section, table
 from autotrain_mem.settings.levers import pulled
-from autotrain_mem.support.units import amount, duration, format_bytes, rate
+from autotrain_mem.support.units import amount, duration, rate
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.gpu_comparison import BRIEF, OFFLOADING, Cards, Frontier
+from autotrain_mem.types.gpu_comparison import BRIEF, OFFLOADING, Cards
 
 SMALLEST = ">"
 
@@ -125,31 +125,3 @@ def costs(cards: Cards) -> list[RenderableType]:
         lines.append(f"no price is known for {', '.join(without[:_ENTRIES])}{more}")
     what = "the training" if whole else "a million trained tokens (name --dataset or --max_steps for the training)"
     return section(f"what {what} costs at rental prices, in {currency}", Text(), grid, Text(), *lines, indent=0)
-
-
-_FRONTIER_NOTE = """\
-Each level is at its least demanding settings there, rehearsed on copies of few layers where these tell the whole.
-tokens/s are of these settings, and so a lower bound: a plan for the same {name} may be faster.
---{name} max plans with the most of the first level that holds any, confirmed on the whole model."""
-
-
-def frontier_view(frontier: Frontier) -> RenderableType:
-    """Shows for each level the most that fits, what it needs and how fast it is."""
-    scale = scale_for(frontier.budget_bytes)
-    heading = f"{frontier.name} on {frontier.gpu}, level by level; the budget is {format_bytes(frontier.budget_bytes)}"
-    grid = table("level", frontier.name, "does not fit", "needs", "tokens/s", "batch", right=(1, 2, 3, 4))
-    ends = dict[str, None]()
-    for each in frontier.reaches:
-        most, point = each.most, each.point
-        cells: list[str | Text] = [Text("nothing fits", style=BAD), ""]
-        if most is not None:  # = where something else than the card ends it
-            cells = [f"{most.value:,}", "=" if most.next_value is None else f"{most.next_value:,}"]
-            ends |= {most.stopped_by: None} if most.stopped_by else {}
-        if point is not None:
-            speed = rate(point.tokens_per_second) if point.tokens_per_second else "-"
-            cells += [scale.size(point.required_bytes), speed, formatting.batch(point.knobs)]
-        add(grid, each.level, *cells)
-    note = Text(_FRONTIER_NOTE.format(name=frontier.name), style=QUIET)
-    return Indented(
-        Group(Text(heading, style="bold"), Text(), grid, Text(), *(hanging(f"=  {end}") for end in ends), note)
-    )

@@ -101,18 +101,14 @@ def _holds(question: Question, level: Level, memo: Memo) -> bool:
     return start is not None and points.holds(start)
 
 
-def find_border(question: Question, level: str, memo: Memo, *, whole: bool = True) -> Boundary | None:
-    """Finds the border of one level; None where its smallest value does not fit.
-
-    Args:
-        whole: Rehearse both of its sides on the whole model; what that overturns is looked for again.
-    """
-    border = _border(_Points(question, level, memo, attrgetter("least")), 0, whole=whole)
+def find_border(question: Question, level: str, memo: Memo) -> Boundary | None:
+    """Finds the border of one level; None where its smallest value does not fit."""
+    border = _border(_Points(question, level, memo, attrgetter("least")), 0)
     following = 0 if border is None else border.index + 1
     if following == len(question.values):
         return border
     points, start = _at_once(question, level, memo, following)
-    return border if start is None else _border(points, start, whole=whole) or border
+    return border if start is None else _border(points, start) or border
 
 
 def _at_once(question: Question, level: str, memo: Memo, following: int) -> tuple[_Points, int | None]:
@@ -127,19 +123,21 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
     return points, start if may_fit_at_once(space, accumulated, points.knobs(start)) else None
 
 
-def _border(points: _Points, start: int, *, whole: bool) -> Boundary | None:
-    """Finds the boundary of such points from a value on; None if that value does not fit."""
+def _border(points: _Points, start: int) -> Boundary | None:
+    """Finds the boundary of such points from a value on; None if that value does not fit.
+
+    Both of its sides are rehearsed on the whole model in the end; what that overturns is looked for again.
+    """
     if not points.holds(start):
         return None
     end = len(points.question.values)
     low, high = _narrowed(points, start, end)
-    if whole:
-        points.whole = True  # copies of few layers led here; from here on none is asked
-        points.ask([side for side in (low, high) if side < end])
-        if low > start and not points(low).fits:
-            low, high = _narrowed(points, start, low)
-        elif high < end and points(high).fits:
-            low, high = _narrowed(points, high, end)
+    points.whole = True  # copies of few layers led here; from here on none is asked
+    points.ask([side for side in (low, high) if side < end])
+    if low > start and not points(low).fits:
+        low, high = _narrowed(points, start, low)
+    elif high < end and points(high).fits:
+        low, high = _narrowed(points, high, end)
     if not points(low).fits:
         return None
     return Boundary(index=low, estimate=points(low), beyond=points(high) if high < end else None)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autotrain_mem.support.codec import Form
 from autotrain_mem.support.lazy_names import html_of
-from autotrain_mem.types.estimate import Candidate, Estimate
+from autotrain_mem.types.estimate import Estimate
 from autotrain_mem.types.hardware import Hardware, Price
 
 LOSSLESS = ("lossless", "lossless, offloading")
@@ -186,27 +186,3 @@ class LargestValue:
     """Bytes that the next value needs."""
     stopped_by: str = ""
     """What else limits it, in a few words; empty if the card does."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LevelReach:
-    """Describes the largest value that fits at one level of harm."""
-
-    level: str
-    most: LargestValue | None = None
-    """None if not even the smallest value fits."""
-    point: Candidate | None = None
-    """The least demanding settings of the level with that value."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Frontier:
-    """Holds the largest value of one setting that fits at each level of harm, least harm first."""
-
-    json_form: ClassVar = Form(schema="autofit.frontier/1")
-
-    name: str
-    """The setting: one of ``types.job.MAXIMIZED``."""
-    gpu: str
-    budget_bytes: int
-    reaches: tuple[LevelReach, ...]

@@ -32,7 +32,7 @@ _OF_TRAINERS = {
     "plan_only": "plan(...)",
 }
 """Flags that are not fields of a trainer's config."""
-_OF_THE_COMMAND = frozenset({"config", "debug", "frontier", "help", "json", "recipe", "snapshot"})
+_OF_THE_COMMAND = frozenset({"config", "debug", "help", "json", "recipe", "snapshot"})
 """Flags without a counterpart in Python."""
 
 

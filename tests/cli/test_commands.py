@@ -128,8 +128,8 @@ def test_help_lists_our_flags_and_trls(command: str, autofit: Autofit) -> None:
 def test_help_fits_a_terminal_and_plan_and_estimate_have_their_own(autofit: Autofit) -> None:
     every, plan, estimate = (autofit(*argv).out for argv in (("--help",), ("plan", "--help"), ("help", "estimate")))
     assert all(len(line) <= 80 for text in (every, plan, estimate) for line in text.splitlines())
-    assert "--frontier" in plan
-    assert "--frontier" not in estimate
+    assert "--export" in plan
+    assert "--export" not in estimate
     assert "autofit chat" in every
     assert "autofit chat" not in plan + estimate
     for argv in ((), ("explain", "--help"), ("--version",)):

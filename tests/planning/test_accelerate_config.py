@@ -60,67 +60,6 @@ def test_a_file_says_how_processes_are_launched(
     assert read.job({}).accelerate == read.accelerate
 
 
-WRITTEN = {"backward_prefetch": "BACKWARD_PRE", "use_orig_params": True, "forward_prefetch": False}
-"""What ``accelerate config`` writes for the first version."""
-
-
-@pytest.mark.parametrize(
-    ("settings", "sharding"),
-    [
-        ({}, "fsdp2"),
-        ({"version": 1, "sync_module_states": True, "sharding_strategy": "FULL_SHARD", **WRITTEN}, "fsdp2"),
-        ({"reshard_after_forward": "SHARD_GRAD_OP", **WRITTEN}, "fsdp2-no-reshard"),
-        ({"sharding_strategy": 2, "state_dict_type": "SHARDED_STATE_DICT"}, "fsdp2-no-reshard"),
-    ],
-)
-def test_fsdps_first_version_is_read_as_the_second_where_it_says_the_same(
-    settings: dict[str, Any], sharding: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "fsdp.yaml"
-    path.write_text(yaml.safe_dump(FSDP2 | {"fsdp_config": {f"fsdp_{key}": each for key, each in settings.items()}}))
-    read = with_accelerate(request(path))
-    assert (read.autofit.sharding, with_accelerate(read)) == (sharding, read)
-    assert read.accelerate is not None
-    assert read.accelerate["fsdp_config"] == {
-        "fsdp_version": 2,
-        "fsdp_state_dict_type": settings.get("state_dict_type", "FULL_STATE_DICT"),
-        "fsdp_reshard_after_forward": sharding == "fsdp2",
-    }
-    assert launch_warnings(read)[0] == "the config is for FSDP's first version, and is read as fsdp_version: 2"
-
-
-@pytest.mark.parametrize(
-    ("settings", "lost", "cure"),
-    [
-        ({"sharding_strategy": "HYBRID_SHARD"}, "fsdp_sharding_strategy: HYBRID_SHARD", "dp_replicate_size: 2"),
-        ({"sharding_strategy": "NO_SHARD"}, "fsdp_sharding_strategy: NO_SHARD", "MULTI_GPU"),
-        ({"forward_prefetch": True}, "fsdp_forward_prefetch: True", "accelerate to-fsdp2 --config_file FILE"),
-        ({"use_orig_params": False}, "fsdp_use_orig_params: False", "fsdp_version: 2 without it"),
-        ({"state_dict_type": "LOCAL_STATE_DICT"}, "fsdp_state_dict_type: LOCAL_STATE_DICT", "fsdp_version: 2"),
-    ],
-)
-def test_what_the_second_version_cannot_say_is_refused(settings: dict[str, Any], lost: str, cure: str) -> None:
-    with pytest.raises(UsageError) as error:
-        with_accelerate(request(FSDP2 | {"fsdp_config": settings}))
-    assert lost in error.value.message
-    assert cure in error.value.hint
-
-
-@pytest.mark.newest
-def test_accelerate_reads_the_first_version_as_we_do() -> None:
-    from accelerate.commands.to_fsdp2 import convert_config_to_fsdp2
-
-    given = {f"fsdp_{key}": each for key, each in WRITTEN.items()} | {
-        "fsdp_version": 1,
-        "fsdp_sharding_strategy": "SHARD_GRAD_OP",
-        "fsdp_state_dict_type": "FULL_STATE_DICT",
-        "fsdp_offload_params": True,
-    }
-    config = FSDP2 | {"fsdp_config": given}
-    read = with_accelerate(request(config)).accelerate
-    assert read == convert_config_to_fsdp2({**config, "fsdp_config": dict(given)}) | {"num_processes": 8}
-
-
 @pytest.mark.parametrize(
     ("made", "named"),
     [

@@ -118,15 +118,3 @@ def test_an_estimate_is_of_a_number_and_what_is_wrong_with_every_value_is_said()
         api.estimate(asked("max_length"))
     with pytest.raises(BatchSplitError):
         values("num_generations", "grpo", GRPO, effective_batch_size=7, per_device_train_batch_size=2)
-
-
-def test_the_frontier_has_each_level_with_its_border_and_no_level_that_cuts_rows() -> None:
-    found = api.frontier(asked("max_length"))
-    reaches = {each.level: each for each in found.reaches}
-    assert next(iter(reaches)) == "lossless"
-    assert "shorter rows" not in reaches
-    gentlest = reaches["lossless"]
-    planned = api.plan(asked("max_length", fit="lossless"))
-    assert gentlest.most == planned.most
-    assert gentlest.point is not None
-    assert gentlest.point.required_bytes <= found.budget_bytes

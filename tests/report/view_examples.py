@@ -6,10 +6,9 @@ from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, OWNERS, PLAN, RTX306
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from autotrain_mem.report.comparison_view import cards_view, frontier_view
+from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.report.error_text import error_text
 from autotrain_mem.report.shortage_view import explained
-from autotrain_mem.search.memo import candidate
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Hardware, Knobs, Owner, Phase
@@ -17,9 +16,6 @@ from autotrain_mem.types.gpu_comparison import (
     NOTHING_FITS,
     Cards,
     CardVerdict,
-    Frontier,
-    LargestValue,
-    LevelReach,
 )
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.report import Shortage
@@ -87,30 +83,6 @@ SETS = Cards(
         several(4, "rtx4090", 23.52, "lossless", 1.2, nodes=2),
     )
 )
-WHOLE = estimate(RTX3060, knobs=replace(CHOSEN, use_peft=False, max_length=1024))
-LORA = estimate(RTX3060, knobs=replace(CHOSEN, max_length=4096))
-
-FRONTIER = Frontier(
-    name="max_length",
-    gpu="rtx3060",
-    budget_bytes=WHOLE.budget_bytes,
-    reaches=(
-        LevelReach(
-            level="lossless",
-            most=LargestValue(
-                name="max_length", value=1024, next_value=1088, next_required_bytes=WHOLE.budget_bytes + 1
-            ),
-            point=candidate(WHOLE, level="lossless"),
-        ),
-        LevelReach(level="rounding"),
-        LevelReach(
-            level="LoRA",
-            most=LargestValue(name="max_length", value=4096, next_value=None, stopped_by="the model's context"),
-            point=candidate(LORA, level="LoRA"),
-        ),
-    ),
-)
-
 CARDS = {"ten": TEN, "shorter_rows": SHORTER, "none": NONE, "sets": SETS}
 
 # Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much.
@@ -158,7 +130,6 @@ class ErrorView:
 
 VIEWS = {
     **{f"cards_{name}": cards_view(cards) for name, cards in CARDS.items()},
-    "frontier": frontier_view(FRONTIER),
     "error_shortage_simulated": ErrorView(explained(SIMULATED, PLAN, "--max_length 512 --load_in_4bit true")),
     "error_shortage_real": ErrorView(explained(ON_A_CARD, PLAN, "--optimizer_offload")),
     "error_shortage_unclear": ErrorView(explained(MISHAP, PLAN, None)),
