@@ -5,19 +5,18 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from gpu_records.native import SMALLEST_BYTES, apart, native_path
 from gpu_records.record import Record, read_failures, read_records
 from gpu_records.replay import replay
-from gpu_records.sequences import Birth, births_of_history, births_of_trace, differences, summary
+from gpu_records.sequences import births_of_history, births_of_trace, differences, summary
 
 from autotrain_mem import api
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.planning.predictions import judge_trace
 from autotrain_mem.planning.rehearsals import Lengths
-from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Hardware, Trace
+from autotrain_mem.types import Hardware
+from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 MOST_LINES = 12
@@ -33,14 +32,14 @@ def check(folder: Path, worker: api.Worker, text: str, *, differing: bool) -> bo
     records = [record for record in read_records(folder) if text in record.case.name]
     print(f"\n{len(records)} records of {folder}, GiB; non-torch in MiB; replay: the history through the simulator")
     print(f"{'case':48} {'allocated':>24} {'reserved':>24} {'non-torch':>14}  replay")
-    exact = [_check_one(record, folder, worker, differing=differing) for record in records]
+    exact = [_check_one(record, worker, differing=differing) for record in records]
     for name, error in read_failures(folder).items():
         print(f"{name}: not recorded, {error.strip().splitlines()[-1]}")
     print(f"{sum(exact)} of {len(exact)} histories replay to the byte")
     return all(exact)
 
 
-def _check_one(record: Record, folder: Path, worker: api.Worker, *, differing: bool) -> bool:
+def _check_one(record: Record, worker: api.Worker, *, differing: bool) -> bool:
     played = replay(record.history, record.allocator)
     exact = not played.divergence and played.simulated_peak_bytes == record.trained.peak_reserved_bytes
     verdict = f"exact, {played.segments} changes" if exact else f"DIFFERS: {played.divergence or 'in its peak'}"
@@ -54,7 +53,7 @@ def _check_one(record: Record, folder: Path, worker: api.Worker, *, differing: b
             told = f"{record.case.name:48} cannot be rehearsed: {error.message}; {verdict}"
         print(told, flush=True)
         if differing:
-            _print_differences(record, folder, worker, model)
+            _print_differences(record, worker, model)
     return exact
 
 
@@ -87,22 +86,15 @@ def _beside(measured_bytes: int, predicted_bytes: int) -> str:
     return f"{measured_bytes / GIB:.3f} {predicted_bytes / GIB:.3f} {error:+7.2%}"
 
 
-def _print_differences(record: Record, folder: Path, worker: api.Worker, model: Path) -> None:
+def _print_differences(record: Record, worker: api.Worker, model: Path) -> None:
     case = record.case
     trace = worker.rehearse(case.job(model), case.knobs, case.length, record.card.compute_capability)
-    rehearsed = births_of_trace(trace, apart(case), SMALLEST_BYTES)
-    recorded = births_of_history(record.history, apart(case), SMALLEST_BYTES)
-    _print_side_by_side(("recorded", "rehearsed"), recorded, rehearsed)
-    path = native_path(folder, case.name)
-    if path.is_file():
-        import json
-
-        trace = codec.from_json(Trace, json.loads(path.read_text(encoding="utf-8"))["trace"])
-        _print_side_by_side(("native", "rehearsed"), births_of_trace(trace, apart(case), SMALLEST_BYTES), rehearsed)
-
-
-def _print_side_by_side(names: tuple[str, str], first: list[Birth], second: list[Birth]) -> None:
-    found = differences(first, second)
-    print(f"    {names[0]} {len(first)}, {names[1]} {len(second)} allocations from 1 MiB on, {len(found)} differences")
-    for line in summary(found, names, MOST_LINES):
+    # A rehearsal makes weights, and takes a generation by its two ends: neither goes allocation by allocation.
+    apart = ("load", "generate", "evaluate") if METHODS[case.method].is_online else ("load",)
+    rehearsed = births_of_trace(trace, apart)
+    recorded = births_of_history(record.history, apart)
+    found = differences(recorded, rehearsed)
+    counts = f"recorded {len(recorded)}, rehearsed {len(rehearsed)} allocations"
+    print(f"    {counts} from 1 MiB on, {len(found)} differences")
+    for line in summary(found, ("recorded", "rehearsed"), MOST_LINES):
         print(f"    {line}")

@@ -153,14 +153,12 @@ class Process:
         self._folder.cleanup()
 
 
-def start_child(
-    out: Path, models: Path, device: str, packages: Path | None = None, module: str = "gpu_records.child"
-) -> Start:
+def start_child(out: Path, models: Path, device: str, packages: Path | None = None) -> Start:
     """What starts a case's process; its model is written first, if it is not there."""
 
     def start(case: GpuCase) -> Process:
         model = model_folder(models, case.model)
         request = {"case": codec.to_json(case), "device": device, "out": str(out), "model": str(model)}
-        return Process(module, request, environment(case, packages, device))
+        return Process("gpu_records.child", request, environment(case, packages, device))
 
     return start

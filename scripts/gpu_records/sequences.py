@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.types import Trace
 from gpu_records.history import History
 
+SMALLEST_BYTES = 1 << 20
+"""Compared are allocations from here on: of smaller ones there are many, and they move no peak."""
 ALIKE = 6
 """Allocations of equal size in a row that count as having met again."""
 FARTHEST = 1000
@@ -42,26 +44,23 @@ class Difference:
     """Whether they never meet again."""
 
 
-def births_of_trace(trace: Trace, apart: Iterable[str] = ("load",), smallest_bytes: int = 0) -> list[Birth]:
-    """What a rehearsal allocated, but for some phases and for what is smaller than ``smallest_bytes``."""
+def births_of_trace(trace: Trace, left_out: Collection[str]) -> list[Birth]:
+    """What a rehearsal allocated, except in some phases and what is smaller than ``SMALLEST_BYTES``."""
     born = ((phase.value, block) for phase, sign, block in trace.walk() if sign > 0)
-    allocated = ((block.size_bytes, f"{phase} {block.module}".rstrip()) for phase, block in born)
-    return chosen(allocated, apart, smallest_bytes)
+    return _large(((block.size_bytes, f"{phase} {block.module}".rstrip()) for phase, block in born), left_out)
 
 
-def births_of_history(history: History, apart: Iterable[str] = ("load",), smallest_bytes: int = 0) -> list[Birth]:
-    allocated = ((event.size_bytes, event.label) for event in history if event.action == "alloc")
-    return chosen(allocated, apart, smallest_bytes)
+def births_of_history(history: History, left_out: Collection[str]) -> list[Birth]:
+    """The same of a recorded run."""
+    return _large(((event.size_bytes, event.label) for event in history if event.action == "alloc"), left_out)
 
 
-def chosen(allocated: Iterable[tuple[int, str]], apart: Iterable[str], smallest_bytes: int) -> list[Birth]:
-    """Of (bytes, label), those that are large enough and of no phase that stands apart."""
+def _large(allocated: Iterable[tuple[int, str]], left_out: Collection[str]) -> list[Birth]:
     births = (Birth(round_size(size_bytes), label) for size_bytes, label in allocated)
-    left_out = frozenset(apart)
     return [
         birth
         for birth in births
-        if birth.size_bytes >= smallest_bytes and birth.label.partition(" ")[0] not in left_out
+        if birth.size_bytes >= SMALLEST_BYTES and birth.label.partition(" ")[0] not in left_out
     ]
 
 
@@ -103,14 +102,9 @@ def summary(found: Sequence[Difference], names: tuple[str, str], most: int = 20)
 
 
 def _kind(difference: Difference, names: tuple[str, str], most: int = 6) -> str:
-    sides = []
+    layer, sides = re.compile(r"\.\d+(?=\.|$|\s)"), []  # layers that are alike: model.layers.*.mlp
     for name, births in zip(names, (difference.first, difference.second), strict=True):
-        sizes = ", ".join(f"{birth.size_bytes:,} in {any_layer(birth.label)}" for birth in births[:most])
+        sizes = ", ".join(f"{birth.size_bytes:,} in {layer.sub('.*', birth.label)}" for birth in births[:most])
         more = f" ... {len(births)} in all" if len(births) > most else ""
         sides += [f"only {name}: {sizes}{more}"] if births else []
     return "; ".join(sides) + (" (and they never meet again)" if difference.is_end else "")
-
-
-def any_layer(label: str) -> str:
-    """The label of all layers that are alike: ``model.layers.*.mlp``."""
-    return re.sub(r"\.\d+(?=\.|$|\s)", ".*", label)

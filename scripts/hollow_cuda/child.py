@@ -1,7 +1,6 @@
 """One real run on the stand-in device: ``python -m hollow_cuda.child REQUEST.json``, with the environment of a build.
 
-The run is that of ``scripts/record_gpu`` (``gpu_records.child``), on another kind of card. Beside its record it keeps
-where in Python each block was asked for.
+The run is that of ``scripts/record_gpu`` (``gpu_records.child``), on another kind of card.
 """
 
 from __future__ import annotations
@@ -17,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gpu_records import child as gpu_child
-from gpu_records.card import CudaCard, Marks
+from gpu_records.card import CudaCard
 from gpu_records.cases import GpuCase
-from gpu_records.history import History
 from gpu_records.record import CardFacts, Outside, write
 
 from autotrain_mem.support import codec
-from hollow_cuda.frames import Frames
-
-MOST_EVENTS = 10**7
 
 
 def main() -> None:
@@ -35,22 +30,20 @@ def main() -> None:
 
 
 def run(request: Mapping[str, Any]) -> None:
-    """Train the case, and leave its record and its frames."""
+    """Train the case, and leave its record."""
     case, out = codec.from_json(GpuCase, request["case"]), Path(request["out"])
-    card = HollowCard("all" if request["functions"] else "python", recomputes_sizes=bool(case.images))
+    card = HollowCard(recomputes_sizes=bool(case.images))
     with tempfile.TemporaryDirectory(prefix="hollow-", ignore_cleanup_errors=True) as scratch:
         record = gpu_child.record(case, card, Path(request["model"]), scratch, complete_as_rehearsed)
-    card.frames.write(out, case.name)
     write(out, record)
 
 
 class HollowCard(CudaCard):
-    """The device that is none. Of each allocation it keeps what led to it."""
+    """The device that is none."""
 
-    def __init__(self, stacks: str, *, recomputes_sizes: bool = False) -> None:
+    def __init__(self, *, recomputes_sizes: bool = False) -> None:
         super().__init__()
-        self._stacks, self._recomputes_sizes = stacks, recomputes_sizes
-        self.frames = Frames()
+        self._recomputes_sizes = recomputes_sizes
 
     def open(self) -> None:
         import torch
@@ -59,10 +52,7 @@ class HollowCard(CudaCard):
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cudnn.enabled = False  # its convolutions neither: torch's own hold an image's columns meanwhile
         torch.cuda.init()
-        torch.cuda.memory._record_memory_history(
-            enabled="all", context="alloc", stacks=self._stacks, max_entries=MOST_EVENTS
-        )
-        self._marks = Marks(torch.cuda.memory._set_memory_metadata)
+        super().open()
 
     @contextmanager
     def cuda_semantics(self) -> Iterator[None]:
@@ -77,14 +67,6 @@ class HollowCard(CudaCard):
 
     def outside(self) -> Outside:
         return Outside(non_torch_bytes=None, source="no GPU: nothing is known of what lies outside torch")
-
-    def history(self) -> History:
-        import torch
-
-        entries = torch.cuda.memory._snapshot()["device_traces"][0]
-        torch.cuda.memory._record_memory_history(enabled=None)
-        self.frames.take(entries)
-        return History.of_trace(entries)
 
 
 def complete_as_rehearsed(ids: Any, prompt: Any, end: Sequence[int]) -> None:

@@ -30,17 +30,12 @@ def model_of(hollow: Hollow, case: GpuCase) -> Path:
     return sparse_folder(hollow.cache / "models", case.model)
 
 
-def real_run(hollow: Hollow, case: GpuCase, *, functions: bool = False) -> Record:
-    """The record of a case, made now if it is not there. Raises RunFailed.
-
-    Args:
-        functions: With torch's own functions in the stack of each allocation, which takes minutes where much is
-            generated, and gigabytes.
-    """
+def real_run(hollow: Hollow, case: GpuCase) -> Record:
+    """The record of a case, made now if it is not there. Raises RunFailed."""
     out = hollow.cache / "runs"
     if not record_path(out, case.name).is_file():
         try:
-            asked = {"case": codec.to_json(case), "out": str(out), "functions": functions}
+            asked = {"case": codec.to_json(case), "out": str(out)}
             run_child("hollow_cuda.child", hollow, case, asked, CASE_SECONDS)
         except RunFailed as error:
             write_failure(out, case, str(error))
