@@ -67,18 +67,5 @@ def rows(kind: str, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def config() -> Any:
-    """Qwen2 with 4 layers of 256: its activations are larger than what the allocator's small pool takes (1 MiB)."""
-    from transformers import Qwen2Config
-
-    return Qwen2Config(
-        vocab_size=material.VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=CONTEXT_LENGTH,
-        initializer_range=tiny_model.INITIALIZER_RANGE,
-        tie_word_embeddings=True,
-        **tiny_model.special_token_ids(),
-    )
+    """Its activations are larger than what the allocator's small pool takes (1 MiB)."""
+    return material.tiny_config(width=256, layers=4, heads=8, context=CONTEXT_LENGTH)

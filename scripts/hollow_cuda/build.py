@@ -80,7 +80,6 @@ class Hollow:
             "LD_LIBRARY_PATH": str(self.libraries),
             "HOLLOW_CAPACITY": str(capacity_bytes),
             "PYTORCH_ALLOC_CONF": allocator,
-            "TORCH_SYMBOLIZE_MODE": "dladdr",  # names of C++ functions, which is all that the history is asked for
         }
 
     def environment_with_values(self, ledger: Path) -> dict[str, str]:

@@ -106,7 +106,7 @@ def _case(
     return HoursCase(run=run, steps=steps, longest_first=longest_first)
 
 
-def compare_hours(hollow: Hollow, chosen: Sequence[HoursCase], *, again: bool) -> bool:
+def compare_hours(hollow: Hollow, chosen: Sequence[HoursCase]) -> bool:
     """Prints lines for each training; returns whether all bars are kept."""
     errors: list[float] = []
     failed = 0
@@ -114,18 +114,18 @@ def compare_hours(hollow: Hollow, chosen: Sequence[HoursCase], *, again: bool) -
     with api.Worker() as worker:
         for case in chosen:
             try:
-                errors += compared(case, real_run(hollow, case, again=again), *rehearsed(hollow, worker, case))
+                errors += compared(case, real_run(hollow, case), *rehearsed(hollow, worker, case))
             except RunFailed as error:
                 failed += 1
                 print(f"{case.name:46} failed: {str(error).strip().splitlines()[-2:]}", flush=True)
     return bool(errors) and bench.within("reserved", errors, MEDIAN_BAR, WORST_BAR) and not failed
 
 
-def real_run(hollow: Hollow, case: HoursCase, *, again: bool) -> list[dict[str, int]]:
+def real_run(hollow: Hollow, case: HoursCase) -> list[dict[str, int]]:
     """What torch's allocator held after each step. Raises RunFailed."""
     out = hollow.cache / "hours" / f"{case.name}-{case.steps}.json"
     out.parent.mkdir(exist_ok=True)
-    if again or not out.is_file():
+    if not out.is_file():
         asked = {"case": codec.to_json(case), "out": str(out)}
         run_child("hollow_cuda.hours", hollow, case.run, asked, LIMIT_SECONDS)
     rows: list[dict[str, int]] = json.loads(out.read_text(encoding="utf-8"))

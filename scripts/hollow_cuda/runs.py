@@ -53,7 +53,3 @@ def run_child(module: str, hollow: Hollow, case: GpuCase, asked: Mapping[str, An
         process.stop()
     if error:
         raise RunFailed(error)
-
-
-def forget(hollow: Hollow, case: GpuCase) -> None:
-    record_path(hollow.cache / "runs", case.name).unlink(missing_ok=True)

@@ -12,7 +12,6 @@ from autotrain_mem.types import Plan
 
 ROWS_PER_STEP = 40
 """It divides the thousand rows, so that every step is whole: 25 steps see all of them."""
-ONLINE = ("grpo", "rloo", "ppo")
 METHODS: Mapping[str, str] = {
     "sft": "--dataset text.jsonl",
     "reward": "--dataset pairs.jsonl",

@@ -69,17 +69,18 @@ def row_of(random: Random, kind: str, words: int) -> dict[str, Any]:
     }
 
 
-def tiny_config() -> Any:
+def tiny_config(width: int = 64, layers: int = 2, heads: int = 4, context: int = tiny_model.CONTEXT_LENGTH) -> Any:
+    """Qwen2 with half as many heads for keys and values."""
     from transformers import Qwen2Config
 
     return Qwen2Config(
         vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=tiny_model.CONTEXT_LENGTH,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        max_position_embeddings=context,
         initializer_range=tiny_model.INITIALIZER_RANGE,
         tie_word_embeddings=True,
         **tiny_model.special_token_ids(),

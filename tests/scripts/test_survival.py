@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from script_runner import Script
-from survival_cases import against, command, faults, full_disk, material, nodes, ranks, resume, runs, together
+from survival_cases import against, command, faults, full_disk, material, nodes, ranks, resume, runs
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 
@@ -95,7 +95,6 @@ def test_survival(
     [
         ("runs", "sft full 1.0", "finished"),
         ("faults", "kill 00", "survived"),
-        ("together", "sft LoRA fsdp2", "finished"),
         ("ranks", "SIGTERM 00", "never came"),
         ("nodes", "node 00", "survived"),
         ("resume", "full ddp 2 > fsdp2 2", "the same"),
@@ -117,12 +116,11 @@ def test_each_section_judges_and_shows_what_its_commands_left(
         (done.folder / MARKS_NAME).write_text("".join(f"{name} 5 allocations\n" for name in ("all", *PHASES)))
         return done
 
-    for module in (faults, resume, runs, together):
+    for module in (faults, resume, runs):
         monkeypatch.setattr(module, "autofit", autofit)
     for module in (faults, nodes):
         monkeypatch.setattr(module, "filled_card", lambda *_: "64MiB")
-    for module in (together, resume):
-        monkeypatch.setattr(module, "STEPS", 2)
+    monkeypatch.setattr(resume, "STEPS", 2)
     monkeypatch.setattr(material, "write", lambda place: None)
     monkeypatch.setattr(ranks, "FAULTS", ("SIGTERM",))
     monkeypatch.setattr(faults, "FAULTS", {"kill": ("sft",), "oom:evaluate": ()})
