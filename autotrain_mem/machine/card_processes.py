@@ -11,7 +11,7 @@ import contextlib
 import pathlib
 from typing import Any
 
-from autotrain_mem.machine.detect import NvmlError, memory_of, nvml_session
+from autotrain_mem.machine.nvml import NvmlError, memory_of, nvml_session
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types.experience import OtherProcess
 from autotrain_mem.types.hardware import Hardware

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from autotrain_mem.machine.catalog import catalog, named, rates_of
-from autotrain_mem.machine.detect import VISIBLE, detect, host, nvidia_driver
+from autotrain_mem.machine.detect import HIDES_ALL, VISIBLE, detect, host
 from autotrain_mem.machine.links import named_links, topology
+from autotrain_mem.machine.nvml import nvidia_driver
 from autotrain_mem.support.errors import NoGpuError, UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.hardware import Hardware
@@ -76,16 +77,12 @@ def choose(
     others = [card for card in used if card.uuid != smallest.uuid]
     numbers = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
     leave_out = f"{VISIBLE}={numbers} (with CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
-    free, most_bytes = format_bytes(smallest.free_bytes), max(card.free_bytes for card in used)
-    if len({card.name for card in used}) > 1:
-        names = ", ".join(dict.fromkeys(card.name for card in used))
+    is_fuller = smallest.free_bytes < UNLIKE * max(card.free_bytes for card in used)
+    if is_fuller or len({card.name for card in used}) > 1:
         warn(
-            f"GPUs of different kinds train together ({names}): each is given what {smallest.name} can hold, of which "
-            f"{free} are free, and waits for the slowest. {leave_out}"
+            f"The GPUs differ: each is given what {smallest.name} (GPU {smallest.index}) can hold, of which "
+            f"{format_bytes(smallest.free_bytes)} are free, and waits for the slowest. {leave_out}"
         )
-    elif smallest.free_bytes < UNLIKE * most_bytes:
-        most = format_bytes(most_bytes)
-        warn(f"GPU {smallest.index} has {free} free, others up to {most}: each is given what it can hold. {leave_out}")
     return _together(least(used), used, nodes=nodes, link=link)
 
 
@@ -107,28 +104,22 @@ def _detected(
     shown = {**os.environ, **environment}.get(VISIBLE)
     if not detected:
         perhaps = "" if shown is None else f" with {VISIBLE}={shown!r}"
-        is_hidden = shown is not None and shown.strip() in ("", "-1")
-        why = "" if is_hidden else nvidia_driver()[2]
+        why = "" if shown is not None and shown.strip() in HIDES_ALL else nvidia_driver()[2]
         hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
         message = f"No NVIDIA GPU was found on this machine{perhaps}{why and f': {why}'}."
         raise NoGpuError(message, hint=hint + _WITHOUT_A_GPU)
     count = len(detected)
-    have = f"{count} GPU{'s' * (count > 1)}"
     left = count if shown else count - spared
     if left >= (gpus or 1):
         return detected[: gpus or left]
-    if left == count:
-        shows = f"{VISIBLE}={shown} shows" if shown is not None else "this machine has"
-        raise NoGpuError(
-            f"--gpus {gpus} are more than {shows}: {have}.",
-            hint=f"Give --gpus {count} or less, or plan for cards that are not here: --gpu NAME --gpus {gpus} "
-            "--plan_only.",
-        )
-    wanted = "none is left to train on" if left < 1 else f"--gpus {gpus} are more than the {left} that are left"
+    here = f"{VISIBLE}={shown} shows" if shown else "this machine has"
+    taken = f", of which vLLM's server takes {spared}" if left < count else ""
+    colocate = "; --vllm_mode colocate generates on the GPUs that train" if left < count else ""
     raise NoGpuError(
-        f"vLLM's server takes {spared} of the {have} that this machine has: {wanted}.",
-        hint="--vllm_mode colocate generates on the GPUs that train; --vllm_server_host names a server elsewhere"
-        + (f"; or give --gpus {left}." if left > 0 else "."),
+        f"--gpus {gpus or 1} are more than {here}: {count} GPU{'s' * (count > 1)}{taken}.",
+        hint=f"Give --gpus {left}, or plan for cards that are not here: --gpu NAME --plan_only{colocate}."
+        if left > 0
+        else f"Plan for cards that are not here: --gpu NAME --plan_only{colocate}.",
     )
 
 

@@ -22,13 +22,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.machine.catalog import catalog, rates_of, recognise
+from autotrain_mem.machine.nvml import NoNvml, NvmlError, ask, memory_of, nvml_session
 from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES
-from autotrain_mem.machine.torch_child import NoAnswer, torch_device
+from autotrain_mem.machine.usable import NoAnswer, examine_package
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.host import host_memory
 from autotrain_mem.support.units import MIB
@@ -47,8 +48,8 @@ VISIBLE, ORDER = CHOOSE_CARDS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _UNANSWERED = """\
 nvidia-smi says more; a GPU that is lost comes back with a reset or a reboot.
 --gpu NAME --plan_only  plans for a card that is not here"""
-_NAMED = re.compile(r"\s*(\+?\d|GPU-|MIG-)")
-"""Begins a list of cards that names one, rather than hide all of them."""
+HIDES_ALL = ("", "-1")
+"""Values of ``CUDA_VISIBLE_DEVICES`` that hide every card."""
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -71,33 +72,6 @@ class _Device:
 
 _Cards = Sequence[Sequence[_Device]]
 """For each card the card itself, or its MIG instances; empty where there are none, or where it does not answer."""
-
-
-class NvmlError(Exception):
-    """Raised when NVML does not answer; the message says why."""
-
-
-class NoNvml(NvmlError):
-    """NVML is not here, or does not start: without NVIDIA's driver."""
-
-
-@contextlib.contextmanager
-def nvml_session() -> Iterator[Any]:
-    """Starts and stops NVML around a block; pynvml's errors inside become :class:`NvmlError`."""
-    try:
-        import pynvml  # a machine without NVIDIA's driver does without it
-
-        pynvml.nvmlInit()
-    except ImportError as error:
-        raise NoNvml("NVML is not installed") from error
-    except pynvml.NVMLError as error:
-        raise NoNvml(f"NVML does not start ({error})") from error
-    try:
-        yield pynvml
-    except pynvml.NVMLError as error:
-        raise NvmlError(f"NVML does not answer ({error})") from error
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def detect(
@@ -149,14 +123,6 @@ def cuda_device(index: int) -> Hardware | None:
         raise UnreadableGpuError(f"cuda:{index}: {error}.", hint=_UNANSWERED) from error
 
 
-def ask_device(index: int, question: str) -> Any:
-    """Queries NVML about this process's ``cuda:index``, by the name of a function such as ``nvmlDeviceGetName``; None
-    without NVML, without such a device, and where NVML does not know."""
-    with contextlib.suppress(NvmlError, IndexError), nvml_session() as nvml:
-        return getattr(nvml, question)(_shown(nvml, _NOTHING)[0][index].card)
-    return None
-
-
 def numbers_in_pci_order(uuids: Sequence[str]) -> tuple[str, ...] | None:
     """Returns the number of each device under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, which NVML counts by too.
 
@@ -180,15 +146,6 @@ def free_bytes(card: Hardware) -> int | None:
     return None
 
 
-def nvidia_driver() -> tuple[str, int | None, str]:
-    """Returns the driver's version, the newest major version of CUDA that it supports, and NVML's error, if any."""
-    try:
-        with nvml_session() as nvml:
-            return str(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000, ""
-    except NvmlError as error:
-        return "", None, str(error)
-
-
 def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ...], list[str]]:
     """Returns the devices that CUDA exposes, and NVML's errors for others that are asked for."""
     variables = {**os.environ, **environment}
@@ -208,8 +165,8 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
                 break
             listed.append(device)
     shown = tuple([device for device in listed if device.is_instance][:1] or listed)
-    if wanted is not None and (shown or not _NAMED.match(wanted)):
-        unanswered = []  # hidden
+    if wanted is not None and (shown or wanted.strip() in HIDES_ALL):
+        unanswered = []  # not asked for
     return shown, unanswered
 
 
@@ -224,14 +181,6 @@ def host() -> Hardware:
         non_torch_bytes=HOST_NON_TORCH_BYTES,
         source=memory.source,
     )
-
-
-def ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns NVML's answer, or None if the card or the driver does not support the query."""
-    try:
-        return question(*arguments)
-    except nvml.NVMLError:
-        return None
 
 
 def _cards(nvml: Any) -> tuple[_Cards, list[str]]:
@@ -285,21 +234,6 @@ def _device_called(cards: _Cards, entry: str, kind: str) -> _Device | None:
     return next(iter(named[0]), None) if len(named) == 1 else None
 
 
-def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
-    """Returns the device's total and free bytes, as torch counts them.
-
-    NVML's total is all that is soldered on; CUDA, and so torch, counts without what driver and firmware reserve. The
-    second version of NVML's memory query tells that part: on a card of 12288 MiB with 380 MiB reserved, torch's OOM
-    message said 11.63 GiB, which is 12288 - 380 (public notes, August 2026). Free is what neither the reserve nor any
-    process holds. Both are 0 where the memory is the host's.
-    """
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except nvml.NVMLError_NotSupported:
-        return 0, 0
-    return memory.total - memory.reserved, memory.free
-
-
 def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, int, str]:
     """Returns the same for a card whose memory NVML does not report: GB10 and Jetson share the host's.
 
@@ -307,18 +241,16 @@ def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, in
     User Guide, "Known Issues"). What a training process holds of the host beside tensors is not free for it.
     """
     try:
-        torch = torch_device(uuid, environment)
+        torch = examine_package("torch", {**environment, VISIBLE: uuid})
     except NoAnswer as reason:
         message = f"NVML does not tell the memory of GPU {uuid}, and torch did not either: {reason}."
         raise UnreadableGpuError(message, hint=_UNANSWERED) from reason
+    if torch.problem:
+        raise UnreadableGpuError(torch.problem, hint=torch.fix)
     if not torch.is_integrated:
         return torch.total_bytes, torch.free_bytes, "torch, since NVML does not tell it"
-    available_bytes = max(torch.free_bytes, host_memory().available_bytes)
-    return (
-        torch.total_bytes,
-        max(0, min(torch.total_bytes, available_bytes) - HOST_NON_TORCH_BYTES),
-        "torch, the host's own",
-    )
+    available_bytes = min(torch.total_bytes, max(torch.free_bytes, host_memory().available_bytes))
+    return torch.total_bytes, max(0, available_bytes - HOST_NON_TORCH_BYTES), "torch, the host's own"
 
 
 def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Hardware:

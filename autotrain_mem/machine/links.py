@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotrain_mem.machine.catalog import link_of
-from autotrain_mem.machine.detect import NvmlError, ask, nvml_session
+from autotrain_mem.machine.nvml import NvmlError, ask, nvml_session
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.hardware import Hardware, Topology
 

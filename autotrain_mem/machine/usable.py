@@ -1,20 +1,26 @@
-"""Checks in a process that will use a card that torch can: it may be built for other drivers, or for none.
+"""Checks that torch and other packages with GPU code can use a card: in this process, or in a child.
 
 ``torch.cuda.init`` raises with torch's own words (``torch/cuda/__init__.py: _lazy_init``, which calls
 ``c10/cuda/CUDAFunctions.cpp``), and what a card or a virtual one refuses comes with the first allocation and the first
 kernel. transformers says of all of it that the setup does not support bf16.
+
+The child (``python -m autotrain_mem.machine.usable``) keeps from the parent a CUDA context, which takes memory and
+cannot be closed, and an import that crashes or never ends.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import importlib
 import os
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting, variable_that_counts
-from autotrain_mem.machine.detect import ask_device, nvidia_driver
+from autotrain_mem.machine.nvml import nvidia_driver
 from autotrain_mem.support.errors import UnreadableGpuError
-from autotrain_mem.support.processes import Channel
+from autotrain_mem.support.processes import Channel, Child, ChildDied, ChildTimeout
 from autotrain_mem.types.hardware import TURING
 
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
@@ -24,6 +30,16 @@ WHEELS = {12: "cu126", 13: "cu130"}
 """Builds at download.pytorch.org, by CUDA's major version (pytorch RELEASE.md, "PyTorch CUDA Support Matrix", from 2.9
 on). cu126 alone has kernels for cards before Turing."""
 _OTHERWISE = "--gpu NAME --plan_only  plans for a card that is not here\n--use_cpu               trains on the CPU"
+_UNEXPLAINED = """\
+A driver that was updated may need a reboot; a container needs --gpus all and
+NVIDIA_DRIVER_CAPABILITIES=compute,utility; WSL needs /usr/lib/wsl/lib in LD_LIBRARY_PATH. This shows the same:
+python -c 'import torch; torch.ones(1, device=0)'"""
+CHILD_MODULE = "autotrain_mem.machine.usable"
+TIME_LIMIT_SECONDS = 120.0
+"""Importing torch takes most of it: 5 s from a warm disk, a minute from a network's."""
+
+
+# -- in the process that uses the card --------------------------------------------------------------------------------
 
 
 def check_usable(index: int, *, grows: bool = False) -> None:
@@ -42,31 +58,27 @@ def check_usable(index: int, *, grows: bool = False) -> None:
     """
     import torch
 
+    name = "the GPU"
     try:
         torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:
-        raise UnreadableGpuError(f"torch cannot use {_name(index)}: {_words(error)}", hint=_cure(index)) from error
-    try:
+        name = torch.cuda.get_device_name(index)
         torch.cuda.set_device(index)
         torch.ones(1, device=f"cuda:{index}").add_(1).item()
     except torch.OutOfMemoryError:
         return
-    except RuntimeError as error:
-        if grows or "expandable_segments:True" in environment_setting({}):
+    except (AssertionError, RuntimeError) as error:
+        # A CUDA error without its advice on debugging (c10/cuda/CUDAMiscFunctions.cpp).
+        words = " ".join(str(error).split()).partition(" CUDA kernel errors might be")[0]
+        words = words.partition(" Compile with `TORCH_USE_CUDA_DSA`")[0]
+        if torch.cuda.is_initialized() and (grows or "expandable_segments:True" in environment_setting({})):
             raise UnreadableGpuError(
-                f"{_name(index)} refuses expandable segments, as virtual GPUs and some WSL do: {_words(error)}",
+                f"{name} refuses expandable segments, as virtual GPUs and some WSL do: {words}",
                 hint=f"--forbid expandable_segments  plans without them; set no expandable_segments:True in "
                 f"{variable_that_counts(os.environ)} either.",
             ) from error
-        raise UnreadableGpuError(f"torch cannot use {_name(index)}: {_words(error)}", hint=_cure(index)) from error
+        raise UnreadableGpuError(f"torch cannot use {name}: {words}", hint=f"{_cure(index)}\n{_OTHERWISE}") from error
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(index)
-
-
-def _words(error: Exception) -> str:
-    """Returns a CUDA error without its advice on debugging (``c10/cuda/CUDAMiscFunctions.cpp``)."""
-    text = " ".join(str(error).split())
-    return text.partition(" CUDA kernel errors might be")[0].partition(" Compile with `TORCH_USE_CUDA_DSA`")[0]
 
 
 def _cure(index: int) -> str:
@@ -75,35 +87,19 @@ def _cure(index: int) -> str:
     name, built_for = f"torch {torch.__version__}", torch.version.cuda
     driver, newest_cuda, _ = nvidia_driver()
     if built_for is None:
-        lines = [
-            f"{name} is built without CUDA. Install a build for this driver:",
-            install_torch(newest_cuda or max(WHEELS)),
-        ]
-    elif newest_cuda is not None and newest_cuda < (needed := int(built_for.partition(".")[0])):
-        oldest = OLDEST_DRIVERS.get(needed, driver)
-        lines = [
-            f"{name} is built for CUDA {built_for}: it needs driver {oldest} or newer, and {driver} is installed.",
-            "Update the driver (https://www.nvidia.com/drivers), or install a torch for the one that is here:",
-            install_torch(newest_cuda),
-        ]
-    elif not _has_libcuda():
-        lines = [
-            "libcuda.so.1 is not found. In WSL: export LD_LIBRARY_PATH=/usr/lib/wsl/lib:$LD_LIBRARY_PATH",
-            "In a container: start it with --gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility.",
-        ]
-    elif (
-        (capability := ask_device(index, "nvmlDeviceGetCudaComputeCapability"))
-        and tuple(capability) < TURING
-        and built_for != "12.6"
-    ):
-        kernels = f"{name} for CUDA {built_for} has no kernels for cards before Turing, which the build for 12.6 has:"
-        lines = [kernels, install_torch(min(WHEELS))]
-    else:
-        lines = [
-            "Where the driver was updated, a reboot may be due. This command shows the same:",
-            "python -c 'import torch; torch.ones(1, device=0)'",
-        ]
-    return "\n".join((*lines, _OTHERWISE))
+        install = install_torch(newest_cuda or max(WHEELS))
+        return f"{name} is built without CUDA. Install a build for this driver:\n{install}"
+    needed = int(built_for.partition(".")[0])
+    if newest_cuda is not None and newest_cuda < needed:
+        return (
+            f"{name} is built for CUDA {built_for}: it needs driver {OLDEST_DRIVERS.get(needed, '')} or newer, and "
+            f"{driver} is installed.\nUpdate the driver (https://www.nvidia.com/drivers), or install a torch for the "
+            f"one that is here:\n{install_torch(newest_cuda)}"
+        )
+    if torch.cuda.is_initialized() and torch.cuda.get_device_capability(index) < TURING and built_for != "12.6":
+        install = install_torch(min(WHEELS))
+        return f"{name} for CUDA {built_for} has no kernels for cards before Turing; the one for 12.6 has:\n{install}"
+    return _UNEXPLAINED
 
 
 def install_torch(cuda: int) -> str:
@@ -114,32 +110,83 @@ def install_torch(cuda: int) -> str:
     return f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{wheel}"
 
 
-def _name(index: int) -> str:
-    return ask_device(index, "nvmlDeviceGetName") or "the GPU"
+# -- in a child -------------------------------------------------------------------------------------------------------
 
 
-def _has_libcuda() -> bool:
+class NoAnswer(Exception):
+    """Raised when a package cannot be imported, or its child dies or hangs; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuPackage:
+    """Holds what a package with GPU code said of itself after its import."""
+
+    problem: str = ""
+    """Why it cannot use the GPU; empty if it can, or if it was not tried."""
+    fix: str = ""
+    cuda: str = ""
+    """The version of CUDA that torch is built for; this and the following are torch's."""
+    nccl: str = ""
+    total_bytes: int = 0
+    free_bytes: int = 0
+    """Free memory of the first card once the child has a context."""
+    is_integrated: bool = False
+    """True if its memory is the host's (``cudaDeviceProp.integrated``)."""
+
+
+def examine_package(
+    package: str, environment: Mapping[str, str], limit_seconds: float = TIME_LIMIT_SECONDS
+) -> GpuPackage:
+    """Imports a package in a child, and tries the first card that the child sees if it is torch or bitsandbytes.
+
+    Args:
+        environment: Variables of the child, over this process's.
+
+    Raises:
+        NoAnswer: the import failed, or the child died or hung.
+    """
+    child = Child(CHILD_MODULE, environment)
     try:
-        return sys.platform == "win32" or bool(ctypes.CDLL("libcuda.so.1"))
-    except OSError:
-        return False
+        child.send({"package": package})
+        answer = child.receive(limit_seconds)
+    except ChildTimeout as timeout:
+        raise NoAnswer(f"no answer within {limit_seconds:.0f} s") from timeout
+    except ChildDied as death:
+        raise NoAnswer(f"the process ended with status {death.code}") from death
+    finally:
+        child.kill()  # it holds nothing that needs saving
+        child.stop()
+    if "error" in answer:
+        raise NoAnswer(answer["error"])
+    return GpuPackage(**answer)
 
 
 def main() -> None:
-    """Opens the one card that this process sees, and sends the fields of its ``torch_child.TorchDevice``."""
+    """Imports the package that the parent names, and sends the fields of its ``GpuPackage``, or why it failed."""
     channel = Channel(ignore_interrupt=True)
     try:
-        import torch
+        package = str(channel.receive()["package"])
+        module, found = importlib.import_module(package), dict[str, Any]()
+        try:
+            if package == "torch":
+                found["cuda"] = module.version.cuda or ""
+                with contextlib.suppress(Exception):  # a build without NCCL has no such function
+                    found["nccl"] = ".".join(map(str, module.cuda.nccl.version()))
+                check_usable(0)
+                found["free_bytes"], found["total_bytes"] = module.cuda.mem_get_info()
+                found["is_integrated"] = bool(module.cuda.get_device_properties(0).is_integrated)
+            elif package == "bitsandbytes":
+                import torch
 
-        check_usable(0)
-        free_bytes, total_bytes = torch.cuda.mem_get_info()
-        is_integrated = bool(torch.cuda.get_device_properties(0).is_integrated)
-        channel.send({"device": {"total_bytes": total_bytes, "free_bytes": free_bytes, "is_integrated": is_integrated}})
-    except UnreadableGpuError as error:
-        channel.send({"unusable": error.to_json()})
-    except Exception as error:  # whatever stands in the way, the parent does without the figure and says why
-        channel.send({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
-    channel.receive()
+                if torch.cuda.is_available():
+                    module.functional.quantize_4bit(torch.ones(64, 64, device="cuda", dtype=torch.float16))
+        except UnreadableGpuError as error:
+            found |= {"problem": error.message, "fix": error.hint}
+        except Exception as error:
+            found["problem"] = " ".join(str(error).split())[:300]
+        channel.send(found)
+    except BaseException as error:
+        channel.send({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
 
 
 if __name__ == "__main__":

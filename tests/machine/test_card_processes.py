@@ -1,16 +1,12 @@
-"""Who is on a card, with a stand-in for NVML; and what a child that opens a card may answer."""
+"""Who is on a card, with a stand-in for NVML."""
 
 import os
-import pathlib
 import sys
-import textwrap
 
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from autotrain_mem.machine.card_processes import NOBODY, held_by, others_on
-from autotrain_mem.machine.torch_child import NoAnswer, TorchDevice, ask_child, torch_device
-from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types.experience import OtherProcess
 from autotrain_mem.types.hardware import Hardware
@@ -40,52 +36,6 @@ def nvml(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml([gpu])
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake
-
-
-ANSWERS = {
-    "hangs": "import time; time.sleep(600)",
-    "fails": """channel.send({"error": "RuntimeError: no kernel image for " + os.environ["SOME"]})""",
-    "cannot": """channel.send({"unusable": UnreadableGpuError("too old", hint="Update the driver").to_json()})""",
-    "tells": """channel.send({"device": {"total_bytes": 3, "free_bytes": 2, "is_integrated": True}})""",
-}
-
-
-@pytest.fixture
-def module(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a child's module that answers as it is told."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    code = f"""
-        import os
-        from autotrain_mem.support.errors import UnreadableGpuError
-        from autotrain_mem.support.processes import Channel
-        channel = Channel(ignore_interrupt=True)
-        {ANSWERS[request.param]}
-        channel.receive()
-    """
-    (tmp_path / "some_child.py").write_text(textwrap.dedent(code))
-    return "some_child"
-
-
-@pytest.mark.parametrize(
-    ("module", "reason"),
-    [("hangs", "no answer within 0 s"), ("fails", "no kernel image for this")],
-    indirect=["module"],
-)
-def test_a_child_that_does_not_answer_says_why(module: str, reason: str) -> None:
-    with pytest.raises(NoAnswer, match=reason):
-        ask_child(module, {"SOME": "this"}, limit_seconds=0.1 if "within" in reason else 60.0)
-
-
-@pytest.mark.parametrize("module", ["cannot"], indirect=True)
-def test_a_card_that_torch_cannot_use_is_an_error_with_its_cure(module: str) -> None:
-    with pytest.raises(UnreadableGpuError, match="too old") as refusal:
-        torch_device(UUID, {}, module)
-    assert refusal.value.hint == "Update the driver"
-
-
-@pytest.mark.parametrize("module", ["tells"], indirect=True)
-def test_what_torch_sees_of_a_card_is_returned(module: str) -> None:
-    assert torch_device(UUID, {}, module) == TorchDevice(total_bytes=3, free_bytes=2, is_integrated=True)
 
 
 def test_processes_are_named_largest_first(nvml: FakeNvml, gpu: FakeGpu) -> None:

@@ -46,10 +46,10 @@ def test_a_server_beside_the_training_has_gpus_of_its_own(
 ) -> None:
     assert choose(None, use_cpu=False, spared=1).topology == Topology(uuids=("GPU-1",))
     assert choose("rtx3060", use_cpu=False, gpus=4, spared=1).topology.devices == 4, "what is not here has as many more"
-    with pytest.raises(NoGpuError, match="takes 2 of the 2 GPUs that this machine has: none is left") as refusal:
+    with pytest.raises(NoGpuError, match="this machine has: 2 GPUs, of which vLLM's server takes 2") as refusal:
         choose(None, use_cpu=False, spared=2)
     assert "--vllm_mode colocate" in str(refusal.value.hint)
-    with pytest.raises(NoGpuError, match="--gpus 2 are more than the 1 that are left"):
+    with pytest.raises(NoGpuError, match="--gpus 2 are more than this machine has: 2 GPUs, of which"):
         choose(None, use_cpu=False, gpus=2, spared=1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the server is on others
     assert choose(None, use_cpu=False, spared=1).topology.devices == 2
@@ -89,7 +89,7 @@ def test_more_gpus_than_there_are_is_refused_with_how_many_there_are(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(NoGpuError, match="--gpus 3 are more than this machine has: 2 GPUs") as refusal:
         choose(None, use_cpu=False, gpus=3)
-    assert "--gpus 2 or less" in refusal.value.hint
+    assert "Give --gpus 2, or" in refusal.value.hint
     with pytest.raises(NoGpuError, match="CUDA_VISIBLE_DEVICES=0,1 shows: 2"):
         choose(None, use_cpu=False, gpus=3, environment={"CUDA_VISIBLE_DEVICES": "0,1"})
 
@@ -105,11 +105,11 @@ def test_of_gpus_that_differ_the_smallest_counts_with_the_speed_of_the_slowest_a
     assert (chosen.compute_capability, chosen.fp16_flops_per_second) == ((8, 6), 9)
     assert chosen.bandwidth_bytes_per_second is None
     (note,) = notes
-    assert note.startswith("GPUs of different kinds train together (first, second): each is given what second can hold")
+    assert note.startswith("The GPUs differ: each is given what second (GPU 0) can hold, of which 8.00 GiB are free")
     assert "CUDA_VISIBLE_DEVICES=1 " in note
     machine[1] = replace(machine[1], name="first")
     choose(None, use_cpu=False, warn=notes.append)
-    assert notes[1].startswith("GPU 0 has 8.00 GiB free, others up to 24.0 GiB")
+    assert notes[1].startswith("The GPUs differ: each is given what first (GPU 0) can hold")
     machine[1] = replace(machine[0], index=0, uuid="GPU-0")
     choose(None, use_cpu=False, warn=notes.append)
     assert len(notes) == 2, "equal ones are nothing to talk about"

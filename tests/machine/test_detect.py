@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from unittest.mock import Mock
 
 import pytest
 from fake_nvml import FakeGpu, FakeInstance, FakeNvml
@@ -9,7 +10,7 @@ from fake_nvml import FakeGpu, FakeInstance, FakeNvml
 from autotrain_mem.machine import detect as module
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect
-from autotrain_mem.machine.torch_child import NoAnswer, TorchDevice
+from autotrain_mem.machine.usable import GpuPackage, NoAnswer
 from autotrain_mem.support.errors import UnreadableGpuError
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
@@ -163,33 +164,35 @@ def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
     """``cudaMemGetInfo`` does not count pages of files, which fill the host's memory and can be taken back."""
     asked = []
 
-    def child(uuid: str, environment: Mapping[str, str]) -> TorchDevice:
-        asked.append((uuid, environment))
-        return TorchDevice(total_bytes=119 * GIB, free_bytes=5 * GIB, is_integrated=is_integrated)
+    def child(package: str, environment: Mapping[str, str]) -> GpuPackage:
+        asked.append((package, environment))
+        return GpuPackage(total_bytes=119 * GIB, free_bytes=5 * GIB, is_integrated=is_integrated)
 
     memory = HostMemory(total_bytes=121 * GIB, available_bytes=100 * GIB, source="")
-    monkeypatch.setattr(module, "torch_device", child)
+    monkeypatch.setattr(module, "examine_package", child)
     monkeypatch.setattr(module, "host_memory", lambda: memory)
     gb10 = FakeGpu(A, "NVIDIA GB10", total_mib=0, reserved_mib=0, capability=(12, 1), cores=6144)
     nvml.gpus, gb10.shares_memory = [gb10], not says_zero
     (device,) = detect({"SOME": "1"})
     assert device.total_bytes == 119 * GIB
     assert device.free_bytes == free_gib * GIB - (HOST_NON_TORCH_BYTES if is_integrated else 0)
-    assert asked == [(A, {"SOME": "1"})]
+    assert asked == [("torch", {"SOME": "1", "CUDA_VISIBLE_DEVICES": A})]
     assert module.free_bytes(device) is None
 
 
 def test_a_card_whose_memory_nobody_tells_is_an_error_with_what_torch_answered(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(uuid: str, environment: Mapping[str, str]) -> TorchDevice:
-        raise NoAnswer("the process ended with status 3")
-
-    monkeypatch.setattr(module, "torch_device", silent)
+    silent = Mock(
+        side_effect=[NoAnswer("the process ended with status 3"), GpuPackage(problem="too old", fix="Update")]
+    )
+    monkeypatch.setattr(module, "examine_package", silent)
     nvml.gpus[0].shares_memory = True
     with pytest.raises(UnreadableGpuError, match="ended with status 3"):
         detect()
-    assert nvml.started == 0
+    with pytest.raises(UnreadableGpuError, match="too old") as refusal:
+        detect()
+    assert (refusal.value.hint, nvml.started) == ("Update", 0)
 
 
 def test_one_process_asks_for_its_own_device_and_for_what_is_free_of_a_card_whatever_the_others_do(
