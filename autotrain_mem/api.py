@@ -295,17 +295,9 @@ def fit(
         return run.finish(restarts=max_restarts)
 
 
-def report_page(path: str | pathlib.Path, on_progress: Callable[[str], None] = lambda what: None) -> Page:
-    """Makes the page of a plan's file or an output folder; rehearses the plan if no trace of it was kept.
-
-    Args:
-        on_progress: Called with a phrase for each task that takes seconds.
-
-    Raises:
-        PlanFileError: there is no plan, or it cannot be read.
-    """
-    store = Store(cache_folder())
-    return page_of(material_of(path, store, workers=lambda: Workers(1), on_progress=on_progress))
+def report_page(path: str | pathlib.Path) -> Page:
+    """Makes the page of a plan's file or an output folder. Raises PlanFileError if the plan cannot be read."""
+    return page_of(material_of(path, Store(cache_folder())))
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:

@@ -28,8 +28,7 @@ from autotrain_mem.types.planned import read_plan
 
 _REPORT = """\
 Writes one HTML file that opens without a network: memory over the rehearsed step, stacked by owner; the prediction
-beside what a probe and the run measured; loss and speed; what was tried; the lengths of the rows; other cards.
-If the plan's rehearsal was not kept, the plan is rehearsed again, which takes about ten seconds and needs no GPU.
+beside what a probe and the run measured; loss and speed; what was tried; the lengths of the rows.
 
   autofit report Qwen2.5-0.5B-SFT
 """
@@ -51,8 +50,7 @@ def report(argv: Sequence[str]) -> int:
     file = api.report_path(options.path) if options.out is None else Path(options.out)
     if not options.json:
         api.check_report_place(file)
-    with waiting(Console(stderr=True), "reading the plan") as say:
-        page = api.report_page(options.path, on_progress=say)
+    page = api.report_page(options.path)
     if options.json:
         sys.stdout.write(json.dumps(codec.to_json(page)) + "\n")
         return 0

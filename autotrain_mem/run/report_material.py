@@ -1,4 +1,4 @@
-"""Gathers what a report shows of a plan or a run: from its files, from the cache, or by rehearsing it again."""
+"""Gathers what a report shows of a plan or a run, from its files and from the cache."""
 
 from __future__ import annotations
 
@@ -13,33 +13,25 @@ from typing import Any
 from autotrain_mem.allocator.settings import environment_settings
 from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.estimator.timeline import make_timeline
-from autotrain_mem.machine.catalog import catalog
-from autotrain_mem.machine.prices import listed_prices
 from autotrain_mem.planning.kept_answers import job_key
-from autotrain_mem.planning.rehearsals import Rehearsals, Subject
+from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.report.formatting import command_of
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import MARKER, page_html
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import AutofitError, PlanFileError
+from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_start, refusal, replace_file
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import KIB
 from autotrain_mem.types import Plan, Report, Trace
 from autotrain_mem.types.data import DataProfile
-from autotrain_mem.types.hardware import kernel_class, lacks_bf16
-from autotrain_mem.types.page import CardOffer, Material, Page, Timeline
+from autotrain_mem.types.page import Material, Page, Timeline
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.types.report import RUN_NAME
-from autotrain_mem.worker.pool import Workers
 
 _TIMELINE, _ROWS = "timeline", "row lengths"
 """The kinds of cache entries for a plan's report."""
-_OTHER_VERSIONS = (
-    "The first figure was rehearsed with other versions than the plan was: it peaks at {now} bytes allocated, and the "
-    "plan at {then}. Plan again for figures that agree."
-)
 
 
 def keep_for_report(subject: Subject, plan: Plan) -> None:
@@ -53,22 +45,8 @@ def keep_for_report(subject: Subject, plan: Plan) -> None:
     subject.traces.clear()
 
 
-def material_of(
-    path: str | Path,
-    store: Store,
-    *,
-    workers: Callable[[], Workers] | None,
-    on_progress: Callable[[str], None] = lambda what: None,
-) -> Material:
-    """Gathers what is known of a plan's file or of an output folder.
-
-    Args:
-        workers: Starts workers that rehearse the plan if its timeline is not cached; None to do without.
-        on_progress: Called with a text before a step that takes seconds.
-
-    Raises:
-        PlanFileError: there is no plan, or it cannot be read.
-    """
+def material_of(path: str | Path, store: Store) -> Material:
+    """Gathers what is known of a plan's file or of an output folder. Raises PlanFileError if it cannot be read."""
     plan, folder = Plan.load(path), Path(path)
     is_run = folder.is_dir()
     report = None
@@ -76,57 +54,28 @@ def material_of(
         values = json.loads((folder / RUN_NAME).read_text(encoding="utf-8"))
         known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
         report = codec.from_json(Report, known)
-    timeline, missing = _timeline(plan, store, workers, on_progress)
+    drawn, not_shown = store.get(_TIMELINE, _key(plan)), []
+    if drawn is None:
+        not_shown.append(
+            "Memory over the rehearsed step is not shown, since its rehearsal is not kept here: plan again."
+        )
     rows = store.get(_ROWS, _key(plan))
     written = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    no_run = "What the run measured at its end is not shown: it has not ended, or died."
+    if is_run and report is None:
+        not_shown.append("What the run measured at its end is not shown: it has not ended, or died.")
     return Material(
         plan=plan,
         command=command_of(plan, trains=is_run),
         made=(report.ended_at if report is not None else "") or written,
-        timeline=timeline,
+        # A probe may have measured the memory outside torch since the plan was drawn.
+        timeline=None
+        if drawn is None
+        else replace(codec.from_json(Timeline, drawn), budget_bytes=plan.estimate.reservable_bytes),
         report=report,
         history=read_history(folder) if is_run else None,
         profile=None if rows is None else codec.from_json(DataProfile, rows),
-        cards=tuple(_offers(plan)),
-        not_shown=tuple(filter(None, (missing, no_run if is_run and report is None else ""))),
+        not_shown=tuple(not_shown),
     )
-
-
-# -- the rehearsed step ------------------------------------------------------------------------------------------------
-
-
-def _timeline(
-    plan: Plan, store: Store, workers: Callable[[], Workers] | None, on_progress: Callable[[str], None]
-) -> tuple[Timeline | None, str]:
-    """Returns the cached or newly rehearsed timeline, and a note on it; the note may be empty."""
-    kept = store.get(_TIMELINE, _key(plan))
-    if kept is not None:
-        # A probe may since have measured the memory outside torch.
-        return replace(codec.from_json(Timeline, kept), budget_bytes=plan.estimate.reservable_bytes), ""
-    missing = "Memory over the rehearsed step is not shown: "
-    if plan.objects is not None:
-        return None, f"{missing}the plan was made of a script's own objects, which no file holds."
-    if workers is None:
-        return None, f"{missing}nothing of its rehearsal is kept here. autofit report rehearses it again."
-    on_progress("rehearsing the plan, which is not cached here")
-    try:
-        with workers() as pool:
-            rehearsals = Rehearsals(
-                workers=pool, job=plan.job, defaults=plan.defaults, hardware=plan.estimate.hardware, store=store
-            )
-            if plan.model_digest != rehearsals.describe().digest:
-                raise PlanFileError(f"{plan.model} is another model now.", hint="Plan again.")
-            kernels = kernel_class(rehearsals.hardware.capability)
-            trace = pool.first.rehearse(plan.job, plan.knobs, plan.row_tokens, kernels)
-    except AutofitError as error:
-        return None, f"{missing}the plan could not be rehearsed again: {error.message}"
-    timeline = _drawn(plan, trace)
-    store.put(_TIMELINE, _key(plan), codec.to_json(timeline))
-    now = sum(column[timeline.peak] for column in timeline.owners.values())
-    then = plan.estimate.memory.peak_allocated_bytes
-    differs = now != then and not plan.experience.probes
-    return timeline, _OTHER_VERSIONS.format(now=f"{now:,}", then=f"{then:,}") if differs else ""
 
 
 def _drawn(plan: Plan, trace: Trace) -> Timeline:
@@ -153,27 +102,6 @@ def _key(plan: Plan) -> dict[str, Any]:
         "allocator": plan.allocator,
         "versions": dict(plan.versions),
     }
-
-
-def _offers(plan: Plan) -> list[CardOffer]:
-    """Compares what the plan reserves with each known card that runs the same kernels."""
-    estimate, capability = plan.estimate, plan.estimate.hardware.capability
-    if estimate.hardware.origin == "cpu" or estimate.vllm_share_bytes:
-        return []
-    prices = listed_prices()
-    return [
-        CardOffer(
-            hardware=card,
-            required_bytes=estimate.reserved_bytes
-            + card.non_torch_bytes
-            + card.communicator_bytes * plan.knobs.communicators,
-            budget_bytes=card.budget_bytes(),
-            price=prices.get(card.name),
-        )
-        for card in catalog(laptops=False)
-        if kernel_class(card.capability) == kernel_class(capability)
-        and lacks_bf16(card.capability) == lacks_bf16(capability)
-    ]
 
 
 REPORT_NAME = "report.html"
@@ -222,7 +150,7 @@ def write_run_report(folder: Path, store: Store, on_event: Callable[[Mapping[str
     """
     file = report_path(folder)
     try:
-        write_report(file, page_of(material_of(folder, store, workers=None)), OUTPUT_FOLDER)
+        write_report(file, page_of(material_of(folder, store)), OUTPUT_FOLDER)
     except (AutofitError, OSError, ValueError) as error:
         reason = error.message if isinstance(error, AutofitError) else str(error)
         on_event({"event": "note", "message": f"the report could not be written: {reason}"})

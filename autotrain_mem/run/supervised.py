@@ -151,8 +151,6 @@ class SupervisedRun:
             predicted=self.plan.estimate.memory.phases,
             predicted_reserved_bytes=self.plan.estimate.reserved_bytes,
             budget_bytes=self.plan.estimate.reservable_bytes,
-            level=self.plan.level,
-            levers=self.plan.levers,
             guarded=self.guarded,
         )
         environment = process_environment(self.device, attempt.knobs, job.environment, simulate=self.simulate)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from autotrain_mem.support.errors import InterruptedByUser
 from autotrain_mem.training.pulses import SILENT_SECONDS
-from autotrain_mem.types import Hardware, Job, Knobs, LearnedLimits, Lever, Phase
+from autotrain_mem.types import Hardware, Job, Knobs, LearnedLimits, Phase
 
 Task = Literal["train", "probe"]
 
@@ -45,10 +45,6 @@ class Request:
     """The planned peak of reserved bytes."""
     budget_bytes: int | None = None
     """The bytes of the device that the plan leaves to torch's allocator."""
-    level: str = ""
-    """The plan's level of harm; empty if it has none."""
-    levers: tuple[Lever, ...] = ()
-    """The settings that the plan changed."""
     guarded: bool = True
     """Whether a guard is attached; without one the run trains as TRL does, and fails when it is out of memory."""
     rank: int = 0

@@ -37,7 +37,7 @@ class Incident:
     tokens: int | None = None
     """Tokens of that batch, padding included."""
     remedy: str
-    """What was done, in a few words: ``split into 4 + 4 rows``, ``repeated after the cache was emptied``."""
+    """What was done, in a few words: ``split into 4 + 4 rows``, ``repeated with activations offloaded to the host``."""
     message: str
     """The first line of the library's error."""
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 from autotrain_mem.support.codec import Form
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.experience import RunHistory
-from autotrain_mem.types.hardware import Hardware, Price
 from autotrain_mem.types.planned import Plan
 from autotrain_mem.types.report import Report
 from autotrain_mem.types.trace import Owner
@@ -99,20 +98,6 @@ class Page:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CardOffer:
-    """Holds the memory that a plan's settings need on another card, and the card's rental price."""
-
-    hardware: Hardware
-    required_bytes: int
-    budget_bytes: int
-    price: Price | None
-
-    @property
-    def fits(self) -> bool:
-        return self.required_bytes <= self.budget_bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Material:
     """Holds a plan and everything known besides it."""
 
@@ -126,5 +111,4 @@ class Material:
     history: RunHistory | None = None
     profile: DataProfile | None = None
     """Number of rows of each length; None if not stored."""
-    cards: tuple[CardOffer, ...] = ()
     not_shown: tuple[str, ...] = ()

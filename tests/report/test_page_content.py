@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_examples import DATA, MIXED, PLAN, REPORT, RTX3060, estimate
+from report_examples import DATA, MIXED, PLAN, REPORT, estimate
 from test_console import rendered
 
 from autotrain_mem import api
@@ -24,7 +24,7 @@ from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Phase, Plan
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory, RunMarker, StepReading
-from autotrain_mem.types.page import CardOffer, Material, Page, Section
+from autotrain_mem.types.page import Material, Page, Section
 from autotrain_mem.types.report import MemoryReading
 
 DEVICE = MemoryReading(
@@ -105,18 +105,14 @@ def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened()
     assert [each.key for each in found.sections if each.key in ("loss", "reward", "speed")] == ["loss", "speed"]
 
 
-def test_hours_ranks_and_cards_are_shown_where_they_are_known() -> None:
+def test_hours_and_ranks_are_shown_where_they_are_known() -> None:
     mixed = replace(PLAN, estimate=replace(estimate(), memory=replace(estimate().memory, mixed_lengths=MIXED)))
-    offer = CardOffer(hardware=RTX3060, required_bytes=2, budget_bytes=1, price=None)
     ranks = replace(history(moment(1), moment(2)), ranks=((moment(1), moment(2)), (moment(2, 50),)))
-    found = page(mixed, cards=(offer,), history=ranks)
+    found = page(mixed, history=ranks)
     assert [line["name"] for line in drawn(found, "hours")["lines"]] == ["longest rows first", "in any order"]
     assert [line["values"] for line in drawn(found, "ranks")["lines"]] == [[40.0, 40.0], [None, 40.0]]
     unmeasured = (replace(moment(1), device=None),)
     assert page(history=replace(ranks, ranks=(unmeasured, unmeasured))).sections  # nothing of the ranks is drawn
-    cards = section(found, "cards")
-    assert cards.rows[0][4] == "does not fit"
-    assert cards.strong == (0,)
     assert command_of(PLAN, trains=True).startswith(f"autofit {PLAN.method} --model {PLAN.model}")
     html = page_html(found)
     assert all(each.title in html for each in found.sections)

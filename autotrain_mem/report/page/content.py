@@ -12,7 +12,7 @@ from autotrain_mem.report.explain_view import attempts
 from autotrain_mem.report.layout import add, table
 from autotrain_mem.report.page.figures import Limits, bar_figure, line_figure, timeline_figure
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
-from autotrain_mem.support.units import brief, counted, duration, format_bytes, money, rate
+from autotrain_mem.support.units import brief, counted, duration, format_bytes, rate
 from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.data import PERCENTILES
 from autotrain_mem.types.estimate import STEPS
@@ -228,23 +228,12 @@ def tables(material: Material) -> Iterator[Section]:
     uncounted = table("", show_header=False)
     for sentence in (*plan.warnings, *plan.estimate.memory.not_counted):
         add(uncounted, sentence)
-    count = plan.knobs.processes
-    cards = table("card", "memory", "needs", "budget", "", "price an hour", "seen", right=(1, 2, 3, 5))
-    for offer in sorted(material.cards, key=lambda each: (not each.fits, each.hardware.total_bytes)):
-        name, price = offer.hardware.name, offer.price
-        sizes = (offer.hardware.total_bytes, offer.required_bytes, offer.budget_bytes)
-        hourly = "" if price is None else money(price.per_hour * count, price.currency)
-        seen = "" if price is None else ", ".join(filter(None, [price.provider, price.seen]))
-        cells = (*map(format_bytes, sizes), "fits" if offer.fits else "does not fit", hourly, seen)
-        is_plans = name == plan.estimate.hardware.name
-        add(cards, name if count == 1 else f"{count} x {name}", *cells, style="bold" if is_plans else "")
     incidents = table("after step", "what", "where", "what was done", right=(0,))
     for each in plan.experience.incidents:
         add(incidents, str(each.step), "out of memory", each.phase.replace("_", " "), each.remedy)
     for restart in plan.experience.restarts:
         add(incidents, str(restart.step), "restart", restart.cause, restart.change or "the same settings")
     peak = f"Where the bytes are at the peak, in {scale_of(plan.estimate).unit}"
-    same_kernels = "Cards that run the same kernels; prices are dated listings and move."
     units, attempts_table, legend = attempts(plan)
     tried = [f"Each was rehearsed; {units}", *(f"{sign} {meaning}".strip() for sign, meaning in legend)]
     every = [
@@ -254,7 +243,6 @@ def tables(material: Material) -> Iterator[Section]:
         ("settings", "Settings", "A star marks what differs from TRL's default.", settings_table(plan)),
         ("peak", peak, "", sum_table(plan.estimate)),
         *((key, heading.capitalize(), "", grid) for key, heading, grid in module_tables(plan.estimate)),
-        ("cards", "These settings on other cards", same_kernels, cards),
         ("incidents", "What the run survived", "", incidents),
         ("not-counted", "Warnings, and what the prediction does not count", "", uncounted),
     ]

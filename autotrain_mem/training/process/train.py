@@ -30,7 +30,6 @@ from autotrain_mem.training.process.checkpointing import (
 )
 from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch, cost_of_emptying
-from autotrain_mem.training.process.model_card import complete_cards, write_last_card
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.process.resharding import read_other_forms
 from autotrain_mem.training.process.world import Moves, World
@@ -53,7 +52,6 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
             trainer.add_callback(callback)
         follow_saving(trainer, send, request.run, world)
         save_in_place(trainer, request)
-        complete_cards(trainer, request, device.read)
         started = time.perf_counter()
         _run(trainer, device, request, send, world)
         device.end_faults()
@@ -61,7 +59,6 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         reading = device.read()
         if not progress.interrupted:  # while the ranks are still connected: each may hold only a part of the model
             save_trained(trainer, request.output_dir)
-            write_last_card(trainer)
             if trainer.args.push_to_hub:
                 trainer.push_to_hub(dataset_name=load.dataset_name(request.job))
     return {

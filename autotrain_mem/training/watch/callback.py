@@ -55,8 +55,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     Use it as ``Trainer(..., callbacks=[MemoryWatch()])``, with any Trainer of transformers or TRL. Every log of the
     training gets ``memory/...`` figures, in the trackers of ``report_to``, in ``state.log_history`` and on the console;
-    a JSONL file in the output folder has them in bytes. A one-line warning tells if reserved memory climbs with every
-    longer row, if memory is fragmented or leaks, or if host memory runs out.
+    a JSONL file in the output folder has them in bytes. A one-line warning tells if memory is
+    fragmented, is full or leaks, or if host memory runs out.
 
     Peaks are the allocator's: since the process began, or since they were reset; the watch never resets them. Its own
     errors never end the training.

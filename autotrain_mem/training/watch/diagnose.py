@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, variable_that_counts
+from autotrain_mem.allocator.settings import variable_that_counts
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.report import MemoryReading
 
-Kind = Literal["staircase", "fragmentation", "full", "leak", "host"]
+Kind = Literal["fragmentation", "full", "leak", "host"]
 
 QUARTER = 8
 """The number of samples whose minimum is taken as their floor."""
@@ -29,19 +29,10 @@ CLIMBED = 3 * QUARTER / (WINDOW - 1)
 
 LEAST_CLIMB = 0.01
 """The least climb, as a share of its start: at 1 % per window, memory takes 70 windows (2,200 logs) to double."""
-STAIRS = 3
-"""The least number of rises of reserved memory. In shuffled data the n-th row is the longest so far with probability
-1/n, so three rises after the first samples announce more."""
-SETTLED = 3
-"""Samples until the optimizer's state and the first evaluation have been allocated."""
-HIGHER = 1.01
-"""The least rise, as a factor; less is a single block of 2 or 20 MiB on any current GPU."""
 SLACK = 0.25
 """The share of reserved memory that holds nothing at the peak. It separates two runs: a well packed GRPO step has 9 %
 (QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), and an 8B QLoRA that gains from expandable segments has 34 %
 (torchtune#1185: 16.39 GiB before, 10.83 after)."""
-LEAST_SLACK_BYTES = 3 * LARGE_SEGMENT_BYTES
-"""A small model may half fill a few segments, which does not count as a staircase."""
 IN_A_ROW = 2
 """The number of consecutive logs in which the allocator had to release its cache. Composer shrinks its micro-batch then
 (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
@@ -119,39 +110,18 @@ class SignDetector:
     def __init__(self, grows: bool = False) -> None:
         self._grows = grows
         self._samples: deque[Sample] = deque(maxlen=WINDOW)
-        self._stairs = _ReservedGrowth()
         self._leaks_from: float | None = None
         self._said: dict[Kind, float] = {}
 
     def see(self, sample: Sample) -> tuple[Sign, ...]:
         """Adds a sample; returns the signs to report now."""
         self._samples.append(sample)
-        self._stairs.climb(sample)
         news = []
-        for sign in (self._staircase(), self._retries(), self._leak(), self._host()):
+        for sign in (self._retries(), self._leak(), self._host()):
             if sign is not None and sign.severity >= AGAIN * self._said.get(sign.kind, 0.0):
                 self._said[sign.kind] = sign.severity
                 news.append(sign)
         return tuple(news)
-
-    def _staircase(self) -> Sign | None:
-        sample, stairs = self._samples[-1], self._stairs
-        slack = sample.slack
-        are_of_rows = stairs.longer >= STAIRS and 2 * stairs.longer > stairs.rises
-        if slack is None or slack < SLACK or sample.slack_bytes < LEAST_SLACK_BYTES or not are_of_rows:
-            return None
-        return Sign(
-            kind="staircase",
-            step=sample.step,
-            seen=f"Reserved memory went up {stairs.rises} times, {stairs.longer} of them as a longer row came, from "
-            f"{format_bytes(stairs.from_bytes)} to {format_bytes(stairs.top_bytes)}, and {slack:.0%} of it held "
-            "nothing at the peak.",
-            advice=self._less_slack(
-                "train on the longest rows first (--train_sampling_strategy group_by_length, another order of the "
-                "data) or pad to few lengths (--pad_to_multiple_of 64)"
-            ),
-            severity=float(stairs.top_bytes - stairs.from_bytes),
-        )
 
     def _retries(self) -> Sign | None:
         """Detects fragmentation if much of the reserved memory holds nothing; else a full GPU."""
@@ -162,12 +132,15 @@ class SignDetector:
         retries = f"{lately[-1]} time" + "s" * (lately[-1] != 1)
         reserved = format_bytes(sample.device.peak_reserved_bytes)
         if sample.slack >= SLACK:
+            advice = f"{SMALLER[0].upper()}{SMALLER[1:]}."
+            if not self._grows:
+                advice = f"To end it, set {variable_that_counts(os.environ)}=expandable_segments:True; or {SMALLER}."
             return Sign(
                 kind="fragmentation",
                 step=sample.step,
                 seen=f"The allocator had to give its cache back {retries} to go on, while {sample.slack:.0%} of the "
                 f"{reserved} that were reserved held nothing at the peak.",
-                advice=self._less_slack(SMALLER),
+                advice=advice,
                 severity=float(lately[-1]),
             )
         if len(lately) <= IN_A_ROW or any(after <= before for before, after in itertools.pairwise(lately)):
@@ -180,11 +153,6 @@ class SignDetector:
             advice=f"To get room, {SMALLER}.",
             severity=float(lately[-1]),
         )
-
-    def _less_slack(self, otherwise: str) -> str:
-        if self._grows:
-            return f"{otherwise[0].upper()}{otherwise[1:]}."
-        return f"To end it, set {variable_that_counts(os.environ)}=expandable_segments:True; or {otherwise}."
 
     def _leak(self) -> Sign | None:
         """Detects memory held after a step that grows with the number of steps, unless rows grow longer, which may hold
@@ -244,31 +212,6 @@ class SignDetector:
             "(--activation_offloading, an optimizer there).",
             severity=total / max(1, available),
         )
-
-
-@dataclass(kw_only=True, slots=True)
-class _ReservedGrowth:
-    """Follows the growth of reserved memory."""
-
-    rises: int = 0
-    longer: int = 0
-    """The rises at which a row was longer than all before."""
-    from_bytes: int = 0
-    top_bytes: int = 0
-    longest: int = 0
-    seen: int = 0
-
-    def climb(self, sample: Sample) -> None:
-        if sample.device is None or sample.tokens is None:
-            return
-        self.seen += 1
-        reserved_bytes, is_longer = sample.device.reserved_bytes, sample.tokens > self.longest
-        self.longest = max(self.longest, sample.tokens)
-        if self.seen > SETTLED and reserved_bytes > HIGHER * self.top_bytes:
-            self.rises += 1
-            self.longer += is_longer
-            self.from_bytes = self.from_bytes or self.top_bytes
-        self.top_bytes = max(self.top_bytes, reserved_bytes)
 
 
 # -- whether a noisy series rises --------------------------------------------------------------------------------------

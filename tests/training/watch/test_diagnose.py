@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.support.units import GIB, KIB, MIB
+from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.training.watch import diagnose as module
 from autotrain_mem.training.watch.diagnose import AGAIN, WINDOW, Sample, Sign, SignDetector
 from autotrain_mem.types.report import MemoryReading
@@ -106,35 +104,11 @@ def test_a_run_whose_device_nobody_measures_is_only_watched_for_its_host() -> No
     assert kinds(poor) == ["host"]
 
 
-LONGER_AT = (10, 20, 30, 40)
-
-
-def staircase(length: int = 50, slack_gib: float = 5.0) -> list[Sample]:
-    stairs = [sum(step >= at for at in LONGER_AT) for step in range(length)]
-    return series(
-        length,
-        tokens=lambda step: 512 + 100 * stairs[step] if step in LONGER_AT else 300 + step % 7,
-        reserved_bytes=lambda step: (14 + stairs[step]) * GIB,
-        peak_reserved_bytes=lambda step: (14 + stairs[step]) * GIB,
-        peak_allocated_bytes=lambda step: int((14 + stairs[step] - slack_gib) * GIB),
-    )
-
-
-def smaller(each: Sample) -> Sample:
-    """A model of which half of a few segments is filled."""
-    assert each.device is not None
-    device = {name: size // 200 for name, size in dataclasses.asdict(each.device).items()}
-    return dataclasses.replace(each, device=MemoryReading(**device))
-
-
 FALLING_HOST = series(WINDOW, host_available_bytes=lambda step: HOST // 2 - step * 64 * MIB)
 SILENT: dict[str, list[Sample]] = {
     "rows that grow longer from step to step leave more after each": series(
         100, tokens=lambda step: 100 + 20 * step, allocated_bytes=lambda step: 12 * GIB + 20 * step * MIB
     ),
-    "a small model fills half of a few segments": [smaller(each) for each in staircase()],
-    "stairs that are filled are what longer rows need": staircase(slack_gib=1.0),
-    "stairs come without longer rows": [dataclasses.replace(each, tokens=512) for each in staircase()],
     "one retry with little slack": series(20, num_alloc_retries=lambda step: int(step >= 10)),
     "slack without retries": series(100, peak_allocated_bytes=lambda step: 8 * GIB),
     "a leak of less than a hundredth per window": series(100, allocated_bytes=lambda step: 12 * GIB + 4 * MIB * step),
@@ -150,14 +124,6 @@ def test_nothing_is_said_of(name: str) -> None:
 
 
 SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
-    "staircase": (
-        staircase(),
-        30,
-        (
-            "went up 3 times, 3 of them as a longer row came, from 14.0 GiB to 17.0 GiB, and 29%",
-            "PYTORCH_ALLOC_CONF=expandable_segments:True",
-        ),
-    ),
     "fragmentation": (
         series(20, num_alloc_retries=lambda step: int(step >= 10), peak_allocated_bytes=lambda step: 10 * GIB),
         10,
@@ -187,34 +153,9 @@ def test_expandable_segments_are_advised_under_the_name_that_torch_reads_to_who_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    assert "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in signs(staircase())[0].advice
-    advice = signs(staircase(), expandable_segments=True)[0].advice
-    assert advice.startswith("Train on the longest rows first (--train_sampling_strategy group_by_length")
-
-
-def in_the_allocator(expandable_segments: bool) -> list[Sample]:
-    """Steps of 8 layers and 3 blocks of logits, 64 and 256 KiB a token, on torch's allocator as we simulate it; now and
-    then a row comes that is longer than all before."""
-    chosen = AllocatorSettings(grows=expandable_segments)
-    allocator = CachingAllocator(TOTAL, chosen, total_bytes=TOTAL)
-    allocator.malloc(4 * GIB)
-    draw, made = random.Random(0), []
-    for step in range(200):
-        tokens = 512 + 20 * step if step % 15 == 0 else draw.randint(100, 500)
-        held = [allocator.malloc(tokens * size) for size in (*[64 * KIB] * 8, *[256 * KIB] * 3)]
-        for block in reversed(held):
-            allocator.free(block)
-        device = MemoryReading.from_stats(allocator.memory_stats())
-        made.append(Sample(step=step, seconds=step, device=device, total_bytes=TOTAL, rows=1, tokens=tokens))
-    return made
-
-
-def test_torchs_allocator_builds_a_staircase_that_is_seen_long_before_its_cache_has_to_be_given_back() -> None:
-    """With expandable segments the same rows build none."""
-    found = signs(in_the_allocator(expandable_segments=False))
-    assert [sign.kind for sign in found] == ["staircase", "staircase", "fragmentation"]
-    assert found[0].step < found[2].step / 2
-    assert kinds(in_the_allocator(expandable_segments=True), expandable_segments=True) == []
+    fragmented = SAID["fragmentation"][0]
+    assert "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in signs(fragmented)[0].advice
+    assert signs(fragmented, expandable_segments=True)[0].advice.startswith("Lower --per_device_train_batch_size")
 
 
 @given(seed=st.integers(0, 10**9), noise_mib=st.integers(0, 200), spikes=st.floats(0, 0.1))
@@ -238,7 +179,7 @@ def test_every_flag_in_the_advice_is_one_of_trls() -> None:
     from trl import SFTConfig
 
     told = [sign for samples, *_ in SAID.values() for sign in signs(samples)]
-    assert {sign.kind for sign in told} == {"staircase", "fragmentation", "full", "leak", "host"}
+    assert {sign.kind for sign in told} == {"fragmentation", "full", "leak", "host"}
     flags = {flag for sign in told for flag in re.findall(r"--(\w+)", sign.advice)}
     assert flags <= {field.name for field in dataclasses.fields(SFTConfig)}
     assert not [sign for sign in told if "\n" in sign.message]
