@@ -95,7 +95,7 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
             on_notice=_warn,
         )
         if name == "train":
-            _run_longest_first(trainer, attached)
+            _run_longest_first(trainer)
         yield getattr(trainer, name)
     finally:
         if attached is not None:
@@ -150,11 +150,11 @@ def _warn(message: str) -> None:
 # -- the longest rows first --------------------------------------------------------------------------------------------
 
 
-def _run_longest_first(trainer: Any, guard: Any) -> None:
+def _run_longest_first(trainer: Any) -> None:
     """Runs the longest rows before the first step, unless the user's own code might count its calls."""
     from autotrain_mem.trainers.finish import keep_cache_in_evaluation
     from autotrain_mem.training.cuda_oom import is_out_of_memory
-    from autotrain_mem.training.process.longest_batch import cost_of_emptying, run_longest_batch
+    from autotrain_mem.training.process.longest_batch import run_longest_batch
 
     if _runs_own_code(trainer):
         return
@@ -164,9 +164,7 @@ def _run_longest_first(trainer: Any, guard: Any) -> None:
     def first_step(model: Any, *args: Any, **kwargs: Any) -> Any:
         trainer.training_step = step
         try:
-            batch = run_longest_batch(trainer, model, step)
-            if cost := cost_of_emptying(trainer, batch):
-                guard.context.notice(cost)
+            run_longest_batch(trainer, model, step)
         except Exception as error:
             if is_out_of_memory(error):
                 raise

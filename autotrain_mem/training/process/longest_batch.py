@@ -93,9 +93,7 @@ def run_longest_batch(
     with untouched(trainer), patch.object(trainer.args, "report_to", []):
         try:
             rows, longest_tokens = _rows(trainer)
-        except (
-            DatasetFormatError
-        ) as error:  # an unreadable image, which training may never use, or fetch from elsewhere
+        except DatasetFormatError as error:  # an unreadable image, which training may never use
             return LongestBatch(why_not=str(error).splitlines()[0].rstrip("."))
         batch = trainer.data_collator(rows)
         if not samples_completions(trainer):
@@ -114,17 +112,6 @@ def run_longest_batch(
                     model.set_requires_gradient_sync(False)
         del batch
     return LongestBatch(rows=len(rows), longest_tokens=longest_tokens, seconds=time.perf_counter() - started)
-
-
-def cost_of_emptying(trainer: Any, batch: LongestBatch) -> str | None:
-    """Returns what ``torch_empty_cache_steps`` costs a trainer whose longest rows were run; None if nothing."""
-    steps = trainer.args.torch_empty_cache_steps
-    if steps is None or batch.why_not:
-        return None
-    return (
-        f"torch_empty_cache_steps {steps} gives back what the longest rows, run first, left in the allocator's cache: "
-        "where rows differ in length, reserved memory creeps up as in any order. Remove it to keep that cache."
-    )
 
 
 def _why_not(trainer: Any) -> str:

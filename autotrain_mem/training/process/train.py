@@ -29,7 +29,7 @@ from autotrain_mem.training.process.checkpointing import (
     without_code,
 )
 from autotrain_mem.training.process.finite_values import FiniteValues
-from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch, cost_of_emptying
+from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch
 from autotrain_mem.training.process.oom_report import phase_of, shortage_of
 from autotrain_mem.training.process.resharding import read_other_forms
 from autotrain_mem.training.process.world import Moves, World
@@ -73,9 +73,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
 def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world: World) -> None:
     """Trains to the end. If the device is full, the error reports what held its memory."""
     safeguards = Safeguards(trainer, request, device, send) if request.guarded else None
-    trainer.add_callback(
-        FiniteValues(trainer, send, world)
-    )  # outermost: the longest rows' loss does not belong to the run
+    trainer.add_callback(FiniteValues(trainer, send, world))  # outermost: it must not see the longest rows' loss
     resume = request.job.arguments.get("resume_from_checkpoint")
     if resume and not trainer.args.ignore_data_skip:
         check_order(Path(resume), trainer.autofit_order)
@@ -109,13 +107,11 @@ class Safeguards:
 
         def on_longest_batch(batch: LongestBatch) -> None:
             send({"event": "worst_batch", **codec.to_json(batch)})
-            if cost := cost_of_emptying(trainer, batch):
-                guard.context.notice(cost)
 
         def on_notice(message: str) -> None:
             send({"event": "note", "message": message})
 
-        guard = attach_guard(trainer, learned=request.learned, on_incident=on_incident, on_notice=on_notice)
+        attach_guard(trainer, learned=request.learned, on_incident=on_incident, on_notice=on_notice)
         attach_longest_batch(trainer, on_longest_batch, on_error=self._keep_shortage)
         watch = MemoryWatch(
             read=device.read,
