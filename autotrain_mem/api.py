@@ -38,7 +38,7 @@ from autotrain_mem.planning.run_request import RunRequest, check_launch
 from autotrain_mem.report.estimate_view import write_snapshot
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.run.confirm import probed
-from autotrain_mem.run.early import check_to_train, opened, without_effect
+from autotrain_mem.run.early import check_to_train, opened
 from autotrain_mem.run.report_material import (
     check_report_place,
     keep_for_report,
@@ -116,8 +116,6 @@ def begin(
             from autotrain_mem.machine.fault_injection import check_mishaps  # only for simulated cards
 
             check_mishaps(job.environment)
-            for warning in without_effect(job):
-                warn(warning)
         workers.first.check_can_train(job)
         check_to_train(job, request)
         if machines is not None:  # plans for the least that is free on any machine

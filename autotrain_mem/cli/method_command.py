@@ -34,7 +34,7 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     for sentence in untested(installed_versions(TESTED)):
         sys.stderr.write(f"note: {sentence}\n")
     # A typo in one of our flags is reported before these slow imports.
-    from autotrain_mem.run.early import coarse_answer, opened, refuse_to_follow
+    from autotrain_mem.run.early import opened, refuse_to_follow
 
     to_train = command == "train" and not (request.plan_only or output.stops)
     if to_train:
@@ -49,9 +49,6 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     is_late = request.autofit.gpu is None and (output.stops or output.snapshot is not None)
     count = 1 if command == "estimate" else None
     with opened(request, to_train=to_train, reads_data=command != "estimate", is_late=is_late, count=count) as workers:
-        is_watched = sys.stderr.isatty() and not (output.json or output.stops)
-        if command != "estimate" and is_watched and (line := coarse_answer(request)):
-            sys.stderr.write(f"{line}\n")
         from autotrain_mem.cli import commands  # while the workers import TRL
 
         return int(getattr(commands, command)(workers, request, output))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights, output_dir, resumes_in_folder
 from autotrain_mem.planning.run_request import RunRequest, check_launch, no_model
@@ -28,7 +27,6 @@ from autotrain_mem.support.sources import (
     check_model_folder,
 )
 from autotrain_mem.support.store import Store, cache_folder
-from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, why_not
 from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
 from autotrain_mem.types import Job, Plan
@@ -202,41 +200,6 @@ def _job(request: RunRequest) -> Job | None:
     model = request.model or request.argument("model_name_or_path")
     given = {name: value for name in _READ if (value := request.argument(name)) is not None}
     return replace(request, model=str(model)).job(given) if model else None
-
-
-_TRAINED_BYTES = 16
-"""Bytes of a trained parameter: weight, gradient and AdamW's two moments in float32."""
-_HELD_BYTES = 2
-"""Bytes of a parameter in bfloat16."""
-
-
-def coarse_answer(request: RunRequest) -> str:
-    """Returns two lines on the memory of a request's model; empty if its size is unknown."""
-    model = request.model or request.argument("model_name_or_path")
-    try:
-        config = check_model_folder(str(model), "--model") if model else None
-    except AutofitError:  # reported where it matters
-        return ""
-    count = None if config is None else parameters(config)
-    if count is None:
-        return ""
-    trained, held = format_bytes(_TRAINED_BYTES * count), format_bytes(_HELD_BYTES * count)
-    return (
-        f"From sizes alone: {count / 1e9:.3g} billion parameters, {trained} to train all of them in float32 with\n"
-        f"AdamW, {held} to hold them in bfloat16; activations come on top. The plan follows.\n"
-    )
-
-
-def without_effect(job: Job) -> Iterator[str]:
-    """Yields a note for each setting that has no effect on a simulated card (``methods.configs: on_cpu``)."""
-    if workers := job.arguments.get("dataloader_num_workers"):
-        yield (
-            f"--dataloader_num_workers {workers} has no effect with --simulate: the simulated card counts what one "
-            "process allocates, so batches are made there."
-        )
-    for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"):
-        if job.arguments.get(name):
-            yield f"--{name} has no effect with --simulate: the simulated card counts what each operator allocates."
 
 
 def check_checkpoint(request: RunRequest) -> None:

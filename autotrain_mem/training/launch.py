@@ -182,16 +182,12 @@ def _error_by(
 ) -> TrainingError:
     """Returns the error for a rank that died without sending one, or that the others wait for; it quotes the log."""
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
-    when = " in the probe before the training" if is_probe else ""
     if isinstance(failure, RankTimeout):
         hint = f"What it printed is in {log}. --ddp_timeout SECONDS is how long they wait."
-        return TrainingError(f"The other ranks wait for {name}{when}: {failure.why}.", hint=hint)
+        return TrainingError(f"The other ranks wait for {name}: {failure.why}.", hint=hint)
     if failure.gone is not None:
-        lost = f"{capitalized(failure.gone.machine)} is gone{when}, and its ranks with it: {failure.gone.why}."
-        again = "Start the command on all machines again."
-        return TrainingError(
-            lost, hint=again if is_probe else "The run resumes when its command is started there again."
-        )
+        lost = f"{capitalized(failure.gone.machine)} is gone, and its ranks with it: {failure.gone.why}."
+        return TrainingError(lost, hint="The run resumes when its command is started there again.")
     what = "The probe before the training" if is_probe else "The training process"
     if ranks.are_several:
         what = f"{what} ({name})"

@@ -62,18 +62,6 @@ def test_defaults_are_those_of_one_of_all_processes_and_a_sharding_is_the_jobs_w
     assert rehearsals.on(named("t4")).defaults == TRL_DEFAULTS if "sharding" not in words else True
 
 
-def test_what_a_simulated_card_cannot_count_is_said_to_have_no_effect(tmp_path: Path) -> None:
-    given = {"dataloader_num_workers": 2, "torch_compile": True, "output_dir": str(tmp_path / "run")}
-    worker = SimpleNamespace(parse=lambda *words: (given, TRL_DEFAULTS), check_can_train=lambda job: None)
-    request = api.RunRequest(method="sft", model="tiny", dataset="d", autofit=AutoFit(gpu="t4"), simulate=True)
-    notes: list[str] = []
-    api.begin(SimpleNamespace(first=worker), request, notes.append, to_train=True)  # type: ignore[arg-type]
-    assert [note.partition(" has no effect with --simulate")[0] for note in notes] == [
-        "--dataloader_num_workers 2",
-        "--torch_compile",
-    ]
-
-
 def test_a_run_whose_plan_cannot_be_followed_is_gone_on_with_and_says_so(tmp_path: Path) -> None:
     request = api.RunRequest(method="sft", argv=("--resume_from_checkpoint", "--output_dir", str(tmp_path)))
     notes: list[str] = []

@@ -12,7 +12,7 @@ from autotrain_mem import api
 from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.planning.output_dir import check_weights
-from autotrain_mem.run.early import coarse_answer, refuse
+from autotrain_mem.run.early import refuse
 from autotrain_mem.support import sources
 from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, OutputFolderError, UsageError
 from autotrain_mem.training.checkpoints import write_manifest
@@ -155,10 +155,3 @@ QWEN3 |= {"head_dim": 128}
 )
 def test_parameters_are_counted_for_known_decoders_only(config: dict[str, Any], count: int | None) -> None:
     assert parameters(config) == count
-
-
-def test_a_line_says_what_weights_and_training_take_and_nothing_of_a_hub_id(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    line = coarse_answer(api.RunRequest(method="sft", model=str(tmp_path)))
-    assert all(figure in line for figure in ("From sizes alone", "8.03 billion", "119.7 GiB", "15.0 GiB"))
-    assert coarse_answer(api.RunRequest(method="sft", model="org/model")) == ""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import html.parser
 import itertools
-import math
-import pathlib
-import re
 
 import page_examples
 import pytest
 
-from autotrain_mem.report.page import render
 from autotrain_mem.report.page.figures import MOST_ROWS
 from autotrain_mem.report.page.render import MARKER, page_html
 
@@ -72,56 +68,3 @@ def test_a_table_stands_in_the_place_of_each_figure() -> None:
     assert columns == [(str(owner), [*sizes]) for owner, sizes in timeline.owners.items() if any(sizes)]
     assert [*itertools.accumulate(reserved["changes"])] == [*timeline.reserved_bytes]
     assert f"{timeline.event[timeline.peak]:,}" in {row[1] for row in figures[0].rows}, "its peak is among the rows"
-
-
-# -- colours -------------------------------------------------------------------------------------------------------
-
-STYLE = pathlib.Path(render.__file__).with_name("static").joinpath("page.css").read_text(encoding="utf-8")
-PAIRS = {name: pair for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\)", STYLE)}
-OWNERS = [owner.value for owner in page_examples.OWNERS]
-SERIES = [name for name in PAIRS if name.startswith("series-")]
-SIGHTS = {
-    "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
-    "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
-    "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
-}
-"""Machado, Oliveira and Fernandes, A Physiologically-based Model for Simulation of Color Vision Deficiency (2009)."""
-
-
-def linear(colour: str) -> list[float]:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-
-
-def contrast(one: str, other: str) -> float:
-    """As WCAG has it."""
-    light, dark = sorted(
-        (sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(each), strict=True)) for each in (one, other)),
-        reverse=True,
-    )
-    return (light + 0.05) / (dark + 0.05)
-
-
-def oklab(colour: str, sight: str) -> tuple[float, ...]:
-    """Björn Ottosson's space, in which distances are about what an eye tells apart."""
-    seen = [min(1.0, max(0.0, dot(row, linear(colour)))) for row in SIGHTS[sight]]
-    to_cones = ((0.4122, 0.5363, 0.0514), (0.2119, 0.6807, 0.1074), (0.0883, 0.2817, 0.6300))
-    to_lab = ((0.2105, 0.7936, -0.0041), (1.9780, -2.4286, 0.4506), (0.0259, 0.7828, -0.8087))
-    cones = [dot(row, seen) ** (1 / 3) for row in to_cones]
-    return tuple(dot(row, cones) for row in to_lab)
-
-
-def dot(row: tuple[float, ...], column: list[float]) -> float:
-    return sum(one * other for one, other in zip(row, column, strict=True))
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_colours_of_figures_stand_out_from_the_ground_and_differ_for_every_eye(scheme: int) -> None:
-    """0.07 is over three times what is just told apart side by side (0.02)."""
-    for names in (OWNERS, SERIES):
-        for name in names:
-            assert contrast(PAIRS[name][scheme], PAIRS["ground"][scheme]) >= 3, name
-        for sight, (one, other) in itertools.product(SIGHTS, itertools.combinations(names, 2)):
-            seen = [oklab(PAIRS[name][scheme], sight) for name in (one, other)]
-            assert math.dist(*seen) >= 0.07, (sight, one, other)
