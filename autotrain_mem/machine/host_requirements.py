@@ -26,11 +26,10 @@ bound."""
 MASTER_BYTES = 4
 """Bytes of a trained parameter under FSDP with mixed precision: accelerate converts it to float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
-OF_DEEPSPEED = {
-    "offload_optimizer_device": "weights and gradients in float32 and the optimizer's two moments",
-    "offload_param_device": "shards of the weights",
-}
-"""Maps DeepSpeed's offload settings to what each keeps on the host."""
+OF_DEEPSPEED = ("offload_optimizer_device", "offload_param_device")
+"""DeepSpeed's settings that keep tensors on the host, or on NVMe through buffers on the host."""
+SAVE_STEPS = 500
+"""transformers' default of ``save_steps`` (``training_args.py: TrainingArguments``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +73,6 @@ class Load:
         given = [each for name, each in QUANTIZED_BYTES.items() if self.job.arguments.get(name)]
         item_bytes = ITEM_BYTES.get(str(self.job.arguments.get("dtype")), min(ITEM_BYTES.values()))
         return int(self.parameters * min(given, default=item_bytes))
-
-    @property
-    def model_bytes(self) -> int:
-        """Returns the bytes of the trained model, or the adapter, on disk."""
-        return self.memory.saved_model_bytes
 
     @property
     def by_deepspeed(self) -> tuple[str, ...]:
@@ -125,72 +119,32 @@ def room_findings(
     """Returns what does not fit; by default this machine's memory and the output folder's disk are read."""
     if free_disk_bytes is None:  # of a folder that may yet have to be made
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
-    return (*_memory(load, memory or host_memory()), *_disk(load, free_disk_bytes), *_other_disks(load))
+    available_bytes = (memory or host_memory()).available_bytes
+    return (*_host_memory(load, available_bytes), *_disk(load, free_disk_bytes), *_download(load), *_nvme(load))
 
 
-def _refusal(error: type[AutofitError], *, message: str, cure: str) -> Finding:
+def _refusal(error: type[AutofitError], message: str, cure: str) -> Finding:
     return Finding(kind="error", error=error.__name__, message=message, cure=cure)
 
 
-def _other_disks(load: Load) -> Iterator[Finding]:
-    """Checks the hub's cache, and the folders that DeepSpeed creates for offloading to NVMe."""
-    if load.download is not None:
-        folder = existing(pathlib.Path(load.download.folder))
-        free_bytes = shutil.disk_usage(folder).free
-        needed, beside = load.download.size_bytes, ""
-        if folder.stat().st_dev == existing(load.output_dir).stat().st_dev and load.model_bytes:
-            needed += load.model_bytes
-            beside = f", and the trained model {format_bytes(load.model_bytes)} on the same disk"
-        if needed > free_bytes:
-            yield _refusal(
-                ModelNotFoundError,
-                message=f"The weights of {load.job.model} are to be downloaded to {load.download.folder}: they take "
-                f"{format_bytes(load.download.size_bytes)}{beside}, and its disk has {format_bytes(free_bytes)} free.",
-                cure="Free some space, or set the variable HF_HOME to a folder on another disk.",
-            )
-    zero = (load.job.arguments.get("deepspeed") or {}).get("zero_optimization") or {}
-    parts = (zero[name.removesuffix("_device")] for name in load.on_nvme)
-    for path in sorted({str(part["nvme_path"]) for part in parts}):
-        there = existing(pathlib.Path(path))
-        cure = "Write another nvme_path into the file that --deepspeed names."
-        if not os.access(there, os.W_OK):
-            message = f"DeepSpeed is to write to {path} (nvme_path), and {there} may not be written to."
-            yield _refusal(OutputFolderError, message=message, cure=cure)
-            continue
-        free_bytes = shutil.disk_usage(there).free
-        needed = load.memory.nvme_bytes * load.processes
-        if free_bytes < needed:
-            message = (
-                f"What DeepSpeed offloads to {path} (nvme_path) takes {format_bytes(needed)}, and its disk has "
-                f"{format_bytes(free_bytes)} free."
-            )
-            yield _refusal(OutputFolderError, message=message, cure=f"Free some space. {cure}")
-
-
-def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
+def _host_memory(load: Load, available_bytes: int) -> Iterator[Finding]:
     """A card's weights come tensor by tensor out of the mapped file (``transformers/core_model_loading.py``), so they
     need next to no host memory; on the CPU they lie in it."""
-    available = f"{format_bytes(memory.available_bytes)} are available"
+    available = f"{format_bytes(available_bytes)} are available"
     loaded_bytes = load.loaded_bytes * load.loaders
-    each = f" in each of {load.processes} processes" if load.loaders > 1 else ""
-    if load.on_cpu and loaded_bytes > memory.available_bytes:
-        yield _refusal(
-            HostMemoryError,
-            message=f"The weights of {load.job.model}{each} alone take {format_bytes(loaded_bytes)} of host memory, "
-            f"and {available}: the kernel would kill the process that loads them.",
-            cure="Take a smaller model, a machine with more memory, or a card: --gpu NAME --plan_only says which.",
-        )
-    elif load.simulated_bytes > memory.available_bytes:
-        several = load.processes > 1
-        yield _refusal(
-            HostMemoryError,
-            message=f"{f'{load.processes} simulated cards hold' if several else 'A simulated card holds'} "
-            f"{format_bytes(load.simulated_bytes)} in host memory, and {available}: the kernel would kill a process.",
-            cure=f"Give {'fewer --gpus, ' if several else ''}a smaller model or shorter rows; --plan_only plans "
-            "without a run.",
-        )
+    if load.on_cpu:
+        held_bytes = max(loaded_bytes, load.simulated_bytes)
+        if held_bytes > available_bytes:
+            yield _refusal(
+                HostMemoryError,
+                f"Training {load.job.model} on the CPU takes at least {format_bytes(held_bytes)} of host memory in "
+                f"{load.processes} process{'es' * (load.processes > 1)}, and {available}: the kernel would kill it.",
+                "Take a smaller model, shorter rows, fewer --gpus, or a machine with more memory; --gpu NAME "
+                "--plan_only plans for a card without a run.",
+            )
+        return
     quantized = any(load.job.arguments.get(name) for name in QUANTIZED_BYTES)
-    if not load.on_cpu and load.loaders > 1 and not quantized and loaded_bytes > memory.available_bytes:
+    if load.loaders > 1 and not quantized and loaded_bytes > available_bytes:
         yield Finding(
             kind="warning",
             message=f"{load.processes} processes load {load.job.model} at once, up to {format_bytes(loaded_bytes)} of "
@@ -198,82 +152,61 @@ def _memory(load: Load, memory: HostMemory) -> Iterator[Finding]:
             cure="--sharding fsdp2 loads in one process and divides from there; --dtype as in the checkpoint needs no "
             "copy of the file's pages.",
         )
-    for flags, what, taken_bytes, cure in () if load.on_cpu else _kept_on_host(load):
-        if taken_bytes > memory.available_bytes:
-            takes = "takes" if len(flags) == 1 else "take"
-            message = (
-                f"{' and '.join(flags)} {takes} {format_bytes(taken_bytes)} of host memory ({what}), and {available}."
-            )
-            yield _refusal(HostMemoryError, message=message, cure=cure)
+    for flags, held_bytes, cure in _kept_on_host(load):
+        if held_bytes > available_bytes:
+            message = f"On the host, {' and '.join(flags)} need {format_bytes(held_bytes)} of memory, and {available}."
+            yield _refusal(HostMemoryError, message, cure)
 
 
-def _kept_on_host(load: Load) -> Iterator[tuple[list[str], str, int, str]]:
-    """Yields flags that move memory to the host, what they move, its bytes, and the cure."""
+def _kept_on_host(load: Load) -> Iterator[tuple[list[str], int, str]]:
+    """Yields flags that move memory to the host, the bytes of all processes there, and the cure."""
     if load.job.arguments.get("fsdp_offload_params"):
         cure = "Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft."
-        yield ["--fsdp_offload_params"], "pinned shards of all processes", load.shards_bytes, cure
+        yield ["--fsdp_offload_params"], load.shards_bytes, cure
     if load.by_deepspeed:
-        flags, held = [], []
-        for name in load.by_deepspeed:
-            to_nvme = name in load.on_nvme
-            flags.append(f"{name.removesuffix('_device')} to nvme" if to_nvme else f"--{name} cpu")
-            held.append("buffers to and from NVMe, gradients" if to_nvme else OF_DEEPSPEED[name])
-        each = f" of {load.processes} processes" if load.processes > 1 else ""
-        cures = [
-            "Train an adapter, which has little of all that: --use_peft",
-            ", or remove --offload_param_device: the weights stay on the GPU" if len(flags) > 1 else "",
-            "; a smaller zero_optimization.sub_group_size makes smaller buffers" if load.on_nvme else "",
-            "; more --nodes hold a smaller share each" if each else "",
-        ]
-        yield flags, f"{', and '.join(held)}{each}", load.offloaded_bytes, f"{''.join(cures)}."
+        flags = [f"--{name} {load.job.arguments[name]}" for name in load.by_deepspeed]
+        cure = (
+            "Train an adapter, which has little to offload (--use_peft), or remove a flag; more --nodes hold less each."
+        )
+        if load.on_nvme:
+            cure = f"{cure} A smaller zero_optimization.sub_group_size makes smaller buffers."
+        yield flags, load.offloaded_bytes, cure
     elif load.offloads:
-        moves_optimizer = "optimizer_offload" in load.offloads
-        held = ["weights, gradients and the optimizer's state"] if moves_optimizer else []
-        held += ["activations"] if len(load.offloads) > len(held) else []
-        smaller = "fewer rows at once or a shorter --max_length hold fewer activations"
-        if moves_optimizer:
-            smaller = "--optim adamw_8bit has its state on the card, in a quarter of the bytes"
-        flags = [f"--{name}" for name in load.offloads]
-        cure = f"Plan without: --forbid {','.join(load.offloads)}; or {smaller}."
-        yield flags, f"{' and '.join(held)}, in pinned blocks", load.offloaded_bytes, cure
+        cure = (
+            f"Plan without: --forbid {','.join(load.offloads)}. Fewer rows at once or a shorter --max_length hold "
+            "fewer activations; --optim adamw_8bit has its state on the card, in a quarter of the bytes."
+        )
+        yield [f"--{name}" for name in load.offloads], load.offloaded_bytes, cure
 
 
 def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
-    saves = str(load.job.arguments.get("save_strategy", "steps")) != "no"
+    """Checks the output folder for a checkpoint with the trained model, and for all checkpoints that are kept."""
+    given, model_bytes = load.job.arguments, load.memory.saved_model_bytes
+    one = 0
+    if str(given.get("save_strategy", "steps")) != "no":
+        # Without the optimizer's state if only the model is saved (transformers/trainer.py: _save_checkpoint).
+        one = model_bytes + (0 if given.get("save_only_model") else load.memory.saved_state_bytes)
     free = f"The disk of {load.output_dir} has {format_bytes(free_bytes)} free"
-    # The optimizer's state is left out if only the model is saved (transformers/trainer.py: _save_checkpoint).
-    state_bytes = 0 if load.job.arguments.get("save_only_model") else load.memory.saved_state_bytes
-    one = load.model_bytes + state_bytes if saves else 0
-    if one and one + load.model_bytes <= free_bytes:
+    if one + model_bytes > free_bytes:
+        what, fewer = "the trained model", ""
+        if one:
+            what = "a checkpoint with the trained model"
+            fewer = ", --save_only_model true to keep no optimizer state, or --save_strategy no to write no checkpoint"
+        message = f"{free}, and {what} takes {format_bytes(one + model_bytes)}."
+        yield _refusal(OutputFolderError, message, f"Give --output_dir a folder on another disk{fewer}.")
+    elif one:
         # A checkpoint is deleted after the next one is written (``training/checkpoints.py: rotate``).
-        written, limit = _checkpoints(load), load.job.arguments.get("save_total_limit")
-        room = (free_bytes - load.model_bytes) // one
-        kept = written if limit is None or written is None else min(written, int(limit) + 1)
+        kept, limit = _checkpoints(load), given.get("save_total_limit")
+        if kept is not None and limit is not None:
+            kept = min(kept, int(limit) + 1)
+        room = (free_bytes - model_bytes) // one
         if kept is not None and kept > room:
-            cure = (
-                f"Give --save_total_limit {room - 1}"
-                if room > 1
-                else "Give --save_strategy no, or --save_only_model true"
-            )
+            fewer = f"--save_total_limit {room - 1}" if room > 1 else "--save_strategy no"
             yield Finding(
                 kind="warning",
                 message=f"{free}, which is enough for {room} of {kept} checkpoints of {format_bytes(one)}.",
-                cure=f"{cure}, or --output_dir a folder on another disk.",
+                cure=f"Give {fewer}, or --output_dir a folder on another disk.",
             )
-    if one + load.model_bytes <= free_bytes:
-        return
-    what, cure = "the trained model", "Give --output_dir a folder on another disk."
-    if load.model_bytes <= free_bytes:
-        what = "one checkpoint with the trained model"
-        alone = "--save_strategy no writes the trained model alone; or give --output_dir a folder on another disk."
-        cure = f"--save_only_model true keeps no optimizer state, {alone}"
-    needed = one + load.model_bytes if load.model_bytes <= free_bytes else load.model_bytes
-    message = f"{free}, and {what} takes {format_bytes(needed)}."
-    yield _refusal(OutputFolderError, message=message, cure=cure)
-
-
-SAVE_STEPS = 500
-"""transformers' default of ``save_steps`` (``training_args.py: TrainingArguments``)."""
 
 
 def _checkpoints(load: Load) -> int | None:
@@ -287,3 +220,42 @@ def _checkpoints(load: Load) -> int | None:
     if not steps or str(given.get("save_strategy", "steps")) != "steps" or every <= 0:
         return None
     return math.ceil(1 / every) if every < 1 else steps // int(every)
+
+
+def _download(load: Load) -> Iterator[Finding]:
+    """Checks the hub's cache, which may share its disk with the output folder."""
+    if load.download is None:
+        return
+    folder = existing(pathlib.Path(load.download.folder))
+    free_bytes = shutil.disk_usage(folder).free
+    needed_bytes, beside = load.download.size_bytes, ""
+    if folder.stat().st_dev == existing(load.output_dir).stat().st_dev:
+        needed_bytes += load.memory.saved_model_bytes
+        beside = " with the trained model"
+    if needed_bytes > free_bytes:
+        yield _refusal(
+            ModelNotFoundError,
+            f"The weights of {load.job.model} are to be downloaded to {load.download.folder}: they take{beside} "
+            f"{format_bytes(needed_bytes)}, and its disk has {format_bytes(free_bytes)} free.",
+            "Free some space, or set the variable HF_HOME to a folder on another disk.",
+        )
+
+
+def _nvme(load: Load) -> Iterator[Finding]:
+    """Checks the folders that DeepSpeed creates for offloading to NVMe."""
+    zero = (load.job.arguments.get("deepspeed") or {}).get("zero_optimization") or {}
+    paths = {str(zero[name.removesuffix("_device")]["nvme_path"]) for name in load.on_nvme}
+    needed_bytes = load.memory.nvme_bytes * load.processes
+    for path in sorted(paths):
+        folder = existing(pathlib.Path(path))
+        free_bytes = shutil.disk_usage(folder).free
+        why = f"{folder} may not be written to"
+        if os.access(folder, os.W_OK):
+            why = f"its disk has {format_bytes(free_bytes)} free"
+            if needed_bytes <= free_bytes:
+                continue
+        yield _refusal(
+            OutputFolderError,
+            f"DeepSpeed is to offload {format_bytes(needed_bytes)} to {path} (nvme_path), and {why}.",
+            "Write another nvme_path into the file that --deepspeed names.",
+        )

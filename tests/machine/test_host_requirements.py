@@ -88,7 +88,6 @@ def test_each_of_several_processes_on_a_cpu_loads_the_weights_unless_they_share_
     assert not looked_at(one, memory=needed)
     (finding,) = looked_at(one, memory=needed - 1)
     assert finding.kind == "error"
-    assert ("in each of 4 processes" in finding.message) == (words.get("sharding") in {"ddp", "zero2"})
 
 
 def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -> None:
@@ -97,12 +96,12 @@ def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -
     needed = 2 * (3 * GIB + HOST_NON_TORCH_BYTES)
     assert not looked_at(load(**words), memory=needed)
     (finding,) = looked_at(load(**words), memory=needed - 1)
-    assert (finding.kind, finding.message.partition(" hold")[0]) == ("error", "2 simulated cards")
+    assert (finding.kind, "in 2 processes" in finding.message) == ("error", True)
     assert not looked_at(load(**words | {"processes": 1}), memory=1 * GIB), "one card's memory is the run's own to meet"
     offloads = words | {"sharding": "zero2", "offload_optimizer_device": "cpu"}
     assert not looked_at(load(**offloads), memory=needed + 2 * GIB), "whose host's memory is no simulated card's"
     (finding,) = looked_at(load(**offloads | {"processes": 1}), memory=needed // 2 + GIB - 1)
-    assert finding.message.startswith("A simulated card holds")
+    assert finding.kind == "error"
 
 
 def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_shards_must_find_room() -> None:
@@ -118,7 +117,7 @@ def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_sha
     needed = 4 * 28 * BILLIONS  # float32 under mixed precision: parameter, gradient and two moments, of all together
     assert not looked_at(shards, memory=needed)
     (finding,) = looked_at(shards, memory=needed - 1)
-    assert (finding.kind, "--fsdp_offload_params takes" in finding.message) == ("error", True)
+    assert (finding.kind, "--fsdp_offload_params need" in finding.message) == ("error", True)
     adapter = load(
         use_peft=True, load_in_4bit=False, dtype="bfloat16", sharding="fsdp2", fsdp_offload_params=True, processes=4
     )
@@ -132,14 +131,15 @@ def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> N
     assert not looked_at(load(**activations), memory=6 * GIB)
     (finding,) = looked_at(load(**activations), memory=6 * GIB - 1)
     assert finding.error == "HostMemoryError"
-    assert finding.message.startswith("--activation_offloading takes 6.00 GiB of host memory (activations, in pinned")
-    assert "--forbid activation_offloading; or fewer rows at once" in finding.cure
+    assert finding.message.startswith("On the host, --activation_offloading need 6.00 GiB of memory")
+    assert "--forbid activation_offloading. Fewer rows at once" in finding.cure
     both = activations | {"optimizer_offload": True}
     assert not looked_at(load(**both, parameters=1, processes=2, sharding="ddp"), memory=2 * 8 * GIB), (
         "and the optimizer's state"
     )
     (finding,) = looked_at(load(**both, parameters=1, processes=2, sharding="ddp"), memory=2 * 8 * GIB - 1)
-    assert "and activations, in pinned" in finding.message
+    assert "--activation_offloading" in finding.message
+    assert "--optimizer_offload" in finding.message
 
 
 ZERO = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
@@ -150,11 +150,8 @@ def test_what_was_rehearsed_of_deepspeeds_offload_must_find_room_for_every_proce
     one = load(**FULL, **ZERO, memory=memory, processes=2)
     assert not looked_at(one, memory=2 * 16 * GIB)
     (finding,) = looked_at(one, memory=2 * 16 * GIB - 1)
-    assert finding.message.startswith("--offload_optimizer_device cpu takes 32.0 GiB of host memory (weights and")
-    assert "of 2 processes" in finding.message
+    assert finding.message.startswith("On the host, --offload_optimizer_device cpu need 32.0 GiB of memory")
     assert "--use_peft" in finding.cure
-    (finding,) = looked_at(load(**FULL, **ZERO, offload_param_device="cpu", memory=memory), memory=1)
-    assert "remove --offload_param_device" in finding.cure
 
 
 def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
@@ -166,11 +163,11 @@ def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
     fits = load(**words, memory=rehearsed(unpinned_host_bytes=5 * GIB, nvme_bytes=16 * GIB), processes=2)
     assert not looked_at(fits, memory=10 * GIB)
     (finding,) = looked_at(fits, memory=10 * GIB - 1)
-    assert "offload_optimizer to nvme takes 10.0 GiB of host memory (buffers" in finding.message
+    assert "--offload_optimizer_device nvme need 10.0 GiB of memory" in finding.message
     assert "sub_group_size" in finding.cure
     (finding,) = looked_at(load(**words, memory=rehearsed(nvme_bytes=16 * GIB + 1), processes=2))
     assert (finding.error, "nvme_path" in finding.cure) == ("OutputFolderError", True)
-    assert f"offloads to {tmp_path}/swap (nvme_path) takes 32.0 GiB, and its disk has 32.0 GiB free" in finding.message
+    assert f"offload 32.0 GiB to {tmp_path}/swap (nvme_path), and its disk has 32.0 GiB free" in finding.message
     monkeypatch.setattr("os.access", lambda folder, mode: False)
     (finding,) = looked_at(fits)
     assert f"{tmp_path} may not be written to" in finding.message
@@ -195,7 +192,7 @@ def test_weights_that_are_not_here_yet_must_find_room_in_the_cache(
     assert (finding.error, "HF_HOME" in finding.cure) == ("ModelNotFoundError", True)
     one = replace(load(download=at_hand, **FULL, memory=rehearsed(**ADAMW)), output_dir=tmp_path / "run")
     (finding,) = looked_at(one)
-    assert "and the trained model 26.1 GiB on the same disk" in finding.message
+    assert "they take with the trained model 46.1 GiB, and its disk has 20.0 GiB free" in finding.message
 
 
 @pytest.mark.parametrize(
