@@ -62,6 +62,14 @@ def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     return _repeated({**row, "images": [*images.sizes]}, rows)
 
 
+def labelled(length: int, rows: int, images: RowImages) -> Any:
+    """Makes desirable completions to the shortest prompt that holds the images."""
+    prompt = images.tokens + 1
+    images.text(length - 1)  # a completion has at least one token
+    row = {"prompt": images.marks + images.text(prompt), "completion": text_of(length - prompt), "label": True}
+    return _repeated({**row, "images": [*images.sizes]}, rows)
+
+
 def prompts(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     """Makes prompts with images, as GRPO and RLOO read them."""
     return _repeated({"prompt": _said(images.text(length)), "images": [*images.sizes]}, rows)
@@ -85,10 +93,14 @@ def shorten_last_conversation(rows: list[Any]) -> list[Any]:
     return [*full, {**last, "messages": shorter_conversation(last["messages"])}]
 
 
-def shorten_last_rejected(rows: list[Any]) -> list[Any]:
-    """Removes a word from the last rejected completion: both sequences of a pair are in one batch."""
-    *full, last = rows
-    return [*full, {**last, "rejected": without_a_word(last["rejected"])}]
+def shorten_last(column: str) -> EditRows:
+    """Returns a function that removes a word from the last row's text in a column, so that the batch is padded."""
+
+    def shorten(rows: list[Any]) -> list[Any]:
+        *full, last = rows
+        return [*full, {**last, column: without_a_word(last[column])}]
+
+    return shorten
 
 
 def prompts_editor(group: int, shorter: Callable[[Any], Any]) -> EditRows:
@@ -137,6 +149,12 @@ def pair_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: 
     """Formats a row as ``trl/trainer/dpo_trainer.py: DataCollatorForVisionPreference``."""
     formatted = _formatted(row, ("prompt", "chosen", "rejected"), images, processor)
     return tuple((formatted["prompt"], formatted[side]) for side in ("chosen", "rejected"))
+
+
+def completion_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
+    """Formats a row as ``trl/trainer/kto_trainer.py: DataCollatorForVisionUnpairedPreference``."""
+    formatted = _formatted(row, ("prompt", "completion"), images, processor)
+    return ((formatted["prompt"], formatted["completion"]),)
 
 
 def prompt_texts(row: Mapping[str, Any], images: int, processor: Any, **options: Any) -> Texts:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import dpo
+from autotrain_mem.methods import dpo, image_rows
 from autotrain_mem.methods.configs import Configs
+from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.row_lengths import RowLengths, prepared_lengths
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_row, text_of
 
@@ -44,6 +45,18 @@ def rows_editor(filled: Configs) -> EditRows:
     """Imitates the padding of a batch of several rows, which also pads their prompts with other completions."""
     return shorten_last_row
 
+
+def worst_image_rows(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
+    """Makes such rows with the images in the prompt; TRL adds no end to the completion of a row with images."""
+    return image_rows.labelled(length, rows, images)
+
+
+def image_rows_editor(filled: Configs) -> EditRows:
+    """Imitates padding."""
+    return image_rows.shorten_last("completion")
+
+
+image_texts = image_rows.completion_texts
 
 training_patches = partial(dpo.strided_logps, "trl.trainer.kto_trainer")
 
