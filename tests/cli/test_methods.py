@@ -1,6 +1,8 @@
-"""Every method from the command line to the trained model: each once, for real, on a simulated card.
+"""From the command line to the trained model on a simulated card: one method for each kind of models and rows.
 
-The reward run comes first where it is needed: its model is what GRPO and PPO train against.
+The others train in ``tests/drop_in/test_same_plan.py`` (KTO, GRPO, GKD), in ``tests/recipes`` (GRPO) and beside their
+rehearsals in ``tests/rehearsal/test_parity.py`` (all). The reward run comes first where it is needed: its model is what
+online DPO and PPO train against.
 """
 
 import contextlib
@@ -30,27 +32,19 @@ OWN = {
     "sft": "--dataset alike_sft.jsonl --per_device_train_batch_size 4 --use_peft --load_in_4bit",
     "reward": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
     "dpo": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4 --use_peft",
-    "cpo": "--dataset alike_pairs.jsonl --loss_type simpo --per_device_train_batch_size 4 --use_peft",
-    "orpo": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
-    "kto": "--dataset alike_judged.jsonl --per_device_train_batch_size 4",
-    "grpo": "--dataset alike_prompts.jsonl --reward_model_name_or_path trained/reward --max_completion_length 12 "
-    "--per_device_train_batch_size 8",
     "rloo": "--dataset alike_prompts.jsonl --reward_funcs my_rewards.short --max_completion_length 12 "
     "--per_device_train_batch_size 8 --optimizer_offload",
     "distillation": "--dataset alike_prompts.jsonl --teacher_model_name_or_path tiny --max_completion_length 12 "
     "--per_device_train_batch_size 8 --use_peft",
     "online_dpo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --max_new_tokens 12 "
     "--per_device_train_batch_size 4 --reward_funcs my_rewards.short",
-    "gkd": "--dataset alike_sft.jsonl --teacher_model_name_or_path tiny --max_new_tokens 12 --lmbda 0.5 "
-    "--per_device_train_batch_size 4 --use_peft",
     "ppo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --response_length 12 "
     "--per_device_train_batch_size 4",
 }
 FILES = dict.fromkeys(OWN, "model.safetensors") | dict.fromkeys(
-    ("sft", "dpo", "cpo", "distillation", "gkd"), "adapter_model.safetensors"
+    ("sft", "dpo", "distillation"), "adapter_model.safetensors"
 )
 LOGGED = {
-    "grpo": "reward",
     "rloo": "reward",
     "ppo": "objective/rlhf_reward",
     "online_dpo": "objective/scores",
@@ -89,9 +83,8 @@ def _write_alike(folder: Path) -> None:
     pair = next(preferences(2, seed=0))
     question = next(questions(2, seed=0))
     problem = next(word_problems.problems(2, seed=0))
-    judged = {"prompt": pair["prompt"], "completion": pair["chosen"], "label": True}
-    rows = {"sft": (problem, "messages"), "pairs": (pair, "rejected"), "judged": (judged, "completion")}
-    for name, (row, column) in (rows | {"prompts": (question, "prompt")}).items():
+    rows = {"sft": (problem, "messages"), "pairs": (pair, "rejected"), "prompts": (question, "prompt")}
+    for name, (row, column) in rows.items():
         *before, last = row[column]
         shorter = {**row, column: [*before, {**last, "content": last["content"][:-1]}]}
         word_problems.write_rows(folder / f"alike_{name}.jsonl", [row, shorter] * 16)

@@ -62,7 +62,7 @@ def rows_file(folder: Path, rows: Any) -> Path:
         ("reward", pairs, PAIRS),
         ("dpo", pairs, PAIRS),
         ("kto", pairs, PAIRS),
-        pytest.param("grpo", prompts, ONLINE, marks=pytest.mark.newest),
+        ("grpo", prompts, ONLINE),
     ],
 )
 def test_a_script_of_trl_trains_with_the_commands_plan(

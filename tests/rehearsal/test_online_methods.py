@@ -12,8 +12,6 @@ from real_run import LENGTH, Case, Folder, assert_alike, case, peaks, rehearsed
 
 from autotrain_mem.types import Owner, Phase
 
-pytestmark = pytest.mark.newest
-
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "student": ({"lmbda": 1.0}, {}),
     "student_without_cache": ({"lmbda": 1.0}, {"gradient_checkpointing": True, "use_peft": True}),
@@ -23,7 +21,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param("student", marks=pytest.mark.newest), *list(CASES)[1:]])
 def test_every_way_allocates_what_was_rehearsed(name: str, model_folder: Folder, tmp_path: Path) -> None:
     arguments, knobs = CASES[name]
     one = case("gkd", model_folder("qwen2"), arguments, **{"gradient_checkpointing": False, **knobs})
@@ -56,7 +54,9 @@ def judged(folder: Path, arguments: dict[str, Any], **knobs: Any) -> Case:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "adapted", [pytest.param(False, id="full", marks=pytest.mark.newest), pytest.param(True, id="lora")]
+)
 def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward_pass(
     adapted: bool, model_folder: Folder, tmp_path: Path
 ) -> None:
