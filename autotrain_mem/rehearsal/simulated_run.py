@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.training.process.main import main as run
-from autotrain_mem.types import Owner, Phase
+from autotrain_mem.types import Owner
 
 if TYPE_CHECKING:
     from autotrain_mem.allocator.out_of_memory import Refusal
@@ -34,10 +34,6 @@ class SimulatedRun:
 
     gpu: SimulatedGpu
     watch: Watch
-
-    @property
-    def phase(self) -> Phase:
-        return self.watch.phase
 
     def refusal(self, error: BaseException) -> Refusal | None:
         refusal = self.gpu.refusal

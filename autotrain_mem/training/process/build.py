@@ -94,10 +94,6 @@ class PhasePeaks(PhaseRecorder):
 class Simulation(Protocol):
     """Reports on a run on a simulated card (``rehearsal.simulated_run``, which a real run does not import)."""
 
-    @property
-    def phase(self) -> Phase:
-        """The phase of the run, or the one in which it ended."""
-
     def refusal(self, error: BaseException) -> Refusal | None:
         """Returns the card's refusal that caused this error; None for any other error."""
 
@@ -119,6 +115,11 @@ class Device:
     simulated: Simulation | None = None
     end_faults: Callable[[], None] = lambda: None
     """Ends the faults injected into a training on a simulated card, once the training is done."""
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of the run, or the one in which the device was full; None if it cannot be measured."""
+        return None if self.peaks is None else self.peaks.phase
 
     def read(self) -> MemoryReading | None:
         """Reads the device's allocator; None if it cannot be measured."""

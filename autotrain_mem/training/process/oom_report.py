@@ -7,7 +7,6 @@ the request; the allocator's later figures are smaller, since tensors are freed 
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +17,7 @@ from autotrain_mem.support.units import parse_bytes
 from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.training.process.build import Device
 from autotrain_mem.training.process.longest_batch import models_of
-from autotrain_mem.types import Owner, Phase
+from autotrain_mem.types import Owner
 from autotrain_mem.types.report import Shortage
 
 _SIZE = r"(\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))"
@@ -29,25 +28,10 @@ _CAPACITY = re.compile(rf"total capacity of {_SIZE} of which {_SIZE} is free")
 _THIS_PROCESS = re.compile(rf"this process has {_SIZE} memory in use")
 _HELD = re.compile(rf"memory {_SIZE} is allocated by PyTorch, and {_SIZE} is reserved by PyTorch but unallocated")
 
-_PHASE_OF = {
-    "evaluate": Phase.EVALUATE,
-    "_save_checkpoint": Phase.SAVE,
-    "generate": Phase.GENERATE,
-    "_generate_and_score_completions": Phase.SCORE,
-    "backward": Phase.BACKWARD,
-    "clip_grad_norm_": Phase.OPTIMIZER_STEP,
-    "step": Phase.OPTIMIZER_STEP,
-    "zero_grad": Phase.OPTIMIZER_STEP,
-    "compute_loss": Phase.FORWARD,
-}
-"""Maps functions of transformers, TRL, accelerate and torch to the phase of an error that passed through them; the
-first match counts, since an evaluation has forwards of its own."""
-
 
 def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
     """Returns the figures of an out-of-memory error in this trainer's step."""
     simulated, named = device.simulated, _named(trainer)
-    phase = phase_of(error) or (None if simulated is None else simulated.phase)
     refusal = None if simulated is None else simulated.refusal(error)
     if simulated is None:
         seen: set[int] = set()
@@ -59,18 +43,7 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
     else:
         figures = asdict(refusal) | {"outside_bytes": refusal.outside_bytes or 0}
         del figures["allowed_bytes"], figures["is_rejected"]
-    return Shortage(phase=phase, step=trainer.state.global_step, measured=measured, **figures)
-
-
-def phase_of(error: BaseException) -> Phase | None:
-    """Returns the phase in which an error was raised, by the functions that it, or the error that caused it, passed
-    through; None if unknown."""
-    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # ``step`` is a common name: only an optimizer's counts.
-    names = {code.co_name for code in codes if code.co_name != "step" or "/optim/" in code.co_filename}
-    phase = next((phase for name, phase in _PHASE_OF.items() if name in names), None)
-    before = error.__cause__ or error.__context__
-    return phase if phase is not None or before is None else phase_of(before)
+    return Shortage(phase=device.phase, step=trainer.state.global_step, measured=measured, **figures)
 
 
 def _of_message(message: str, device: Device) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from autotrain_mem.training.process.checkpointing import (
 )
 from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch
-from autotrain_mem.training.process.oom_report import phase_of, shortage_of
+from autotrain_mem.training.process.oom_report import shortage_of
 from autotrain_mem.training.process.resharding import read_other_forms
 from autotrain_mem.training.process.world import Moves, World
 from autotrain_mem.training.run_folder import check_in_place
@@ -85,8 +85,7 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world:
     except Exception as error:
         if kind_of(error) in (None, HOST):
             raise
-        phase = phase_of(error)
-        where = f" during {phase.value}" if phase is not None else ""
+        where = "" if device.phase is None else f" during {device.phase}"
         shortage = None if safeguards is None else safeguards.shortage(error)
         raise GpuOutOfMemoryError(
             f"Out of memory{where}, after step {trainer.state.global_step}: {error}",
