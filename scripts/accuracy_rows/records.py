@@ -15,7 +15,7 @@ from autotrain_mem.planning.predictions import judge_trace
 from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Hardware
+from autotrain_mem.types import Hardware, Trace
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
@@ -48,16 +48,18 @@ def _check_one(record: Record, worker: api.Worker, *, differing: bool) -> bool:
         for name, text in record.model_files.items():
             (model / name).write_text(text, encoding="utf-8")
         try:
-            told = _line(record, worker, model) + f"  {verdict}"
+            line, trace = _rehearsed(record, worker, model)
         except AutofitError as error:
-            told = f"{record.case.name:48} cannot be rehearsed: {error.message}; {verdict}"
-        print(told, flush=True)
-        if differing:
-            _print_differences(record, worker, model)
+            print(f"{record.case.name:48} cannot be rehearsed: {error.message}; {verdict}", flush=True)
+            return exact
+    print(f"{line}  {verdict}", flush=True)
+    if differing:
+        _print_differences(record, trace)
     return exact
 
 
-def _line(record: Record, worker: api.Worker, model: Path) -> str:
+def _rehearsed(record: Record, worker: api.Worker, model: Path) -> tuple[str, Trace]:
+    """The line of a record, but for its replay, and the rehearsal."""
     case, card = record.case, record.card
     rule = overhead(card.multiprocessors, card.compute_capability)
     hardware = Hardware(  # as a plan would see it before any run: with the rule's figure outside torch
@@ -72,13 +74,14 @@ def _line(record: Record, worker: api.Worker, model: Path) -> str:
         workers=api.Workers(started=[worker]), job=case.job(model), defaults=case.knobs, hardware=hardware
     )
     asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.length))
-    predicted = judge_trace(asked, case.knobs, asked.rehearse(case.knobs))
+    trace = asked.rehearse(case.knobs)
+    predicted = judge_trace(asked, case.knobs, trace)
     allocated = _beside(record.trained.peak_allocated_bytes, predicted.reserved.peak_allocated_bytes)
     reserved = _beside(record.trained.peak_reserved_bytes, predicted.reserved.peak_reserved_bytes)
     outside = record.outside.non_torch_bytes
     measured = "-" if outside is None else f"{outside / MIB:.0f}"
     beside = f"{measured} / {predicted.outside_bytes / MIB:.0f}"
-    return f"{case.name[:48]:48} {allocated:>24} {reserved:>24} {beside:>14}"
+    return f"{case.name[:48]:48} {allocated:>24} {reserved:>24} {beside:>14}", trace
 
 
 def _beside(measured_bytes: int, predicted_bytes: int) -> str:
@@ -86,11 +89,9 @@ def _beside(measured_bytes: int, predicted_bytes: int) -> str:
     return f"{measured_bytes / GIB:.3f} {predicted_bytes / GIB:.3f} {error:+7.2%}"
 
 
-def _print_differences(record: Record, worker: api.Worker, model: Path) -> None:
-    case = record.case
-    trace = worker.rehearse(case.job(model), case.knobs, case.length, record.card.compute_capability)
+def _print_differences(record: Record, trace: Trace) -> None:
     # A rehearsal makes weights, and takes a generation by its two ends: neither goes allocation by allocation.
-    apart = ("load", "generate", "evaluate") if METHODS[case.method].is_online else ("load",)
+    apart = ("load", "generate", "evaluate") if METHODS[record.case.method].is_online else ("load",)
     rehearsed = births_of_trace(trace, apart)
     recorded = births_of_history(record.history, apart)
     found = differences(recorded, rehearsed)

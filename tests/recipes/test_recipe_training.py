@@ -1,4 +1,4 @@
-"""Recipes train for real, by their commands: three steps of a tiny model on a simulated card."""
+"""Recipes train for real, by their commands: two steps of a tiny model on a simulated card."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.place import Autofit
 
 pytestmark = pytest.mark.slow
 
-STEPS = 3
+STEPS = 2
 SHARED = (
     f"--gpu 400MiB --simulate --no_probe --json --max_steps {STEPS} --logging_steps 1 --save_strategy no "
     "--fit lossless --forbid activation_offloading --gradient_checkpointing false --effective_batch_size 8 "
@@ -24,7 +24,7 @@ SHARED = (
 SHORT = {
     "sft": "--dataset data.jsonl --max_length 32",
     "grpo": "--dataset prompts.jsonl --max_completion_length 8 --reward_funcs think_format_reward",
-    "ppo": "--dataset prompts.jsonl --response_length 8 --local_rollout_forward_batch_size 8",
+    "ppo": "--dataset prompts.jsonl --response_length 8 --num_ppo_epochs 1 --local_rollout_forward_batch_size 8",
 }
 """Lengths for a CPU; what is trained, and how, stays the recipe's. The recipes' own reward needs a package."""
 TRAINED = ["sft-llama3.1-8b-lora-8bit", "grpo-qwen3-8b-qlora", "ppo-qwen2.5-7b-lora"]
@@ -38,7 +38,7 @@ def tiny(model_folder: Callable[[str], Path], name: str) -> str:
 
 
 @pytest.mark.parametrize("recipe", [each for each in recipes() if each.name in TRAINED], ids=lambda recipe: recipe.name)
-def test_a_recipe_trains_three_steps(recipe: Recipe, model_folder: Callable[[str], Path], autofit: Autofit) -> None:
+def test_a_recipe_trains_two_steps(recipe: Recipe, model_folder: Callable[[str], Path], autofit: Autofit) -> None:
     keys: dict[str, Any] = settings(recipe)
     named = {"model": keys["model_name_or_path"]} | {
         name: keys[name] for name in REWARD_MODEL_ARGUMENTS if name in keys
