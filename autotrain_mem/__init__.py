@@ -37,7 +37,7 @@ __all__ += ["Candidate", "CardVerdict", "Cards", "DataSummary", "Estimate", "Exp
 __all__ += ["ImageSummary", "Incident", "Job", "Knobs", "LearnedLimits", "Lever", "MemoryEstimate", "MemoryReading"]
 __all__ += ["LargestValue", "MemoryWatch", "MixedLengths", "OtherProcess", "Owner", "Phase", "PhasePeak", "Plan"]
 __all__ += ["Price"]
-__all__ += ["Probe", "Proposal", "Report", "ReservedByMode", "ReservedByOrder", "ReservedEstimate", "ReservedOverSteps"]
+__all__ += ["Probe", "Proposal", "Report", "ReservedByMode", "ReservedEstimate"]
 __all__ += ["Restart", "Routing", "Sign", "StepTime", "Topology", "Trained", "VllmServer", "VllmSleep"]
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ if TYPE_CHECKING:
         Proposal,
         Report,
         ReservedByMode,
-        ReservedByOrder,
         ReservedEstimate,
-        ReservedOverSteps,
         Restart,
         Routing,
         StepTime,

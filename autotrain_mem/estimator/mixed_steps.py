@@ -24,11 +24,11 @@ from itertools import product
 
 from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES
 from autotrain_mem.allocator.settings import AllocatorSettings
-from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
+from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.depth.alignment import name_of
 from autotrain_mem.estimator.step_parts import FOREIGN, Kind, TraceSpan, step_parts
 from autotrain_mem.types import Block, DataProfile, Trace
-from autotrain_mem.types.estimate import STEPS, MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.estimate import STEPS, MixedLengths
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 CLASSES = 8
@@ -168,39 +168,38 @@ def mixed_lengths(
     batches: DrawnBatches,
     settings: AllocatorSettings,
     *,
-    capacity_bytes: int | None,
+    empties_cache: bool = False,
 ) -> MixedLengths:
-    """Replays sampled steps in both orders, with both kinds of segments.
+    """Replays sampled steps after the longest rows, with both kinds of segments.
 
     Args:
-        capacity_bytes: What the allocator can have of the device, for how often it gives its cache back.
+        empties_cache: Whether ``torch_empty_cache_steps`` releases the cache that the longest rows left: running them
+            first then saves no later allocation, but still reserves its own bytes.
 
     Raises:
         UnclearStepsError: the steps of these rehearsals cannot be told apart, or use more streams than one.
     """
     templates = _templates(longest, shorter, accumulates=batches.each_step > 1)
+    looked_at = {steps * batches.each_step for steps in STEPS}
 
-    def by_order(grows: bool) -> ReservedByOrder:
+    def reserved(grows: bool) -> tuple[int, ...]:
         segments = replace(settings, grows=grows)
         # Small blocks count once all lengths have run, each beside every other in a step's micro-batches: gradients of
         # a short one lie elsewhere than those of the longest.
-        small = Run(templates, segments, None, longest_first=True, is_small=True)
+        small = Run(templates, segments, longest_first=True, is_small=True)
         every = sorted({*batches.tokens})
         spread = sorted({*every[:: max(1, -(-len(every) // SMALL_CLASSES))], every[-1]})
         small_bytes = max(small.step(*tokens) for tokens in product(spread, repeat=small.micro_batches))
 
-        def over_steps(*, longest_first: bool) -> ReservedOverSteps:
-            run = Run(templates, segments, None, longest_first=longest_first)
-            reserved, retries = _looked_at(run, batches)
-            reserved = tuple(size + small_bytes for size in reserved)
-            if capacity_bytes is not None and reserved[-1] > capacity_bytes:
-                room = max(0, capacity_bytes - small_bytes)
-                _, retries = _looked_at(Run(templates, segments, room, longest_first=longest_first), batches)
-            return ReservedOverSteps(reserved_bytes=reserved, num_alloc_retries=retries)
+        def after_steps(*, longest_first: bool) -> list[int]:
+            run = Run(templates, segments, longest_first=longest_first)
+            after_each = [run.step(tokens) + small_bytes for tokens in batches.tokens]
+            return [size for number, size in enumerate(after_each, 1) if number in looked_at]
 
-        return ReservedByOrder(any_order=over_steps(longest_first=False), longest_first=over_steps(longest_first=True))
+        first = after_steps(longest_first=True)
+        return tuple(map(max, first, after_steps(longest_first=False)) if empties_cache else first)
 
-    return MixedLengths.of_both(by_order)
+    return MixedLengths.of_both(reserved)
 
 
 def reserved_after(
@@ -217,22 +216,8 @@ def reserved_after(
     Nothing is rounded, so that a real run of the same rows can be compared. Raises UnclearStepsError.
     """
     templates = _templates(longest, shorter, accumulates=accumulates)
-    large, small = (
-        Run(templates, settings, None, longest_first=longest_first, is_small=each) for each in (False, True)
-    )
+    large, small = (Run(templates, settings, longest_first=longest_first, is_small=each) for each in (False, True))
     return [large.step(each) + small.step(each) for each in tokens]
-
-
-def _looked_at(run: Run, batches: DrawnBatches) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the reserved bytes, and how often the cache was released, after each of :data:`STEPS`."""
-    reserved, retries = [], []
-    looked_at = {steps * batches.each_step for steps in STEPS}
-    for number, tokens in enumerate(batches.tokens, 1):
-        run.step(tokens)
-        if number in looked_at:
-            reserved.append(run.allocator.peak_reserved_bytes)
-            retries.append(run.allocator.num_alloc_retries)
-    return tuple(reserved), tuple(retries)
 
 
 class Template:
@@ -267,12 +252,11 @@ def _templates(longest: Rehearsed, shorter: Rehearsed, *, accumulates: bool) -> 
 
 
 class Run:
-    """Replays steps of any length, one after another, in one pool of the allocator.
+    """Replays steps of any length, one after another, in one pool of the allocator of an unlimited device.
 
     Small blocks, up to 1 MiB, share segments with no others (``CUDACachingAllocator.cpp: get_pool``).
 
     Args:
-        capacity_bytes: What the allocator can have; None for no end.
         longest_first: The longest rows run forward and backward before the first step, and leave nothing but what the
             allocator then caches (``training.process.longest_batch``).
     """
@@ -281,12 +265,11 @@ class Run:
         self,
         templates: Templates,
         settings: AllocatorSettings,
-        capacity_bytes: int | None,
         *,
         longest_first: bool,
         is_small: bool = False,
     ) -> None:
-        self.allocator = CachingAllocator(capacity_bytes, settings)
+        self.allocator = CachingAllocator(None, settings)
         self._templates, self._is_small = templates, is_small
         self.micro_batches = len(templates[0].parts.later)
         """The rehearsed micro-batches of a step; if a step has more, those in between are like the last."""
@@ -323,7 +306,7 @@ class Run:
         """Runs the longest rows beside stand-ins for the memory of later steps (``training.process.longest_batch``)."""
         _, sizes = template.compiled(template.parts.load, template.tokens, is_small=self._is_small)
         standing_in = [sizes[number - 1] for number in template.parts.beside_trial]
-        held = [self._malloc(size) for size in standing_in if (size <= SMALL_BYTES) is self._is_small]
+        held = [self.allocator.malloc(size) for size in standing_in if (size <= SMALL_BYTES) is self._is_small]
         self._play(template, template.parts.trial, template.tokens)
         for address in held:
             self.allocator.free(address)
@@ -337,7 +320,7 @@ class Run:
                 if waiting := carried.get(part.foreign[event - FOREIGN]):
                     free(waiting.pop())
             elif event > 0:
-                alive[event] = self._malloc(sizes[event - 1])
+                alive[event] = self.allocator.malloc(sizes[event - 1])
             elif event == CACHE_EMPTIED:
                 self.allocator.empty_cache()
             else:
@@ -352,16 +335,6 @@ class Run:
             for address in addresses:
                 self.allocator.free(address)
         self._carried.clear()
-
-    def _malloc(self, size: int) -> int:
-        try:
-            return self.allocator.malloc(size)
-        except OutOfMemory:  # the run goes on, on a device that is as much larger
-            device = self.allocator.device
-            capacity, device.capacity_bytes = device.capacity_bytes, None
-            address = self.allocator.malloc(size)
-            device.capacity_bytes = max(capacity or 0, device.taken_bytes)
-            return address
 
     def _state(self) -> object:
         """Returns a key of the allocator's state: the places of free blocks, which determine all others."""

@@ -12,7 +12,7 @@ from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.types import Estimate, Job, Knobs, Trace
-from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.estimate import MixedLengths
 
 LEAST_TOKENS = 32
 """If the longest rows are no longer than this, no shorter ones are rehearsed."""
@@ -46,7 +46,7 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
     return not knobs.pads_rows or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
-def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_bytes: int | None) -> MixedLengths | None:
+def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf) -> MixedLengths | None:
     """Replays rows of every length; None if that is not possible. Raises RehearsalError."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
@@ -58,24 +58,11 @@ def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf, *, capacity_byte
     try:
         step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
         short = Rehearsed(tokens=shorter, trace=trace_of(shorter))
-        mixed = mixed_lengths(long, short, batches, settings, capacity_bytes=capacity_bytes)
+        # Where the cache is emptied in every step, the rehearsal's own events tell.
+        empties_cache = int(subject.job.arguments.get("torch_empty_cache_steps") or 0) > 1
+        return mixed_lengths(long, short, batches, settings, empties_cache=empties_cache)
     except UnclearStepsError:
         return None
-    steps = int(subject.job.arguments.get("torch_empty_cache_steps") or 0)
-    return mixed if steps < 2 else without_cache(mixed)  # of every step the rehearsal's own events tell
-
-
-def without_cache(mixed: MixedLengths) -> MixedLengths:
-    """Counts the larger of both orders if ``torch_empty_cache_steps`` releases the cache that the longest rows left:
-    running them first then saves no later allocation, but still reserves its own bytes."""
-
-    def more(order: ReservedByOrder) -> ReservedByOrder:
-        first, drawn = order.longest_first, order.any_order
-        reserved = tuple(map(max, first.reserved_bytes, drawn.reserved_bytes))
-        retries = tuple(map(max, first.num_alloc_retries, drawn.num_alloc_retries))
-        return replace(order, longest_first=ReservedOverSteps(reserved_bytes=reserved, num_alloc_retries=retries))
-
-    return MixedLengths.of_both(lambda grows: more(mixed.modes[grows]))
 
 
 def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
@@ -95,9 +82,3 @@ def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
         why = "the steps of this rehearsal cannot be played again with others (several processes, offloading)"
     not_counted = (f"what rows of every length make the allocator reserve over hours: {why}", *memory.not_counted)
     return replace(estimate, memory=replace(memory, not_counted=not_counted))
-
-
-def exceeds(mixed: MixedLengths, capacity_bytes: int) -> bool:
-    """Returns whether any order, in either mode, reserves more than there is: only then does it give its cache back."""
-    orders = [order for mode in mixed.modes.values() for order in (mode.any_order, mode.longest_first)]
-    return max(order.last_bytes for order in orders) > capacity_bytes

@@ -16,7 +16,7 @@ from autotrain_mem.estimator.step_time import shared_work, step_time
 from autotrain_mem.estimator.vllm_share import asleep_bytes, estimate_while_awake, with_sleep
 from autotrain_mem.machine.host_requirements import ITEM_BYTES
 from autotrain_mem.planning.kept_answers import job_key
-from autotrain_mem.planning.mixed_lengths import batches_of, exceeds, replayed
+from autotrain_mem.planning.mixed_lengths import batches_of, replayed
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.planning.suggestions import would_fit
 from autotrain_mem.settings.levers import SWITCHES
@@ -119,10 +119,7 @@ class Predictions:
         rehearsed = self._known(knobs, whole=False) or Footprint(memory=estimate.memory, work=Workload())
         key = ("over steps", self._key(knobs, None))
         if key not in self._footprints:  # a search that is repeated after a probe asks again
-            mixed, capacity_bytes = self._mixed(knobs, None), self._subject.room(knobs).capacity_bytes
-            if mixed is not None and capacity_bytes is not None and exceeds(mixed, capacity_bytes):
-                mixed = self._mixed(knobs, capacity_bytes)
-            memory = replace(rehearsed.memory, mixed_lengths=mixed)
+            memory = replace(rehearsed.memory, mixed_lengths=self._mixed(knobs))
             self._footprints[key] = replace(rehearsed, memory=memory)
         mixed = self._footprints[key].memory.mixed_lengths
         if mixed is None:
@@ -130,18 +127,18 @@ class Predictions:
         # What probes corrected moves these figures as well.
         before, now = rehearsed.memory.reserved.modes, estimate.memory.reserved.modes
         more = {grows: now[grows].peak_reserved_bytes - before[grows].peak_reserved_bytes for grows in (False, True)}
-        moved = MixedLengths.of_both(lambda grows: mixed.modes[grows].moved(more[grows]))
+        moved = MixedLengths.of_both(lambda grows: tuple(max(0, size + more[grows]) for size in mixed.modes[grows]))
         return replace(estimate, memory=replace(estimate.memory, mixed_lengths=moved))
 
-    def _mixed(self, knobs: Knobs, capacity_bytes: int | None) -> MixedLengths | None:
+    def _mixed(self, knobs: Knobs) -> MixedLengths | None:
         store, key = self._subject.footprint_store, self._stored_key(knobs, None)
         profile = self._subject.lengths.profile
-        key |= {"capacity": capacity_bytes, "rows": None if profile is None else codec.to_json(profile)}
+        key |= {"rows": None if profile is None else codec.to_json(profile)}
         kept = store.get("mixed_lengths", key)
         if kept is not None:
             return codec.from_json(MixedLengths, kept)
         try:
-            mixed = replayed(self._subject, knobs, partial(self._trace_at, knobs), capacity_bytes=capacity_bytes)
+            mixed = replayed(self._subject, knobs, partial(self._trace_at, knobs))
         except AutofitError:  # the plan that is on its way matters more
             return None
         if mixed is not None:

@@ -84,10 +84,10 @@ def facts(plan: Plan) -> Iterator[Fact]:
         whole = f"; {counted(steps, 'step')} in about {duration(plan.run_seconds)}"
     yield Fact("speed", Text(f"{formatting.speed(estimate.time)}{whole}", style="" if is_known else QUIET), 60)
     if (mixed := estimate.mixed) is not None and caches(estimate.hardware):
-        first, any_order = (format_bytes(order.last_bytes) for order in (mixed.longest_first, mixed.any_order))
-        otherwise = "" if first == any_order else f"; {any_order} in any order, which is TRL's own"
-        reserve = f"rows of every length reserve up to {first} in {STEPS[-1]:,} steps, the longest first{otherwise}"
-        yield Fact("hours", Text(reserve))
+        most = format_bytes(mixed[-1])
+        yield Fact(
+            "hours", Text(f"rows of every length reserve up to {most} in {STEPS[-1]:,} steps, the longest first")
+        )
     if (price := plan.price) is not None and plan.cost is not None:
         seen = ", ".join(filter(None, [price.provider, f"seen {price.seen}" if price.seen else ""]))
         hourly = f", at {amount(price.per_hour)} an hour for a card{f' ({seen})' if seen else ''}"

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
         MemoryEstimate,
         MixedLengths,
         ReservedByMode,
-        ReservedByOrder,
         ReservedEstimate,
-        ReservedOverSteps,
     )
     from autotrain_mem.types.experience import (
         Experience,

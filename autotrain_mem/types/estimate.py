@@ -20,73 +20,27 @@ STEPS = (10, 100, 1000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReservedOverSteps:
-    """Holds the reserved memory after each of :data:`STEPS`, for one order of the rows and one allocator mode.
-
-    >>> from autotrain_mem import ReservedOverSteps
-    >>> order = ReservedOverSteps(reserved_bytes=(2**30, 2**30, 3 * 2**29), num_alloc_retries=(0, 0, 1))
-    >>> order.last_bytes == 3 * 2**29
-    True
-    """
-
-    reserved_bytes: tuple[int, ...]
-    """Peak reserved bytes up to each step, on an unlimited device."""
-    num_alloc_retries: tuple[int, ...]
-    """Number of times that the whole cache was released up to each step, on the real device."""
-
-    @property
-    def last_bytes(self) -> int:
-        """Returns the reserved bytes after the last of the steps; 0 if there are none."""
-        return next(reversed(self.reserved_bytes), 0)
-
-    def moved(self, more_bytes: int) -> ReservedOverSteps:
-        """Returns the figures plus ``more_bytes``, a difference that a probe measured."""
-        moved = tuple(max(0, size + more_bytes) for size in self.reserved_bytes)
-        return ReservedOverSteps(reserved_bytes=moved, num_alloc_retries=self.num_alloc_retries)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReservedByOrder:
-    """Holds both orders of the rows, for one allocator mode.
-
-    >>> from autotrain_mem import ReservedByOrder, ReservedOverSteps
-    >>> shuffled = ReservedOverSteps(reserved_bytes=(5, 7, 9), num_alloc_retries=(0, 0, 0))
-    >>> longest_first = ReservedOverSteps(reserved_bytes=(6, 6, 6), num_alloc_retries=(0, 0, 0))
-    >>> ReservedByOrder(any_order=shuffled, longest_first=longest_first).longest_first.last_bytes
-    6
-    """
-
-    any_order: ReservedOverSteps
-    """Shuffled by a sampler, TRL's default."""
-    longest_first: ReservedOverSteps
-    """The longest rows once before the first step, then any order: every run of this project does this."""
-
-    def moved(self, more_bytes: int) -> ReservedByOrder:
-        return ReservedByOrder(
-            any_order=self.any_order.moved(more_bytes), longest_first=self.longest_first.moved(more_bytes)
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MixedLengths:
-    """Holds the reserved memory in each allocator mode over sampled steps with rows of every length.
+    """Holds the reserved memory after each of :data:`STEPS` in each allocator mode, with rows of every length.
 
-    >>> from autotrain_mem import MixedLengths, ReservedByOrder, ReservedOverSteps
-    >>> alike = ReservedOverSteps(reserved_bytes=(6, 6, 6), num_alloc_retries=(0, 0, 0))
-    >>> both = ReservedByOrder(any_order=alike, longest_first=alike)
-    >>> MixedLengths(native=both, expandable_segments=both).modes[True] == both
+    The longest rows run once before the first step, as in every run of this project.
+
+    >>> from autotrain_mem import MixedLengths
+    >>> mixed = MixedLengths(native=(2**30, 2**30, 3 * 2**29), expandable_segments=(2**30, 2**30, 2**30))
+    >>> mixed.modes[True] == mixed.expandable_segments
     True
     """
 
-    native: ReservedByOrder
-    expandable_segments: ReservedByOrder
+    native: tuple[int, ...]
+    """Peak reserved bytes up to each step, on an unlimited device."""
+    expandable_segments: tuple[int, ...]
 
     @classmethod
-    def of_both(cls, found: Callable[[bool], ReservedByOrder]) -> MixedLengths:
+    def of_both(cls, found: Callable[[bool], tuple[int, ...]]) -> MixedLengths:
         return cls(native=found(False), expandable_segments=found(True))
 
     @property
-    def modes(self) -> dict[bool, ReservedByOrder]:
+    def modes(self) -> dict[bool, tuple[int, ...]]:
         return {False: self.native, True: self.expandable_segments}
 
 
@@ -290,8 +244,9 @@ class Estimate:
         return self.memory.reserved.modes[self.grows]
 
     @property
-    def mixed(self) -> ReservedByOrder | None:
-        """Returns the mixed-length figures of the allocator mode that these knobs choose; None if unknown."""
+    def mixed(self) -> tuple[int, ...] | None:
+        """Returns the reserved bytes after each of :data:`STEPS` in the allocator mode of these knobs; None if
+        unknown."""
         mixed = self.memory.mixed_lengths
         return None if mixed is None else mixed.modes[self.grows]
 
@@ -300,7 +255,7 @@ class Estimate:
         """Returns the allocator's peak: for the worst batch, or for steps with rows of every length, whichever is more.
         Those run the longest rows first, as every run of this project does."""
         worst_batch = self.reserved.peak_reserved_bytes
-        return worst_batch if self.mixed is None else max(worst_batch, self.mixed.longest_first.last_bytes)
+        return worst_batch if self.mixed is None else max(worst_batch, self.mixed[-1])
 
     @property
     def reservable_bytes(self) -> int:

@@ -19,7 +19,7 @@ from autotrain_mem.support.errors import PlanFileError
 from autotrain_mem.support.files import NOT_ORDINARY, check_replaceable, read_start
 from autotrain_mem.support.units import MIB, format_bytes
 
-PLAN_SCHEMA = "autofit.plan/5"
+PLAN_SCHEMA = "autofit.plan/6"
 """``scripts/docs_pages/plan_schema.py`` describes it."""
 PLAN_NAME = "plan.json"
 """The name of the plan's file in an output folder."""
@@ -118,29 +118,14 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
 
 
 def _json(content: bytes, name: str) -> Any:
-    def refused(reason: str) -> PlanFileError:
-        return PlanFileError(f"{name} {reason}.", hint=_MAKES_ONE)
-
-    if len(content) > LARGEST_BYTES:
-        raise refused(f"is no plan: it is larger than {format_bytes(LARGEST_BYTES)}")
-    if not content.strip():
-        raise refused("is empty")
+    reason = f"it is larger than {format_bytes(LARGEST_BYTES)}" if len(content) > LARGEST_BYTES else ""
     try:
-        text = content.decode("utf-8")
-        return json.loads(text)
-    except UnicodeDecodeError as error:
-        raise refused("is no plan: it is not UTF-8 text") from error
-    except RecursionError as error:
-        raise refused("is no plan: it is nested too deeply") from error
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}"
-        # The parser reached the end; for an unterminated string it reports where the string began.
-        ended = error.pos >= len(text.rstrip()) - 1 or "Unterminated string" in str(error)
-        if ended and text.lstrip().startswith("{"):
-            raise refused(f"was cut short: it ends at {where}, in the middle of a plan") from error
-        raise refused(f"is no plan: it is not JSON, at {where}") from error
-    except ValueError as error:  # more digits than Python reads
-        raise refused("is no plan: it is not JSON, at a number in it") from error
+        values = None if reason else json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = f"it is not JSON: {error}"
+    if reason:
+        raise PlanFileError(f"{name} is no plan: {reason}.", hint=_MAKES_ONE)
+    return values
 
 
 def _plan_again(values: Mapping[str, Any]) -> str:

@@ -165,14 +165,10 @@ def by_histogram(case: HoursCase, longest: Rehearsed, shorter: Rehearsed) -> str
     knobs = case.run.knobs
     rows = max(1, knobs.per_device_train_batch_size // (knobs.num_generations or 1))
     batches = drawn_batches(case.profile, rows=rows, each_step=1, limit=None, longest=longest.tokens)
-    mixed = mixed_lengths(longest, shorter, batches, AllocatorSettings(), capacity_bytes=None)
-    orders: dict[str, Any] = {
-        f"{kind}, {order}": getattr(getattr(mixed, name), order.replace(" ", "_"))
-        for kind, name in (("fixed size", "native"), ("expandable", "expandable_segments"))
-        for order in ("any order", "longest first")
-    }
+    mixed = mixed_lengths(longest, shorter, batches, AllocatorSettings())
+    modes = {"fixed size": mixed.native, "expandable": mixed.expandable_segments}
     return "; ".join(
-        f"{name} {' '.join(f'{size / GIB:.2f}' for size in order.reserved_bytes)}" for name, order in orders.items()
+        f"{kind}, longest first {' '.join(f'{size / GIB:.2f}' for size in sizes)}" for kind, sizes in modes.items()
     )
 
 

@@ -49,7 +49,7 @@ CONFIGS = {
 
 PLANS = {
     "empty_plan.json": b"\n",
-    "cut_short_plan.json": b'{\n  "schema": "autofit.plan/5",\n  "method": "sft",\n  "model": "Qwen/Qw',
+    "cut_short_plan.json": b'{\n  "schema": "autofit.plan/6",\n  "method": "sft",\n  "model": "Qwen/Qw',
     "old_plan.json": b'{"schema": "autofit.plan/2", "method": "sft", "model": "Qwen/Qwen2.5-0.5B", "seconds": 9}',
     "old_fit.json": b'{"schema": "autofit.fit/1", "plan": {"schema": "autofit.plan/1", "method": "dpo"}, "run": {}}',
     "an_estimate.json": b'{"schema": "autofit.estimate/1", "fits": true}',

@@ -9,7 +9,7 @@ from mixed_runs import LONGEST, SHORTER, rehearsed
 
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator
-from autotrain_mem.estimator.mixed_steps import DrawnBatches, drawn_batches, mixed_lengths, reserved_after
+from autotrain_mem.estimator.mixed_steps import drawn_batches, mixed_lengths, reserved_after
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import DataProfile, Phase, Trace
@@ -53,24 +53,14 @@ def test_the_longest_rows_run_first_beside_the_gradients_that_later_ones_are_add
     assert reserved >= max(held)
 
 
-def test_with_the_longest_rows_first_less_is_reserved_in_the_end() -> None:
+def test_with_the_longest_rows_first_less_is_reserved_unless_steps_empty_the_cache() -> None:
     profile = DataProfile(rows_by_length={100: 500, 300: 300, 500: 150, 700: 80, 850: 30, 1000: 4})
     batches = drawn_batches(profile, rows=2, each_step=1, limit=None, longest=LONGEST)
-    mixed = mixed_lengths(rehearsed(LONGEST), rehearsed(SHORTER), batches, SETTINGS, capacity_bytes=None)
-    any_order, longest_first = mixed.native.any_order, mixed.native.longest_first
-    assert any_order.last_bytes > longest_first.last_bytes + 40 * MIB
-    for order in (any_order, longest_first):
-        assert all(before <= after for before, after in pairwise(order.reserved_bytes))
-        assert order.num_alloc_retries == (0, 0, 0)
-
-
-def test_where_the_device_is_smaller_the_cache_is_given_back_and_counted() -> None:
-    batches = DrawnBatches(tokens=[200, 400, 600, 800, 1000] * 200)
     pair = rehearsed(LONGEST), rehearsed(SHORTER)
-    endless = mixed_lengths(*pair, batches, SETTINGS, capacity_bytes=None).native.any_order
-    limited = mixed_lengths(*pair, batches, SETTINGS, capacity_bytes=endless.last_bytes - 100 * MIB).native.any_order
-    assert limited.reserved_bytes == endless.reserved_bytes
-    assert limited.num_alloc_retries[-1] > 0
+    kept, emptied = (mixed_lengths(*pair, batches, SETTINGS, empties_cache=each).native for each in (False, True))
+    assert emptied[-1] > kept[-1] + 40 * MIB
+    assert all(fewer <= more for fewer, more in zip(kept, emptied, strict=True))
+    assert all(before <= after for before, after in (*pairwise(kept), *pairwise(emptied)))
 
 
 def test_drawn_batches_are_as_long_as_their_longest_rows_and_the_same_each_time() -> None:

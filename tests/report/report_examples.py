@@ -26,7 +26,7 @@ from autotrain_mem.types import (
     Topology,
     Trained,
 )
-from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.estimate import MixedLengths
 from autotrain_mem.types.report import MemoryReading
 from autotrain_mem.types.vllm import VllmSleep
 
@@ -348,13 +348,9 @@ PPO_PLAN = replace(
 )
 
 
-def over_steps(*sizes_gib: float) -> ReservedOverSteps:
-    return ReservedOverSteps(reserved_bytes=tuple(int(size * GIB) for size in sizes_gib), num_alloc_retries=(0, 0, 0))
-
-
 MIXED = MixedLengths(
-    native=ReservedByOrder(any_order=over_steps(9.1, 9.9, 10.3), longest_first=over_steps(8.4, 8.5, 8.6)),
-    expandable_segments=ReservedByOrder(any_order=over_steps(7.6, 7.6, 7.7), longest_first=over_steps(7.7, 7.7, 7.7)),
+    native=(int(8.4 * GIB), int(8.5 * GIB), int(8.6 * GIB)),
+    expandable_segments=(int(7.7 * GIB),) * 3,
 )
 """What rows of every length make of the plan's reserved bytes."""
 

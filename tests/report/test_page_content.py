@@ -109,7 +109,7 @@ def test_hours_and_ranks_are_shown_where_they_are_known() -> None:
     mixed = replace(PLAN, estimate=replace(estimate(), memory=replace(estimate().memory, mixed_lengths=MIXED)))
     ranks = replace(history(moment(1), moment(2)), ranks=((moment(1), moment(2)), (moment(2, 50),)))
     found = page(mixed, history=ranks)
-    assert [line["name"] for line in drawn(found, "hours")["lines"]] == ["longest rows first", "in any order"]
+    assert [line["name"] for line in drawn(found, "hours")["lines"]] == ["longest rows first"]
     assert [line["values"] for line in drawn(found, "ranks")["lines"]] == [[40.0, 40.0], [None, 40.0]]
     unmeasured = (replace(moment(1), device=None),)
     assert page(history=replace(ranks, ranks=(unmeasured, unmeasured))).sections  # nothing of the ranks is drawn

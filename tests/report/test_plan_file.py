@@ -72,10 +72,10 @@ def test_a_broken_file_gets_a_message_that_says_where() -> None:
     text = json.dumps(WRITTEN, indent=2)
     for share in (0.02, 0.5, 0.9999):
         end = int(len(text) * share)
-        with pytest.raises(PlanFileError, match="was cut short: it ends at line"):
+        with pytest.raises(PlanFileError, match=r"is not JSON: .*: line \d+"):
             read_plan(text[:end].encode(), "plan.json")
         comma = text.rindex(",\n", 0, end)
-        with pytest.raises(PlanFileError, match="is not JSON, at line"):
+        with pytest.raises(PlanFileError, match="is not JSON"):
             read_plan(f"{text[:comma]} oops{text[comma:]}".encode(), "plan.json")
     for content in (b"[" * 100_000, b'{"schema": ' + b"9" * 5000 + b"}", b"NaN", b"null", b"[1, 2]", b'{"a": "\xff"}'):
         with pytest.raises(PlanFileError, match=r"plan\.json"):
@@ -170,7 +170,7 @@ def test_a_plan_is_written_over_any_plan_or_an_empty_file_and_over_nothing_else(
         path.write_text(before)
         PLAN.save(path)
         assert Plan.load(path) == PLAN
-    for before in ("words", "[1]", '{"schema": "autofit.estimate/1"}', '{"schema": "autofit.plan/5"'):
+    for before in ("words", "[1]", '{"schema": "autofit.estimate/1"}', '{"schema": "autofit.plan/6"'):
         path.write_text(before)
         with pytest.raises(PlanFileError, match=r"notes\.json is there and is no plan, so it is not written over"):
             PLAN.save(path)

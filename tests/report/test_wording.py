@@ -81,7 +81,7 @@ def test_a_plan_that_did_not_read_the_data_says_why(changes: dict[str, Any], sai
 def test_hours_are_shown_for_the_order_that_trains_and_targets_as_in_the_file() -> None:
     needed = replace(PLAN.estimate.memory, mixed_lengths=examples.MIXED)
     known = replace(PLAN, estimate=replace(PLAN.estimate, memory=needed))
-    line = "reserve up to 8.60 GiB in 1,000 steps, the longest first; 10.3 GiB in any order, which is TRL's own\n"
+    line = "reserve up to 8.60 GiB in 1,000 steps, the longest first\n"
     assert line in rendered(explain_view(known), 160)
     expanded = replace(known, estimate=replace(known.estimate, knobs=examples.EXPANDED))
     assert "reserve up to 7.70 GiB in 1,000 steps, the longest first\n" in rendered(explain_view(expanded), 160)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autotrain_mem.run.run_figures import RunFigures
 from autotrain_mem.support import codec
-from autotrain_mem.types import MixedLengths, Report, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types import MixedLengths, Report
 from tests.report.report_examples import PLAN
 
 END = {"event": "end", "interrupted": False, "seconds": 2.0}
@@ -54,12 +54,11 @@ def reported(*events: Mapping[str, Any], steps: int, peak: int | None = None, re
 
 
 def test_what_is_reserved_is_compared_with_what_the_plan_says_of_rows_of_every_length() -> None:
-    more = ReservedOverSteps(reserved_bytes=(PLAN.estimate.reserved_bytes + 1,), num_alloc_retries=(0,))
-    by_order = ReservedByOrder(any_order=more, longest_first=more)
-    memory = replace(PLAN.estimate.memory, mixed_lengths=MixedLengths(native=by_order, expandable_segments=by_order))
+    more = (PLAN.estimate.reserved_bytes + 1,)
+    memory = replace(PLAN.estimate.memory, mixed_lengths=MixedLengths(native=more, expandable_segments=more))
     plan = replace(PLAN, estimate=replace(PLAN.estimate, memory=memory))
     report = RunFigures().report(END | {"steps": 1, "memory": None}, plan, "out")
-    assert report.predicted_peak_reserved_bytes == plan.estimate.reserved_bytes == more.last_bytes
+    assert report.predicted_peak_reserved_bytes == plan.estimate.reserved_bytes == more[-1]
 
 
 @given(st.integers(1, 200), st.integers(1, 200))

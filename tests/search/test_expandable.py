@@ -11,7 +11,7 @@ from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Estimate, Harm
-from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
+from autotrain_mem.types.estimate import MixedLengths
 
 SAVED = 0.02
 """Of the 3 % that native segments waste here."""
@@ -48,12 +48,8 @@ class Fragmenting(LinearMemory):
     """Rows of every length leave 2 GiB more in segments of fixed size, in whichever order they come."""
 
     def over_steps(self, estimate: Estimate) -> Estimate:
-        def order(more_bytes: int, *, expandable: bool) -> ReservedByOrder:
-            peak = estimate.memory.reserved.modes[expandable].peak_reserved_bytes
-            over = ReservedOverSteps(reserved_bytes=(peak + more_bytes,) * 3, num_alloc_retries=(0, 0, 0))
-            return ReservedByOrder(any_order=over, longest_first=over)
-
-        both = MixedLengths(native=order(2 * GIB, expandable=False), expandable_segments=order(0, expandable=True))
+        peaks = {grows: each.peak_reserved_bytes for grows, each in estimate.memory.reserved.modes.items()}
+        both = MixedLengths(native=(peaks[False] + 2 * GIB,) * 3, expandable_segments=(peaks[True],) * 3)
         return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
 
 

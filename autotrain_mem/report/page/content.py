@@ -110,14 +110,12 @@ def figures(material: Material) -> Iterator[Section]:
             counts = None if of_images is None else of_images.rows_by_image_tokens
             yield _distribution("images", "How many tokens of a row are images", "have no more", counts, few, {})
     if (mixed := estimate.mixed) is not None:
-        orders = {"longest rows first": mixed.longest_first, "in any order": mixed.any_order}
-        count = min(len(STEPS), *(len(order.reserved_bytes) for order in orders.values()))
         yield line_figure(
             "hours",
             "Reserved after many steps of rows of every length, predicted",
             "optimizer steps",
-            STEPS[:count],
-            {name: order.reserved_bytes[:count] for name, order in orders.items()},
+            STEPS,
+            {"longest rows first": mixed},
             y_title="reserved",
             unit="bytes",
             limits={"budget": float(estimate.reservable_bytes)},

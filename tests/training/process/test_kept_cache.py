@@ -9,11 +9,9 @@ from transformers import TrainerCallback
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.simulated_card import SimulatedGpu
-from autotrain_mem.planning.mixed_lengths import without_cache
 from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.trainers.finish import keep_cache_in_evaluation
 from autotrain_mem.training.process.longest_batch import attach_longest_batch
-from autotrain_mem.types.estimate import MixedLengths, ReservedByOrder, ReservedOverSteps
 
 EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
 
@@ -76,14 +74,3 @@ def test_evaluation_gives_nothing_back_but_what_its_users_code_does(gpt2: Path, 
     for each in others:
         assert min(each.later) < each.stepped[0] == kept.stepped[0]
     assert reserved("sft", gpt2, tmp_path, torch_empty_cache_steps=1).stepped[0] < kept.stepped[0]
-
-
-def test_where_steps_empty_the_cache_the_longest_rows_save_nothing() -> None:
-    drawn = ReservedOverSteps(reserved_bytes=(4, 7, 9), num_alloc_retries=(0, 0, 2))
-    first = ReservedOverSteps(reserved_bytes=(6, 6, 6), num_alloc_retries=(0, 0, 0))
-    both = ReservedByOrder(any_order=drawn, longest_first=first)
-    emptied = without_cache(MixedLengths(native=both, expandable_segments=both))
-    assert emptied.native == emptied.expandable_segments
-    assert emptied.native.any_order == drawn
-    assert emptied.native.longest_first.reserved_bytes == (6, 7, 9)
-    assert emptied.native.longest_first.num_alloc_retries == (0, 0, 2)
