@@ -25,7 +25,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.flag_verdicts import FlagGroup, Verdict, group_of
 from autotrain_mem.settings.optimizer_verdicts import is_projecting, optimizer_of
 from autotrain_mem.support.errors import AutofitError, DatasetError
-from autotrain_mem.support.host import NVME, OPTIMIZER, missing_to_compile
+from autotrain_mem.support.host import missing_to_compile
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Job
 from autotrain_mem.types.findings import Finding, Problems
@@ -120,21 +120,17 @@ def flash_attention_package(setup: Setup) -> Problems:
 
 
 def compiled_optimizer(setup: Setup) -> Problems:
-    """Refuses DeepSpeed's offload if it cannot be compiled, which happens when training starts, after the plan."""
+    """Warns if DeepSpeed's offload may not compile, which happens when training starts, after the plan. It does not
+    matter where the operators were compiled before, or came with DeepSpeed."""
     given = setup.job.arguments
-    optimizer, weights = given.get("offload_optimizer_device"), given.get("offload_param_device")
-    needed = (OPTIMIZER if optimizer else ()) + (NVME if "nvme" in (optimizer, weights) else ())
-    if not needed or not setup.to_train or setup.on_cpu:
+    if not given.get("offload_optimizer_device") or not setup.to_train or setup.on_cpu:
         return
-    missing = [*missing_to_compile({**os.environ, **setup.job.environment}, needed)]
-    if missing:
-        reasons, cures = zip(*missing, strict=True)
+    if missing := missing_to_compile({**os.environ, **setup.job.environment}):
         yield Finding(
-            kind="error",
-            error="MissingExtraError",
-            message=f"DeepSpeed's offload is compiled at its first use ({', '.join(needed)}), and "
-            f"{' and '.join(reasons)}.",
-            cure=f"{'; '.join(cures)}. Or remove --offload_optimizer_device: the state then lies on the GPU.",
+            kind="warning",
+            message=f"DeepSpeed compiles its optimizer for the host at its first use, and PATH lacks "
+            f"{' and '.join(missing)}.",
+            cure="Run: pip install ninja, and apt install g++; or remove --offload_optimizer_device.",
         )
 
 

@@ -214,8 +214,9 @@ def _system(facts: Facts) -> Iterator[Row]:
         else:
             text = "no C compiler, or no Python.h: torch.compile, Triton and Liger kernels need both"
             yield NOTE, "compiler", text, "apt install gcc python3-dev, or your system's equivalent"
-        for what, fix in missing_to_compile(os.environ) if facts.versions["deepspeed"] else ():
-            yield NOTE, "DeepSpeed", f"{what}: --offload_optimizer_device compiles with it", fix
+        if facts.versions["deepspeed"] and (missing := missing_to_compile(os.environ)):
+            text = f"PATH lacks {' and '.join(missing)}: --offload_optimizer_device compiles with it"
+            yield NOTE, "DeepSpeed", text, "pip install ninja; apt install g++"
     memory = host_memory()
     text = f"{format_bytes(memory.total_bytes)}, {format_bytes(memory.available_bytes)} available ({memory.source})"
     yield OK, "host memory", text, ""

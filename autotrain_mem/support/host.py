@@ -13,18 +13,14 @@ that has to be swapped is too slow to train in.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import pathlib
 import shlex
 import shutil
 import socket
-import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 ROOT = pathlib.Path("/")
 
@@ -144,63 +140,10 @@ def interface_to(address: str) -> str | None:
     return next((name for name, held in interfaces if here in {each.address.partition("%")[0] for each in held}), None)
 
 
-# -- what DeepSpeed compiles on this machine at its first use ----------------------------------------------------------
+def missing_to_compile(environment: Mapping[str, str]) -> list[str]:
+    """Returns the tools that ``PATH`` lacks of those by which torch compiles DeepSpeed's operators for the host.
 
-
-OPTIMIZER = ("cpu_adam",)
-NVME = ("pin_memory", "async_io")
-"""DeepSpeed's operators for the host (``deepspeed/ops/op_builder/``): a step of Adam, and files on NVMe."""
-EXTENSIONS = "TORCH_EXTENSIONS_DIR"
-_LIBAIO = ("/usr/include/libaio.h", "/usr/local/include/libaio.h")
-
-
-def missing_to_compile(
-    environment: Mapping[str, str], operators: tuple[str, ...] = OPTIMIZER
-) -> Iterator[tuple[str, str]]:
-    """Yields each missing tool and how to get it; nothing if all operators were built with DeepSpeed.
-
-    DeepSpeed needs ninja each time, the compiler only if nothing was compiled before
-    (``deepspeed/ops/op_builder/builder.py: jit_load``, ``torch/utils/cpp_extension.py: verify_ninja_availability,
-    get_cxx_compiler``). ``environment`` is that of the training process.
+    ``torch/utils/cpp_extension.py: verify_ninja_availability, get_cxx_compiler``. ``environment`` is the training's.
     """
-    operators = tuple(name for name in operators if not _is_prebuilt(name))
-    if not operators:
-        return
-    path = environment.get("PATH")
-    if shutil.which("ninja", path=path) is None:
-        beside = pathlib.Path(sys.executable).parent
-        has_it = (beside / "ninja").exists()
-        cure = (
-            f'export PATH="{beside}:$PATH", where it is' if has_it else "pip install ninja, or apt install ninja-build"
-        )
-        yield "ninja is not found in PATH", cure
-    # An earlier run compiled them (``torch/utils/cpp_extension.py: _get_build_directory``).
-    home = environment.get("XDG_CACHE_HOME") or pathlib.Path(environment.get("HOME") or pathlib.Path.home(), ".cache")
-    folder = pathlib.Path(environment.get(EXTENSIONS) or pathlib.Path(home, "torch_extensions"))
-    if all(any(folder.glob(f"{name}/{name}.so")) or any(folder.glob(f"*/{name}/{name}.so")) for name in operators):
-        return
     compiler = shlex.split(environment.get("CXX", "c++"))[:1] or ["c++"]
-    if shutil.which(compiler[0], path=path) is None:
-        yield f"there is no C++ compiler ({compiler[0]})", "apt install g++, or name one: export CXX=..."
-    elif not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
-        yield "Python.h is missing", "apt install python3-dev"
-    # In any other folder, the compiler's flags must point to it (``async_io.py: is_compatible``).
-    if NVME[1] in operators and "CFLAGS" not in environment and not any(map(os.path.exists, _LIBAIO)):
-        yield "libaio.h is missing", "apt install libaio-dev, or name its folder: export CFLAGS=-I... LDFLAGS=-L..."
-
-
-def _is_prebuilt(operator: str) -> bool:
-    """Returns whether it was compiled when DeepSpeed was installed (``DS_BUILD_CPU_ADAM=1``), on a machine with CUDA.
-
-    ``deepspeed/git_version_info.py`` reads the same file, and ``builder.py: load`` checks the accelerator too.
-    """
-    package = find_spec("deepspeed")
-    if package is None or package.origin is None:
-        return False
-    try:
-        text = pathlib.Path(package.origin).with_name("git_version_info_installed.py").read_text(encoding="utf-8")
-        lines = (line.partition("=") for line in text.splitlines())
-        said = {name.strip(): ast.literal_eval(value.strip()) for name, _, value in lines if value}
-    except (OSError, ValueError, SyntaxError):
-        return False
-    return bool(said.get("installed_ops", {}).get(operator)) and said.get("accelerator_name") == "cuda"
+    return [name for name in ("ninja", *compiler) if shutil.which(name, path=environment.get("PATH")) is None]

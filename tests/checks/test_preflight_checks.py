@@ -49,14 +49,10 @@ def test_a_good_job_has_no_findings(method: str, model_folder: Folder) -> None:
 def test_deepspeeds_compiler_is_missed_before_training_and_never_for_a_plan(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacks = [("ninja is not found in PATH", "pip install ninja"), ("there is no C++ compiler", "apt install g++")]
-    monkeypatch.setattr(preflight_checks, "missing_to_compile", lambda environment, operators: iter(lacks))
+    monkeypatch.setattr(preflight_checks, "missing_to_compile", lambda environment: ["ninja", "c++"])
     offloads = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
     (finding,) = found(model_folder("qwen2"), to_train=True, **offloads)
-    assert (finding.kind, finding.error) == ("error", "MissingExtraError")
-    assert finding.message.startswith("DeepSpeed's offload is compiled at its first use (cpu_adam), and ")
-    assert "ninja is not found in PATH and there is no C++ compiler" in finding.message
-    assert "pip install ninja; apt install g++" in finding.cure
+    assert (finding.kind, "PATH lacks ninja and c++" in finding.message) == ("warning", True)
     assert not found(model_folder("qwen2"), **offloads)
     assert not found(model_folder("qwen2"), to_train=True, on_cpu=True, **offloads), "a simulated card steps otherwise"
     assert not found(model_folder("qwen2"), to_train=True, sharding="zero3")
