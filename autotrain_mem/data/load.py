@@ -251,12 +251,11 @@ def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:
 # -- every row, before TRL tokenizes it: a bad one is named by its line, not by a traceback ---------------------------
 
 
-_MENDED = "Drop or mend such rows."
-_CONVERSATION = (
-    'A conversation is a list of at least one message, {"role": "user", "content": "..."} or {"from": "human", '
-    '"value": "..."}. '
-)
-_TOKENIZED = "Tokenized rows are lists of at least one whole number. "
+_GOOD_VALUES = """\
+Drop or mend such rows. Text is a string. A conversation is a list of at least one message:
+{"role": "user", "content": "..."} or {"from": "human", "value": "..."}; the prompt and the answers of a row are all
+strings, or all conversations. Tokenized rows are lists of at least one whole number, labels are true or false."""
+_SHOWN_CHARACTERS = 40
 
 
 def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
@@ -285,7 +284,7 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
         row = bad[0]
         first = {column: kept[row][column] for column in columns}
         others = f", and {len(bad) - 1} more such row{'s' if len(bad) > 2 else ''}" if len(bad) > 1 else ""
-        values = ", ".join(f"{column} {_kind(value)}" for column, value in first.items())
+        values = ", ".join(f"{column} is {_shown(value)}" for column, value in first.items())
         place = f"row {row + 1}"
         if name.lower().endswith(".jsonl"):  # blank lines count, and hold no row
             with open(name, "rb") as lines:
@@ -293,7 +292,7 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
                 place = next((f"line {number}" for at, number in enumerate(filled) if at == row), place)
         raise DatasetFormatError(
             f"{name} cannot be trained on: in {place}, {values}{others}.",
-            hint=_right_values(tuple(first)) + _MENDED,
+            hint=_GOOD_VALUES,
         )
 
 
@@ -310,34 +309,10 @@ def undecodable_line(path: pathlib.Path) -> str:
     return ""
 
 
-def _right_values(columns: tuple[str, ...]) -> str:
-    """Describes valid values of these columns."""
-    rights = []
-    if any(column.endswith("_ids") for column in columns):
-        rights.append(_TOKENIZED)
-    if alike := [column for column in columns if column in _ALIKE]:
-        names = " and ".join([", ".join(alike[:-1]), alike[-1]]) if len(alike) > 1 else ""
-        subject = f"The values of {names} are all texts, or all" if names else "Prompts are texts, or"
-        rights.append(f"{subject} conversations. {_CONVERSATION}")
-    if any(column in _CONVERSATIONS for column in columns):
-        rights.append(_CONVERSATION)
-    if _LABEL in columns:
-        rights.append(f"Every value of {_LABEL} is true or false. ")
-    return "".join(rights) or f"Every value of {columns[0]} is a text, not null and not a number. "
-
-
-def _kind(value: Any) -> str:
-    """Describes a value: ``is empty``, ``is a whole number``."""
-    if value is None:
-        return "is null"
-    if isinstance(value, (list, str)) and not value:
-        return "is empty"
-    if _is_conversation(value):
-        return "is a conversation"
-    if isinstance(value, list):
-        return "is a list with an item that does not belong there"
-    names = {str: "is a text", bool: "is true or false", int: "is a whole number", float: "is a number"}
-    return names.get(type(value), "is an object")
+def _shown(value: Any) -> str:
+    """Returns a value as JSON, cut short."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _is_conversation(value: Any) -> bool:

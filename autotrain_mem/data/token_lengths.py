@@ -175,16 +175,8 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
         raise
     # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
     except Exception as error:
-        raise _unprepared(name, job, error, tokenizer) from error
-
-
-def _unprepared(name: str, job: Job, error: Exception, tokenizer: Any) -> DatasetFormatError:
-    if getattr(tokenizer, "chat_template", None) is None and "chat_template" in str(error):
-        return DatasetFormatError(
-            f"{name} holds conversations, and the tokenizer of {job.model} has no chat template.",
-            hint="Give --chat_template_path FILE, a model tuned for chat, or data with prompt and completion as text.",
-        )
-    hint = "The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped."
-    if job.python_call is not None:
-        hint = "Look at the values, at formatting_func where there is one, or at the chat template."
-    return DatasetFormatError(f"TRL cannot prepare {name}: {type(error).__name__}: {error}", hint=hint)
+        hint = "The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped."
+        if job.python_call is not None:
+            hint = "Look at the values, at formatting_func where there is one, or at the chat template."
+        message = f"TRL cannot prepare {name}: {type(error).__name__}: {error}"
+        raise DatasetFormatError(message, hint=hint) from error
