@@ -57,7 +57,7 @@ def material_of(path: str | Path, store: Store) -> Material:
     drawn, not_shown = store.get(_TIMELINE, _key(plan)), []
     if drawn is None:
         not_shown.append(
-            "Memory over the rehearsed step is not shown, since its rehearsal is not kept here: plan again."
+            "Memory over the rehearsed step and the rows' lengths are not kept here, and not shown: plan again."
         )
     rows = store.get(_ROWS, _key(plan))
     written = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")

@@ -24,15 +24,13 @@ from autotrain_mem.settings.words import without_maximized
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, InterruptedByUser, OutputFolderError
 from autotrain_mem.support.files import write_json
-from autotrain_mem.support.units import counted
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training import launch
-from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, is_of_another_form
+from autotrain_mem.training.checkpoint_kinds import Resumer, check_form
 from autotrain_mem.training.checkpoints import (
     Checkpoint,
     discard,
     newest_start,
-    processes_of,
     step_of,
     why_no_start,
     why_torn,
@@ -106,7 +104,7 @@ class SupervisedRun:
         """
         checkpoint = self.first_checkpoint()
         if checkpoint is not None:
-            self._check_processes(checkpoint.path)
+            check_form(checkpoint.path, Resumer.of(self.plan.knobs))
         command = () if self.machines is None else self.machines.command
         start = None if checkpoint is None else checkpoint.path
         self.output.begin(LastRun(number=self._number, start=start, command=command))
@@ -271,23 +269,6 @@ class SupervisedRun:
                 hint=f"Remove --resume_from_checkpoint and give another --output_dir, to start again.{by_name}",
             )
         return self._first
-
-    def _check_processes(self, checkpoint: Path) -> None:
-        """Notes if a checkpoint has another number of processes or another form. Raises OutputFolderError if the
-        training cannot resume from it."""
-        resumer, before = Resumer.of(self.plan.knobs), processes_of(checkpoint)
-        check_form(checkpoint, resumer)
-        changes = []
-        if before != resumer.processes:
-            changes.append(f"is of {counted(before, 'rank')}, and {resumer.processes} resume it")
-        if is_of_another_form(checkpoint, resumer):
-            changes.append(f"has another sharding than --sharding {resumer.sharding or 'none'}, and is resharded")
-        if changes:
-            message = (
-                f"{checkpoint.name} {'; it '.join(changes)}: random numbers differ; the rows of each step are the "
-                "same if the effective batch is"
-            )
-            self.record({"event": "note", "message": message})
 
     def _last_start(self) -> Checkpoint | None:
         """Returns the newest checkpoint of the folder's last run, and continues as that run. Without a recorded run, as

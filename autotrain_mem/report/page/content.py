@@ -14,7 +14,6 @@ from autotrain_mem.report.page.figures import Limits, bar_figure, line_figure, t
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, rate
 from autotrain_mem.types import Plan, Report
-from autotrain_mem.types.data import PERCENTILES
 from autotrain_mem.types.estimate import STEPS
 from autotrain_mem.types.experience import StepReading
 from autotrain_mem.types.page import Material, Page, Section
@@ -99,16 +98,13 @@ def figures(material: Material) -> Iterator[Section]:
         yield timeline_figure(material.timeline)
     if history is not None:
         yield from _run_figures(material)
-    if plan.data is not None:
-        profile, few = material.profile, (*plan.data.percentiles, plan.data.longest)
+    if (profile := material.profile) is not None and profile.rows:
         longest = plan.job.row_limit(plan.knobs)
         limit = {} if longest is None else {f"max_length {longest}": float(longest)}
-        counts = profile.rows_by_length if profile is not None and profile.rows else None
-        yield _distribution("lengths", "How long the rows are", "are no longer", counts, few, limit)
-        if (images := plan.data.images) is not None:
-            of_images, few = None if profile is None else profile.images, (*images.percentiles, images.most)
-            counts = None if of_images is None else of_images.rows_by_image_tokens
-            yield _distribution("images", "How many tokens of a row are images", "have no more", counts, few, {})
+        yield _distribution("lengths", "How long the rows are", "are no longer", profile.rows_by_length, limit)
+        if profile.images is not None:
+            counts = profile.images.rows_by_image_tokens
+            yield _distribution("images", "How many tokens of a row are images", "have no more", counts, {})
     if (mixed := estimate.mixed) is not None:
         yield line_figure(
             "hours",
@@ -189,19 +185,10 @@ def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
     return [moments[index] for index in sorted(chosen)]
 
 
-def _distribution(
-    key: str, title: str, no_more: str, counts: Mapping[int, int] | None, few: Sequence[int], verticals: Limits
-) -> Section:
-    """Draws shares of rows over tokens.
-
-    Args:
-        counts: The number of rows by their tokens; None where only ``few`` were kept.
-        few: The tokens at ``PERCENTILES``, and the most.
-    """
-    tokens, shares = [*few], [*PERCENTILES, 1.0]
-    if counts is not None:
-        tokens, rows = sorted(counts), sum(counts.values())
-        shares = [count / rows for count in accumulate(counts[each] for each in tokens)]
+def _distribution(key: str, title: str, no_more: str, counts: Mapping[int, int], verticals: Limits) -> Section:
+    """Draws shares of rows over tokens; ``counts`` is the number of rows by their tokens."""
+    tokens, rows = sorted(counts), sum(counts.values())
+    shares = [count / rows for count in accumulate(counts[each] for each in tokens)]
     thin = slice(None, None, -max(1, len(tokens) // SHOWN_MOMENTS))  # from the longest row, which stays
     return line_figure(
         key,
