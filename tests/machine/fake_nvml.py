@@ -66,7 +66,6 @@ class FakeNvml:
     """None where there is no driver."""
     cuda: int = 13000
     """The newest CUDA that the driver can do."""
-    lists_processes: bool = True
     started: int = 0
 
     NVMLError = FakeNvmlError
@@ -131,7 +130,7 @@ class FakeNvml:
         return self._listed(handle.drawing)
 
     def _listed(self, held: dict[int, int | None] | None) -> list[SimpleNamespace]:
-        if held is None or not self.lists_processes:
+        if held is None:
             raise FakeNvmlError("Not Supported")
         return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in held.items()]
 

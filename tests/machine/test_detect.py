@@ -102,16 +102,12 @@ def test_unlike_cards_are_counted_from_the_fastest_but_by_the_bus_where_that_is_
     assert indices() == [0, 1]
 
 
-def test_memory_is_what_torch_counts_and_what_others_hold_is_not_free(nvml: FakeNvml) -> None:
+def test_memory_is_what_torch_counts_and_speed_and_what_lies_outside_torch_are_the_catalogs(nvml: FakeNvml) -> None:
     nvml.gpus = [FakeGpu(A, unlisted_bytes=5000 * MIB)]
-    (device,) = detect()
+    (device,), row = detect(), named("rtx3090")
+    assert device.name == "NVIDIA GeForce RTX 3090"
     assert device.total_bytes == (24576 - 452) * MIB
     assert device.free_bytes == device.total_bytes - 5000 * MIB
-
-
-def test_a_card_of_the_catalog_gets_its_speed_and_what_lies_outside_torch_from_there(nvml: FakeNvml) -> None:
-    device, row = detect()[0], named("rtx3090")
-    assert device.name == "NVIDIA GeForce RTX 3090"
     assert device.bandwidth_bytes_per_second == row.bandwidth_bytes_per_second
     assert device.bf16_flops_per_second == row.bf16_flops_per_second
     assert device.non_torch_bytes == row.non_torch_bytes
