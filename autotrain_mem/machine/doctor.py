@@ -218,7 +218,8 @@ def _system(facts: Facts) -> Iterator[Row]:
             text = f"PATH lacks {' and '.join(missing)}: --offload_optimizer_device compiles with it"
             yield NOTE, "DeepSpeed", text, "pip install ninja; apt install g++"
     memory = host_memory()
-    text = f"{format_bytes(memory.total_bytes)}, {format_bytes(memory.available_bytes)} available ({memory.source})"
+    source = memory.source.removeprefix("memory: ")
+    text = f"{format_bytes(memory.total_bytes)}, {format_bytes(memory.available_bytes)} available ({source})"
     yield OK, "host memory", text, ""
     with contextlib.suppress(OSError):  # there is none
         shared_bytes = shutil.disk_usage("/dev/shm").total
