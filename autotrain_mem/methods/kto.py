@@ -56,8 +56,6 @@ def image_rows_editor(filled: Configs) -> EditRows:
     return image_rows.shorten_last("completion")
 
 
-image_texts = image_rows.completion_texts
-
 training_patches = partial(dpo.strided_logps, "trl.trainer.kto_trainer")
 
 
@@ -70,6 +68,9 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     lengths = prepared_lengths(dpo.prepared_rows("KTOTrainer", filled, split, tokenizer))
     assert lengths is not None, "TRL names its columns otherwise"
     return RowLengths(longer=lengths)
+
+
+image_texts = image_rows.completion_texts
 
 
 def why_not_split(trainer: Any) -> str | None:
