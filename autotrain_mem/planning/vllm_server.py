@@ -97,9 +97,6 @@ def check_colocated(subject: Subject, knobs: Knobs) -> None:
 def _engine(subject: Subject, knobs: Knobs, *, utilization: float) -> VllmServer:
     given, prompt = subject.job.arguments, subject.lengths.longest
     length = None if prompt is None else prompt + knobs.completion_length
-    steps = given.get("steps_per_generation") or knobs.gradient_accumulation_steps
-    # Those of all processes, as the first sends the prompts of all (``vllm_generation.py: generate``).
-    of_all = int(steps) * knobs.per_device_train_batch_size * knobs.processes
     engine = VllmServer(
         model=subject.job.model,
         gpus=1,
@@ -110,7 +107,6 @@ def _engine(subject: Subject, knobs: Knobs, *, utilization: float) -> VllmServer
         total_bytes=subject.hardware.total_bytes,
         weights_bytes=None,
         token_bytes=None,
-        completions=int(given.get("generation_batch_size") or of_all),
     )
     return _on(engine, subject.facts, int(given.get("vllm_tensor_parallel_size", 1)))
 

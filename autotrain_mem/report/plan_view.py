@@ -145,8 +145,7 @@ def vllm_server(plan: Plan) -> tuple[str, ...]:
     beside = "" if server.first_gpu is None else f", while 0 to {server.first_gpu - 1} train"
     beside = ", while 0 trains" if server.first_gpu == 1 else beside
     weights = "" if server.weights_bytes is None else f"; {format_bytes(server.weights_bytes)} of weights each"
-    at_once = "" if server.at_once is None else f", about {server.at_once} of {server.completions} completions at once"
-    return f"a server on {where}{beside}{weights}{at_once}", f"start it first: {server.command}"
+    return f"a server on {where}{beside}{weights}", f"start it first: {server.command}"
 
 
 def _data(plan: Plan) -> list[Text]:

@@ -13,8 +13,8 @@ OVERHEAD_BYTES = 3 * GIB
 """Bytes that a server holds on each card besides weights and KV cache: activations of its profile run, CUDA graphs,
 NCCL. Its log reports them (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5 GiB
 for a model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
-(https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB. The figure only
-determines how many completions run at once; no plan is refused because of it."""
+(https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB. It only enters
+shares of a card that are advised; no plan is refused because of it."""
 
 ASLEEP_BYTES = OVERHEAD_BYTES
 """The most bytes that an engine on one card keeps while it sleeps: CUDA graphs, workspaces, NCCL. Sleep releases only
@@ -26,9 +26,6 @@ ASLEEP_PARALLEL_BYTES = 7424 * MIB
 (https://github.com/NVIDIA-NeMo/RL/issues/223), 6,962 to 7,121 MiB for Kimi-K2.6 on 8
 (https://github.com/vllm-project/vllm/issues/47654)."""
 
-SEQUENCES, SEQUENCES_OF_LARGE_CARDS, LARGE_CARD_BYTES = 256, 1024, 70 * GIB
-"""A server's default of ``max_num_seqs`` (``vllm/engine/arg_utils.py: get_batch_defaults``)."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmServer:
@@ -37,13 +34,13 @@ class VllmServer:
     Example: Qwen2.5-7B on one A100 with 40 GiB holds 14.2 GiB of weights; a token of its KV cache takes 56 KiB.
 
     >>> from autotrain_mem import VllmServer
-    >>> taken = {"total_bytes": 40 * 2**30, "weights_bytes": None, "token_bytes": 57344, "completions": 8}
+    >>> taken = {"total_bytes": 40 * 2**30, "weights_bytes": None, "token_bytes": 57344}
     >>> where = {"gpus": 1, "first_gpu": 1, "port": 8000, "gpu_memory_utilization": 0.9, "max_model_len": 1024}
     >>> VllmServer(model="Qwen/Qwen2.5-7B", **where, **taken).completion_bytes
     58720256
     """
 
-    json_form: ClassVar = Form(derived={"command": "command", "at_once": "at_once"})
+    json_form: ClassVar = Form(derived={"command": "command"})
 
     model: str
     gpus: int
@@ -59,8 +56,6 @@ class VllmServer:
     """None if the model's config does not say."""
     token_bytes: int | None
     """Bytes of the KV cache for one token of a sequence; None if the config does not say."""
-    completions: int
-    """Completions of one generation, over all training processes."""
 
     @property
     def share_bytes(self) -> int:
@@ -78,15 +73,6 @@ class VllmServer:
     def fits(self) -> bool:
         """Returns whether weights and one completion fit the share; vLLM's other memory is not counted."""
         return (self.weights_bytes or 0) + (self.completion_bytes or 0) <= self.share_bytes
-
-    @property
-    def at_once(self) -> int | None:
-        """Estimates the number of completions that are generated at once; None if unknown."""
-        if self.weights_bytes is None or not self.completion_bytes:
-            return None
-        cache_bytes = self.share_bytes - self.weights_bytes - OVERHEAD_BYTES
-        most = SEQUENCES_OF_LARGE_CARDS if self.total_bytes >= LARGE_CARD_BYTES else SEQUENCES
-        return max(0, min(self.completions, most, cache_bytes // self.completion_bytes))
 
     @property
     def command(self) -> str:
