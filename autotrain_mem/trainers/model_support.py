@@ -32,7 +32,8 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
     method = present or quantization_method(asked)
     if method and method != "bitsandbytes":
         raise UnsupportedModelError(
-            f"A model quantized with {method} is not rehearsed yet: {_WHY_NOT.get(method, _OTHER_FORM)}.",
+            f"A model quantized with {method} is not rehearsed yet: what its layers hold and compute is known here for "
+            "bitsandbytes only.",
             hint="Load it with quantization_config=Mxfp4Config(dequantize=True)."
             if method == "mxfp4"
             else "Take the checkpoint that it was quantized from, and --load_in_4bit or --load_in_8bit.",
@@ -42,24 +43,6 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
             "8-bit layers that keep float16 weights (llm_int8_has_fp16_weight) are not rehearsed yet.",
             hint="--load_in_8bit alone keeps int8 weights only.",
         )
-
-
-_OTHER_FORM = "its layers keep their weights in a form of their own, which is known here for bitsandbytes only"
-_BY_CARD = "gptqmodel repacks its weights for a kernel that it chooses by the card, whose buffers are not known here"
-_OWN_TENSORS = "its weights are tensors of a class of its package's, whose storages a fake tensor does not show"
-_OWN_KERNELS = "its products are kernels of another package's or of the hub's, whose buffers are not known here"
-_WHY_NOT = {
-    **dict.fromkeys(("gptq", "awq"), _BY_CARD),
-    **dict.fromkeys(("torchao", "quanto"), _OWN_TENSORS),
-    **dict.fromkeys(("fp8", "eetq", "aqlm", "sinq"), _OWN_KERNELS),
-    "hqq": "its layers are hqq's own, and dequantize as the backend does that is chosen there",
-    "compressed-tensors": "it is decompressed as it loads, or at each product, as its package decides",
-    **dict.fromkeys(
-        ("auto-round", "fbgemm_fp8", "gguf", "higgs", "metal", "nvfp4", "quark", "spqr", "vptq"),
-        "transformers trains no adapter on it",
-    ),
-}
-"""Method -> reason. The last ones have ``is_trainable`` False (``transformers/quantizers/quantizer_*.py``)."""
 
 
 def checkpoint_quantization(config: Any) -> Any:

@@ -321,7 +321,6 @@ def test_where_a_model_was_placed_is_left_out() -> None:
 
 
 CASES: dict[str, Callable[[Path], Any]] = {
-    "full": lambda folder: gated(),
     "lora in bfloat16": lambda folder: with_lora(model_of("qwen3").to(torch.bfloat16)),
     "lora on 4 bits": lambda folder: with_lora(quantized(folder, load_in_4bit=True, bnb_4bit_use_double_quant=True)),
     "lora on 8 bits": lambda folder: with_lora(quantized(folder, load_in_8bit=True)),

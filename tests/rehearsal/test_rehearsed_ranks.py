@@ -58,7 +58,6 @@ AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gra
     "bf16": {"enabled": "auto"},
     "gradient_clipping": "auto",
 }
-ALONE = {"sharding": "zero3", "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
 
 
 def assert_same_peak(fake: Trace, real: Trace) -> None:
@@ -67,30 +66,23 @@ def assert_same_peak(fake: Trace, real: Trace) -> None:
     assert max(peaks(real).values()) - max(peaks(fake).values()) in (0, 8)
 
 
-def test_a_process_alone_under_zero_is_the_real_one_to_the_byte(model_folder: Folder, tmp_path: Path) -> None:
-    one = case("sft", model_folder("qwen2"), processes=1, **ALONE)
-    (real,) = trained_by_ranks(one, tmp_path)
-    fake = rehearsed(one)
-    made, really_made = ([move for move in moves_in_order(trace, SMALL) if move[1] > 0] for trace in (fake, real))
-    assert made == really_made
-    assert_same_peak(fake, real)
-    assert fake.unpinned_bytes == real.unpinned_bytes
-    assert Kind.COLLECTIVE not in {work.kind for work in fake.work.work}, "nobody is there to talk to"
-
-
 def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
     tmp_path: Path, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (optimizer_utils, utils):
         monkeypatch.setattr(module, "MIN_AIO_BYTES", 2**16)  # below which nothing is written, 1 MiB
     disk = tmp_path / "disk"
-    offload = {"device": "nvme", "nvme_path": str(disk)}
-    config = {"zero_optimization": {"stage": 3, "offload_optimizer": offload}, "aio": {"block_size": 2**16}}
-    knobs = {"processes": 1, "sharding": "zero3", "offload_optimizer_device": "nvme"}
+    offload = {"offload_optimizer": {"device": "nvme", "nvme_path": str(disk)}, "offload_param": {"device": "cpu"}}
+    config = {"zero_optimization": {"stage": 3, **offload}, "aio": {"block_size": 2**16}}
+    knobs = {"processes": 1, "sharding": "zero3"}
+    knobs |= {"offload_optimizer_device": "nvme", "offload_param_device": "cpu"}
     one = case("sft", model_folder("qwen2"), {"deepspeed": {**AUTO, **config}}, **knobs)
     (real,) = trained_by_ranks(one, tmp_path / "real")
     fake = rehearsed(one)
+    made, really_made = ([move for move in moves_in_order(trace, SMALL) if move[1] > 0] for trace in (fake, real))
+    assert made == really_made
     assert_same_peak(fake, real)
+    assert Kind.COLLECTIVE not in {work.kind for work in fake.work.work}, "nobody is there to talk to"
     assert fake.trained is not None
     assert fake.nvme_bytes == real.nvme_bytes
     assert 3 * 4 < fake.nvme_bytes / fake.trained.parameters < 4 * 4.1, "a copy, two moments, and larger gradients"
@@ -150,11 +142,10 @@ def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Folder
     assert not sent[1]
 
 
-@pytest.mark.parametrize("method", ["sft", "grpo"])
 def test_rows_made_for_one_process_and_repeated_are_those_made_for_all(
-    method: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = ranked(method, model_folder("qwen2"), processes=3, sharding="ddp", gradient_accumulation_steps=1)
+    one = ranked("grpo", model_folder("qwen2"), processes=3, sharding="ddp", gradient_accumulation_steps=1)
     made = rehearsed(one)
     monkeypatch.setattr(rehearse, "PROCESSES_WITH_ROWS", 1)
     monkeypatch.setattr(real_run, "_TRACES", {})

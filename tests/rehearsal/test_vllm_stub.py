@@ -15,7 +15,7 @@ from trace_reading import sizes
 from autotrain_mem.rehearsal import vllm_stub
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
-from autotrain_mem.types import Owner, Phase
+from autotrain_mem.types import Phase
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 PROMPTS = [[5, 6, 7], [5, 6, 7], [8, 9], [8, 9]]
@@ -102,17 +102,3 @@ def test_weights_are_gathered_for_vllm_as_by_real_ranks(
     # Now and then gloo's own threads let go of what was gathered a little later.
     for phase, peak_bytes in peaks(real).items():
         assert peaks(fake)[phase] == pytest.approx(peak_bytes, rel=0.001), phase
-
-
-def test_one_weight_at_a_time_is_gathered_for_an_engine_of_the_same_process(
-    model_folder: Folder,
-) -> None:
-    one = case("grpo", model_folder("qwen2"), {"use_vllm": True}, processes=2, sharding="fsdp2")
-    trace = rehearsed(one)
-    embedding = max(block.size_bytes for block in trace.blocks if block.owner is Owner.WEIGHTS) * 2
-    alive = most = 0
-    for phase, sign, block in trace.walk():
-        if phase is Phase.GENERATE and block.size_bytes * 2 >= embedding:
-            alive += sign * block.size_bytes
-            most = max(most, alive)
-    assert embedding <= most < 2 * embedding, "it dies before the next"

@@ -193,8 +193,8 @@ def test_math_keeps_score_matrices_and_efficient_pads_a_mask_that_is_not_aligned
     assert BATCH * 37 * 40 * 2 in recorded(FakeTensorMode, A100, BF16, masked=True, tokens=37)[0]
 
 
-@pytest.mark.parametrize("card", [T4, A100, A10, H100])
-@pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
+@pytest.mark.parametrize("card", [T4, A100, H100])
+@pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("groups", [HEADS, GROUPS], ids=["heads", "gqa"])
 @pytest.mark.parametrize("how", [{"masked": True}, {"is_causal": True}], ids=["mask", "causal"])
 @pytest.mark.parametrize("size", [16, 72, 144])

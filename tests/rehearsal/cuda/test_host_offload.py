@@ -29,10 +29,8 @@ def training(model_folder: Folder) -> Callable[..., Case]:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"activation_offloading": True, "gradient_checkpointing": True},
         {"activation_offloading": True, "gradient_checkpointing": False},
         {"activation_offloading": True, "gradient_checkpointing": True, "use_peft": True},
-        {"activation_offloading": True, "gradient_checkpointing": False, "use_peft": True},
         {"optimizer_offload": True, "optim": "adamw_torch"},
         {"optimizer_offload": True, "optim": "adagrad"},  # it starts with state
     ],
