@@ -125,7 +125,7 @@ SLOW_TO_IMPORT = frozenset(HUGGING_FACE.split()) | {"numpy"}
 ROOMS_OF_TORCH = (
     *("rehearsal", "trainers", "training.process", "training.guard", "training.watch"),
     *("drop_in.trainers", "drop_in.experimental", "drop_in.experimental_ppo"),
-    *("cli.trained_model", "checks.model_objects"),
+    *("cli.adapter_merge", "checks.model_objects"),
 )
 """They are imported in the worker, in the training process or in a user's script alone."""
 

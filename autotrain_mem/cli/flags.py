@@ -281,14 +281,9 @@ class CommandParser(argparse.ArgumentParser):
         """Raises UsageError, with the command's flags as the hint."""
         raise UsageError(f"{self.prog}: {message}.", hint=" ".join(self.format_usage().removeprefix("usage: ").split()))
 
-    def add_run(self, *, loads: bool = False) -> None:
-        """Adds the output folder of a training, and with ``loads`` the flags of a command that loads its model."""
+    def add_run(self) -> None:
+        """Adds the output folder of a training."""
         self.add_argument("run", metavar="RUN", help="the output folder of a training")
-        if loads:
-            base = "where an adapter's base model is now: a folder or a hub id (default: where it was trained from)"
-            self.add_argument("--base", metavar="MODEL", help=base)
-            code = "let the model's own code run, where it has some"
-            self.add_argument("--trust_remote_code", action="store_true", help=code)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Reads a command line. Raises UsageError for an unknown flag, a missing value or a missing run."""

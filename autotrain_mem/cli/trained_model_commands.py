@@ -2,93 +2,71 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.cli.tiny_model import quiet_libraries
-from autotrain_mem.cli.trained_run import find_run, merge_target, quantized_note, with_base
+from autotrain_mem.cli.trained_run import TrainedRun, find_run
 from autotrain_mem.report.terminal import Console, waiting, warn
-from autotrain_mem.support.errors import TrainingError, UsageError
-
-if TYPE_CHECKING:
-    from autotrain_mem.cli.trained_model import Chat
-
-MAX_NEW_TOKENS = 256
+from autotrain_mem.support.errors import ModelNotFoundError, OutputFolderError, TrainingError, UsageError
+from autotrain_mem.support.versions import installed_versions
 
 _CHAT = """\
-Loads the model that a run trained, with the base of an adapter, on the GPU if it fits there, and answers: --prompt TEXT
-or piped input once; on a terminal line by line, as a conversation, until Ctrl-C or an empty line. A reward model gives
-a score: of --prompt with --answer, or of one text.
+Starts `transformers serve` with the model that a run trained, and `transformers chat` to talk to it. They load no
+adapters: an adapter is merged first, by `autofit merge RUN`.
 """
 
 
 def chat(argv: Sequence[str]) -> int:
-    """Chats with a trained model. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError.
+    """Chats with a trained model. Raises UsageError, OutputFolderError and TrainingError.
 
-    Replaces ``transformers chat``, whose ``transformers serve`` loads no adapter folder (transformers 5.23: it asks for
-    a config.json) and no reward model.
+    ``transformers serve`` (5.23) reads a config.json, which an adapter's folder lacks, and generates text alone.
     """
     parser = CommandParser("chat", _CHAT)
-    parser.add_run(loads=True)
-    parser.add_argument("--prompt", metavar="TEXT", help="answer this, and end")
-    parser.add_argument("--answer", metavar="TEXT", help="reward models: score this answer to the prompt")
-    parser.add_argument("--max_new_tokens", type=int, default=MAX_NEW_TOKENS, metavar="N", help="of an answer at most")
-    parser.add_argument("--plain", action="store_true", help="continue the text as it is, without a chat template")
-    parser.add_argument("--use_cpu", action="store_true", help="leave the GPU alone")
-    options = parser.read(argv)
-    run = replace(with_base(find_run(options.run), options.base), trust_remote_code=options.trust_remote_code)
-    prompt, answer, gives_score = options.prompt, options.answer, run.method.has_score_head
-    if options.max_new_tokens < 1:
-        raise UsageError(f"--max_new_tokens {options.max_new_tokens} is less than 1.", hint="--max_new_tokens 256")
-    if answer is not None and not gives_score:
-        raise UsageError("--answer is for reward models, which score it.", hint="Remove --answer.")
-    if answer is not None and prompt is None:
-        raise UsageError("--answer needs the prompt that it answers.", hint="Add --prompt TEXT.")
-    if prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read().rstrip("\n")
-    if prompt is not None and not prompt.strip():
-        raise UsageError("The prompt is empty.", hint="autofit chat RUN --prompt TEXT")
-    if note := quantized_note(run):
-        warn(note)
-    with waiting(Console(stderr=True), "loading the model"), quiet_libraries():
-        from autotrain_mem.cli.trained_model import Chat  # torch and transformers
-
-        loaded = Chat(run, max_new_tokens=options.max_new_tokens, plain=options.plain, use_cpu=options.use_cpu)
-    if prompt is not None:
-        turns = [_turn("user", prompt)] + ([] if answer is None else [_turn("assistant", answer)])
-        _reply(loaded, turns, gives_score)
-        return 0
-    sys.stdout.write(f"{run.folder} on {loaded.device}; an empty line or Ctrl-C ends.\n")
-    messages: list[dict[str, str]] = []
-    try:
-        while (line := input("> ")).strip():
-            messages = [*([] if gives_score else messages), _turn("user", line)]  # a reward model scores one text
-            messages.append(_turn("assistant", _reply(loaded, messages, gives_score)))
-    except (EOFError, KeyboardInterrupt):
-        sys.stdout.write("\n")
-    return 0
+    parser.add_run()
+    run = find_run(parser.read(argv).run)
+    if run.method.has_score_head:
+        raise UsageError(f"{run.folder} holds a reward model, which scores texts and writes none.")
+    folder = merged_folder(run) if run.is_adapter else run.folder
+    if not folder.is_dir():
+        hint = f"autofit merge {run.folder}  writes the whole model to {folder}; then run this again."
+        raise UsageError(f"{run.folder} holds an adapter, which transformers serve does not load.", hint=hint)
+    serve, talk = ["serve", str(folder)], ["chat", str(folder)]
+    if not {"fastapi", "uvicorn", "openai"} <= installed_versions(("fastapi", "uvicorn", "openai")).keys():
+        hint = f"pip install 'transformers[serving]'\n{shlex.join(['transformers', *serve])}   in one terminal\n"
+        raise UsageError(
+            "transformers serve lacks packages.", hint=f"{hint}{shlex.join(['transformers', *talk])}   in another"
+        )
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    address, program = f"http://localhost:{port}", [sys.executable, "-m", "transformers.cli.transformers"]
+    with subprocess.Popen([*program, *serve, "--port", str(port)]) as server:
+        try:
+            with waiting(Console(stderr=True), "loading the model"):
+                while not _answers(f"{address}/health"):
+                    if server.poll() is not None:
+                        raise TrainingError(f"transformers serve failed with exit status {server.returncode}.")
+                    time.sleep(0.2)
+            return subprocess.run([*program, *talk, address], check=False).returncode
+        finally:
+            server.terminate()
 
 
-def _reply(loaded: Chat, messages: list[dict[str, str]], gives_score: bool) -> str:
-    """Prints an answer as it is generated, or a score; returns the answer."""
-    if gives_score:
-        sys.stdout.write(f"score {loaded.score(messages):.4f}\n")
-        return ""
-    text: str = loaded.answer(messages, functools.partial(print, end="", flush=True))
-    print(flush=True)
-    return text
-
-
-def _turn(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
+def _answers(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
 
 
 _MERGE = """\
@@ -101,20 +79,57 @@ suffice. Nothing is overwritten.
 def merge(argv: Sequence[str]) -> int:
     """Merges an adapter into its base. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
     parser = CommandParser("merge", _MERGE)
-    parser.add_run(loads=True)
+    parser.add_run()
+    base_help = "where the base model is now: a folder or a hub id (default: where the adapter was trained from)"
+    parser.add_argument("--base", metavar="MODEL", help=base_help)
+    code_help = "let the model's own code run, where it has some"
+    parser.add_argument("--trust_remote_code", action="store_true", help=code_help)
     parser.add_argument("--out", metavar="FOLDER", help="a new folder (default: RUN-merged, beside the run)")
     options = parser.read(argv)
     run = find_run(options.run)
-    target = merge_target(run, options.out)
-    run = replace(with_base(run, options.base), trust_remote_code=options.trust_remote_code)
-    if note := quantized_note(run):
-        warn(note)
+    if not run.is_adapter:
+        raise UsageError(
+            f"{run.folder} holds the whole model: all of its weights were trained, so there is nothing to merge.",
+            hint=f'Use it as it is: AutoModelForCausalLM.from_pretrained("{run.folder}"), or autofit push {run.folder}',
+        )
+    target = Path(options.out).expanduser() if options.out else merged_folder(run)
+    if target.exists():
+        raise OutputFolderError(f"{target} exists, and is not written over.", hint="Give --out a new folder.")
+    if not target.absolute().parent.is_dir():
+        raise OutputFolderError(
+            f"There is no folder {target.absolute().parent} to write to.", hint="Make it, or give --out another."
+        )
+    run = with_base(run, options.base)
+    if run.base_bits is not None:
+        warn(
+            f"the adapter was trained on the base in {run.base_bits} bits, and is laid over its full weights here: "
+            "these differ a little from what it has learned beside, so compare an answer or two"
+        )
     with waiting(Console(stderr=True), "merging the adapter into its base"), quiet_libraries():
-        from autotrain_mem.cli import trained_model  # torch and transformers
+        from autotrain_mem.cli.adapter_merge import merge_adapter  # torch and transformers
 
-        size = trained_model.merge(run, target, warn)
+        size = merge_adapter(run, target, warn, trust_remote_code=options.trust_remote_code)
     sys.stdout.write(f"{target}: {size}\n")
     return 0
+
+
+def merged_folder(run: TrainedRun) -> Path:
+    """Returns where ``autofit merge`` writes by default: beside the run, with ``-merged`` appended to its name."""
+    folder = run.folder.resolve()
+    return folder.with_name(f"{folder.name}-merged")
+
+
+def with_base(run: TrainedRun, base: str | None) -> TrainedRun:
+    """Returns the run with the base model that the user names; raises ModelNotFoundError if its folder is missing."""
+    place = base or run.base
+    if place.startswith((".", "/", "~")) or place.count("/") != 1:  # it looks like a folder
+        if not Path(place).expanduser().is_dir():
+            raise ModelNotFoundError(
+                f"The adapter in {run.folder} belongs to the model {place}, and there is no such folder.",
+                hint="Give --base the folder or the hub id where that model is now.",
+            )
+        place = str(Path(place).expanduser())
+    return replace(run, base=place, revision=None if base is not None else run.revision)
 
 
 _PUSH = """\

@@ -1,9 +1,9 @@
-"""Which folders hold a trained model; chat and merge with a tiny model and an adapter of it; what is uploaded."""
+"""Which folders hold a trained model; what chat starts; a merged adapter; what is uploaded."""
 
+import contextlib
 import fnmatch
 import json
 import pathlib
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from autotrain_mem.cli import main, trained_model_commands
-from autotrain_mem.cli.trained_run import TrainedRun, find_run, merge_target, quantized_note, with_base
+from autotrain_mem.cli.trained_model_commands import with_base
+from autotrain_mem.cli.trained_run import TrainedRun, find_run
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import (
     HostMemoryError,
@@ -48,13 +49,6 @@ def make_run(tmp_path: pathlib.Path) -> MakeRun:
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def test_an_adapter_is_told_from_a_whole_model(make_run: MakeRun) -> None:
-    adapter, whole = find_run(str(make_run("one", *ADAPTER))), find_run(str(make_run("two", "model.safetensors")))
-    assert (adapter.is_adapter, adapter.weights_from) == (True, "tiny")
-    assert not whole.is_adapter
-    assert with_base(whole, None).weights_from == str(whole.folder)
-
-
 def test_a_run_of_another_version_is_a_run(make_run: MakeRun) -> None:
     """Its plan may hold what this version does not know, and lack what it needs."""
     folder = make_run("one", "model.safetensors")
@@ -75,10 +69,9 @@ def test_what_is_no_run_that_has_ended_is_refused_with_the_way_on(make_run: Make
     for path, kind, words in [
         (str(tmp_path / "nowhere"), UsageError, "There is no folder"),
         ("", UsageError, "There is no folder"),
-        (str(begun / "plan.json"), UsageError, "is a file"),
+        (str(begun / "plan.json"), UsageError, "There is no folder"),
         (str(begun / "checkpoint-4"), UsageError, "is not the folder of a run"),
         (str(tmp_path), UsageError, str(begun)),  # the runs in it are named
-        (str(begun), OutputFolderError, "ended after step 7"),
         (str(begun), OutputFolderError, "--resume_from_checkpoint"),
         (str(dead), OutputFolderError, f"--plan {dead}"),
     ]:
@@ -94,20 +87,59 @@ def test_a_base_model_that_is_gone_is_named_with_the_flag(make_run: MakeRun, tmp
     assert with_base(gone, "ORG/NAME").base == "ORG/NAME"
     on_hub = find_run(str(make_run("two", *ADAPTER, model="Qwen/Qwen2.5-0.5B")))
     assert with_base(on_hub, None).base == "Qwen/Qwen2.5-0.5B"
-    with pytest.raises(UsageError, match="needs no base"):
-        with_base(find_run(str(make_run("three", "model.safetensors"))), "ORG/NAME")
 
 
-def test_nothing_is_merged_over_a_folder_or_out_of_a_whole_model(make_run: MakeRun, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UsageError, match="nothing to merge"):
-        merge_target(find_run(str(make_run("whole", "model.safetensors"))), None)
-    run = find_run(str(make_run("run", *ADAPTER, model="ORG/NAME", load_in_4bit=True, use_peft=True)))
-    assert merge_target(run, None) == tmp_path.resolve() / "run-merged"
-    assert "in 4 bits" in str(quantized_note(run))
-    shutil.copytree(run.folder, tmp_path / "run-merged")
-    for out in (None, str(run.folder), str(tmp_path / "no" / "such")):
-        with pytest.raises(OutputFolderError):
-            merge_target(run, out)
+def test_nothing_is_merged_over_a_folder_or_out_of_a_whole_model(
+    make_run: MakeRun, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, run = str(make_run("whole", "model.safetensors")), str(make_run("run", *ADAPTER, load_in_4bit=True))
+    assert find_run(run).base_bits == 4
+    (tmp_path / "run-merged").mkdir()
+    for words, message in [
+        ([whole], "nothing to merge"),
+        ([run], "run-merged exists"),
+        ([run, "--out", whole], "exists, and is not written over"),
+        ([run, "--out", str(tmp_path / "no" / "such")], "There is no folder"),
+        ([run, "--out", str(tmp_path / "new")], "there is no such folder"),  # the base
+    ]:
+        assert main.run(["merge", *words]) != 0
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_whole_model_is_served_and_talked_to(
+    make_run: MakeRun, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, run = str(make_run("whole", "model.safetensors")), str(make_run("run", *ADAPTER))
+    reward = str(make_run("reward", "model.safetensors", method="reward"))
+    monkeypatch.setattr(trained_model_commands, "installed_versions", lambda names: {})
+    for folder, message in [
+        (run, f"autofit merge {run}"),
+        (reward, "scores texts"),
+        (whole, f"transformers serve {whole}"),
+    ]:
+        assert main.run(["chat", folder]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+    started: list[list[str]] = []
+
+    class Server(contextlib.nullcontext[Any]):
+        def __init__(self, words: list[str]) -> None:
+            started.append(words[3:])
+            super().__init__(SimpleNamespace(poll=lambda: None, terminate=lambda: started.append(["ended"])))
+
+    def talk(words: list[str], **options: Any) -> Any:
+        started.append(words[3:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(trained_model_commands, "installed_versions", lambda names: dict.fromkeys(names, "1"))
+    monkeypatch.setattr(trained_model_commands, "subprocess", SimpleNamespace(Popen=Server, run=talk))
+    monkeypatch.setattr(trained_model_commands, "_answers", lambda url: True)
+    (tmp_path / "run-merged").mkdir()
+    assert main.run(["chat", run]) == 0
+    serve, chat, ended = started
+    merged = str((tmp_path / "run-merged").resolve())
+    assert serve[:3] == ["serve", merged, "--port"]
+    assert chat == ["chat", merged, f"http://localhost:{serve[3]}"]
+    assert ended == ["ended"]
 
 
 @pytest.mark.parametrize("name", ["", "model", "a/b/c", "a b/c", "../x/y"])
@@ -156,9 +188,6 @@ def test_a_new_repository_is_private_and_gets_the_model_alone(
     assert "hf auth login" in capsys.readouterr().err
 
 
-PROMPT = [{"role": "user", "content": "How many apples?"}]
-
-
 @pytest.fixture(scope="module")
 def adapter(model_folder: Callable[[str], pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     """An adapter that says something else than its base."""
@@ -177,66 +206,47 @@ def adapter(model_folder: Callable[[str], pathlib.Path], tmp_path_factory: pytes
     )
 
 
-def talk(run: TrainedRun, *, plain: bool = False) -> str:
-    """The answer to PROMPT, which is also written piece by piece."""
-    from autotrain_mem.cli.trained_model import Chat
-
-    pieces = list[str]()
-    answer = Chat(run, max_new_tokens=6, plain=plain, use_cpu=True).answer(PROMPT, pieces.append)
-    assert "".join(pieces) == answer
-    return answer
-
-
 @pytest.mark.slow
-def test_a_merged_model_answers_as_base_and_adapter_do(adapter: TrainedRun, tmp_path: pathlib.Path) -> None:
-    from autotrain_mem.cli.trained_model import merge
-
-    target = tmp_path / "merged"
-    assert merge(adapter, target, lambda note: None).endswith("in float32")
-    assert "library_name" not in (target / "README.md").read_text()
-    with_adapter = talk(adapter)
-    assert talk(replace(adapter, folder=target, is_adapter=False)) == with_adapter
-    bare = replace(adapter, folder=pathlib.Path(adapter.base), is_adapter=False)
-    assert talk(bare) != with_adapter, "else nothing of the adapter would be in it"
-    assert talk(adapter, plain=True) != with_adapter
-    with pytest.raises(OutputFolderError, match="not written over"):
-        merge(adapter, target, lambda note: None)
-    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
-
-
-@pytest.mark.slow
-def test_a_reward_model_gives_a_number(adapter: TrainedRun) -> None:
-    from autotrain_mem.cli.trained_model import Chat
-
-    scorer = Chat(replace(adapter, method=METHODS["reward"]), max_new_tokens=1, use_cpu=True)
-    one, other = scorer.score(PROMPT), scorer.score([*PROMPT, {"role": "assistant", "content": "Answer: 4"}])
-    assert isinstance(one, float)
-    assert one != other
-
-
-@pytest.mark.slow
-def test_what_there_is_no_room_for_is_not_loaded(
+def test_a_merged_model_computes_what_base_and_adapter_do(
     adapter: TrainedRun, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autotrain_mem.cli import trained_model
+    import torch
+    from peft import AutoPeftModelForCausalLM, PeftType
+    from transformers import AutoModelForCausalLM
 
+    from autotrain_mem.cli import adapter_merge
+
+    def merge(run: TrainedRun, target: pathlib.Path) -> str:
+        return adapter_merge.merge_adapter(run, target, lambda note: None, trust_remote_code=False)
+
+    target = tmp_path / "merged"
+    assert merge(adapter, target).endswith("in float32")
+    assert "library_name" not in (target / "README.md").read_text()
+    tokens = torch.arange(20, 28)[None]
+    merged, beside, bare = (
+        model.eval()(tokens).logits
+        for model in (
+            AutoModelForCausalLM.from_pretrained(target),
+            AutoPeftModelForCausalLM.from_pretrained(adapter.folder),
+            AutoModelForCausalLM.from_pretrained(adapter.base),
+        )
+    )
+    torch.testing.assert_close(merged, beside, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(merged, bare, rtol=1e-2, atol=1e-2), "else nothing of the adapter would be in it"
+    with pytest.raises(OutputFolderError, match="not written over"):
+        merge(adapter, target)
+    new = tmp_path / "new"
     with pytest.raises(ModelNotFoundError, match="--base"):
-        trained_model.merge(replace(adapter, base=str(tmp_path)), tmp_path / "merged", lambda note: None)
-    small = HostMemory(total_bytes=1 << 20, available_bytes=1000, source="test")
-    monkeypatch.setattr(trained_model, "host_memory", lambda: small)
-    with pytest.raises(HostMemoryError, match="are available"):
-        trained_model.merge(adapter, tmp_path / "merged", lambda note: None)
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.slow
-def test_prompts_are_not_merged_and_the_error_says_what_they_are() -> None:
-    from peft import PeftType
-
-    from autotrain_mem.cli.trained_model import check_merges
-
-    configs = {"default": SimpleNamespace(peft_type=PeftType.PREFIX_TUNING)}
-    with pytest.raises(UsageError, match="kind PREFIX_TUNING is not merged") as caught:
-        check_merges(SimpleNamespace(peft_config=configs))
-    assert "autofit chat" in caught.value.hint
-    check_merges(SimpleNamespace(peft_config=configs, merge_and_unload=print))
+        merge(replace(adapter, base=str(tmp_path)), new)
+    with monkeypatch.context() as patched:
+        patched.setattr(adapter_merge, "free_disk_bytes", lambda folder: 1000)
+        with pytest.raises(OutputFolderError, match="another disk"):
+            merge(adapter, new)
+        small = HostMemory(total_bytes=1 << 20, available_bytes=1000, source="test")
+        patched.setattr(adapter_merge, "host_memory", lambda: small)
+        with pytest.raises(HostMemoryError, match="are available"):
+            merge(adapter, new)
+    prompts = SimpleNamespace(peft_config={"default": SimpleNamespace(peft_type=PeftType.PREFIX_TUNING)})
+    with pytest.raises(UsageError, match="kind PREFIX_TUNING is not merged"):
+        adapter_merge.check_merges(prompts)
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
