@@ -37,7 +37,7 @@ def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *,
     try:
         config = AutoConfig.from_pretrained(run.base, **({"num_labels": 1} if is_scorer else {}), **options)
     except (OSError, ValueError) as error:
-        raise _missing(run, error) from error
+        raise not_loaded(run, error) from error
     if getattr(config, "quantization_config", None):
         raise UsageError(
             f"The base model {run.base} is a quantized checkpoint, which does not hold the full weights.",
@@ -46,12 +46,12 @@ def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *,
     with torch.device("meta"):
         parameters = list(model_class.from_config(config, **code).parameters())
     weight_bytes = sum(each.numel() for each in parameters) * (getattr(config, "dtype", None) or torch.float32).itemsize
-    _check_room(weight_bytes, target.absolute().parent)
+    check_room(weight_bytes, target.absolute().parent)
     note(f"loading {run.base} ({format_bytes(weight_bytes)}) and its adapter")
     try:
         model = model_class.from_pretrained(run.base, config=config, dtype="auto", **options)
     except (OSError, ValueError) as error:
-        raise _missing(run, error) from error
+        raise not_loaded(run, error) from error
     tokenizer = AutoTokenizer.from_pretrained(run.folder, **code)
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:  # the training added some
         model.resize_token_embeddings(len(tokenizer))
@@ -77,7 +77,7 @@ def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *,
     return f"{format_bytes(weight_bytes)} in {str(merged.dtype).split('.')[-1]}"
 
 
-def _missing(run: TrainedRun, error: Exception) -> ModelNotFoundError:
+def not_loaded(run: TrainedRun, error: Exception) -> ModelNotFoundError:
     reason = " ".join(str(error).split())[:300]
     return ModelNotFoundError(
         f"The adapter in {run.folder} belongs to the model {run.base}, which cannot be loaded: {reason}",
@@ -85,7 +85,7 @@ def _missing(run: TrainedRun, error: Exception) -> ModelNotFoundError:
     )
 
 
-def _check_room(weight_bytes: int, folder: Path) -> None:
+def check_room(weight_bytes: int, folder: Path) -> None:
     """Raises HostMemoryError or OutputFolderError; without enough memory the process would be killed."""
     available_bytes, free_bytes = host_memory().available_bytes, free_disk_bytes(folder)
     if ROOM * weight_bytes > available_bytes:

@@ -42,7 +42,7 @@ def chat(argv: Sequence[str]) -> int:
         hint = f"autofit merge {run.folder}  writes the whole model to {folder}; then run this again."
         raise UsageError(f"{run.folder} holds an adapter, which transformers serve does not load.", hint=hint)
     serve, talk = ["serve", str(folder)], ["chat", str(folder)]
-    if not {"fastapi", "uvicorn", "openai"} <= installed_versions(("fastapi", "uvicorn", "openai")).keys():
+    if None in installed_versions(("fastapi", "uvicorn", "openai")).values():
         hint = f"pip install 'transformers[serving]'\n{shlex.join(['transformers', *serve])}   in one terminal\n"
         raise UsageError(
             "transformers serve lacks packages.", hint=f"{hint}{shlex.join(['transformers', *talk])}   in another"
@@ -54,7 +54,7 @@ def chat(argv: Sequence[str]) -> int:
     with subprocess.Popen([*program, *serve, "--port", str(port)]) as server:
         try:
             with waiting(Console(stderr=True), "loading the model"):
-                while not _answers(f"{address}/health"):
+                while not answers(f"{address}/health"):
                     if server.poll() is not None:
                         raise TrainingError(f"transformers serve failed with exit status {server.returncode}.")
                     time.sleep(0.2)
@@ -63,7 +63,8 @@ def chat(argv: Sequence[str]) -> int:
             server.terminate()
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Returns whether a server answers at this address."""
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
         return True
     return False

@@ -111,7 +111,7 @@ def test_a_whole_model_is_served_and_talked_to(
 ) -> None:
     whole, run = str(make_run("whole", "model.safetensors")), str(make_run("run", *ADAPTER))
     reward = str(make_run("reward", "model.safetensors", method="reward"))
-    monkeypatch.setattr(trained_model_commands, "installed_versions", lambda names: {})
+    monkeypatch.setattr(trained_model_commands, "installed_versions", lambda names: dict.fromkeys(names))
     for folder, message in [
         (run, f"autofit merge {run}"),
         (reward, "scores texts"),
@@ -132,7 +132,7 @@ def test_a_whole_model_is_served_and_talked_to(
 
     monkeypatch.setattr(trained_model_commands, "installed_versions", lambda names: dict.fromkeys(names, "1"))
     monkeypatch.setattr(trained_model_commands, "subprocess", SimpleNamespace(Popen=Server, run=talk))
-    monkeypatch.setattr(trained_model_commands, "_answers", lambda url: True)
+    monkeypatch.setattr(trained_model_commands, "answers", lambda url: True)
     (tmp_path / "run-merged").mkdir()
     assert main.run(["chat", run]) == 0
     serve, chat, ended = started
