@@ -78,6 +78,7 @@ def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *,
 
 
 def not_loaded(run: TrainedRun, error: Exception) -> ModelNotFoundError:
+    """Returns the error for a base model that cannot be loaded, with the reason."""
     reason = " ".join(str(error).split())[:300]
     return ModelNotFoundError(
         f"The adapter in {run.folder} belongs to the model {run.base}, which cannot be loaded: {reason}",
