@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import socket
@@ -58,7 +59,9 @@ def chat(argv: Sequence[str]) -> int:
                     if server.poll() is not None:
                         raise TrainingError(f"transformers serve failed with exit status {server.returncode}.")
                     time.sleep(0.2)
-            return subprocess.run([*program, *talk, address], check=False).returncode
+            # Offline, huggingface_hub's client refuses even a server on this machine; no other is asked.
+            online = {**os.environ, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+            return subprocess.run([*program, *talk, address], env=online, check=False).returncode
         finally:
             server.terminate()
 
