@@ -2,15 +2,16 @@
 
 Ranks wait for each other at every collective, so one stopped rank stops all. A thread in each process sends a heartbeat
 every second: how often its trainer has made progress (a micro-step, a step, an evaluation batch), and where its main
-thread is. A process that is stopped or swapped out sends none.
+thread is. A process that is stopped or swapped out sends none. After some seconds without progress, the heartbeat also
+names the collective that the rank waits in, read from torch's flight recorder.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 PULSE_SECONDS = 1.0
@@ -36,6 +37,8 @@ class _Rank:
     has_pulse: bool = False
     moves: int = 0
     place: str = ""
+    collectives: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """As read by ``training.process.world.last_collectives``; empty while the rank makes progress."""
 
 
 class Pulses:
@@ -61,6 +64,7 @@ class Pulses:
             return
         self._moved_at = now if message["moves"] != this.moves else self._moved_at
         this.has_pulse, this.moves, this.place = True, message["moves"], message["place"]
+        this.collectives = message.get("collectives", {})
 
     def overdue(self) -> tuple[int, str] | None:
         """Returns the rank that the others wait for, and the evidence; None if nothing hangs."""
@@ -80,8 +84,10 @@ class Pulses:
         return None
 
     def behind(self) -> tuple[int, str] | None:
-        """Returns the rank that has made the least progress, or is at another place than the others, and the evidence;
-        None if there is no such rank."""
+        """Returns the rank that is missing in a collective, has made the least progress, or is at another place than
+        the others, and the evidence; None if there is no such rank."""
+        if (missing := self._missing()) is not None:
+            return missing
         numbers, places = Counter(rank.moves for rank in self._ranks), Counter(rank.place for rank in self._ranks)
         least, most = min(numbers), max(numbers)
         if least < most:
@@ -90,6 +96,22 @@ class Pulses:
         (common, _), *_ = places.most_common()
         odd = next((number for number, each in enumerate(self._ranks) if each.place != common), None)
         return None if odd is None else (odd, f"it is {self._ranks[odd].place}, where others are {common}")
+
+    def _missing(self) -> tuple[int, str] | None:
+        """Returns the rank that has not entered a collective in which another rank of its group waits, and the
+        evidence."""
+        for group in dict.fromkeys(name for rank in self._ranks for name in rank.collectives):
+            numbers = {
+                each: rank.collectives[group][0] for each, rank in enumerate(self._ranks) if group in rank.collectives
+            }
+            last, late = max(numbers, key=lambda each: numbers[each]), min(numbers, key=lambda each: numbers[each])
+            name = self._ranks[last].collectives[group][1]
+            if numbers[late] < numbers[last] and name:
+                waiting = sum(number == numbers[last] for number in numbers.values())
+                others = f"{waiting} ranks wait" if waiting > 1 else f"rank {last} waits"
+                where = self._ranks[late].place
+                return late, f"it has not reached {name} {numbers[last]}, in which {others}, and is {where}"
+        return None
 
     def mute(self, seconds: float) -> set[int]:
         """Returns the ranks that have sent nothing for this many seconds."""

@@ -20,7 +20,9 @@ from transformers import TrainerCallback
 import autotrain_mem
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import trainers
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.process import longest_batch as first
 from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Job, LearnedLimits, Phase, Plan
@@ -124,6 +126,7 @@ def test_a_run_that_meets_a_full_device_ends_as_trls_does(
     assert warnings[0].startswith("autofit: out of memory in forward after step 1: split into 2 + 2 ")
     assert warnings[0].endswith("(CUDA out of memory. Tried to allocate 1.00 GiB.)")
     assert ours.plan.experience.learned.train_tokens is not None
+    assert ours.state.stateful_callbacks[KEPT_AS]["learned"] == codec.to_json(ours.plan.experience.learned)
 
 
 def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path: Path) -> None:

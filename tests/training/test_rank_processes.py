@@ -91,6 +91,16 @@ def test_of_ranks_that_live_and_do_not_move_the_one_behind_or_elsewhere_is_waite
     assert (rank, why.partition("and ")[2][:34]) == (0, "it is in reward.py: score, where o")
 
 
+def test_the_rank_that_has_not_come_to_a_collective_is_waited_for() -> None:
+    clock = Clock()
+    pulses = Pulses(3, 100, clock)
+    waiting = pulse(7) | {"collectives": {"0": (118, "all_gather"), "1": (3, "")}}
+    late = pulse(7, "in reward.py: score") | {"collectives": {"0": (117, ""), "1": (3, "")}}
+    rank, why = watched(pulses, clock, 200, (0, waiting), (1, late), (2, waiting))
+    assert rank == 1
+    assert why.endswith("it has not reached all_gather 118, in which 2 ranks wait, and is in reward.py: score")
+
+
 def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itself_stood_still() -> None:
     clock = Clock()
     pulses = Pulses(2, 100, clock)

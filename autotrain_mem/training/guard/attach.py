@@ -40,7 +40,7 @@ def attach_guard(
     Args:
         trainer: Steps of TRL's SFT, Reward, DPO, GRPO, RLOO and Distillation are split; those of other trainers are
             repeated whole, and PPO's are not even repeated.
-        learned: What an earlier run of the same plan learned.
+        learned: What an earlier run of the same plan learned, in addition to what a checkpoint holds.
         on_incident: Called each time the guard handles running out of memory.
         grow_after: Optimizer steps without running out of memory after which more is tried at once.
         on_notice: Called with what the user should know about how micro-batches and their parts are combined.
@@ -69,9 +69,15 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
     def learned(self) -> LearnedLimits:
         return self.context.learned
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Restores the limits that the checkpoint holds, when a run resumes."""
+        self.context.restore(state)
+        self.context.save()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Counts a clean step; after enough of them, more is tried at once."""
         self.context.step_ended()
+        self.context.save_of_all()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Removes the gradient hooks from the model."""

@@ -1,11 +1,14 @@
 """Cuts a prepared micro-batch into parts by its rows, and joins what an evaluation returns for the parts.
 
-A batch with images is not cut: processors lay images out by patch, tile or image, and cutting them by rows fails midway
-through a run (QwenLM/Qwen3-VL#1573).
+Images are cut only if it is certain to which row each belongs. A row's share follows from its image tokens, since a
+model's forward needs exactly as many of them as its images have features (``transformers/models/*/modeling_*.py:
+get_placeholder_mask``), and from TRL's image counts. Cutting images of different sizes without this fails midway
+through a run (QwenLM/Qwen3-VL#1573). Images with separate sizes (LLaVA-NeXT, Pixtral) are not supported.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +30,6 @@ class Layout(StrEnum):
 
 _IDS = ("input_ids", "prompt_ids", "completion_ids", "chosen_input_ids", "rejected_input_ids")
 """The names of token ids in the trainers' batches."""
-_OF_IMAGES = re.compile("pixel|image|video|audio|patch|tile|spatial|grid|aspect|crop|vision")
-"""Matches the names of a processor's image outputs; its token outputs are called ``..._ids`` and masks."""
-_COUNTS = ("num_images", "batch_num_images")
-"""The number of images in each row (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``;
-``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +38,8 @@ class Piece:
 
     inputs: Mapping[str, Any]
     layout: Layout
+    image_token: int | None = None
+    """See :func:`image_token_of`."""
 
     @property
     def rows(self) -> int:
@@ -48,24 +48,26 @@ class Piece:
 
     @property
     def units(self) -> int:
-        """The most parts that it can be cut into."""
+        """The most parts that it can be cut into; 1 if it is unknown which images belong to which row."""
         return 1 if self.why_not else self.members
 
     @property
     def members(self) -> int:
         """The number of rows or pairs; 1 if several sequences share a row (packing, padding-free)."""
         lengths = (None, self.rows, self.rows // 2) if self.layout is Layout.PAIRS else (None, self.rows)
-        by_rows = (value for name, value in self.inputs.items() if not _OF_IMAGES.search(name))
+        by_rows = (value for name, value in self.inputs.items() if not is_of_images(name))
         if not self._ids or any(_length(value) not in lengths for value in by_rows):
             return 1
         return self.rows // 2 if self.layout is Layout.PAIRS else self.rows
 
     @property
     def why_not(self) -> str | None:
-        """Returns why several rows cannot be cut; None if they can."""
-        images = (name for name in self.inputs if _OF_IMAGES.search(name) and name not in _COUNTS)
-        has_images = any(self.inputs[name] is not None for name in images)
-        return "rows with images are not cut" if has_images and self.members > 1 else None
+        """Returns why several rows cannot be cut because of their images; None if they can."""
+        images = self._images()
+        return images if isinstance(images, str) and self.members > 1 else None
+
+    def _images(self) -> RowsImages | str | None:
+        return images_of_rows(self.inputs, self.image_token) if has_images(self.inputs) else None
 
     @property
     def tokens(self) -> int:
@@ -82,12 +84,19 @@ class Piece:
         Args:
             trim: Whether to drop the columns that are all padding in a part.
         """
+        images = self._images()
+        assert not isinstance(images, str), images
         parts = []
         for units in split_evenly(range(self.members), count):
             half = self.rows // 2  # for pairs: chosen rows, then rejected rows
             spans = [units] if self.layout is Layout.ROWS else [units, range(half + units.start, half + units.stop)]
-            inputs = {name: _of_rows(value, spans, self.rows) for name, value in self.inputs.items()}
-            parts.append(Piece(inputs=_without_padding(inputs) if trim else inputs, layout=self.layout))
+            of_images = {} if images is None else images.of_part(self.inputs, spans)
+            inputs = {
+                name: _of_rows(value, spans, self.rows) for name, value in self.inputs.items() if name not in of_images
+            }
+            inputs = _without_padding(inputs) if trim else inputs
+            inputs |= {name: value for name, value in of_images.items() if value is not None}
+            parts.append(Piece(inputs=inputs, layout=self.layout, image_token=self.image_token))
         return parts
 
     def sizes(self, count: int) -> str:
@@ -180,3 +189,151 @@ def joined(values: Sequence[Any], layout: Layout) -> Any:
     if layout is Layout.PAIRS:
         values = [value[: len(value) // 2] for value in values] + [value[len(value) // 2 :] for value in values]
     return torch.cat(list(values))
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+_OF_IMAGES = re.compile("pixel|image|video|audio|patch|tile|spatial|grid|aspect|crop|vision")
+"""Matches the names of a processor's image outputs; its token outputs are called ``..._ids`` and masks."""
+COUNTS = ("num_images", "batch_num_images")
+"""The number of images in each row (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``;
+``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
+_KNOWN = {"pixel_values", "image_grid_thw", "pixel_attention_mask", *COUNTS}
+
+_NO_TOKENS = "the images of each row are not known: the model's configuration names no image token"
+_MISMATCH = "the images of each row are not known: image tokens and images do not match"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowsImages:
+    """Maps rows to entries of the tensors that are laid out by patch, tile or image."""
+
+    entries: Mapping[str, Sequence[int]]
+    """For each such tensor, the number of entries of its first dimension that belong to each row, in row order."""
+    has_images: Sequence[bool]
+
+    def of_part(self, inputs: Mapping[str, Any], rows: Sequence[range]) -> dict[str, Any]:
+        """Returns the part's inputs that are not laid out by row; None for each if these rows have no image at all.
+
+        Models reject empty tensors, and TRL makes none (``trl/trainer/sft_trainer.py:
+        DataCollatorForVisionLanguageModeling``).
+        """
+        if not any(any(self.has_images[span.start : span.stop]) for span in rows):
+            return dict.fromkeys(name for name in inputs if is_of_images(name) and name not in COUNTS)
+        taken = {}
+        for name, entries in self.entries.items():
+            ends = [0, *itertools.accumulate(entries)]
+            assert ends[-1] == len(inputs[name]), "as many as all rows have"
+            parts = [inputs[name][ends[span.start] : ends[span.stop]] for span in rows]
+            taken[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return taken
+
+
+def is_of_images(name: str) -> bool:
+    """Returns whether an input with this name is made from images."""
+    return _OF_IMAGES.search(name) is not None
+
+
+def has_images(inputs: Mapping[str, Any]) -> bool:
+    """Returns whether a batch has any images."""
+    return any(is_of_images(name) and name not in COUNTS and value is not None for name, value in inputs.items())
+
+
+def image_token_of(model: Any) -> int | None:
+    """Returns the id of the tokens that a model replaces with image features."""
+    config = getattr(model, "config", None)
+    for name in ("image_token_id", "image_token_index"):  # the second in older configurations
+        token = getattr(config, name, None)
+        if isinstance(token, int):
+            return token
+    return None
+
+
+def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsImages | str:
+    """Returns which images belong to which rows, or why that is not certain.
+
+    Args:
+        inputs: The inputs of a forward: tokens by row, and those made from images.
+        image_token: See :func:`image_token_of`.
+    """
+    names = {name for name in inputs if is_of_images(name) and inputs[name] is not None}
+    if unknown := names - _KNOWN:
+        return f"it is not known which images belong to which rows if a batch has {', '.join(sorted(unknown))}"
+    ids = [inputs[name] for name in ("input_ids", "prompt_ids", "completion_ids") if inputs.get(name) is not None]
+    if image_token is None or not ids:
+        return _NO_TOKENS
+    if not isinstance(inputs.get("pixel_values"), torch.Tensor):
+        return _MISMATCH
+    pixels, mask = inputs["pixel_values"], inputs.get("pixel_attention_mask")
+    tokens = (torch.cat(ids, dim=1) == image_token).sum(dim=1).tolist()
+    counts = next((list(map(int, inputs[name])) for name in COUNTS if inputs.get(name) is not None), None)
+    if counts is not None and len(counts) != len(tokens):
+        return _MISMATCH
+    if "image_grid_thw" in names:
+        entries = _by_patches(pixels, tokens, inputs["image_grid_thw"], counts)
+    elif pixels.dim() == 5:
+        entries = _by_tiles_of_rows(pixels, tokens, mask)
+    elif pixels.dim() == 4 and mask is None:
+        entries = _by_equal_entries(pixels, tokens, counts)
+    else:
+        return f"it is not known which images belong to which rows if pixel_values have {pixels.dim()} dimensions"
+    return _MISMATCH if entries is None else RowsImages(entries=entries, has_images=[each > 0 for each in tokens])
+
+
+Entries = dict[str, list[int]]
+"""As in :class:`RowsImages`."""
+
+
+def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: list[int] | None) -> Entries | None:
+    """Handles Qwen-VL's layout: the patches of all images in sequence, where a fixed number of patches makes a token.
+
+    Each row takes the next images until their patches account for its image tokens.
+    """
+    patches = grids.prod(dim=-1).tolist()
+    each = sum(patches) // max(1, sum(tokens))
+    if sum(patches) != len(pixels) or sum(patches) != each * sum(tokens):
+        return None
+    images, entries, start = [], [], 0
+    for number in tokens:
+        end = start
+        while end < len(patches) and sum(patches[start:end]) < each * number:
+            end += 1
+        images.append(end - start)
+        entries.append(sum(patches[start:end]))
+        start = end
+    matches = entries == [each * number for number in tokens] and sum(images) == len(patches)
+    if not matches or counts not in (None, images):
+        return None
+    return {"pixel_values": entries, "image_grid_thw": images}
+
+
+def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Entries | None:
+    """Handles Idefics' and SmolVLM's layout: one entry for each row, padded with tiles of zeros, which the models drop
+    (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``). Every tile makes the same number of
+    tokens."""
+    if len(pixels) != len(tokens) or (mask is not None and mask.shape[:2] != pixels.shape[:2]):
+        return None
+    tiles = ((pixels if mask is None else mask) != 0).flatten(2).any(dim=2).sum(dim=1).tolist()
+    each = _tokens_each(tokens, sum(tiles))
+    if each is None or tokens != [each * number for number in tiles]:
+        return None
+    names = ["pixel_values"] if mask is None else ["pixel_values", "pixel_attention_mask"]
+    return {name: [1] * len(tiles) for name in names}
+
+
+def _by_equal_entries(pixels: torch.Tensor, tokens: list[int], counts: list[int] | None) -> Entries | None:
+    """Handles Gemma's, LLaVA's and InternVL's layout: images or tiles of one shape, each with the same number of
+    tokens."""
+    each = _tokens_each(tokens, len(pixels))
+    if each is None or any(number % max(1, each) for number in tokens):
+        return None
+    entries = [number // max(1, each) for number in tokens]
+    if counts is not None and counts != entries and sum(counts) == len(pixels):
+        return None
+    return {"pixel_values": entries}
+
+
+def _tokens_each(tokens: list[int], number: int) -> int | None:
+    """Returns the image tokens per entry if all entries have the same number; None if they do not divide evenly."""
+    each, rest = divmod(sum(tokens), number) if number else (0, sum(tokens))
+    return None if rest or (number and not each) else each

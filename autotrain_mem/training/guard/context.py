@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 
 import torch
 
+from autotrain_mem.support import codec
 from autotrain_mem.training.cuda_oom import RanOut
+from autotrain_mem.training.guard.batch_split import image_token_of
 from autotrain_mem.training.guard.ranks import Ranks
 from autotrain_mem.types import Incident, LearnedLimits, Phase
 
@@ -22,6 +24,12 @@ OnNotice = Callable[[str], None]
 LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`LearnedLimits`. Tokens count padding."""
 
+KEPT_AS = "autofit_guard"
+"""The key in ``trainer_state.json``, under ``stateful_callbacks``. It must not be the name of a class: with
+``--restore_callback_states_from_checkpoint`` transformers builds a callback of that class from its state alone
+(``transformers/trainer.py: _load_callback_state``), and a guard needs its trainer."""
+
+REPEATED = "repeated after the cache was emptied"
 ON_HOST = "repeated with activations offloaded to the host"
 
 
@@ -106,6 +114,7 @@ class GuardContext:
         self.limits = {name: Limit(getattr(learned, name), grow_after) for name in LIMIT_NAMES}
         self.on_host = learned.activations_on_host
         self.gradients = Gradients()
+        self.image_token = image_token_of(getattr(trainer, "model", None))
         self._on_incident, self._on_notice = on_incident, on_notice
         self._noticed: set[str] = set()
 
@@ -114,6 +123,28 @@ class GuardContext:
         return LearnedLimits(
             activations_on_host=self.on_host, **{name: limit.most for name, limit in self.limits.items()}
         )
+
+    def save(self, learned: LearnedLimits | None = None) -> None:
+        """Writes what was learned into the state that a checkpoint saves as ``trainer_state.json``."""
+        self.trainer.state.stateful_callbacks[KEPT_AS] = {"learned": codec.to_json(learned or self.learned)}
+
+    def save_of_all(self) -> None:
+        """Saves the tightest limits of all ranks, since only rank 0 writes a checkpoint; all ranks must call it."""
+        learned, least = self.learned, sys.maxsize
+        limits = [getattr(learned, name) for name in LIMIT_NAMES]
+        *negative, on_host = self.ranks.greatest(*(-(limit or least) for limit in limits), learned.activations_on_host)
+        known = {name: None if -each == least else -each for name, each in zip(LIMIT_NAMES, negative, strict=True)}
+        self.save(LearnedLimits(activations_on_host=bool(on_host), **known))
+
+    def restore(self, state: Any) -> None:
+        """Tightens the limits to those that :meth:`save` wrote into a trainer's state, if any."""
+        saved = state.stateful_callbacks.get(KEPT_AS)
+        if isinstance(saved, dict):
+            learned = codec.from_json(LearnedLimits, saved["learned"])
+            for name, limit in self.limits.items():
+                known = [most for most in (limit.most, getattr(learned, name)) if most is not None]
+                limit.most = min(known, default=None)
+            self.on_host |= learned.activations_on_host
 
     def step_ended(self) -> None:
         """Counts an optimizer step: after enough clean steps more is tried at once."""
@@ -125,9 +156,10 @@ class GuardContext:
     def report(
         self, phase: Phase, remedy: str, full: RanOut, *, rows: int | None = None, tokens: int | None = None
     ) -> None:
-        """Reports that memory ran out, how that is handled, and what was learned."""
+        """Reports that memory ran out and how that is handled, and saves what was learned."""
         step = self.trainer.state.global_step
         incident = Incident(step=step, phase=phase, rows=rows, tokens=tokens, remedy=remedy, message=full.message)
+        self.save()
         self._on_incident(incident, self.learned)
 
     def notice(self, message: str) -> None:

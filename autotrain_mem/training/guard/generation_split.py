@@ -1,4 +1,4 @@
-"""Repeats generation and scoring that ran out of memory, in parts.
+"""Repeats generation and scoring that ran out of memory: first whole, then in parts.
 
 It covers GRPO, RLOO and distillation, in training and in evaluation. It does not cover generation by vLLM or by
 transformers' continuous batching: both keep a memory pool of their own.
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from autotrain_mem.training.cuda_oom import RanOut, attempt
-from autotrain_mem.training.guard.batch_split import Layout, Piece
-from autotrain_mem.training.guard.context import GuardContext, keep_rng_state
+from autotrain_mem.training.guard.batch_split import Layout, Piece, has_images
+from autotrain_mem.training.guard.context import REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.types import Phase
 
 
@@ -32,23 +32,29 @@ class Generation:
         once."""
         if args or kwargs.get("input_ids") is None:  # TRL passes prompts as input_ids
             return self._generate(*args, **kwargs)
-        whole = Piece(inputs=kwargs, layout=Layout.ROWS)
+        whole = Piece(inputs=kwargs, layout=Layout.ROWS, image_token=self._context.image_token)
         rows = whole.rows
         if self._limit.exceeded_by(rows) and whole.units > 1:
             return self._in_parts(whole)
         restore_rng = keep_rng_state()
-        outcome = attempt(lambda: self._generate(**kwargs))
-        if not isinstance(outcome, RanOut):
+        first = attempt(lambda: self._generate(**kwargs))
+        if not isinstance(first, RanOut):
             self._limit.fitted(rows)
-            return outcome
-        reason = self._context.why_not or whole.why_not
-        if whole.units < 2 or reason:
-            self._context.give_up(Phase.GENERATE, outcome, reason or "a single prompt is too large")
+            return first
+        if self._context.why_not:
+            self._context.give_up(Phase.GENERATE, first, self._context.why_not)
+        restore_rng()
+        second = attempt(lambda: self._generate(**kwargs))
+        if not isinstance(second, RanOut):  # memory was fragmented: the samples are those of the first attempt
+            self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
+            return second
+        if whole.units < 2:
+            self._context.give_up(Phase.GENERATE, second, whole.why_not or "a single prompt is too large")
         restore_rng()
         self._limit.failed(rows)
         sizes = whole.sizes(self._limit.parts(rows, whole.units))
         remedy = f"generated for {sizes} prompts, which draws other samples than all at once"
-        self._context.report(Phase.GENERATE, remedy, outcome, rows=rows)
+        self._context.report(Phase.GENERATE, remedy, second, rows=rows)
         return self._in_parts(whole)
 
     def _in_parts(self, whole: Piece) -> Any:
@@ -82,15 +88,32 @@ class Scoring:
         at_once = min(batch_size or rows, rows)
         if torch.is_grad_enabled() or kwargs.get("compute_aux_loss"):
             return self._judge(*given, batch_size, **kwargs)
-        why_not = self._context.why_not or Piece(inputs={"input_ids": input_ids, **kwargs}, layout=Layout.ROWS).why_not
-        if self._limit.exceeded_by(at_once) and not why_not:
+        whole = Piece(
+            inputs={"input_ids": input_ids, "attention_mask": mask, **kwargs},
+            layout=Layout.ROWS,
+            image_token=self._context.image_token,
+        )
+        if self._limit.exceeded_by(at_once) and not whole.why_not:
             at_once = -(-at_once // self._limit.parts(at_once, at_once))
-        outcome = attempt(lambda: self._judge(*given, at_once, **kwargs))
+        if has_images(kwargs) and at_once < min(batch_size or rows, rows):
+            outcome = attempt(lambda: self._in_parts(model, whole, logits_to_keep, -(-rows // at_once)))
+        else:
+            outcome = attempt(lambda: self._judge(*given, at_once, **kwargs))
         if not isinstance(outcome, RanOut):
             self._limit.fitted(at_once)
             return outcome
-        if at_once < 2 or why_not:
-            self._context.give_up(Phase.SCORE, outcome, why_not or "a single completion is too large")
+        reason = self._context.why_not or whole.why_not
+        if at_once < 2 or reason:
+            self._context.give_up(Phase.SCORE, outcome, reason or "a single completion is too large")
         self._limit.failed(at_once)
         self._context.report(Phase.SCORE, f"judged {self._limit.most} completions at a time", outcome, rows=rows)
         return self.judge(*given, batch_size, **kwargs)
+
+    def _in_parts(self, model: Any, whole: Piece, logits_to_keep: int, parts: int) -> Any:
+        """Scores rows with images. TRL would give the model empty tensors if the rows of a part have no images."""
+        answers = []
+        for part in whole.cut(parts, trim=False):
+            inputs = dict(part.inputs)
+            rows = (inputs.pop("input_ids"), inputs.pop("attention_mask"))
+            answers.append(self._judge(model, *rows, logits_to_keep, None, **inputs))
+        return tuple(None if values[0] is None else torch.cat(values) for values in zip(*answers, strict=True))

@@ -23,7 +23,7 @@ import torch
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.training.cuda_oom import RanOut, attempt, release
 from autotrain_mem.training.guard.batch_split import Piece, count, joined
-from autotrain_mem.training.guard.context import ON_HOST, GuardContext, keep_rng_state
+from autotrain_mem.training.guard.context import ON_HOST, REPEATED, GuardContext, keep_rng_state
 from autotrain_mem.training.guard.loss_weights import (
     UNKNOWN,
     OwnLoss,
@@ -116,7 +116,7 @@ class MicroSteps:
         self._gradients.follow(model)
         counted = num_items_in_batch is not None
         layout = rule_of(self._trainer, counted=counted).layout
-        whole = Piece(inputs=self._prepare_inputs(inputs), layout=layout)
+        whole = Piece(inputs=self._prepare_inputs(inputs), layout=layout, image_token=self.context.image_token)
         metrics = MetricsLedger(self._trainer, "train", self.context.ranks)
         losses: list[Any] = []
 
@@ -245,8 +245,13 @@ class InParts:
     def rule(self) -> Rule:
         return self._make_rule()
 
-    def through(self, piece: Piece, *, is_last: bool = True) -> None:
-        """Processes a piece; ``is_last`` says whether it is the last one of the batch."""
+    def through(self, piece: Piece, *, is_last: bool = True, is_repeated: bool = False) -> None:
+        """Processes a piece.
+
+        Args:
+            is_last: Whether it is the last piece of the batch.
+            is_repeated: Whether the piece is repeated unchanged.
+        """
         context, limit, gradients = self._context, self._limit, self._context.gradients
         parts = limit.parts(piece.tokens, self._units(piece)) if limit.exceeded_by(piece.tokens) else 1
         if parts > 1:
@@ -275,19 +280,20 @@ class InParts:
         release()
         restore_rng()
         done = gradients.done()
-        if isinstance(outcome.error, OtherRankFullError):  # this rank had room, and repeats the same piece separately
-            self.through(piece, is_last=is_last)
+        # With OtherRankFullError this rank had room, and repeats the same piece separately.
+        if not isinstance(outcome.error, OtherRankFullError):
+            context.ranks.leave()
+            is_repeated = self._make_smaller(piece, outcome, on_host=on_host, is_repeated=is_repeated)
+            with gradients.kept(done):
+                self.through(piece, is_last=is_last, is_repeated=is_repeated)
             return
-        context.ranks.leave()
-        self._make_smaller(piece, outcome, on_host=on_host)
-        with gradients.kept(done):
-            self.through(piece, is_last=is_last)
+        self.through(piece, is_last=is_last)
 
     def _units(self, piece: Piece) -> int:
         return 1 if self._context.why_not or self.rule.why_not else piece.units
 
-    def _make_smaller(self, piece: Piece, full: RanOut, *, on_host: bool) -> None:
-        """Decides how to make the next attempt smaller, and reports it.
+    def _make_smaller(self, piece: Piece, full: RanOut, *, on_host: bool, is_repeated: bool) -> bool:
+        """Decides how to make the next attempt smaller, and reports it; returns whether it has the same piece.
 
         Raises:
             torch.OutOfMemoryError: it cannot be made smaller without changing the gradient.
@@ -305,9 +311,12 @@ class InParts:
             self._limit.failed(piece.tokens)
             context.on_host = True
             remedy = ON_HOST
+        elif not self._trains and not is_repeated:
+            remedy = REPEATED
         else:
             context.give_up(phase, full, self.rule.why_not or piece.why_not or "a single row is too large")
         context.report(phase, remedy, full, rows=piece.rows, tokens=piece.tokens)
+        return units < 2
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
@@ -336,7 +345,7 @@ class Evaluation:
     ) -> Prediction:
         rule = rule_of(self._trainer, counted=False)
         prepared = self._trainer._prepare_inputs(inputs)
-        whole = Piece(inputs=prepared, layout=rule.layout)
+        whole = Piece(inputs=prepared, layout=rule.layout, image_token=self._context.image_token)
         metrics = MetricsLedger(self._trainer, "eval", self._context.ranks)
         answers: list[tuple[Piece, Prediction]] = []
 

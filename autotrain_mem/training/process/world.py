@@ -7,10 +7,12 @@ machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -28,6 +30,9 @@ without them (``accelerate/commands/launch.py: multi_gpu_launcher``, ``accelerat
 
 LOOPBACK = "lo"
 """Linux's name of the loopback interface, which reaches no other machine."""
+
+STILL_PULSES = 5
+"""Heartbeats without progress after which a process also reports its last collectives; reading those takes 0.1 ms."""
 
 
 def find_other_machines() -> None:
@@ -98,13 +103,19 @@ class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
 @contextmanager
 def beating(send: SendEvent) -> Iterator[None]:
     """Within the block, a thread sends a ``pulse`` every second: the trainer's progress count, and where the calling
-    thread is."""
+    thread is; after some seconds without progress, also the last collectives of each group."""
     ended, main = threading.Event(), threading.get_ident()
 
     def beat() -> None:
+        moves = still = 0
         while not ended.wait(PULSE_SECONDS):
+            still = still + 1 if Moves.count == moves else 0
+            moves = Moves.count
+            pulse = {"event": "pulse", "moves": moves, "place": _place(main)}
+            if moves and still >= STILL_PULSES:
+                pulse["collectives"] = last_collectives()
             try:
-                send({"event": "pulse", "moves": Moves.count, "place": _place(main)})
+                send(pulse)
             except OSError:  # the parent exited, so this process exits too
                 return
 
@@ -122,6 +133,12 @@ def beating(send: SendEvent) -> Iterator[None]:
         thread.join(PULSE_SECONDS)
 
 
+Collectives = dict[str, tuple[int, str]]
+"""Maps a group's name to the number of its last enqueued collective, and that collective's name while it is pending."""
+
+_DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
+
+
 def _place(thread: int) -> str:
     """Returns where a thread is, as ``in dataloader.py: __next__``: its innermost Python function.
 
@@ -132,3 +149,27 @@ def _place(thread: int) -> str:
     if frame is None:
         return "at its end"
     return f"in {os.path.basename(frame.f_code.co_filename)}: {frame.f_code.co_name}"
+
+
+def last_collectives() -> Collectives:
+    """Returns the last collectives of all groups of this process; empty if nothing is recorded, or if torch has
+    changed."""
+    found: Collectives = {}
+    with contextlib.suppress(Exception):  # a private function of torch, for optional information
+        from torch._C import _distributed_c10d
+
+        for name in _DUMPS:
+            if (dump := getattr(_distributed_c10d, name, None)) is not None:
+                found |= read(pickle.loads(dump(True, False, True)))
+    return found
+
+
+def read(dump: Mapping[str, Any]) -> Collectives:
+    """Reads one dump, in the form that ``torch/distributed/flight_recorder`` analyses."""
+    waited = {
+        (entry["process_group"][0], entry["collective_seq_id"]): str(entry["profiling_name"]).rpartition(":")[2]
+        for entry in dump.get("entries", ())
+        if not entry["retired"] and not entry["is_p2p"]
+    }
+    last = {group: int(status["last_enqueued_collective"]) for group, status in dump.get("pg_status", {}).items()}
+    return {group: (number, waited.get((group, number), "")) for group, number in last.items() if number >= 0}

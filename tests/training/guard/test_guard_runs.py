@@ -1,6 +1,7 @@
 """Whole trainings on a device that is full now and then end as the undisturbed ones do."""
 
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,18 @@ def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_an_evaluation_of_one_row_is_repeated_once(qwen: Path, tmp_path: Path) -> None:
+    few = rows("sft").select(range(2))
+    made, told = guarded("sft", qwen, tmp_path, eval_dataset=few, per_device_eval_batch_size=1)
+    whole = made.evaluate()["eval_loss"]
+    fail_in_evaluation([0])(made)
+    assert made.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
+    assert told.remedies == ["repeated after the cache was emptied"]
+    fail_in_evaluation([0, 1])(made)
+    with pytest.raises(torch.OutOfMemoryError, match="a single row is too large"):
+        made.evaluate()
+
+
 def test_an_evaluation_of_a_generating_trainer_generates_once(qwen: Path, tmp_path: Path) -> None:
     losses = []
     for at in ([], [0]):
@@ -104,18 +117,31 @@ def fail_in_generation(at: list[int]) -> Disturb:
 
 
 def test_prompts_that_are_too_many_at_once_are_answered_in_parts(qwen: Path, tmp_path: Path) -> None:
-    survived, told = run("grpo", qwen, tmp_path, fail_in_generation([1]))
+    survived, told = run("grpo", qwen, tmp_path, fail_in_generation([1, 3]))
     assert told.remedies == ["generated for 2 + 2 prompts, which draws other samples than all at once"]
     assert told.learned[0].generate_rows == 2
     assert survived.state.global_step == 3
 
 
-def test_scores_in_parts_give_the_same_run(qwen: Path, tmp_path: Path) -> None:
-    undisturbed, _ = run("rloo", qwen, tmp_path)
-    survived, told = run("rloo", qwen, tmp_path, fail_in_scores([0, 1]))
+REPEATED = "repeated after the cache was emptied"
+SURVIVED: dict[str, tuple[str, Disturb, Phase, list[str]]] = {
+    "generation": ("grpo", fail_in_generation([1]), Phase.GENERATE, [REPEATED]),
+    "scores": ("rloo", fail_in_scores([0, 1]), Phase.SCORE, [f"judged {n} completions at a time" for n in (2, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_what_is_done_again_gives_the_same_run(name: str, qwen: Path, tmp_path: Path) -> None:
+    """To the bit, and with the same samples, where it is done as a whole."""
+    method, disturb, phase, remedies = SURVIVED[name]
+    undisturbed, _ = run(method, qwen, tmp_path)
+    survived, told = run(method, qwen, tmp_path, disturb)
     assert_same_run(survived, undisturbed)
-    remedies = [(Phase.SCORE, f"judged {count} completions at a time") for count in (2, 1)]
-    assert [(incident.phase, incident.remedy) for incident in told.incidents] == remedies
+    if remedies == [REPEATED]:
+        assert numbers(survived, "reward", "loss") == numbers(undisturbed, "reward", "loss")
+        assert torch.equal(weights(survived), weights(undisturbed))
+        assert told.learned == [LearnedLimits()]
+    assert [(incident.phase, incident.remedy) for incident in told.incidents] == [(phase, each) for each in remedies]
 
 
 def fail_above(tokens: int) -> Disturb:
@@ -132,3 +158,16 @@ def test_after_enough_clean_steps_all_is_tried_at_once_again(qwen: Path, tmp_pat
     assert gaps == sorted(gaps), "and each time after more steps"
     guard = next(one for one in made.callback_handler.callbacks if isinstance(one, Guard))
     assert guard.learned == told.learned[-1] or guard.learned.train_tokens is None
+
+
+def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_starts_with_it(qwen: Path, tmp_path: Path) -> None:
+    """Also where transformers restores its callbacks itself."""
+    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    first, told = run("sft", qwen, tmp_path, fail_above(70), **saving)
+    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["autofit_guard"]["learned"]["train_tokens"] is not None
+    resume, restored = str(tmp_path / "checkpoint-2"), {"restore_callback_states_from_checkpoint": True}
+    resumed, later = run("sft", qwen, tmp_path, fail_above(70), resume=resume, **saving, **restored)
+    assert_same_run(resumed, first)
+    assert 0 < len(told.incidents) <= 3, "long batches are split beforehand once one of them did not fit"
+    assert not later.incidents
