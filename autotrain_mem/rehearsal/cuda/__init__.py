@@ -1,1 +1,1 @@
-"""Imitates what CUDA does otherwise than the CPU, a rule each; ``rules`` wires them. Runs in the worker."""
+"""Imitates each difference of CUDA from the CPU with one rule; ``rules`` collects them. Runs in the worker."""

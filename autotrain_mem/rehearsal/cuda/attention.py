@@ -1,9 +1,10 @@
-"""Attention as on CUDA: scaled_dot_product_attention by the kernel that CUDA picks, and flash-attention by name.
+"""Makes attention allocate as on CUDA: by the kernel that CUDA picks, or by flash-attention's name.
 
-On the CPU one kernel serves nearly every call. CUDA has four, and they differ by whole score matrices
-(``aten/src/ATen/native/transformers/attention.cpp: scaled_dot_product_attention``). Inside :func:`cuda_attention`
-tensors of the CPU, fake or real, allocate what CUDA's would, by the facts of torch 2.13. A mask that requires a
-gradient is left to the CPU's kernel.
+On the CPU one kernel serves nearly every call. CUDA has four, whose memory differs by whole score matrices
+(``aten/src/ATen/native/transformers/attention.cpp: scaled_dot_product_attention``).
+
+Inside :func:`cuda_attention` CPU tensors, fake or real, allocate what CUDA's would in torch 2.13. A mask that requires
+a gradient is left to the CPU's kernel.
 """
 
 from __future__ import annotations
@@ -41,14 +42,13 @@ _CUDNN = (
 
 
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
-    """Describes what this module leaves out on a card, each with its bound; cuDNN's attention is for 9.x and 10.x."""
+    """Lists what this module does not count on a card, each with its bound; cuDNN's attention runs on 9.x and 10.x."""
     return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] >= 9 else ()))
 
 
 @contextmanager
 def cuda_attention(compute_capability: Capability) -> Iterator[None]:
-    """Within the block, attention allocates what a card of this compute capability does, by whatever name it is asked
-    for."""
+    """Within the block, attention allocates as on a card of this compute capability, under any implementation name."""
 
     def attend(
         query: torch.Tensor,
@@ -78,7 +78,7 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
 
 
 def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
-    """``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP`` names scaled_dot_product_attention."""
+    """Casts the inputs as autocast does (``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP``)."""
     if not torch.is_autocast_enabled("cpu"):
         return tensors
     dtype = torch.get_autocast_dtype("cpu")
@@ -86,7 +86,7 @@ def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
 
 
 def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
-    """Flash kernels take heads in multiples of 8: others are padded, and scaled by their own size."""
+    """Pads heads to a multiple of 8 for flash kernels; the scale still follows the original head size."""
     head_size = inputs[0].size(3)
     padding = -head_size % 8
     if padding == 0 or call.backend is not Backend.FLASH:
@@ -97,14 +97,14 @@ def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``attention.cpp: convert_boolean_attn_mask``: every call makes its own float copy of a boolean mask."""
+    """Copies a boolean mask to floats, as each call does (``attention.cpp: convert_boolean_attn_mask``)."""
     if mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype))
 
 
 def _bias(mask: torch.Tensor | None, inputs: Inputs, backend: Backend) -> torch.Tensor | None:
-    """The mask as the kernel takes it; memory-efficient attention wants it aligned to 8 and expanded
+    """Returns the mask in the kernel's form; memory-efficient attention needs it aligned to 8 and expanded
     (``attention.cpp: preprocess_mask``)."""
     if mask is None:
         return None
@@ -127,9 +127,9 @@ def _math(
     is_causal: bool,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """``attention.cpp: _scaled_dot_product_attention_math``: float32 scores for half precision too.
+    """Computes ``attention.cpp: _scaled_dot_product_attention_math``, whose scores are float32 even in half precision.
 
-    Written out because torch's own takes a slower road under any mode: it adds the mask out of place
+    It is written out because torch's own takes a slower path under any mode: it adds the mask out of place
     (``areAnyTensorSubclassLike``).
     """
     query, key, value = inputs
@@ -151,12 +151,12 @@ def _math(
     weights = _safe_softmax(scores)
     if dropout > 0.0:
         weights = torch.native_dropout(weights, dropout, True)[0]
-    weights.detach().to(dtype)  # its second result, which nobody takes
+    weights.detach().to(dtype)  # its second result, which is not used
     return (weights @ value).to(dtype)
 
 
 def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """``attention.cpp: _safe_softmax`` is one operator of several kernels: a second result and a mask besides."""
+    """Runs ``attention.cpp: _safe_softmax``: one operator that also makes a second result and a mask."""
     scratch = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.bool)
     weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
     del scratch
@@ -165,10 +165,10 @@ def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _flash_by_name(capability: Capability) -> Iterator[None]:
-    """Makes transformers believe that the flash kernels are there; it loads them by ``_lazy_imports``.
+    """Makes transformers find the flash kernels, which it loads by ``_lazy_imports``.
 
-    Where the package is missing transformers turns ``flash_attention_2`` into the kernel's name on the hub
-    (``modeling_utils.py: _check_and_adjust_attn_implementation``), and so it does here.
+    If the package is missing, transformers turns ``flash_attention_2`` into the kernel's name on the hub
+    (``modeling_utils.py: _check_and_adjust_attn_implementation``). So does this.
     """
     from transformers import modeling_flash_attention_utils as flash
     from transformers import modeling_utils
@@ -181,7 +181,7 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
         dense, packed = _flash_functions(backend, capability)
         return dense, packed, None, flash._pad_input, flash._unpad_input
 
-    # What lazy_import_flash_attention has loaded: _flash_fn, _pad_fn and their like.
+    # What lazy_import_flash_attention has loaded: _flash_fn, _pad_fn and others.
     loaded = {name: None for name in vars(flash) if name.endswith("_fn") or name == "_loaded_implementation"}
     with (
         patch.dict(vars(flash), {"_lazy_imports": load, **loaded}),
@@ -193,7 +193,7 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
 
 
 def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``flash_attn_func`` and ``flash_attn_varlen_func``; their parameters' names tell transformers what they can."""
+    """Returns flash_attn_func and flash_attn_varlen_func; transformers reads features from their parameters."""
 
     def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: torch.Tensor) -> Any:
         # The window counts the query itself: transformers passes one less (_process_flash_attention_kwargs).
@@ -240,7 +240,7 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
 
 
 class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Describes one call of a fused kernel: the buffers are CUDA's, the values the CPU's."""
+    """Runs one call of a fused kernel with CUDA's buffers and the CPU's values."""
 
     @staticmethod
     def forward(
@@ -281,7 +281,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
 
 
 def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    """Makes the gradient contiguous by rows, as every kernel but cuDNN's needs it; flash needs the result so, too."""
+    """Makes the gradient contiguous by rows, which every kernel but cuDNN's needs; flash also needs the output so."""
     if backend is not Backend.CUDNN:
         grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
     if backend is Backend.FLASH:
@@ -290,7 +290,7 @@ def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[to
 
 
 def visible_share(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> float:
-    """Returns the share of scores that the kernel computes: blocks that no query sees are skipped, a mask hides none.
+    """Returns the share of scores that the kernel computes: it skips blocks that no query sees, not those of a mask.
 
     Two documents of 1000 and 3000 tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31.
     """
@@ -307,13 +307,13 @@ def visible_share(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> f
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """The CPU's own work: no mode sees it, and no autocast changes it."""
+    """Within the block, the CPU's own work is hidden from dispatch modes and unchanged by autocast."""
     with torch._C._DisableTorchDispatch(), torch.autocast("cpu", enabled=False):
         yield
 
 
 def _values(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
-    """Computes what the kernel computes, by plain means; dropout left out."""
+    """Computes the kernel's result with plain operators, without dropout."""
     query, key, value = inputs
     if call.softcap:
         scale = call.scale if call.scale is not None else query.size(3) ** -0.5
@@ -329,7 +329,7 @@ def _values(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torc
 
 
 def _visible(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> torch.Tensor:
-    """S x T, True where a query sees a key; flash-attention aligns the last query with the last key."""
+    """Returns an S x T mask, True if a query sees a key; flash-attention aligns the last query with the last key."""
     documents, left = _places(query.size(2), call.ends)
     key_documents, key_left = _places(key.size(2), call.key_ends)
     ahead = key_left - left[:, None]
@@ -342,7 +342,7 @@ def _visible(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> torch.
 
 
 def _places(count: int, ends: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns for each token its document, and how many tokens of that follow."""
+    """Returns the document of each token, and the number of that document's tokens after it."""
     tokens = torch.arange(count)
     if ends is None:
         return torch.zeros_like(tokens), count - 1 - tokens

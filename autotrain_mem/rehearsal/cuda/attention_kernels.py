@@ -1,7 +1,7 @@
-"""Picks the kernel that CUDA picks for scaled_dot_product_attention, by the facts of torch 2.13.
+"""Picks the kernel that CUDA picks for scaled_dot_product_attention in torch 2.13.
 
-``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: select_sdp_backend``. What users may switch off
-(``torch.backends.cuda.enable_flash_sdp`` and its like) is taken to be on.
+Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: select_sdp_backend``. Backends that users can disable
+(``torch.backends.cuda.enable_flash_sdp`` and others) are assumed to be enabled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Backend(StrEnum):
-    """A kernel family of ``at::SDPBackend``."""
+    """Names a family of kernels, as ``at::SDPBackend`` does."""
 
     CUDNN = "cudnn"
     FLASH = "flash"
     EFFICIENT = "efficient"
     MATH = "math"
     FLASH3 = "flash3"
-    """flash-attention 3: asked for by name only, never picked."""
+    """flash-attention 3, which runs only if requested by name."""
 
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -41,10 +41,10 @@ def choose(
     enable_gqa: bool,
     capability: Capability,
 ) -> Backend:
-    """The kernel that CUDA picks.
+    """Returns the kernel that CUDA picks.
 
-    cuDNN goes first on capability 9.x and 10.x (``check_prefer_cudnn_attention``: cuDNN newer than 9.15.0, which
-    torch's CUDA 13 wheels bring), flash and memory-efficient follow, math takes the rest.
+    cuDNN comes first on capability 9.x and 10.x (``check_prefer_cudnn_attention``: cuDNN newer than 9.15.0, which
+    torch's CUDA 13 wheels include), then flash, then memory-efficient, then math.
     """
     # sdp_utils_cpp.h: check_tensor_shapes, check_batch_size_and_num_heads_dense, nonzero lengths, last stride
     if any(tensor.dim() != 4 or tensor.size(0) != inputs[0].size(0) for tensor in inputs):
@@ -72,8 +72,8 @@ def trains(inputs: Inputs) -> bool:
 
 
 def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capability: tuple[int, int]) -> bool:
-    """``can_use_cudnn_attention``, and of the mask ``sdp_utils_cpp.h: check_attn_mask_shape``. Head sizes above 128 run
-    only with a cuDNN that torch 2.13 does not bring."""
+    """Follows ``can_use_cudnn_attention``, with the mask of ``sdp_utils_cpp.h: check_attn_mask_shape``. Head sizes
+    above 128 need a cuDNN that torch 2.13 does not include."""
     query, key, value = inputs
     if mask is not None:
         scores = (*query.shape[:3], key.size(2))
@@ -90,7 +90,7 @@ def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capab
 
 
 def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: tuple[int, int]) -> bool:
-    """``can_use_flash_attention``, without the mask."""
+    """Follows ``can_use_flash_attention``, without the mask."""
     query, key, value = inputs
     head = query.size(3)
     small_card = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
@@ -105,7 +105,7 @@ def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: tup
 
 
 def _efficient_runs(inputs: Inputs, capability: tuple[int, int]) -> bool:
-    """``can_use_mem_efficient_attention``; alignment from ``minimum_gemm_alignment``."""
+    """Follows ``can_use_mem_efficient_attention``, with the alignment of ``minimum_gemm_alignment``."""
     query, key, value = inputs
     half = query.dtype in HALF
     alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] == 7 else 1
@@ -126,20 +126,20 @@ class KernelCall:
     scale: float | None = None
     _: KW_ONLY
     keeps_statistics: bool = True
-    """Whether a backward pass may follow: only flash writes its logsumexp in any case."""
+    """Whether a backward pass may follow; only flash writes its logsumexp even if none does."""
     ends: torch.Tensor | None = None
     key_ends: torch.Tensor | None = None
-    """Where documents begin and the last ends in one flattened row of queries, and of keys; None for a batch of equal
-    rows."""
+    """Boundaries of the documents in one flattened row, from the first start to the last end, for queries (``ends``)
+    and keys; None for a batch of equal rows."""
     window: int | None = None
-    """A query sees keys less than this far away; None for all."""
+    """A query sees keys closer than this many tokens; None for all."""
     softcap: float = 0.0
 
 
 Kept = tuple[torch.Tensor, list[torch.Tensor]]
-"""The result of a forward pass, and what it keeps beside it."""
+"""The result of a forward pass, and the tensors saved for backward besides."""
 Made = tuple[list[torch.Tensor], list[torch.Tensor]]
-"""The gradients of a backward pass, and its scratch."""
+"""The gradients of a backward pass, and its scratch buffers."""
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -147,14 +147,14 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _rows_first(like: torch.Tensor, head_size: int) -> torch.Tensor:
-    """An empty B x H x S x D that lies in memory as B x S x H x D."""
+    """Returns an empty B x H x S x D tensor laid out in memory as B x S x H x D."""
     batch, heads, rows, _ = like.shape
     stride = (rows * heads * head_size, head_size, heads * head_size, 1)
     return torch.empty_strided((batch, heads, rows, head_size), stride, dtype=like.dtype)
 
 
 def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
-    """``cuda/flash_attn/flash_api.cpp: mha_fwd``: out, the logsumexp of each query, the state of the generator.
+    """Allocates out, each query's logsumexp and the generator's state (``cuda/flash_attn/flash_api.cpp: mha_fwd``).
 
     flash-attention 3 (``hopper/flash_api.cpp: mha_fwd``) has no such state.
     """
@@ -163,7 +163,7 @@ def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -
 
 
 def _flash_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """``flash_api.cpp: mha_bwd`` and ``mha_varlen_bwd``: gradients, float32 accumulators, grouped heads unfolded."""
+    """Follows ``flash_api.cpp: mha_bwd, mha_varlen_bwd``: gradients, float32 accumulators, expanded grouped heads."""
     query, key, _ = inputs
     grads = [torch.empty_like(tensor) for tensor in inputs]
     batch, heads, rows, head_size = query.shape
@@ -178,16 +178,16 @@ def _flash_backward(inputs: Inputs, call: KernelCall) -> Made:
 
 
 def _cudnn_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
-    """``aten/src/ATen/native/cudnn/MHA.cpp: run_cudnn_SDP_fprop``; seed and offset lie on the device."""
+    """Follows ``aten/src/ATen/native/cudnn/MHA.cpp: run_cudnn_SDP_fprop``: seed and offset are on the device."""
     out = torch.empty_like(query) if query.size(3) == value.size(3) else _rows_first(query, value.size(3))
     statistics = [torch.empty(query.shape[:3], dtype=torch.float32)] if call.keeps_statistics else []
     return out, [*statistics, torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)]
 
 
 def _cudnn_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """``MHA.cpp: run_cudnn_SDP_bprop``; its workspace holds what cudnn-frontend's ``node/
-    scaled_dot_product_flash_attention.h: CompositeSDPABackwardNode`` does not keep virtual: the row sums, the float32
-    accumulator of the query's gradient, and the gradients of grouped heads unfolded."""
+    """Follows ``MHA.cpp: run_cudnn_SDP_bprop``. Its workspace holds what cudnn-frontend does not keep virtual
+    (``node/scaled_dot_product_flash_attention.h: CompositeSDPABackwardNode``): the row sums, the float32 accumulator of
+    the query's gradient, and the expanded gradients of grouped heads."""
     query, key, value = inputs
     grads = [torch.empty_like(tensor) for tensor in inputs]
     elements = query.numel() // query.size(3)
@@ -199,10 +199,10 @@ def _cudnn_backward(inputs: Inputs, call: KernelCall) -> Made:
 
 
 def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
-    """``cuda/attention.cu: _efficient_attention_forward``.
+    """Allocates as ``cuda/attention.cu: _efficient_attention_forward`` does.
 
-    The logsumexp is padded to 32 rows (``kernel_forward.h: kAlignLSE``); heads above 128 need a float32 copy of the
-    output while the kernel runs (``kNeedsOutputAccumulatorBuffer``). Seed and offset lie on the host.
+    The logsumexp is padded to 32 rows (``kernel_forward.h: kAlignLSE``). Heads above 128 need a float32 copy of the
+    output while the kernel runs (``kNeedsOutputAccumulatorBuffer``). Seed and offset are on the host.
     """
     out = _rows_first(query, value.size(3))
     rows = _round_up(query.size(2), 32) if call.keeps_statistics else 0
@@ -213,9 +213,9 @@ def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCal
 
 
 def _efficient_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """``cuda/attention_backward.cu: _efficient_attention_backward``.
+    """Allocates as ``cuda/attention_backward.cu: _efficient_attention_backward`` does.
 
-    Half precision kernels compute the row sums themselves; float32 multiplies out and gradient beforehand.
+    Half-precision kernels compute the row sums themselves; in float32, out is multiplied by its gradient beforehand.
     """
     query, _, value = inputs
     grads = [_rows_first(tensor, tensor.size(3)) for tensor in inputs]
@@ -232,8 +232,8 @@ def _efficient_backward(inputs: Inputs, call: KernelCall) -> Made:
 
 
 def _efficient_workspace_bytes(inputs: Inputs, call: KernelCall) -> int:
-    """``mem_eff_attention/kernel_backward.h: Params::workspace_size``, for the kernel that ``kernels/cutlassB.h``
-    lists first among those that fit the card's shared memory (163 KiB on 8.0, 9.0 and 10.x, 99 KiB or less elsewhere).
+    """Computes ``mem_eff_attention/kernel_backward.h: Params::workspace_size``. The kernel is the first in
+    ``kernels/cutlassB.h`` that fits the card's shared memory (163 KiB on 8.0, 9.0 and 10.x, 99 KiB or less elsewhere).
     """
     query, key, value = inputs
     half, head = query.dtype in HALF, max(query.size(3), value.size(3))
@@ -255,7 +255,7 @@ def _efficient_workspace_bytes(inputs: Inputs, call: KernelCall) -> int:
 
 
 def _flash3_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """flash-attention's ``hopper/flash_api.cpp: mha_bwd``, with its largest blocks (128 rows, 128 keys)."""
+    """Follows flash-attention's ``hopper/flash_api.cpp: mha_bwd`` with its largest blocks (128 rows, 128 keys)."""
     query, key, _ = inputs
     grads = [torch.empty_like(tensor) for tensor in inputs]
     batch, heads, rows, head_size = query.shape
@@ -276,4 +276,4 @@ KERNELS: dict[Backend, tuple[Callable[..., Kept], Callable[..., Made]]] = {
     Backend.CUDNN: (_cudnn_forward, _cudnn_backward),
     Backend.EFFICIENT: (_efficient_forward, _efficient_backward),
 }
-"""What allocates as the forward and the backward kernel of a call do."""
+"""Functions that allocate as each backend's forward and backward kernel do."""

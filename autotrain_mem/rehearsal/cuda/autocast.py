@@ -1,15 +1,16 @@
-"""CUDA's autocast policy on CPU tensors: which operators run in which precision, and so what they keep.
+"""Applies CUDA's autocast policy to CPU tensors: the precision in which each operator runs, and thus what it saves.
 
 Under CPU autocast, layer_norm, softmax, pow or sum of a bfloat16 tensor stay in bfloat16, and cat widens its inputs
-first; under CUDA autocast it is the other way round. The kernels that cast are registered per dispatch key
-(``aten/src/ATen/autocast_mode.cpp: TORCH_LIBRARY_IMPL(aten, Autocast, m)`` and ``(aten, AutocastCPU, m)``), so here
-the CPU's key gets CUDA's policy: the operators that both treat alike keep torch's own kernel and its cache of casted
-weights, those that only the CPU casts fall through, the rest is cast here. Without autocast no kernel of this key is
-called and nothing is slower.
+first; CUDA autocast does the opposite.
 
-Not imitated: einsum, mv, addmv, addr, chain_matmul, linalg_multi_dot and the recurrent cells cast an fp32 weight anew
-at each use, where CUDA takes it from the cache; softmax and log_softmax of float16 make a float32 copy of their input
-while they run, where CUDA casts inside the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
+Casting kernels are registered per dispatch key (``aten/src/ATen/autocast_mode.cpp: TORCH_LIBRARY_IMPL(aten, Autocast,
+m)``, ``(aten, AutocastCPU, m)``), so here the CPU's key gets CUDA's policy. Operators that both treat alike keep
+torch's kernel and cache of cast weights; those that only the CPU casts fall through; the rest are cast here. Without
+autocast none of these kernels is called.
+
+Not imitated: einsum, mv, addmv, addr, chain_matmul, linalg_multi_dot and the recurrent cells cast an fp32 weight again
+at each use, while CUDA takes it from the cache; softmax and log_softmax of float16 copy their input to float32 while
+they run, while CUDA casts inside the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LOWER_PRECISION = _names(
     rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
     """
 )
-"""Cast to autocast's dtype (``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP``, torch 2.13)."""
+"""Operators cast to autocast's dtype (``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP``, torch 2.13)."""
 
 FLOAT32 = _names(
     """
@@ -54,7 +55,7 @@ FLOAT32 = _names(
     _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
     """
 )
-"""Cast to float32 (``AT_FORALL_FP32``)."""
+"""Operators cast to float32 (``AT_FORALL_FP32``)."""
 
 FLOAT32_BY_DTYPE = _names(
     """
@@ -65,16 +66,16 @@ FLOAT32_BY_DTYPE = _names(
 """Operators that return float32 unless another dtype is given (``AT_FORALL_FP32_SET_OPT_DTYPE``)."""
 
 FLOAT32_BY_OVERLOAD = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-"""Sent to an overload that takes a dtype (``AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE``)."""
+"""Operators redirected to an overload that takes a dtype (``AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE``)."""
 
 WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
-"""Cast to float32 when any input is float32 (``AT_FORALL_PROMOTE``)."""
+"""Operators cast to float32 if any input is float32 (``AT_FORALL_PROMOTE``)."""
 
 REFUSED = "binary_cross_entropy"
-"""Raises on CUDA (``autocast_mode.cpp: binary_cross_entropy_banned``)."""
+"""The operator that raises on CUDA (``autocast_mode.cpp: binary_cross_entropy_banned``)."""
 
 _CPU_OTHERWISE = frozenset({"prod", "prod.dim_int", "grid_sampler"})
-"""Cast by both, to different dtypes; on the CPU all to float32."""
+"""Operators that both cast, but to different dtypes; the CPU casts all of these to float32."""
 
 _KEY = "AutocastCPU"
 _NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -86,9 +87,9 @@ def cuda_autocast() -> Iterator[None]:
     """Within the block, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does. Restores the CPU's policy
     on exit.
 
-    ``torch.is_autocast_enabled()`` without a device asks for CUDA's autocast (``torch/csrc/autograd/init.cpp:
-    is_autocast_enabled``); here it tells the CPU's. PEFT's adapters on quantized layers ask so, and widen their input
-    where the answer is no (``peft/tuners/lora/bnb.py: Linear8bitLt.forward``).
+    Without a device, ``torch.is_autocast_enabled()`` reports CUDA's autocast (``torch/csrc/autograd/init.cpp:
+    is_autocast_enabled``); here it reports the CPU's. PEFT's adapters on quantized layers call it and widen their input
+    if it is off (``peft/tuners/lora/bnb.py: Linear8bitLt.forward``).
     """
     is_enabled = torch.is_autocast_enabled
     with _scoped_library("aten", "IMPL") as library:
@@ -102,9 +103,9 @@ def cuda_autocast() -> Iterator[None]:
 
 @cache
 def _kernels() -> dict[str, Callable[..., Any]]:
-    """Makes the kernels to register, one for each operator that the installed torch casts otherwise on the CPU.
+    """Makes the kernels to register, one for each operator that the installed torch casts differently on the CPU.
 
-    Not cuDNN's own: they run on cuDNN alone, and some are known to a CUDA build of torch only (``_cudnn_rnn``).
+    Leaves out cuDNN's own operators: they run on cuDNN alone, and only a CUDA build of torch has some (``_cudnn_rnn``).
     """
     cpu, cuda = _registered("AutocastCPU"), _registered("AutocastCUDA")
     missing = sorted(cuda - (cpu - _CPU_OTHERWISE))
@@ -120,7 +121,7 @@ def _registered(key: str) -> set[str]:
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    """The casting kernel of one operator. Raises KeyError when this torch casts one that no policy here names."""
+    """Returns an operator's casting kernel. Raises KeyError if this torch casts an operator without a policy here."""
     operator = _operator(name)
     if name in FLOAT32:
         return _casting(operator, lambda args, kwargs: torch.float32)
@@ -148,7 +149,7 @@ def _operator(name: str) -> Any:
 
 
 def _casting(operator: Any, choose: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]) -> Callable[..., Any]:
-    """``choose`` tells the dtype that the operator runs in, from its arguments."""
+    """Makes the kernel; ``choose`` returns the dtype that the operator runs in, from its arguments."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = choose(args, kwargs)
@@ -179,14 +180,14 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 
 
 def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
-    """``autocast_mode.h: promote_type``."""
+    """Follows ``autocast_mode.h: promote_type``."""
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     is_wide = any(tensor.dtype is torch.float32 and _is_eligible(tensor) for tensor in tensors)
     return torch.float32 if is_wide else torch.get_autocast_dtype("cpu")
 
 
 def _is_eligible(tensor: torch.Tensor) -> bool:
-    """``autocast_mode.h: is_eligible``: a floating tensor of the device, except a float64 one."""
+    """Follows ``autocast_mode.h: is_eligible``: a floating tensor of the device, except a float64 one."""
     return tensor.dtype in _CASTED and tensor.device.type == "cpu"
 
 

@@ -1,24 +1,24 @@
-"""bitsandbytes as on CUDA: the same operators in Python, allocating what its CUDA code allocates. Each with its source.
+"""Makes bitsandbytes allocate as on CUDA: its operators are written in Python, each with its source.
 
-On the CPU bitsandbytes takes other paths, and what its kernels allocate within one operator is not seen. Here the
-operators of quantized layers are taken apart as its CUDA backend does (bitsandbytes 0.50.2):
+On the CPU bitsandbytes takes other paths, and allocations inside its operators are not recorded. Here the operators of
+quantized layers are decomposed as in its CUDA backend (bitsandbytes 0.50.2):
 
-- 4-bit product (``bitsandbytes/backends/cuda/ops.py: gemm_4bit``): up to 4 tokens in one fused kernel; beyond, the
-  whole weight is dequantized into the input's dtype (``_dequant_linear_fallback``), after its float32 scales where
-  these are quantized too. Between 5 and 1536 tokens the card decides (``_gemm_4bit_use_custom_cuda``): the larger path
-  is taken.
+- 4-bit product (``bitsandbytes/backends/cuda/ops.py: gemm_4bit``): one fused kernel for up to 4 tokens. For more, the
+  whole weight is dequantized into the input's dtype (``_dequant_linear_fallback``), after its float32 scales if these
+  are quantized too. Between 5 and 1536 tokens it depends on the card (``_gemm_4bit_use_custom_cuda``): the path that
+  takes more memory is assumed.
 - 4-bit layer in evaluation (``bitsandbytes/nn/modules.py: Linear4bit.forward``): no repacking for AVX-512.
 - 8-bit product (``bitsandbytes/autograd/_functions.py: matmul``): MatMul8bitLt also in training, with int32 products, a
   float16 result and then the input's dtype (``backends/default/ops.py: int8_mixed_scaled_mm, int8_scaled_mm``,
   ``backends/cuda/ops.py: int8_mm_dequant, int8_vectorwise_quant``).
-- PEFT's look at a quantized weight (``peft/utils/integrations.py: dequantize_module_weight``, for DoRA and for an
-  adapter that is made of the weight): it asks for the name of bitsandbytes' class, which a stand-in has not.
-- 8-bit optimizers (``bitsandbytes/optim/optimizer.py: GlobalOptimManager``): which parameters keep 32-bit state is
-  noted for the whole process, by position. Here each run starts anew, as a process of its own does.
+- PEFT's access to a quantized weight (``peft/utils/integrations.py: dequantize_module_weight``, for DoRA and for an
+  adapter initialized from the weight): it checks the name of bitsandbytes' class, which a fake tensor lacks.
+- 8-bit optimizers (``bitsandbytes/optim/optimizer.py: GlobalOptimManager``): the process remembers by position which
+  parameters keep 32-bit state. Here each run starts without it, as in a process of its own.
 
-Results are those of the CPU kernels. The updates of bitsandbytes' optimizers need no rule: one operator in place, here
-as there (``backends/cuda/ops.py: _optimizer_update_8bit_blockwise_impl``). Its kernels ask cuBLAS for no workspace
-(``csrc/ops.cu: igemmlt``).
+Values come from the CPU kernels. The updates of bitsandbytes' optimizers need no rule: they are one in-place operator
+on both devices (``backends/cuda/ops.py: _optimizer_update_8bit_blockwise_impl``). Its kernels request no cuBLAS
+workspace (``csrc/ops.cu: igemmlt``).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from torch.library import _scoped_library
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 
 FUSED_UP_TO_TOKENS = 4
-"""Any card takes the fused 4-bit kernel up to here (``backends/cuda/ops.py: _GEMM_4BIT_CUSTOM_FLOOR_M``)."""
+"""Most tokens for the fused 4-bit kernel on every card (``backends/cuda/ops.py: _GEMM_4BIT_CUSTOM_FLOOR_M``)."""
 
 NESTED_BLOCKSIZE = 256
-"""Scales that share one scale of their own (``bitsandbytes/functional.py: quantize_4bit``)."""
+"""Number of scales that share one second-level scale (``bitsandbytes/functional.py: quantize_4bit``)."""
 
 _KEY = "AutogradCPU"
 _APART = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
@@ -47,7 +47,7 @@ _APART = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
 
 @contextmanager
 def cuda_bitsandbytes() -> Iterator[None]:
-    """Makes bitsandbytes' layers on CPU tensors, fake or real, allocate as on CUDA. Without bitsandbytes: nothing."""
+    """Makes bitsandbytes' layers on CPU tensors, fake or real, allocate as on CUDA; no effect without bitsandbytes."""
     if find_spec("bitsandbytes") is None:
         yield
         return
@@ -73,14 +73,14 @@ def cuda_bitsandbytes() -> Iterator[None]:
         patch.object(bitsandbytes, "matmul", _matmul),
         patch.object(modules, "_convert_weight_packed_for_cpu", lambda weight, state, *_: (weight, state)),
         patch.object(GlobalOptimManager, "_instance", None),
-        # It warns of the cast to float16 at each product.
+        # It warns about the cast to float16 at each product.
         patch.object(_functions.logger, "disabled", True),
     ):
         for user in (dora, layer, variants):
             if hasattr(user, plain.__name__):
                 stack.enter_context(patch.object(user, plain.__name__, dequantize))
         if not torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):  # else it has the rules
-            # Kernels of the autograd key run before an operator is seen as one; what they call is seen.
+            # Kernels of the autograd key run before the operator is dispatched, so their calls are recorded one by one.
             library = stack.enter_context(_scoped_library("bitsandbytes", "IMPL"))
             for kernel in (_gemm_4bit, _int8_vectorwise_quant, _int8_scaled_mm, _int8_mixed_scaled_mm):
                 library.impl(kernel.__name__.removeprefix("_"), kernel, _KEY)
@@ -88,7 +88,7 @@ def cuda_bitsandbytes() -> Iterator[None]:
 
 
 def _whole(operator: Any, *args: Any) -> Any:
-    """Runs an operator as one, past the kernel that takes it apart."""
+    """Runs an operator as one, past the kernel that decomposes it."""
     with torch._C._ExcludeDispatchKeyGuard(_APART):
         return operator(*args)
 

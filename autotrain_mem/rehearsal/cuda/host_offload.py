@@ -1,19 +1,19 @@
-"""Levers that move bytes to the host, where CPU tensors, fake or real, play the GPU's.
+"""Offloads to the host in a rehearsal, where CPU tensors, fake or real, stand for a GPU's.
 
-Activation offloading is TRL's own class (``trl/models/activation_offloading.py: OffloadActivations``), unchanged: it
-decides which tensors leave the device, how many that have left stay a while for the copy's sake, and when one that came
-back dies. Only what it asks torch is answered as on a GPU: there is an accelerator, saved tensors lie on it, streams
-and events exist (and have nothing to wait for), and tensors made in pinned memory are not on the device. A copy back is
-a birth on the stream that TRL copies on, as is a copy that is contiguous for the way out; where TRL calls
-``record_stream``, that is written down too. No other stream allocates in a training on one GPU: accelerate's dataloader
-copies without waiting, on the default stream; bitsandbytes prefetches paged state outside torch's allocator.
+Activation offloading runs TRL's own class unchanged (``trl/models/activation_offloading.py: OffloadActivations``): it
+decides which tensors leave the device, how many of these are kept until their copy is done, and when a tensor copied
+back is freed. Only its calls to torch are answered as on a GPU: there is an accelerator that holds the saved tensors,
+streams and events exist (and never wait), and tensors made in pinned memory are not on the device. A copy back is
+allocated on TRL's copy stream, as is the contiguous copy made before offloading; ``record_stream`` calls are recorded
+too. No other stream allocates in a training on one GPU: accelerate's dataloader copies asynchronously, on the default
+stream; bitsandbytes prefetches paged state outside torch's allocator.
 
-What a rehearsal cannot tell of it is in the lever's row (``settings.levers``). A block that another stream uses waits
-for an event when it dies (``c10/cuda/CUDACachingAllocator.cpp: insert_events``). TRL knows a tensor by address and
-dtype for as long as one of the five last copies may run, but holds on to the copy that it sends, which is another
-tensor where the saved one is not contiguous (``OffloadActivations: pack_tensor``, ``fwd_stash``).
+The lever's row lists what a rehearsal cannot predict (``settings.levers``). A block used by another stream waits for an
+event when it is freed (``c10/cuda/CUDACachingAllocator.cpp: insert_events``). TRL tracks a tensor by address and dtype
+while one of the last five copies may run, but holds a reference to the copy that it sends, which is another tensor if
+the saved one is not contiguous (``OffloadActivations: pack_tensor``, ``fwd_stash``).
 
-The optimizer on the host (``trainers/host_optimizer.py``) touches nothing on the device but weights that are there.
+The optimizer on the host (``trainers/host_optimizer.py``) uses only the weights on the device.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.to("cuda", non_blocking=True))
 
     def offload_activations(**options: Any) -> Any:
-        """Makes TRL's context, which sees every saved tensor as one on a GPU."""
+        """Makes TRL's context, which takes every saved tensor for one on a GPU."""
         context = _OffloadActivations(**options)
         pack, unpack, learn = context.pack_hook, context.unpack_hook, context.update_model_params
         context.pack_hook = lambda tensor: pack(_OnDevice(tensor))
@@ -222,14 +222,14 @@ class Streams:
     def synchronize(self, *_: Any) -> None: ...
 
     def empty_cache(self) -> None:
-        torch.cuda.empty_cache()  # looked up late, for whoever watches it
+        torch.cuda.empty_cache()  # looked up at the call, so that patches apply
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cpu, name)  # whatever else is asked is the CPU's
+        return getattr(torch.cpu, name)  # all other attributes are the CPU's
 
 
 class _TorchWithAccelerator:
-    """The module ``torch`` as TRL's module sees it."""
+    """Replaces the name ``torch`` in TRL's module."""
 
     accelerator = SimpleNamespace(current_accelerator=lambda: _OnDevice.device)
 

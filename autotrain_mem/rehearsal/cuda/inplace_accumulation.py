@@ -1,5 +1,4 @@
-"""Restores operations that torch does in place, and that it does out of place while a dispatch mode such as the
-recorder is active.
+"""Restores operations that torch runs in place, except under a dispatch mode such as the recorder.
 
 If a tensor is used twice, autograd accumulates its gradients in the buffer of the first one, unless something else
 holds that buffer (``torch/csrc/autograd/input_buffer.cpp: can_accumulate_inplace``). Some backward formulas write into
@@ -29,15 +28,15 @@ IN_PLACE = {
     _ATEN.index_put.default: _ATEN.index_put_.default,
     _ATEN.masked_scatter.default: _ATEN.masked_scatter_.default,
 }
-"""The operators that a mode makes autograd run -> those that it runs otherwise."""
+"""Operators that autograd runs under a dispatch mode, each with the one that it runs otherwise."""
 
 _WRITERS = ("Gather", "Index", "Max", "Min", "Sort", "Topk", "Median", "Kthvalue", "Mode", "MaskedSelect", "Cummax")
 _WRITING_NODES = tuple(f"{name}Backward" for name in _WRITERS)
-"""Backward formulas that write into zeros of their own."""
+"""Backward formulas that write into zeros that they allocated."""
 
 
 def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
-    """The operator that would run if no mode were on; call it for those of :data:`IN_PLACE` only."""
+    """Returns the operator that would run without a dispatch mode. Accepts only those of :data:`IN_PLACE`."""
     if torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
         return operator
     node = torch._C._current_autograd_node()
@@ -45,7 +44,7 @@ def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
         return operator
     if operator is not _SUM:
         return IN_PLACE[operator] if node.name().startswith(_WRITING_NODES) else operator
-    # A sum that autograd makes itself, and may write over its first part. No variable: those who hold it are counted.
+    # Autograd's own sum, which may overwrite its first operand. No local: that would change the reference count.
     if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
         return operator
     is_dense = torch._prims_common.is_non_overlapping_and_dense_or_false
@@ -56,7 +55,7 @@ Holders = tuple[int, int, int]
 
 
 def _holders(args: tuple[Any, ...]) -> Holders:
-    """Counts who hold the first argument, its storage and its Python object, as counted in a mode."""
+    """Returns the reference counts of the first argument, its storage and its Python object, as seen inside a mode."""
     tensor = args[0]
     storage = tensor.untyped_storage()
     return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(tensor)
@@ -64,9 +63,9 @@ def _holders(args: tuple[Any, ...]) -> Holders:
 
 @functools.cache
 def sole_holders() -> Holders:
-    """The counts of a gradient that only autograd's buffer holds: those of a small graph, since versions differ.
+    """Returns the reference counts of a gradient that only autograd's buffer holds, read from a small graph.
 
-    To be called once before anything is recorded: within an operator no graph can be made.
+    Call this once before recording, since no graph can be built inside an operator. The counts differ by version.
     """
     found: list[Holders] = []
 

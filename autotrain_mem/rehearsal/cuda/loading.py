@@ -1,25 +1,24 @@
-"""Records how models arrive on a GPU: what the allocator is asked for as they load, though nothing is loaded onto one.
+"""Records what loading a model allocates on a GPU, although nothing is loaded onto one.
 
-A model that is loaded with a map of devices is written down as transformers 5.23 loads it:
+A model loaded with a device map is recorded as transformers 5.23 loads it:
 
-- where the map is "auto", accelerate asks first how much each GPU has free, and puts one number on it for that
-  (``accelerate/utils/modeling.py: get_max_memory``): the segment it lies in stays;
-- then one block of all bytes to come less what is cached already, freed at once, so that it stays cached as one segment
-  from which the weights are carved (``transformers/modeling_utils.py: caching_allocator_warmup, get_total_byte_count``:
-  0.5 bytes for each element of a 4-bit weight, 1 of an 8-bit one, tied weights once);
-- then each tensor of the checkpoint in the natural order of its names (``core_model_loading.py:
+- If the map is "auto", accelerate first reads each GPU's free memory and puts one number on the GPU to do so
+  (``accelerate/utils/modeling.py: get_max_memory``); the segment of that number stays.
+- Then one block of all bytes to load, less the bytes already cached, is allocated and freed at once. It stays cached as
+  one segment from which the weights are carved (``transformers/modeling_utils.py: caching_allocator_warmup,
+  get_total_byte_count``: 0.5 bytes for each element of a 4-bit weight, 1 of an 8-bit one, tied weights once).
+- Then each tensor of the checkpoint in the natural order of its names (``core_model_loading.py:
   convert_and_load_state_dict_in_model``): ``lm_head`` before ``model``, ``layers.2`` before ``layers.10``. It arrives
   in its last dtype, since a blocking copy to a GPU converts on the host (``aten/src/ATen/native/cuda/Copy.cu:
-  copy_kernel_cuda``). One that bitsandbytes quantizes arrives in the model's dtype, and dies when its quantized
-  storages are made;
-- then what no checkpoint holds: rotary frequencies and their like (``_move_missing_keys_from_meta_to_device``).
+  copy_kernel_cuda``). One that bitsandbytes quantizes arrives in the model's dtype and is freed once quantized.
+- Then tensors that no checkpoint holds, such as rotary frequencies (``_move_missing_keys_from_meta_to_device``).
 
-TRL loads with ``device_map="auto"`` when it has a GPU, and with None in distributed training (``trl/trainer/utils.py:
-create_model_from_path`` and its callers); a quantizer asks for a map of its own (``quantizers/quantizer_bnb_4bit.py:
-update_device_map``). GRPO's and RLOO's reward models are loaded without: such a model is built on the host and moved
-when the trainer has it, parameter by parameter, which is what a recorder makes of one that it meets in a trainer.
+TRL loads with ``device_map="auto"`` on a GPU, and with None in distributed training (``trl/trainer/utils.py:
+create_model_from_path`` and its callers); a quantizer sets a map of its own (``quantizers/quantizer_bnb_4bit.py:
+update_device_map``). GRPO's and RLOO's reward models are loaded without one: such a model is built on the host and the
+trainer moves it parameter by parameter, as a recorder records a model that it finds in a trainer.
 
-LoRA's layers are put beside weights that are on the device, in their dtype, and are then made float32
+LoRA's layers are created beside the weights on the device, in their dtype, and are then converted to float32
 (``peft/tuners/tuners_utils.py: _move_adapter_to_device_of_base_layer, cast_adapter_dtype``). PiSSA and OLoRA decompose
 each weight there, one after the other.
 """
@@ -53,14 +52,14 @@ NOT_COUNTED = (
     "checkpoint lacks, threads that overtake each other, and the one block for all weights made smaller, because the "
     "card has less than it and 1.2 GiB or because memory is cached already when a second model is loaded",
 )
-"""The rehearsal knows neither the card's memory nor what is cached. ``caching_allocator_warmup`` takes at most the
-card's memory less 1.2 GiB: where all weights are more, nothing is left to train in. Before a second model, what is
-cached is what the first one left of its own block."""
+"""The rehearsal has neither the card's memory nor the bytes already cached. ``caching_allocator_warmup`` takes at most
+the card's memory less 1.2 GiB; a model with more weights leaves no memory to train in. Before a second model, the cache
+holds the rest of the first model's block."""
 
 WARM_UP = "caching_allocator_warmup"
 ASKED_FREE = "get_max_memory"
 SMALL_SEGMENT_BYTES = 2 * MIB
-"""Cached after that number: its segment (``c10/core/AllocatorConfig.h: kSmallBuffer``), or a page that expands."""
+"""Cached bytes of that number: a segment (``c10/core/AllocatorConfig.h: kSmallBuffer``), or an expandable page."""
 FLOAT, HALF = 4, 2
 
 _Function = Callable[..., Any]
@@ -69,20 +68,20 @@ _GPU = torch.device("cuda")
 
 @dataclass(kw_only=True, slots=True)
 class _Loading:
-    """The facts of a model that are known before its weights are there."""
+    """Facts of a model that are known before its weights are loaded."""
 
     names: list[str] = field(default_factory=list)
-    """The names in a checkpoint, in the order in which they are loaded."""
+    """The names in a checkpoint, in loading order."""
     warm_up_bytes: int = 0
     packed: frozenset[str] = frozenset()
-    """Names of weights that a checkpoint holds in mxfp4, and that are dequantized on the device."""
+    """Names of weights that the checkpoint holds in mxfp4 and that are dequantized on the device."""
     source_bytes: int = 0
-    """The size of one element of a weight that is quantized as it is loaded; 0 when none is."""
+    """Bytes per element of a weight that is quantized while it is loaded; 0 if none is."""
 
 
 @contextmanager
 def cuda_loading(recorder: Recorder) -> Iterator[None]:
-    """Models that are loaded inside are written down as a GPU would see them arrive. Restores everything on exit."""
+    """Within the block, loaded models are recorded as they would arrive on a GPU. Restores everything on exit."""
     load = PreTrainedModel.__dict__["from_pretrained"].__func__
     read = PreTrainedModel.__dict__["_load_pretrained_model"].__func__
     underway: list[_Loading] = []
@@ -90,7 +89,7 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
     def from_pretrained(cls: Any, /, path: Any, *args: Any, device_map: Any = None, **kwargs: Any) -> Any:
         underway.append(_Loading())
         try:
-            # There is no device here that a map could name.
+            # A device map could name no device here.
             loaded = load(cls, path, *args, device_map=None, **kwargs)
         finally:
             loading = underway.pop()
@@ -123,7 +122,7 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
 
 
 class _StateOnGpu:
-    """The process's state, with a GPU for its device."""
+    """Replaces the process's state with one whose device is a GPU."""
 
     device = _GPU
 
@@ -180,10 +179,10 @@ _GROUP, _PACKED_BYTES = 32, 16
 
 
 def _dequantize_mxfp4(model: Any, name: str, recorder: Recorder) -> None:
-    """transformers' own conversion, of blocks and scales that have just arrived: its result becomes the weight.
+    """Runs transformers' own conversion of blocks and scales that have just arrived; its result becomes the weight.
 
-    ``transformers/integrations/mxfp4.py: Mxfp4Dequantize, convert_moe_packed_tensors``. Not followed: where the device
-    is full meanwhile, that tensor is dequantized on the host.
+    Source: ``transformers/integrations/mxfp4.py: Mxfp4Dequantize, convert_moe_packed_tensors``. Not imitated: if the
+    device is full meanwhile, that tensor is dequantized on the host.
     """
     module, _, attribute = name.rpartition(".")
     owner = model.get_submodule(module)
@@ -200,7 +199,7 @@ def _dequantize_mxfp4(model: Any, name: str, recorder: Recorder) -> None:
 
 
 def _quantize_4bit(weight: Any, state: Any, name: str, recorder: Recorder, *, is_new: bool) -> None:
-    """``bitsandbytes/functional.py: quantize_4bit`` with ``backends/cuda/ops.py``; or read from a checkpoint."""
+    """Follows ``bitsandbytes/functional.py: quantize_4bit`` and ``backends/cuda/ops.py``, or reads a checkpoint's."""
     nested = state.state2
     if nested is None:
         recorder.mark(state.absmax, Owner.WEIGHTS, f"{name}.absmax")
@@ -258,7 +257,7 @@ def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
 
 
 _STARTED = ("pissa_init", "olora_init")
-"""Make an adapter's first values on the device, of a decomposition of each weight in float32
+"""Methods that set an adapter's first values on the device, from a float32 decomposition of each weight
 (``peft/tuners/lora/layer.py``)."""
 
 

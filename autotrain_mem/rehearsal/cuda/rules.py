@@ -1,8 +1,8 @@
-"""All that CUDA does otherwise than the CPU, one rule each with its source.
+"""Lists every difference of CUDA from the CPU, one rule each with its source.
 
-The rehearsal runs on CPU tensors so that its result is the same everywhere; the rules correct what that would get
-wrong. Short rules stand here, larger ones have modules of their own. What kernels allocate within one operator is told
-to the recorder (``workspaces``), as is what autograd does in place when nobody records (``inplace_accumulation``).
+The rehearsal runs on CPU tensors so that its result is the same everywhere; the rules correct the differences that this
+causes. Short rules are here, longer ones in modules of their own. The recorder gets the memory that kernels allocate
+within one operator from ``workspaces``, and autograd's in-place operations from ``inplace_accumulation``.
 
 To add a rule, write a module in this folder with a context manager whose docstring names its source, and a constant
 ``RULES`` that holds a :class:`CudaRule` of it: :func:`every_rule` finds it there.
@@ -34,29 +34,29 @@ from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types.hardware import Capability
 
 Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
-"""The tensors that a trainer runs on: a rehearsal's, a simulated card's, and those of a rehearsal on a machine with a
-GPU, where torch takes CUDA's paths itself (``scripts/gpu_records/native.py``)."""
+"""The tensors that a trainer runs on: a rehearsal's, a simulated card's, or those of a rehearsal on a machine with a
+GPU, where torch itself takes CUDA's paths (``scripts/gpu_records/native.py``)."""
 
 ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class CudaRule:
-    """Describes one thing that CUDA does otherwise."""
+    """Describes one difference of CUDA from the CPU."""
 
     imitate: Callable[[Recorder, Capability], AbstractContextManager[None]]
-    """Inside, tensors behave as on a card of this compute capability; everything is restored on exit."""
+    """A context in which tensors behave as on a card of this compute capability; it restores everything on exit."""
     tensors: tuple[Tensors, ...] = ON_CPU
     """The tensors that need the rule."""
     not_counted: Callable[[Capability], tuple[str, ...]] = lambda card: ()
-    """What it leaves out on such a card, each with its bound."""
+    """What the rule leaves out on such a card, each with its bound."""
 
 
 def foreach_on_cpu() -> AbstractContextManager[None]:
     """Optimizers and gradient clipping work on lists of tensors at once, and hold temporaries for all of them together.
 
-    ``torch/optim/optimizer.py: _default_to_fused_or_foreach``, which asks ``torch/utils/_foreach_utils.py:
-    _get_foreach_kernels_supported_devices``. On the CPU they go one by one.
+    Source: ``torch/optim/optimizer.py: _default_to_fused_or_foreach``, which calls ``torch/utils/_foreach_utils.py:
+    _get_foreach_kernels_supported_devices``. On the CPU they process one tensor at a time.
     """
     devices = [*foreach_module._get_foreach_kernels_supported_devices(), "cpu"]
     return _patched(
@@ -68,10 +68,10 @@ def foreach_on_cpu() -> AbstractContextManager[None]:
 
 
 def fused_dropout() -> AbstractContextManager[None]:
-    """Dropout is one fused kernel that keeps a mask of one byte per element.
+    """Dropout is one fused kernel that saves a mask of one byte per element.
 
-    ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable`` and ``native_dropout``. On the CPU the scaled noise
-    is kept, in the input's own dtype.
+    Source: ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable`` and ``native_dropout``. The CPU saves the
+    scaled noise in the input's dtype.
     """
     plain = torch.nn.functional.dropout
 
@@ -86,16 +86,16 @@ def fused_dropout() -> AbstractContextManager[None]:
 def grouped_experts_of_bfloat16() -> AbstractContextManager[None]:
     """A mixture's grouped product has a fake kernel for bfloat16 only.
 
-    In other dtypes transformers' own loop over the experts stands in (``transformers/integrations/moe.py:
+    In other dtypes it is replaced by transformers' own loop over the experts (``transformers/integrations/moe.py:
     _grouped_mm_fallback``), whose results have the same sizes.
     """
     return _patched((moe, "_can_use_grouped_mm", lambda input, weight, offs: weight.dtype is torch.bfloat16))
 
 
 def one_hot_by_scattering() -> AbstractContextManager[None]:
-    """Classes are scattered into zeros; the CPU looks for the smallest and largest first, and fake tensors compare.
+    """CUDA scatters classes into zeros; the CPU first finds their minimum and maximum, and fake tensors compare.
 
-    ``aten/src/ATen/native/Onehot.cpp: one_hot``.
+    Source: ``aten/src/ATen/native/Onehot.cpp: one_hot``.
     """
     plain = torch.nn.functional.one_hot
 
@@ -109,9 +109,9 @@ def one_hot_by_scattering() -> AbstractContextManager[None]:
 
 
 def rows_of_svd() -> AbstractContextManager[None]:
-    """The rows of ``Vh`` lie one after another, so that the first of them are a view of all: PEFT's PSOFT keeps one.
+    """cuSOLVER stores ``Vh`` row by row, so its first rows are a view of it, which PEFT's PSOFT keeps.
 
-    ``torch/_meta_registrations.py: _linalg_svd_meta``, of cuSOLVER. LAPACK's columns do, and the first rows are copied.
+    Source: ``torch/_meta_registrations.py: _linalg_svd_meta``. LAPACK stores columns, so there the rows are copied.
     """
     plain = torch.linalg.svd
 
@@ -123,15 +123,13 @@ def rows_of_svd() -> AbstractContextManager[None]:
 
 
 def fp16_on_cpu() -> AbstractContextManager[None]:
-    """An accelerator made for fp16 keeps its autocast to float16, and its scaler of the loss, on the CPU too.
+    """An accelerator made for fp16 keeps its autocast to float16, and its loss scaler, on the CPU too.
 
-    On a CPU accelerate takes ``mixed_precision="fp16"`` and drops it without a word (``accelerate/accelerator.py:
-    Accelerator.__init__``, which asks for a device other than ``cpu``). Here it is kept, so that attention's kernels
-    are those that the card picks for float16, and weights and layers in float16 meet activations in float16: rehearsed
-    as bfloat16 they would be cast at every product.
-
-    Under a fake mode the scaler is one that is switched off: whether gradients are finite is a value, and its own
-    tensors are a few scalars.
+    On a CPU accelerate accepts ``mixed_precision="fp16"`` and drops it silently (``accelerate/accelerator.py:
+    Accelerator.__init__``, which requires a device other than ``cpu``). Here it is kept, so that attention uses the
+    kernels that the card picks for float16, and weights and layers in float16 meet activations in float16: rehearsed as
+    bfloat16 they would be cast at every product. Under a fake mode the scaler is disabled: whether gradients are finite
+    is a value, and its own tensors are a few scalars.
     """
     build = Accelerator.__init__
 
@@ -147,14 +145,14 @@ def fp16_on_cpu() -> AbstractContextManager[None]:
 def recorded_empty_cache(recorder: Recorder) -> AbstractContextManager[None]:
     """Records each call that would empty a CUDA device's cache, though there is no device here.
 
-    On a machine with CUDA every such call ends in ``torch.cuda.empty_cache``. Here some stop before it. TRL (PPO's
-    loop: ``trl/experimental/utils.py: empty_cache``) and transformers' evaluation call it at once;
+    On a machine with CUDA every such call reaches ``torch.cuda.empty_cache``. Without it some do not. TRL (PPO's loop:
+    ``trl/experimental/utils.py: empty_cache``) and transformers' evaluation call it directly;
     ``torch_empty_cache_steps`` and ``Accelerator.free_memory`` go through ``accelerate/utils/memory.py:
-    clear_device_cache``, which asks what hardware there is and does nothing without any. With an Apple or Intel GPU
-    both call that one's ``empty_cache``.
+    clear_device_cache``, which detects the hardware and does nothing without an accelerator. With an Apple or Intel GPU
+    both call its ``empty_cache``.
 
-    Not followed: transformers' memory metrics (``skip_memory_metrics=False``), which empty the cache between stages
-    only where ``torch.cuda.is_available()``.
+    Not imitated: transformers' memory metrics (``skip_memory_metrics=False``), which empty the cache between stages
+    only if ``torch.cuda.is_available()``.
     """
     return _patched(
         (torch.cuda, "empty_cache", recorder.empty_cache),
@@ -192,10 +190,8 @@ def every_rule() -> tuple[CudaRule, ...]:
 
 @contextmanager
 def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: Tensors = "fake cpu") -> Iterator[None]:
-    """Applies every rule that such tensors need: while a trainer is built, and while it trains.
-
-    Restores everything on exit.
-    """
+    """Applies every rule that these tensors need, while a trainer is built and while it trains. Restores everything on
+    exit."""
     with ExitStack() as stack:
         for rule in every_rule():
             if tensors in rule.tensors:
@@ -204,6 +200,6 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
 
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
-    """Describes what no rehearsal for such a card counts, whatever its settings."""
+    """Lists what a rehearsal for such a card leaves out under any settings."""
     left_out = [each for rule in reversed(every_rule()) for each in rule.not_counted(compute_capability)]
     return (*workspaces.NOT_COUNTED, *left_out)

@@ -1,11 +1,11 @@
-"""Triton kernels in a rehearsal: nothing runs them on the CPU or on fake tensors.
+"""Replaces Triton kernels in a rehearsal, which can run on neither the CPU nor fake tensors.
 
-Liger's are imitated layer by layer, whether liger-kernel is installed or not. The stand-ins make the buffers that the
-sources of liger-kernel 0.8.5 make on a CUDA card of compute capability 8.0 or newer (its head those of 0.8.0, where one
-older than 0.8.3 is installed), and compute nothing, so they serve fake tensors only. transformers applies them to a
-trainer's model as training starts (``transformers/integrations/liger.py: apply_liger_kernel``). TRL 1.16 keeps its own
-head and takes the layers only; the losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are
-not imitated.
+Liger's are imitated layer by layer, even if liger-kernel is not installed. The replacements make the buffers that
+liger-kernel 0.8.5 makes on a CUDA card of compute capability 8.0 or newer (the head those of 0.8.0, if a version before
+0.8.3 is installed). They compute nothing, so they serve fake tensors only. transformers applies them to a trainer's
+model as training starts (``transformers/integrations/liger.py: apply_liger_kernel``). TRL 1.16 keeps its own head and
+uses only the layers; the losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not
+imitated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEEPS_GRADIENT = ("gemma3_text",)
 """Models whose norms make a new gradient: a residual still reads the old one (``monkey_patch.py``: in_place=False)."""
 
 _IN_PLACE_FROM = (0, 8, 3)
-"""``ops/fused_linear_cross_entropy.py: _can_use_mm_out``, which 0.8.2 has not."""
+"""The first version with ``ops/fused_linear_cross_entropy.py: _can_use_mm_out``; 0.8.2 lacks it."""
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
 
 
 class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """``ops/rms_norm.py: LigerRMSNormFunction``: keeps its input and one float32 per row."""
+    """Replaces ``ops/rms_norm.py: LigerRMSNormFunction``, which saves its input and one float32 per row."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, in_place: bool, multiprocessors: int) -> torch.Tensor:
@@ -88,7 +88,7 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Writes the input's gradient over the output's, where no one else reads that."""
+        """Writes the input's gradient over the output's, unless something else reads that."""
         rows, weight, _ = ctx.saved_tensors
         grad = grad.contiguous()
         note(pass_through(rows, grad, grad))
@@ -100,11 +100,11 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
 
 
 class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """``ops/swiglu.py: LigerSiLUMulFunction`` and ``ops/geglu.py: LigerGELUMulFunction``."""
+    """Replaces ``ops/swiglu.py: LigerSiLUMulFunction`` and ``ops/geglu.py: LigerGELUMulFunction``."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Keeps both factors; the activation is computed again."""
+        """Saves both factors; the backward pass computes the activation again."""
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
         note(pass_through(gate, up, gate))
@@ -120,13 +120,13 @@ class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to
 
 
 class Rotation(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """``ops/rope.py: LigerRopeFunction``: turns queries and keys where they lie."""
+    """Replaces ``ops/rope.py: LigerRopeFunction``, which rotates queries and keys in place."""
 
     @staticmethod
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``query`` and ``key`` are B x H x S x D, and lie in memory as B x S x H x D or are copied so."""
+        """``query`` and ``key`` are B x H x S x D, stored in memory as B x S x H x D, or copied to that layout."""
         ctx.save_for_backward(cos.contiguous(), sin.contiguous())
         return _rows_first(query), _rows_first(key)
 
@@ -141,15 +141,15 @@ def _rows_first(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """``ops/fused_linear_cross_entropy.py``: logits chunk by chunk, gradients in the forward pass already."""
+    """Replaces ``ops/fused_linear_cross_entropy.py``: logits in chunks, gradients already in the forward pass."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the share of tokens foretold."""
-        # From liger-kernel 0.8.3 on the head's products are written where they are wanted. Where none is installed,
-        # the newest is meant.
+        """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the token accuracy."""
+        # From liger-kernel 0.8.3 on the head writes products into their final buffers. If none is installed, the
+        # newest is assumed.
         version = installed_versions(["liger-kernel"])["liger-kernel"]
         tokens, is_newer = hidden.shape[0], (version is None or version_of(version) >= _IN_PLACE_FROM)
         grad_hidden = torch.zeros_like(hidden)
@@ -188,30 +188,30 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        """Scales what the forward pass kept, where it lies."""
+        """Scales the gradients saved by the forward pass in place."""
         grad_hidden, grad_weight = ctx.saved_tensors
         torch.empty((), dtype=torch.float32)  # the 1.0 that it compares the incoming gradient with
         return grad_hidden, grad_weight, None, None, None
 
 
 def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
-    """Tokens per chunk of logits: as many bytes as the hidden states, rounded up to a power of two.
+    """Returns the tokens per chunk of logits: as many bytes as the hidden states have, rounded up to a power of two.
 
-    16,384 tokens of width 4096 and a vocabulary of 32,000 go in chunks of 2,048.
+    16,384 tokens of width 4096 and a vocabulary of 32,000 give chunks of 2,048.
     """
     share = -(-tokens // -(-vocabulary // width))
     return int(min(tokens, 1 << (share - 1).bit_length()))
 
 
 def _writes_into_storage(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-    """``_can_use_mm_out``: only where the product needs no cast."""
+    """Follows ``_can_use_mm_out``: only if the product needs no cast."""
     same = hidden.dtype == weight.dtype and hidden.dtype in (*HALF, torch.float32)
     autocast = torch.is_autocast_enabled("cpu")
     return same and (not autocast or hidden.dtype == torch.get_autocast_dtype("cpu"))
 
 
 def _fill(logits: torch.Tensor, *results: torch.Tensor | None) -> None:
-    """A kernel has written into these: they are no longer the zeros that a rehearsal knows them to be."""
+    """Marks tensors as written by a kernel: a rehearsal no longer takes them for known zeros."""
     for result in results:
         if result is not None:
             result.copy_(logits[0, 0])
@@ -224,7 +224,7 @@ def _add_gradients(
     grad_hidden: torch.Tensor,
     grad_weight: torch.Tensor | None,
 ) -> None:
-    """The logits have become their own gradient; products go into place where no cast stands between."""
+    """Adds the products of the logits, which already hold their own gradient; in place if no cast is needed."""
     if not _writes_into_storage(hidden, weight) or logits.dtype != grad_hidden.dtype:
         grad_hidden.copy_(logits @ weight)
     else:
@@ -241,13 +241,13 @@ def _add_gradients(
 
 @dataclass
 class LigerOutput(CausalLMOutputWithPast):  # type: ignore[misc]  # untyped to mypy here
-    """``transformers/model/output_classes.py: LigerCausalLMOutputWithPast``."""
+    """Replaces ``transformers/model/output_classes.py: LigerCausalLMOutputWithPast``."""
 
     token_accuracy: torch.Tensor | None = None
 
 
 def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """``transformers/model/llama.py: lce_forward``, which the other models repeat."""
+    """Replaces ``transformers/model/llama.py: lce_forward``, which the other models repeat."""
 
     def forward(
         input_ids: torch.Tensor | None = None,
@@ -292,8 +292,8 @@ def fused_head_stand_ins() -> Iterator[None]:
     values.
 
     TRL 1.16 scores tokens tile by tile (``trl/kernels/chunked_logprob.py: ChunkedLogProbFunction``) in SFT, DPO, GRPO,
-    RLOO and KTO. On CUDA it scores the positions that have a label and nothing else, its kernels work inside the tile,
-    and its products are added up in float32 without copies. Without Triton it scores every position, holds half a dozen
+    RLOO and KTO. On CUDA it scores only the positions that have a label, its kernels work inside the tile, and its
+    products are added up in float32 without copies. Without Triton it scores every position, holds half a dozen
     float32 copies of each tile, and copies the weights. An older TRL, which has no such head, is left alone.
     """
     head = _fused_head()
@@ -314,8 +314,8 @@ def fused_head_stand_ins() -> Iterator[None]:
 
 
 def _fused_head() -> Any:
-    """TRL's module; None where it has none. Apart, so that nothing is rehearsed while its ImportError is handled: all
-    that is raised then would have it as its context."""
+    """Returns TRL's module, or None without it. A function of its own, so that no error of the rehearsal is raised
+    while the ImportError is handled and gets it as its context."""
     try:
         from trl.kernels import chunked_logprob
     except ImportError:
@@ -347,7 +347,7 @@ class _Kernel:
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """``_addmm_fp32``: on CUDA ``torch.addmm`` takes half precision and adds in float32, in place."""
+    """Replaces ``_addmm_fp32``: on CUDA ``torch.addmm`` accepts half precision and adds in float32, in place."""
     note(product(a.shape[0], a.shape[1], b.shape[1], a.dtype))
     if isinstance(total, FakeTensor):
         total.copy_(a[0, 0])

@@ -1,10 +1,9 @@
-"""Counts what CUDA's kernels take from torch's allocator within one operator, which no dispatcher sees.
+"""Counts what CUDA's kernels take from torch's allocator within one operator, which dispatch modes cannot see.
 
-One row for each operator whose kernel takes memory that grows with a training step's tensors. Each row names the file
-and the symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and counts what is alive there at once. cub's radix
-sort takes, beside what it is given, another copy of its keys and values (``cub/device/device_radix_sort.cuh:
-SortPairs`` without DoubleBuffer); its counters, below 1 MiB, are left out. Attention is not here: its stand-ins
-allocate what its kernels do.
+Each operator whose kernel takes memory that grows with a training step's tensors has a row. The row names the file and
+symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and counts the buffers alive at once. cub's radix sort
+takes another copy of its keys and values (``cub/device/device_radix_sort.cuh: SortPairs`` without DoubleBuffer); its
+counters, below 1 MiB, are left out. Attention is not here: its replacements allocate what its kernels do.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ INT64, FLOAT = 8, 4
 _aten = torch.ops.aten
 
 Row = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
-"""Bytes of scratch, from an operator's arguments and its result."""
+"""Computes the scratch bytes from an operator's arguments and its result."""
 
 
 def workspaces(compute_capability: Capability) -> Workspace:
-    """Makes the table of kernels' workspaces on a card: one for each run, since it tracks the handles that were used.
+    """Makes the table of kernels' workspaces on a card, for one run, since it tracks the handles that were used.
 
-    cuBLAS: a handle belongs to a thread, and its workspace to the handle (``cuda/CublasHandlePool.cpp:
-    setWorkspaceForHandle``). It is taken at the first use and kept through every ``empty_cache``; cublasLt shares it.
-    On CUDA autograd runs a backward pass in a thread of its own, so a training run keeps two.
+    cuBLAS has a handle per thread and a workspace per handle (``cuda/CublasHandlePool.cpp: setWorkspaceForHandle``),
+    taken at the first use and kept through every ``empty_cache``; cublasLt shares it. On CUDA autograd runs a backward
+    pass in a thread of its own, so a training run keeps two.
     """
     rows: dict[Any, Row] = {
         _aten.sum.dim_IntList: _sum_over(compute_capability),
@@ -111,11 +110,11 @@ MULTIPROCESSORS = {
     (10, 0): 148,
     (12, 0): 188,
 }
-"""Multiprocessors of the largest card of a compute capability: an upper bound for the rest, as more blocks take more
-memory."""
+"""Multiprocessors of the largest card of a compute capability. This is an upper bound for its other cards, as more
+blocks take more memory."""
 
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
-"""CUDA Programming Guide, technical specifications per compute capability; 2048 elsewhere."""
+"""Source: CUDA Programming Guide, technical specifications per compute capability; 2048 elsewhere."""
 
 _BLOCK_THREADS, _WARP, _WIDEST_VECTOR = 512, 32, 4
 _FEWEST_VALUES, _MOST_VALUES = 16, 256
@@ -123,9 +122,9 @@ _LARGEST_INDEX = 2**31 - 1
 
 
 def _sum_over(compute_capability: Capability) -> Row:
-    """A sum over rows, which autograd makes for the gradients of biases and of norms' weights.
+    """Counts a sum over rows, which autograd makes for the gradients of biases and of norms' weights.
 
-    A capability that is not known here is taken for the largest card of all.
+    An unknown capability is treated as the largest card of all.
     """
     multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
     threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
@@ -138,18 +137,19 @@ def _sum_over(compute_capability: Capability) -> Row:
 
 
 def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/ReduceOpsUtils.h: make_reduction`` converts to the result's type first, but halves to float32."""
+    """Counts a copy in the result's dtype, except half to float32 (``native/ReduceOpsUtils.h: make_reduction``)."""
     tensor = args[0]
     as_it_is = tensor.dtype is out.dtype or (tensor.dtype in HALF and out.dtype is torch.float32)
     return 0 if as_it_is else int(tensor.numel() * out.element_size())
 
 
 def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int) -> int:
-    """``native/cuda/Reduce.cuh: ReduceConfig::global_memory_size``, by ``setReduceConfig``; semaphores left out.
+    """Computes ``native/cuda/Reduce.cuh: ReduceConfig::global_memory_size``, by ``setReduceConfig``, without
+    semaphores.
 
-    Where blocks share a sum over rows, each keeps a float32 part for every output and thread of its width: of 4096 rows
+    If blocks share a sum over rows, each keeps a float32 part for every output and thread of its width: for 4096 rows
     of 896, 64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. A sum along the fastest dimension keeps
-    one for each block, which is little. ``threads`` is how many the card runs at once.
+    one per block. ``threads`` is the number that the card runs at once.
     """
     if tensor.numel() < _MOST_VALUES:
         return 0
@@ -158,7 +158,7 @@ def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int)
         rows = -(-rows // 2)  # TensorIterator.cpp: with_32bit_indexing, one half after the other
     if not columns or rows < _MOST_VALUES:
         return 0
-    # the largest powers of two that are not above what there is of each
+    # the largest powers of two not above each count
     across, down = (1 << (count.bit_length() - 1) for count in (columns // vector, rows))
     most = _BLOCK_THREADS // vector
     height = min(down, most // min(across, _WARP))
@@ -171,8 +171,8 @@ def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int)
 
 
 def _rows_and_columns(tensor: torch.Tensor, dims: Any) -> tuple[int, int, int]:
-    """Counts what is added up, the sums that there are, and how many of them a thread loads at once
-    (``Reduce.cuh: get_output_vec_size``); no sums where the fastest dimension is one of those added up."""
+    """Returns the number of values per sum, of sums, and of sums that a thread loads at once (``Reduce.cuh:
+    get_output_vec_size``); no sums if the fastest dimension is summed."""
     summed = {dim % tensor.dim() for dim in dims or range(tensor.dim())}
     shape = zip(tensor.stride(), tensor.shape, (dim in summed for dim in range(tensor.dim())), strict=True)
     fastest_first = sorted((stride, size, is_summed) for stride, size, is_summed in shape if size != 1)
@@ -195,11 +195,11 @@ _ROWS_PER_PARTIAL = 10
 
 
 def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/Embedding.cu: embedding_dense_backward_cuda`` sorts the tokens, then adds up by float32 partials.
+    """Counts ``native/cuda/Embedding.cu: embedding_dense_backward_cuda``: a sort of the tokens, and float32 partials.
 
-    The partials (``native/cuda/EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel``, NROWS_PER_THREAD = 10) are
-    as many as tokens / 10 + min(tokens, vocabulary), each of the hidden size. 4 x 4096 tokens of 4096 floats:
-    (1638 + 16384) x 4096 x 4 bytes = 282 MiB.
+    There are tokens / 10 + min(tokens, vocabulary) partials of the hidden size
+    (``native/cuda/EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel``, NROWS_PER_THREAD = 10). 4 x 4096 tokens
+    of 4096 floats: (1638 + 16384) x 4096 x 4 bytes = 282 MiB.
     """
     grad, indices, vocabulary, _, by_frequency = args
     tokens, size = indices.numel(), indices.element_size()
@@ -217,9 +217,9 @@ _FOREACH_CHUNK = 65536
 
 
 def _foreach_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/ForeachReduceOp.cu: _foreach_tensor_norm_cuda_impl`` holds ``output_per_tensor``.
+    """Counts ``output_per_tensor`` of ``native/cuda/ForeachReduceOp.cu: _foreach_tensor_norm_cuda_impl``.
 
-    One partial norm for each chunk (``MultiTensorApply.cuh: kChunkSize``) of the largest tensor, for every tensor.
+    It has one partial norm per chunk (``MultiTensorApply.cuh: kChunkSize``) of the largest tensor, for every tensor.
     """
     tensors = args[0]
     chunks = max((-(-tensor.numel() // _FOREACH_CHUNK) for tensor in tensors), default=0)
@@ -232,7 +232,7 @@ _FEW_SEGMENTS = 128
 
 
 def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``, from ``Sort.h: should_use_small_sort`` on.
+    """Counts ``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``, above ``Sort.h: should_use_small_sort``.
 
     One row, or rows of a million: a row's indices and cub's copy. Fewer than 128 rows: two arrays of (row, index)
     pairs, the sorted keys and cub's copy (``segmented_sort_pairs_by_full_sort``). More: indices and cub's copy.
@@ -253,7 +253,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/IndexingUtils.h: expandTensors`` turns a mask into the positions that it selects."""
+    """Counts the positions that a mask selects (``native/IndexingUtils.h: expandTensors``)."""
     tensor, indices = args
     masks = [index for index in indices if index is not None and index.dtype in _MASKS]
     if not masks:
@@ -265,10 +265,10 @@ def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
 
 
 def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/Indexing.cu: index_put_with_sort_kernel``, which adding up takes: the backward of indexing.
+    """Counts ``native/cuda/Indexing.cu: index_put_with_sort_kernel``, used by the backward pass of indexing.
 
-    linearIndex, sorted_indices, orig_indices, range, and cub's copy of keys and values: six numbers for each index. A
-    mask is turned into its positions first.
+    It holds linearIndex, sorted_indices, orig_indices, range, and cub's copy of keys and values: six numbers per index.
+    A mask is turned into its positions first.
     """
     _, indices, values, *accumulate = args
     if not accumulate or not accumulate[0]:
@@ -282,7 +282,7 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
 
 
 def _masked_scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """``native/cuda/IndexKernel.cpp: masked_scatter__cuda`` holds ``maskPrefixSum``, int64 for each element of self.
+    """Counts ``maskPrefixSum`` of ``native/cuda/IndexKernel.cpp: masked_scatter__cuda``, int64 per element of self.
 
     ``IndexKernel.cu: launch_masked_scatter_kernel`` copies a mask that was expanded.
     """
