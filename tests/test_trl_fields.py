@@ -11,7 +11,6 @@ from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
 from autotrain_mem.estimator import vllm_share
-from autotrain_mem.planning.suggestions import LARGEST_GROUP
 from autotrain_mem.settings.flag_verdicts import Verdict, group_of
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import LADDER, LEVERS
@@ -133,4 +132,3 @@ def test_vllm_takes_the_share_that_the_installed_trl_gives_it(name: str) -> None
     defaults = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
     assert defaults["vllm_mode"] == vllm_share.VLLM_MODE
     assert defaults["vllm_gpu_memory_utilization"] == vllm_share.VLLM_SHARE
-    assert defaults["num_generations"] <= LARGEST_GROUP

@@ -13,6 +13,7 @@ from real_run import LENGTH, Case, Folder, assert_alike, case, peaks, rehearsed
 from autotrain_mem.types import Owner, Phase
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "student": ({"lmbda": 1.0}, {}),
     "teacher": ({"lmbda": 0.0, "seq_kd": True}, {"use_peft": True}),
     "data": ({"lmbda": 0.0, "beta": 1.0, "eval_strategy": "steps"}, {}),
     "one_micro_step": ({}, {"gradient_accumulation_steps": 1}),
