@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,22 +98,18 @@ def follow_first(request: RunRequest, say: Say) -> None:
     follow(place, request.command, Path(request.folder or ""), hardware, real=not request.simulate, say=say)
 
 
-@contextlib.contextmanager
-def leading(request: RunRequest, say: Say) -> Iterator[Machines | None]:
-    """Yields the other machines, and tells them at the end how the block ended; None for a single machine.
+def leading(request: RunRequest, say: Say) -> AbstractContextManager[Machines | None]:
+    """Returns a context with the other machines, which are told at its end how it ended; with None for one machine.
 
     Raises:
         UsageError: the port cannot be listened on.
         OutputFolderError: the key cannot be written.
     """
     if request.place is None:
-        yield None
-        return
-    from autotrain_mem.training.machines.lead import leading as leads
+        return nullcontext()
+    from autotrain_mem.training.machines.lead import Machines
 
-    folder = Path(request.folder or "")
-    with leads(request.place, request.command, folder, min_nodes=request.min_nodes, say=say) as machines:
-        yield machines
+    return Machines(request.place, request.command, Path(request.folder or ""), min_nodes=request.min_nodes, say=say)
 
 
 def again(request: RunRequest, say: Say) -> RunRequest:

@@ -13,7 +13,7 @@ import queue
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -60,7 +60,7 @@ def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardwar
         TrainingError: the leader cannot be reached, or was lost and has not come back.
         InterruptedByUser: Ctrl-C before the training began, or twice.
     """
-    hello = Hello.of(place, command, hardware)
+    hello = Hello(place=place, command=tuple(command), hardware=hardware)
     why = ""
     while True:
         connection = _reached(place, folder, why, say)
@@ -118,7 +118,7 @@ class _Following:
         self._interrupted_at: float | None = None
         self._is_asked_to_end = False
         with contextlib.suppress(OSError):  # the link reports its end
-            connection.send_bytes(json.dumps(asdict(hello)).encode())
+            connection.send_bytes(json.dumps(codec.to_json(hello)).encode())
         self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": _LOST, "why": why}))
 
     def serve(self) -> AutofitError | str | None:

@@ -10,12 +10,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from autotrain_mem.parallel.place import Place
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
 from autotrain_mem.support.files import read_start, replace_file
 from autotrain_mem.support.units import format_bytes
@@ -57,32 +58,16 @@ def join_seconds() -> float:
 class Hello:
     """The first message from a machine that joins."""
 
-    rank: int
-    machines: int
-    host: str
+    place: Place
     command: tuple[str, ...]
     """The command-line arguments that are the same on all machines."""
-    card: str
-    devices: int
-    free_bytes: int
-    total_bytes: int
-
-    @classmethod
-    def of(cls, place: Place, command: Sequence[str], hardware: Hardware) -> Hello:
-        return cls(
-            rank=place.rank,
-            machines=place.machines,
-            host=socket.gethostname(),
-            command=tuple(command),
-            card=hardware.name,
-            devices=hardware.topology.devices,
-            free_bytes=hardware.free_bytes,
-            total_bytes=hardware.total_bytes,
-        )
+    hardware: Hardware
+    """The machine's GPUs."""
+    host: str = field(default_factory=socket.gethostname)
 
     @property
     def name(self) -> str:
-        return f"machine {self.rank} ({self.host})"
+        return name_of_machine(self.place.rank, self.host)
 
 
 @dataclass(slots=True)
@@ -99,7 +84,7 @@ class _Member:
 
 
 class Machines:
-    """Represents the other machines of a training to the leading one.
+    """Represents the other machines of a training to the leading one; a context manager that tells them its outcome.
 
     Args:
         place: This machine's place, the first.
@@ -118,7 +103,7 @@ class Machines:
     ) -> None:
         self.place, self.command = place, tuple(command)
         self.min_nodes = place.machines if min_nodes is None else min_nodes
-        self._say, self._mine = say, Hello.of(place, command, _NOTHING)
+        self._say = say
         self._members: dict[int, _Member] = {}
         self._changed = threading.Condition()
         self._attempt = 0
@@ -160,7 +145,7 @@ class Machines:
                 if left <= 0:
                     break
                 self._changed.wait(min(left, 0.5))  # interrupts are handled between two waits
-            self.present = (0, *sorted(each.hello.rank for each in self._there()))
+            self.present = (0, *sorted(each.hello.place.rank for each in self._there()))
         if len(self.present) < self.min_nodes:
             raise TrainingError(
                 f"Machine{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.place.machines} did not "
@@ -171,15 +156,16 @@ class Machines:
             self._say(f"Going on with {len(self.present)} of {self.place.machines} machines (--min_nodes)")
         for member in self._there():
             # Refuse a machine whose GPUs differ from the plan's
-            hello = member.hello
-            wanted, there = hardware.topology.devices, hello.devices
-            if hello.card != hardware.name or there < wanted:
+            theirs = member.hello.hardware
+            wanted, there = hardware.topology.devices, theirs.topology.devices
+            if theirs.name != hardware.name or there < wanted:
+                ours_bytes, theirs_bytes = format_bytes(hardware.total_bytes), format_bytes(theirs.total_bytes)
                 raise UsageError(
-                    f"{capitalized(hello.name)} has {there} x {hello.card} of {format_bytes(hello.total_bytes)}, "
-                    f"machine 0 {wanted} x {hardware.name} of {format_bytes(hardware.total_bytes)}.",
+                    f"{capitalized(member.hello.name)} has {there} x {theirs.name} of {theirs_bytes}, "
+                    f"machine 0 {wanted} x {hardware.name} of {ours_bytes}.",
                     hint="Train on machines that are alike; --gpus N takes N of the GPUs of each.",
                 )
-        free_bytes = min([hardware.free_bytes, *(each.hello.free_bytes for each in self._there())])
+        free_bytes = min([hardware.free_bytes, *(each.hello.hardware.free_bytes for each in self._there())])
         machines = len(self.present)
         topology = replace(hardware.topology, nodes=machines)
         if machines == 1:
@@ -187,7 +173,7 @@ class Machines:
         return replace(hardware, free_bytes=free_bytes, topology=topology)
 
     def _missing(self) -> list[int]:
-        there = {each.hello.rank for each in self._there()}
+        there = {each.hello.place.rank for each in self._there()}
         return [rank for rank in range(1, self.place.machines) if rank not in there]
 
     def _there(self) -> list[_Member]:
@@ -196,7 +182,7 @@ class Machines:
     def name_of(self, rank: int, devices: int) -> str:
         """Returns the name of a rank's machine: ``machine 1 (node-b)``."""
         machine = self.present[rank // devices]
-        return self._mine.name if not machine else self._members[machine].hello.name
+        return self._members[machine].hello.name if machine else name_of_machine(0, socket.gethostname())
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -225,15 +211,22 @@ class Machines:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def close(self, error: AutofitError | None) -> None:
+    def __enter__(self) -> Machines:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Sends the training's outcome to the other machines, and closes the connections."""
+        if isinstance(error, KeyboardInterrupt):
+            error = InterruptedByUser("It was interrupted.")
+        elif error is not None and not isinstance(error, AutofitError):
+            error = TrainingError(f"{type(error).__name__}: {error}")
         self.stop_listening()
         with contextlib.suppress(OSError):
             if read_start(self._key_file, len(self._key)) == self._key:  # else it is another run's
                 self._key_file.unlink()
         there = self._there()
         for member in there:
-            member.link.send({"do": "finish", "error": None if error is None else error.to_json()})
+            member.link.send({"do": "finish", "error": codec.to_json(error)})
         deadline = time.monotonic() + FAREWELL_SECONDS
         while any(each.is_there for each in there) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -257,17 +250,16 @@ class Machines:
     def _welcome(self, came: socket.socket) -> None:
         try:
             connection = introduced(came, self._key, leads=True)
-            message = json.loads(connection.recv_bytes(MOST_BYTES))
-            member = _Member(Hello(**{**message, "command": tuple(message["command"])}))
-        except (OSError, EOFError, ValueError, TypeError, KeyError):
+            member = _Member(codec.from_json(Hello, json.loads(connection.recv_bytes(MOST_BYTES))))
+        except (OSError, EOFError, ValueError):
             return  # drops the connection
         member.link = Link(connection, partial(self._hear, member), partial(self._end, member))
         if (refusal := self._why_not(member.hello)) is not None:
             member.link.send({"do": "finish", "error": refusal.to_json()})
             return
         with self._changed:
-            before = self._members.get(member.hello.rank)
-            self._members[member.hello.rank] = member
+            before = self._members.get(member.hello.place.rank)
+            self._members[member.hello.place.rank] = member
             self._changed.notify_all()
         if before is not None:
             before.link.close()  # the same machine, started again
@@ -275,7 +267,7 @@ class Machines:
         self._say(f"{capitalized(member.hello.name)} has joined")
 
     def _hear(self, member: _Member, message: Message) -> None:
-        if self._members.get(member.hello.rank) is not member:  # it was refused, or has joined again
+        if self._members.get(member.hello.place.rank) is not member:  # it was refused, or has joined again
             return
         if message.get("do") == "interrupt":
             _thread.interrupt_main()
@@ -290,15 +282,16 @@ class Machines:
             self._changed.notify_all()
 
     def _why_not(self, hello: Hello) -> UsageError | None:
-        if not 0 < hello.rank < self.place.machines or hello.machines != self.place.machines:
+        rank, machines = hello.place.rank, hello.place.machines
+        if not 0 < rank < self.place.machines or machines != self.place.machines:
             return UsageError(
-                f"Machine {hello.rank} of {hello.machines} ({hello.host}) joined a training of {self.place.machines}.",
+                f"Machine {rank} of {machines} ({hello.host}) joined a training of {self.place.machines}.",
                 hint="Give all machines the same --nodes, and each a --machine_rank of its own.",
             )
-        before = self._members.get(hello.rank)
+        before = self._members.get(rank)
         if before is not None and before.is_there and before.link.silent_seconds < LIVELY_SECONDS:
             return UsageError(
-                f"{capitalized(hello.name)} joined, but machine {hello.rank} is already present ({before.hello.host}).",
+                f"{capitalized(hello.name)} joined, but machine {rank} is already present ({before.hello.host}).",
                 hint="Give each machine a --machine_rank of its own.",
             )
         if hello.command == self.command:
@@ -311,25 +304,13 @@ class Machines:
         )
 
 
-_NOTHING = Hardware(name="", origin="cpu", total_bytes=0, free_bytes=0, non_torch_bytes=0)
+def name_of_machine(rank: int, host: str) -> str:
+    """Returns a machine's name in messages.
 
-
-@contextlib.contextmanager
-def leading(
-    place: Place, command: Sequence[str], folder: Path, *, min_nodes: int | None, say: Say
-) -> Iterator[Machines]:
-    """Leads the other machines within the block, and at its end tells them how it ended."""
-    machines = Machines(place, command, folder, min_nodes=min_nodes, say=say)
-    try:
-        yield machines
-    except AutofitError as error:
-        machines.close(error)
-        raise
-    except BaseException as error:
-        reason = "It was interrupted." if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-        machines.close(InterruptedByUser(reason) if isinstance(error, KeyboardInterrupt) else TrainingError(reason))
-        raise
-    machines.close(None)
+    >>> name_of_machine(1, "node-b")
+    'machine 1 (node-b)'
+    """
+    return f"machine {rank} ({host})"
 
 
 def capitalized(text: str) -> str:

@@ -8,7 +8,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from autotrain_mem.support.errors import AutofitError, OutputFolderError, Traini
 from autotrain_mem.support.processes import ChildDied
 from autotrain_mem.training.machines import follow as following
 from autotrain_mem.training.machines import lead, link
-from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Hello, Machines, leading
+from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Hello, Machines
 from autotrain_mem.training.machines.link import introduced
 from autotrain_mem.training.rank_processes import RankDied, RankProcesses
 from autotrain_mem.training.run_folder import KEY_NAME, hold_folder
@@ -127,10 +127,8 @@ class Second:
         return self.error
 
 
-def lead_alone(
-    port: int, min_nodes: int | None = None, say: Callable[[str], None] = lambda line: None
-) -> contextlib.AbstractContextManager[Machines]:
-    return leading(place(0, port), WORDS, Second.folder, min_nodes=min_nodes, say=say)
+def lead_alone(port: int, min_nodes: int | None = None, say: Callable[[str], None] = lambda line: None) -> Machines:
+    return Machines(place(0, port), WORDS, Second.folder, min_nodes=min_nodes, say=say)
 
 
 @contextlib.contextmanager
@@ -299,11 +297,11 @@ def heard(connection: Connection) -> bytes:
 
 
 INTERRUPT = json.dumps({"do": "interrupt"}).encode()
-HELLO = Hello.of(place(1, 0), WORDS, CARD)
+HELLO = Hello(place=place(1, 0), command=WORDS, hardware=CARD)
 
 
 @pytest.mark.parametrize(
-    "sent", [[b"", b"{}", INTERRUPT], [INTERRUPT], [json.dumps(asdict(HELLO)).encode(), INTERRUPT], [b"x" * 300]]
+    "sent", [[b"", b"{}", INTERRUPT], [INTERRUPT], [json.dumps(codec.to_json(HELLO)).encode(), INTERRUPT], [b"x" * 300]]
 )
 def test_whoever_does_not_hold_the_key_is_told_nothing_and_ends_nothing(
     port: int, interrupts: list[str], sent: list[bytes]
@@ -348,14 +346,16 @@ def interrupt_as(hello: Hello, port: int, *, answered: str) -> None:
     """Introduces itself with the key and asks for the training's end, whatever the first machine answers."""
     key = (Second.folder / KEY_NAME).read_bytes()
     connection = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
-    connection.send_bytes(json.dumps(asdict(hello)).encode())
+    connection.send_bytes(json.dumps(codec.to_json(hello)).encode())
     assert f'"{answered}"'.encode() in connection.recv_bytes()
     connection.send_bytes(INTERRUPT)
     connection.send_bytes(b"[]")  # for which it is hung up on
     heard(connection)
 
 
-@pytest.mark.parametrize("hello", [replace(HELLO, command=()), replace(HELLO, rank=7)], ids=["other words", "no rank"])
+@pytest.mark.parametrize(
+    "hello", [replace(HELLO, command=()), replace(HELLO, place=place(7, 0))], ids=["other words", "no rank"]
+)
 def test_one_that_holds_the_key_and_was_refused_ends_nothing(port: int, interrupts: list[str], hello: Hello) -> None:
     with lead_alone(port):
         interrupt_as(hello, port, answered="finish")
@@ -388,7 +388,7 @@ def test_the_key_stays_in_the_output_folder_where_another_run_is_moved_aside(por
     folder.mkdir()
     (folder / "run.json").write_text("{}")
     with (
-        leading(place(0, port), WORDS, folder, min_nodes=None, say=lambda line: None),
+        Machines(place(0, port), WORDS, folder, say=lambda line: None),
         hold_folder(str(folder), resuming=False, overwrite=True),
     ):
         assert len((folder / KEY_NAME).read_bytes()) == 32
