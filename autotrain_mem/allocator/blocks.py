@@ -1,7 +1,6 @@
-"""Holds blocks, which divide segments, and the pools of free blocks; computes the sizes of blocks and segments.
+"""Models blocks and pools of free blocks, and computes the sizes of blocks and segments.
 
-Follows ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13: ``Block``, ``BlockPool``, ``BlockComparatorSize``,
-``BlockComparatorAddress``. Constants: ``c10/core/AllocatorConfig.h``.
+Follows ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; the constants are from ``c10/core/AllocatorConfig.h``.
 """
 
 from __future__ import annotations
@@ -14,20 +13,19 @@ from typing import Any
 from autotrain_mem.allocator.settings import AllocatorSettings
 
 ADDRESS_BITS = 48
-"""Device addresses are below 2**48; in a key, the size is in the bits above."""
+"""Device addresses are below 2**48. The key of a free block is its size, shifted by this, plus its address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Describes an expandable segment: a range of addresses that grows by pages (``ExpandableSegment``). Other blocks
-    have none."""
+    """Describes an expandable segment: a range of addresses that grows by pages (``ExpandableSegment``)."""
 
     address: int
     size: int
     page_bytes: int
 
 
-@dataclass(slots=True, eq=False, repr=False, init=False)
+@dataclass(slots=True, eq=False, repr=False)
 class DeviceBlock:
     """Describes a part of a segment: allocated, free, or (in an expandable segment) not mapped."""
 
@@ -35,31 +33,22 @@ class DeviceBlock:
     size: int
     stream: int
     pool: Pool
-    segment: Segment | None
-    requested: int
-    allocated: bool
-    mapped: bool
-    prev: DeviceBlock | None
-    next: DeviceBlock | None
-    stream_uses: set[int] | None
+    segment: Segment | None = None
+    """The expandable segment that contains it; None in a segment of fixed size."""
+    mapped: bool = True
+    requested: int = 0
+    allocated: bool = False
+    prev: DeviceBlock | None = None
+    next: DeviceBlock | None = None
+    stream_uses: set[int] | None = None
     """Other streams that use it (``record_stream``); None if there are none."""
-    pending_events: int
+    pending_events: int = 0
     """Number of uses by other streams that had not ended when it was freed."""
-    gc_count_base: int
-
-    def __init__(
-        self, address: int, size: int, stream: int, pool: Pool, segment: Segment | None = None, mapped: bool = True
-    ) -> None:
-        # By hand, since a dataclass's own takes a seventh longer.
-        self.address, self.size, self.requested = address, size, 0
-        self.stream, self.pool, self.segment = stream, pool, segment
-        self.allocated, self.mapped = False, mapped
-        self.prev = self.next = self.stream_uses = None
-        self.pending_events = self.gc_count_base = 0
+    gc_count_base: int = 0
 
     @property
     def is_split(self) -> bool:
-        """Returns whether it shares its segment with others."""
+        """Returns whether the segment has other blocks too."""
         return self.prev is not None or self.next is not None
 
     @property
@@ -68,7 +57,7 @@ class DeviceBlock:
         return not (self.allocated or self.pending_events or self.stream_uses)
 
     def put_between(self, before: DeviceBlock | None, after: DeviceBlock | None) -> None:
-        """Links a block in between two others (``Block::splice``)."""
+        """Links this block between two others (``Block::splice``)."""
         self.prev, self.next = before, after
         if before is not None:
             before.next = self
@@ -77,7 +66,7 @@ class DeviceBlock:
 
 
 class Pool:
-    """Holds the free blocks of up to 1 MiB, or the larger ones: by stream, smallest first, equal sizes by address."""
+    """Holds the free blocks of up to 1 MiB, or the larger ones. They are sorted by stream, size and address."""
 
     __slots__ = ("_by_key", "_keys", "_unmapped", "get_free_blocks_calls", "is_small")
 
@@ -93,14 +82,10 @@ class Pool:
         block.gc_count_base = self.get_free_blocks_calls
         key = block.size << ADDRESS_BITS | block.address
         self._by_key[key] = block
-        keys = self._keys.get(block.stream)
-        if keys is None:
-            self._keys[block.stream] = [key]
-        else:
-            insort(keys, key)
+        insort(self._keys.setdefault(block.stream, []), key)
 
     def remove(self, block: DeviceBlock) -> None:
-        """Removes a block that is no longer free, or is about to change."""
+        """Removes a block that is allocated, or changes its size or address."""
         key = block.size << ADDRESS_BITS | block.address
         del self._by_key[key]
         keys = self._keys[block.stream]
@@ -121,7 +106,7 @@ class Pool:
             yield self._by_key[keys[index]]
 
     def below(self, size: int, stream: int) -> Iterator[DeviceBlock]:
-        """Yields the free blocks of a stream below this size, largest first; yielded ones may be removed."""
+        """Yields the free blocks of a stream below this size, largest first. The caller may remove them meanwhile."""
         keys = self._keys.get(stream, [])
         for key in reversed(keys[: bisect_left(keys, size << ADDRESS_BITS)]):
             yield self._by_key[key]
@@ -135,7 +120,7 @@ class Pool:
         insort(self._unmapped.setdefault(block.stream, []), (block.address, block), key=lambda entry: entry[0])
 
     def remove_unmapped(self, block: DeviceBlock) -> None:
-        """Removes an unmapped range that is about to be mapped or merged, or is no longer needed."""
+        """Removes an unmapped range."""
         self._unmapped[block.stream].remove((block.address, block))
 
     def unmapped(self, stream: int) -> list[DeviceBlock]:
@@ -144,7 +129,7 @@ class Pool:
 
 
 def merge(block: DeviceBlock, neighbour: DeviceBlock) -> None:
-    """Merges a neighbour into a block, if it is free and both or neither are mapped (``try_merge_blocks``)."""
+    """Merges a free neighbour into a block if both or neither are mapped (``try_merge_blocks``)."""
     if neighbour.allocated or neighbour.pending_events or neighbour.stream_uses or neighbour.mapped != block.mapped:
         return
     pool = block.pool

@@ -12,12 +12,12 @@ from autotrain_mem.support.units import GIB, KIB, MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Holds the numbers of a request that failed."""
+    """Holds the numbers of a failed request."""
 
     requested_bytes: int
-    """Bytes requested, before any rounding."""
+    """Bytes that the program requested."""
     segment_bytes: int
-    """Bytes requested from the device, as in torch's message."""
+    """Bytes that the allocator requested from the device."""
     total_bytes: int
     free_bytes: int
     allocated_bytes: int
@@ -25,7 +25,7 @@ class Refusal:
     allowed_bytes: int | None = None
     """The most that the process may reserve; None without a limit."""
     is_rejected: bool = False
-    """Whether it failed without a request to the device (``throw_on_cudamalloc_oom``)."""
+    """``throw_on_cudamalloc_oom`` rejected it without a request to the device."""
     outside_bytes: int | None = None
     """Bytes that the process holds outside the allocator; None if no driver reports them."""
 
@@ -55,7 +55,7 @@ class Refusal:
 
 
 class OutOfMemory(Exception):
-    """Raised if a request fails, even after all cached memory was released. Its text is torch's message."""
+    """A request failed, even after all cached memory was released. The text is torch's message."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message())

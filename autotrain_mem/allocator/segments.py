@@ -1,6 +1,6 @@
-"""Holds the allocator's state; chooses the cached block for a request, releases others, grows segments.
+"""Holds the allocator's state, selects cached blocks, releases cached memory and grows expandable segments.
 
-Follows ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; each function names the one that it follows.
+Each function names the one that it follows in ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from autotrain_mem.allocator.blocks import SMALL_SEGMENT_BYTES, DeviceBlock, Poo
 from autotrain_mem.allocator.settings import AllocatorSettings
 
 FIRST_ADDRESS = 0x7F0000000000
-"""About where CUDA's first segments lie in a Linux process; it affects only how a snapshot looks."""
+"""Roughly CUDA's first address in a Linux process; only snapshots show it."""
 GRANULARITY_BYTES = 2 << 20
 """Physical memory comes in pages of 2 MiB (``cuMemGetAllocationGranularity``)."""
 
@@ -23,7 +23,7 @@ OnAction = Callable[[str, int, int, int], None]
 
 @dataclass(slots=True)
 class DeviceMemory:
-    """Holds the free memory of a device (``cudaMalloc``, ``cuMemCreate``) and its unused addresses."""
+    """Models a device's memory (``cudaMalloc``, ``cuMemCreate``) and addresses (``cuMemAddressReserve``)."""
 
     capacity_bytes: int | None
     """The most that the allocator can reserve; None for no limit."""
@@ -32,7 +32,7 @@ class DeviceMemory:
 
     @property
     def free_bytes(self) -> int:
-        """Returns the bytes that ``cudaMemGetInfo`` calls free; 0 without a limit."""
+        """Returns the free bytes of ``cudaMemGetInfo``; 0 without a limit."""
         return 0 if self.capacity_bytes is None else self.capacity_bytes - self.taken_bytes
 
     def take(self, size: int) -> bool:
@@ -43,21 +43,20 @@ class DeviceMemory:
         return True
 
     def addresses(self, size: int) -> int:
-        """Returns an unused range of addresses, above all others (``cuMemAddressReserve``)."""
+        """Returns the start of an unused range, above all others."""
         address = self._next_address
         self._next_address += -(-size // GRANULARITY_BYTES) * GRANULARITY_BYTES
         return address
 
 
 class AllocatorState:
-    """Holds the members of ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator``, which its functions share.
+    """Holds the members of ``DeviceCachingAllocator``.
 
     Args:
         capacity_bytes: The most that the allocator can reserve on the device; None for no limit.
-        settings: As ``PYTORCH_ALLOC_CONF`` would set them.
-        total_bytes: The device's whole memory, to which a memory fraction refers; by default the capacity.
-        outside_bytes: What the process holds outside the allocator, for the out-of-memory message; None omits it.
-        on_action: Called for every action, for a history; None is faster.
+        total_bytes: The device's memory, of which a memory fraction is a part; by default the capacity.
+        outside_bytes: Bytes that the process holds outside the allocator, for the out-of-memory message.
+        on_action: Receives every action, for a history; None is faster.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class AllocatorState:
         self.on_action = on_action
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        """The four counters are torch.cuda's ``memory_allocated``, ``memory_reserved`` and their maxima."""
+        """These four are ``torch.cuda.memory_allocated``, ``memory_reserved`` and their maxima."""
         self.small = Pool(is_small=True)
         self.large = Pool(is_small=False)
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
@@ -90,13 +89,13 @@ class AllocatorState:
         self._events = self._completed_events = 0
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Sets the fraction as ``setMemoryFraction`` does; raises ValueError if the device's size is unknown."""
+        """Follows ``setMemoryFraction``. Raises ValueError if the device's size is unknown."""
         if self.total_bytes is None:
             raise ValueError("a fraction of a device of unknown size is not a limit: give total_bytes")
         self.allowed_bytes = int(fraction * self.total_bytes) if fraction < 1.0 else None
 
     def change_reserved(self, action: str, address: int, size: int, stream: int) -> None:
-        """Counts memory obtained from or released to the device, by the action's name in torch's history."""
+        """Counts memory that the device gave or took back; ``action`` is its name in torch's history."""
         if action in ("segment_alloc", "segment_map"):
             self.num_device_alloc += 1
             self.reserved_bytes += size
@@ -110,15 +109,14 @@ class AllocatorState:
 
 
 def free_block_for(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
-    """Removes the smallest free block that holds ``size`` from its pool and returns it; None if there is none
-    (``get_free_block``)."""
+    """Takes the smallest sufficient free block from its pool; None if there is none (``get_free_block``)."""
     settings = state.settings
     if state.allowed_bytes is not None and state.settings.garbage_collection_threshold > 0.0:
         pool.get_free_blocks_calls += 1
     block = pool.at_least(size, stream)
     if block is None:
         return None
-    if block.segment is not None:  # expandable segments: the block that can grow to the smallest sufficient size
+    if block.segment is not None:  # the block that can grow to the smallest size
         candidates = pool.from_size(size, stream)
         block = next(candidates)
         for other in candidates:
@@ -141,10 +139,10 @@ def _expandable_size(block: DeviceBlock) -> int:
 
 
 def release_available_blocks(state: AllocatorState, pool: Pool, size: int, stream: int) -> bool:
-    """Releases oversized blocks, no more than the request needs (``release_available_cached_blocks``).
+    """Releases just enough oversized blocks for a request (``release_available_cached_blocks``).
 
-    Releases only whole segments. With a limit below ``large_segment_size_mb``, the rest of a split segment may be
-    oversized too, and torch would pass the device an address in the middle of that segment.
+    Only whole segments are released. torch lacks that check, and fails if ``max_split_size_mb`` is below
+    ``large_segment_size_mb`` and the rest of a split segment is oversized.
     """
     limit = state.settings.max_split_bytes
     if limit is None:
@@ -169,10 +167,7 @@ def _is_whole_segment(block: DeviceBlock) -> bool:
 
 
 def release_cached_blocks(state: AllocatorState) -> None:
-    """Releases every segment and page that is entirely free (``release_cached_blocks``).
-
-    torch waits for all streams first; here the callers do (``synchronize_and_free_events``).
-    """
+    """Releases all free segments and pages (``release_cached_blocks``). The caller synchronizes the streams first."""
     for pool in (state.large, state.small):
         grown = []
         for block in pool.free_blocks():
@@ -182,7 +177,7 @@ def release_cached_blocks(state: AllocatorState) -> None:
                 release_block(state, block)
         for block in grown:
             _unmap(state, block)
-            if block.prev is None and block.next is None:  # nothing of the segment is mapped any more
+            if not block.is_split:  # the whole segment is unmapped
                 block.pool.remove_unmapped(block)
 
 
@@ -193,14 +188,13 @@ def release_block(state: AllocatorState, block: DeviceBlock) -> None:
 
 
 def collect_garbage(state: AllocatorState) -> None:
-    """Releases cached segments of average age or more, while above the threshold (``garbage_collect_cached_blocks``).
+    """Releases cached segments of at least average age, down to the threshold (``garbage_collect_cached_blocks``).
 
     A block's age is the number of requests to its pool since it became free.
     """
     if state.allowed_bytes is None or state.settings.garbage_collection_threshold <= 0.0:
         return
-    threshold = int(state.settings.garbage_collection_threshold * state.allowed_bytes)
-    to_reclaim = state.reserved_bytes - threshold
+    to_reclaim = state.reserved_bytes - int(state.settings.garbage_collection_threshold * state.allowed_bytes)
     calls = state.large.get_free_blocks_calls
     freeable = [block for block in state.large.free_blocks() if _is_whole_segment(block)]
     total_age = sum(calls - block.gc_count_base for block in freeable)
@@ -220,7 +214,7 @@ _UNLIMITED_ADDRESS_BYTES = 1 << 44
 
 def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:
     """Maps and returns a block of at least ``size`` (``try_allocate_expandable_block``); None when out of memory."""
-    # Finds the lowest address at which it fits into free and unmapped ranges (``find_expandable_block``).
+    # find_expandable_block: the lowest address with enough adjacent free and unmapped bytes
     candidate = following = None
     for unmapped in pool.unmapped(stream):
         before = unmapped.prev
@@ -235,7 +229,8 @@ def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: in
         page = SMALL_SEGMENT_BYTES if pool.is_small else state.settings.large_segment_bytes
         total = state.total_bytes
         wanted = _UNLIMITED_ADDRESS_BYTES if total is None else max(total + total // 8, size)
-        segment = Segment(state.device.addresses(-(-wanted // page) * page), -(-wanted // page) * page, page)
+        whole_pages = -(-wanted // page) * page
+        segment = Segment(state.device.addresses(whole_pages), whole_pages, page)
         candidate = DeviceBlock(segment.address, segment.size, stream, pool, segment, mapped=False)
         pool.insert_unmapped(candidate)
     if not candidate.mapped and not _map(state, candidate, min(candidate.size, size)):
@@ -274,7 +269,7 @@ def _map(state: AllocatorState, block: DeviceBlock, size: int) -> bool:
 
 
 def _unmap(state: AllocatorState, block: DeviceBlock) -> None:
-    """Unmaps the whole pages of a free block (``unmap_block``); the rest at its ends stays free."""
+    """Unmaps the whole pages of a free block (``unmap_block``); its ends stay mapped and free."""
     segment, pool = block.segment, block.pool
     assert segment is not None
     page = segment.page_bytes

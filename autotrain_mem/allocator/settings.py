@@ -1,7 +1,6 @@
-"""Parses ``PYTORCH_ALLOC_CONF``: the settings of the CUDA caching allocator that affect where blocks lie.
+"""Parses ``PYTORCH_ALLOC_CONF``, the settings of the CUDA caching allocator.
 
-Names and limits follow torch 2.13: ``c10/core/AllocatorConfig.h`` and ``.cpp: AcceleratorAllocatorConfig``,
-``c10/cuda/CUDAAllocatorConfig.h: CUDAAllocatorConfig``.
+Names and limits follow torch 2.13: ``c10/core/AllocatorConfig.h`` and ``.cpp``, ``c10/cuda/CUDAAllocatorConfig.h``.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ LARGE_SEGMENT_BYTES = 20 * MIB
 ROUNDUP_INTERVALS = 16
 """``AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals``: powers of two from 1 MiB (``kRoundUpPowerOfTwoStart``) on."""
 _SMALLEST_SEGMENT_MIB = 11
-"""A shared segment must be larger than the largest request that may share it, which is below 10 MiB."""
+"""A segment must be larger than the largest request that may share it, which is below 10 MiB."""
 
 NEWER_VARIABLE, OLDER_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-"""If both are set, the older one counts (``CUDAAllocatorConfig.h: instance``; seen with torch 2.13's library)."""
+"""If both are set, torch reads the older one (``CUDAAllocatorConfig.h: instance``; seen with torch 2.13's library)."""
 
 _PLACES_NOTHING = (
     *("release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse"),
@@ -32,7 +31,7 @@ _PLACES_NOTHING = (
     *("pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_free_catch_all"),
     *("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"),
 )
-"""Options for locks, pinned host memory and graphs: accepted, without effect on where blocks lie."""
+"""Accepted options for locks, pinned host memory and graphs, which do not affect device memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +39,7 @@ class AllocatorSettings:
     """Holds the allocator's parsed settings; the defaults are torch's."""
 
     grows: bool = False
-    """Whether segments are expandable: one for each stream and pool, which grows page by page."""
+    """Segments are expandable: one for each stream and pool, which grows page by page."""
     max_split_bytes: int | None = None
     """Blocks of at least this size are never split (``max_split_size_mb``); None for no limit."""
     max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
@@ -48,16 +47,16 @@ class AllocatorSettings:
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
     """Size of the segment that requests from 1 to 10 MiB share (``large_segment_size_mb``)."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDUP_INTERVALS
-    """Number of parts of each power of two from 1 MiB on, to which requests are rounded up. 0: none."""
+    """Number of steps within each power of two from 1 MiB on; requests are rounded up to the next step. 0: none."""
     garbage_collection_threshold: float = 0.0
     """Share of the allowed memory above which old cached blocks are released; 0 for never."""
     per_process_memory_fraction: float = 1.0
     """Share of the device's memory that the process may reserve; 1 is no limit."""
     throw_on_cudamalloc_oom: bool = False
-    """Whether a request that would exceed the whole device fails at once, without releasing cached memory."""
+    """A request that would exceed the whole device fails at once, without releasing cached memory."""
 
     def divisions_for(self, size_bytes: int) -> int:
-        """Returns the number of parts for the power of two below ``size_bytes``."""
+        """Returns the number of steps within the power of two below ``size_bytes``."""
         interval = size_bytes.bit_length() - MIB.bit_length()
         return self.roundup_power2_divisions[min(max(interval, 0), ROUNDUP_INTERVALS - 1)]
 
@@ -126,9 +125,9 @@ def _fraction(name: str, value: str, *, whole: bool) -> float:
 
 
 def _divisions(name: str, value: str) -> tuple[int, ...]:
-    """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: the number of parts from each size in MiB on.
+    """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: sizes in MiB, each with its number of steps.
 
-    The first also counts for all sizes below it (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``).
+    The first number also applies below its size (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``).
     """
     if not value.startswith("["):
         return (_power_of_two(name, value),) * ROUNDUP_INTERVALS
@@ -164,7 +163,7 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "per_process_memory_fraction": ("per_process_memory_fraction", partial(_fraction, whole=True)),
     "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _switch),
 }
-"""Option -> the field that it sets, and the function that parses its value (option, text)."""
+"""Option -> its field, and the function that parses its value (option, text)."""
 
 
 def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
@@ -178,7 +177,7 @@ def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
         return parse_settings(text)
     except ValueError as error:
         raise UsageError(
-            f"The allocator is set to {text!r} by the environment, which cannot be planned with: {error}.",
+            f"The environment sets torch's CUDA allocator to {text!r}, which autofit cannot simulate: {error}.",
             hint=f"Correct or unset {NEWER_VARIABLE} (or {OLDER_VARIABLE}), in the shell or in the recipe's env block.",
         ) from error
 
@@ -186,7 +185,7 @@ def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
 def environment_setting(environment: Mapping[str, str], *, grows: bool = False) -> str:
     """Returns the text of these settings, empty if unset; ``grows`` adds expandable segments.
 
-    An option's last value counts, so the added one overrides the user's (``c10/core/AllocatorConfig.cpp: parseArgs``).
+    The added option overrides the user's, since the last value counts (``AllocatorConfig.cpp: parseArgs``).
     """
     merged = {**os.environ, **environment}
     given = merged.get(variable_that_counts(merged), "")

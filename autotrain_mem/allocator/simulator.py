@@ -1,11 +1,8 @@
-"""Simulates the CUDA caching allocator of one device: does what torch 2.13 would do with the same calls.
+"""Simulates torch 2.13's CUDA caching allocator for one device.
 
-Follows ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator``; each method names the function that it follows.
-Not simulated: private pools (CUDA graphs, ``torch.cuda.MemPool``), other devices, threads. ``scripts/allocator_parity``
-makes the same calls to torch's compiled allocator and compares every answer.
-
-Time is not simulated. A block that another stream used (``record_stream``) becomes free once that stream is done:
-:meth:`CachingAllocator.complete_events` marks it as done, and the next request frees the block.
+Each method names the function that it follows in ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator``. Private
+pools (CUDA graphs, ``torch.cuda.MemPool``), threads and time are not simulated. ``scripts/allocator_parity`` makes the
+same calls to torch's compiled allocator and compares every answer.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from autotrain_mem.allocator.blocks import (
     DeviceBlock,
     Pool,
     merge,
+    round_size,
     round_size_by,
     segment_size,
     shown_segments,
@@ -42,21 +40,12 @@ class CachingAllocator(AllocatorState):
     # -- what a program calls --------------------------------------------------------------------------------------
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> int:
-        """Allocates memory for use on a stream; returns its address, which is 0 for 0 bytes.
-
-        Raises:
-            OutOfMemory: memory does not suffice, even after everything cached was released.
-        """
+        """Returns the address of memory for use on a stream; 0 for 0 bytes. Raises OutOfMemory."""
         if not requested_bytes:
             return 0
         if self._pending:
             self._finish_events(self._completed_events)
-        if not self._rounds_to_blocks:
-            size = round_size_by(self.settings, requested_bytes)
-        elif requested_bytes <= MIN_BLOCK_BYTES:
-            size = MIN_BLOCK_BYTES
-        else:
-            size = (requested_bytes + 511) & -512
+        size = round_size(requested_bytes) if self._rounds_to_blocks else round_size_by(self.settings, requested_bytes)
         pool = self.small if size <= SMALL_BYTES else self.large
         block = free_block_for(self, pool, size, stream)
         if block is None:
@@ -74,7 +63,7 @@ class CachingAllocator(AllocatorState):
             self.on_action("free_requested", address, block.requested, block.stream)
         if block.stream_uses:
             block.pending_events = len(block.stream_uses)
-            for stream in sorted(block.stream_uses):  # it stays active until each of them is done (``insert_events``)
+            for stream in sorted(block.stream_uses):  # insert_events
                 self._events += 1
                 self._pending.setdefault(stream, deque()).append((self._events, block))
             block.stream_uses = None
@@ -82,18 +71,17 @@ class CachingAllocator(AllocatorState):
             self._free_block(block)
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Records another stream that uses this memory (``recordStream``): after ``free``, it stays in use until that
-        stream is done."""
+        """Keeps this memory in use after ``free`` until another stream is done with it (``recordStream``)."""
         block = self._allocated[address]
         if stream != block.stream:
             block.stream_uses = (block.stream_uses or set()) | {stream}
 
     def complete_events(self) -> None:
-        """Marks all streams as done with what they used; the next request frees these blocks (``process_events``)."""
+        """Marks all streams as done; the next request frees the blocks that they used (``process_events``)."""
         self._completed_events = self._events
 
     def empty_cache(self) -> None:
-        """Releases all cached, unsplit memory to the device (``emptyCache``)."""
+        """Releases all cached, unsplit memory (``emptyCache``)."""
         self.synchronize()
         release_cached_blocks(self)
 
@@ -103,7 +91,7 @@ class CachingAllocator(AllocatorState):
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
     def memory_stats(self) -> dict[str, int]:
-        """Returns the simulated part of ``torch.cuda.memory_stats``: the same numbers for the same calls."""
+        """Returns the simulated part of ``torch.cuda.memory_stats``."""
         return {
             "allocated_bytes.all.current": self.allocated_bytes,
             "allocated_bytes.all.peak": self.peak_allocated_bytes,
@@ -119,7 +107,7 @@ class CachingAllocator(AllocatorState):
 
     def segments(self) -> list[dict[str, Any]]:
         """Returns what ``torch.cuda.memory._snapshot()["segments"]`` returns."""
-        return shown_segments((*self.active_blocks(), *self.small.free_blocks(), *self.large.free_blocks()))
+        return shown_segments((*self.active_blocks(), *self.free_blocks()))
 
     def active_blocks(self) -> tuple[DeviceBlock, ...]:
         """Lists the blocks that are allocated, or still in use by another stream."""
@@ -127,14 +115,13 @@ class CachingAllocator(AllocatorState):
         return (*self._allocated.values(), *pending.values())
 
     def free_blocks(self) -> list[DeviceBlock]:
-        """Lists the cached blocks: those that are free."""
+        """Lists the cached blocks."""
         return [*self.small.free_blocks(), *self.large.free_blocks()]
 
     # -- a new block -----------------------------------------------------------------------------------------------
 
     def _from_device(self, pool: Pool, size: int, stream: int, requested_bytes: int) -> DeviceBlock:
-        """Requests memory from the device if no cached block fits; if that fails, releases cached memory and retries
-        (``malloc``)."""
+        """Allocates from the device; if that fails, releases cached memory and retries (``malloc``)."""
         collect_garbage(self)
         asked = segment_size(self.settings, size)
         wanted = self.reserved_bytes + asked
@@ -171,7 +158,7 @@ class CachingAllocator(AllocatorState):
         return block
 
     def refusal(self, requested_bytes: int, asked: int, *, is_rejected: bool = False) -> Refusal:
-        """Describes why a request of ``asked`` bytes fails now."""
+        """Describes why the device cannot give ``asked`` bytes now."""
         return Refusal(
             requested_bytes=requested_bytes,
             segment_bytes=asked,
@@ -187,7 +174,7 @@ class CachingAllocator(AllocatorState):
     # -- blocks change hands ---------------------------------------------------------------------------------------
 
     def _hand_out(self, block: DeviceBlock, pool: Pool, size: int, requested_bytes: int) -> int:
-        """Allocates a block, and splits off a surplus of use (``alloc_found_block``, ``should_split``)."""
+        """Allocates a block and splits off a useful surplus (``alloc_found_block``, ``should_split``)."""
         surplus = block.size - size
         if pool.is_small or self.settings.grows:
             may_split = surplus >= MIN_BLOCK_BYTES
@@ -196,11 +183,8 @@ class CachingAllocator(AllocatorState):
             may_split = surplus > SMALL_BYTES and (limit is None or size < limit)
         if may_split:
             rest = DeviceBlock(block.address + size, surplus, block.stream, pool, block.segment)
-            after = block.next
-            block.size, block.next = size, rest
-            rest.prev, rest.next = block, after
-            if after is not None:
-                after.prev = rest
+            rest.put_between(block, block.next)
+            block.size = size
             pool.insert(rest)
         block.allocated, block.requested = True, requested_bytes
         self._allocated[block.address] = block

@@ -1,1 +1,1 @@
-"""The way from a plan to its report: early checks, probes, supervision, replanning. Runs in the parent."""
+"""Takes a plan to its report: early checks, probes, supervision, replanning. Runs in the parent."""

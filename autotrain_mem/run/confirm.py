@@ -1,4 +1,4 @@
-"""Confirms a plan by probes: keeps it, or moves to a plan that fits by what was measured."""
+"""Probes a plan before it trains, and replaces it if the measurements contradict its prediction."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from autotrain_mem.worker.pool import Workers
 MOST_PROBES = 3
 """A design decision. A probe takes about as long as the start of the training."""
 ROOM_WORTH_A_MOVE = 0.10
-"""The share of the prediction that must turn out to be unneeded before a plan is moved up. Most public runs were
-predicted within 5 % (docs/understand/accuracy.md), so less is not worth replanning."""
+"""The unneeded share of the prediction from which on a faster plan is searched for. Most public runs were predicted
+within 5 % (docs/understand/accuracy.md)."""
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replanned:
-    """The best plan under a correction, and the estimate of its settings without that correction."""
+    """The best plan under a correction, and the uncorrected estimate of its settings."""
 
     plan: Plan
     predicted: Estimate
@@ -48,22 +48,22 @@ class Replanned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeBackend:
-    """Runs probes and searches for one job on one device. A search starts workers, which end before the next probe."""
+    """Runs probes and searches for one job on one device. The workers of a search end before the next probe."""
 
     rehearsals: Rehearsals
     device: Hardware
-    """The device that trains: the planned one, or a local one that can run the plan for it."""
+    """The local device that trains, which may stand in for the planned one."""
     simulate: bool
     folder: Path
     """The run's output folder, which exists."""
     workers: Callable[[], Workers]
     machines: Machines | None = None
-    """The other machines that train along."""
+    """The other machines of the run."""
     footprints: dict[Any, Footprint] = field(default_factory=dict)
     """Rehearsals of earlier searches."""
 
     def look(self) -> Hardware:
-        """Returns the planned device with its current free memory; only a detected GPU can have other processes."""
+        """Returns the planned device with its current free memory, if that can be measured."""
         planned_for = self.rehearsals.hardware
         return planned_for if self.simulate or planned_for.origin != "detected" else _now(planned_for)
 
@@ -72,8 +72,8 @@ class ProbeBackend:
         return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
-        """Tries the plan's settings in another process, since this one never opens a CUDA context. ``fits`` in the
-        result only says that no allocation failed and no cache was released."""
+        """Tries the plan's settings in a process of its own. The result fits if no allocation failed and no cache was
+        released; its bytes are not compared with a budget."""
         job = self.rehearsals.job
         device = self.device if self.simulate else _now(self.device)
         others = () if self.simulate else others_on(device)
@@ -101,7 +101,7 @@ class ProbeBackend:
 
 
 def _now(card: Hardware) -> Hardware:
-    """Returns the card with its current free memory; unchanged if NVML does not report it."""
+    """Returns the card with the free memory that NVML reports, if it does."""
     now_bytes = free_bytes(card)
     return card if now_bytes is None else replace(card, free_bytes=now_bytes)
 
@@ -114,21 +114,19 @@ def probed(
     on_event: OnEvent,
     machines: Machines | None,
 ) -> Plan:
-    """Probes a plan before it trains, unless a run resumes with it or nothing can be measured.
-
-    A plan given by the user does not move (:func:`confirmed`).
+    """Returns the plan to train with (:func:`confirmed`). A run that resumes with its plan is not probed again.
 
     Args:
         folder: The run's output folder, which exists.
 
     Raises:
-        DoesNotFitError: no allowed plan fits, by what was measured.
+        DoesNotFitError: by the measurements, no allowed plan fits.
         OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
     """
     job = rehearsals.job
     device = training_device(rehearsals.hardware, simulate=request.simulate, environment=job.environment)
-    goes_on = resumes(job) and chosen.experience != Experience()
-    if goes_on or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
+    is_resumed = resumes(job) and chosen.experience != Experience()
+    if is_resumed or not is_probed(job, device, vllm_share_bytes=rehearsals.vllm_share_bytes):
         return chosen
     backend = ProbeBackend(
         rehearsals=rehearsals,
@@ -142,29 +140,26 @@ def probed(
 
 
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
-    """Returns whether a probe can measure the trainer's memory.
-
-    It cannot on a plain CPU, nor with a vLLM engine in the trainer's process, which uses the same allocator. A drop-in
-    trainer already holds its GPU.
-    """
+    """Returns whether a probe can measure the trainer's memory: not on a CPU, not together with a vLLM engine in the
+    trainer's process, and not for a drop-in trainer, which already holds its GPU."""
     return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None
 
 
 def confirmed(
     chosen: Plan, backend: ProbeBackend, on_event: OnEvent = lambda event: None, *, may_move: bool = True
 ) -> Plan:
-    """Returns a plan that fitted in a probe; its experience holds every probe.
+    """Returns a plan that fitted in a probe; its experience contains every probe.
 
-    A probe that does not fit corrects the prediction, and the search is repeated with the correction: at most three
-    probes. A probe that needs far less than predicted moves the plan up, once; if the new plan does not fit, the first
-    one stays. A plan that was probed before, and fits into what is free now, is not probed again.
+    If a probe does not fit, the search is repeated with a corrected prediction, for at most three probes. If the first
+    probe needs far less than predicted, a faster plan is probed once. A plan that was probed before, and fits into the
+    memory that is free now, is not probed again.
 
     Args:
         on_event: Gets ``probing``, ``probe``, ``replanned`` and ``room`` events.
-        may_move: Whether the search chose the settings. Else the user did, and a probe that does not fit is an error.
+        may_move: False if the user chose the settings: then a probe that does not fit is an error.
 
     Raises:
-        DoesNotFitError: no allowed plan fits, by what was measured.
+        DoesNotFitError: by the measurements, no allowed plan fits.
     """
     return _Confirmation(chosen, chosen.estimate, backend, on_event, may_move, chosen.experience).confirmed()
 
@@ -173,14 +168,14 @@ def confirmed(
 class _Confirmation:
     plan: Plan
     predicted: Estimate
-    """The estimate of the plan's settings, without a probe's correction."""
+    """The uncorrected estimate of the plan's settings."""
     backend: ProbeBackend
     on_event: OnEvent
     may_move: bool
     experience: Experience
     points: tuple[Point, ...] = ()
     fitting: Plan | None = None
-    """The last plan that fitted, once a better one is tried."""
+    """The plan that fitted, while a faster one is probed."""
     non_torch_bytes: int | None = None
 
     @property
@@ -201,19 +196,17 @@ class _Confirmation:
                 return replace(self.fitting, experience=self.experience)
             if not fits:
                 if len(self.points) == MOST_PROBES or not self.may_move:
-                    card, number = self.predicted.hardware.name, len(self.points)
-                    several = f"{number} probes were made, and none of them fits"
                     raise DoesNotFitError(
-                        f"{self.plan.model} does not fit {card} when it is tried. "
-                        f"{several if number > 1 else 'A probe was made, and it did not fit'}.\n{self._measured()}",
-                        hint="--headroom SIZE  plan for less than there is, with more headroom\n"
-                        "--no_probe       train all the same",
+                        f"{self.plan.model} does not fit {self.predicted.hardware.name}: each probe needed more than "
+                        f"the budget.\n{self._measured()}",
+                        hint="--headroom SIZE  leaves more of the GPU's memory free\n"
+                        "--no_probe       trains without a probe",
                     )
                 self._move()
             self._look()
 
     def _look(self) -> None:
-        """Updates the budget if other processes have come to the GPU or left it since the plan was made."""
+        """Updates the budget if the GPU's free memory has changed since the plan was made."""
         planned_for, device = self.predicted.hardware, self.backend.look()
         if abs(device.free_bytes - planned_for.free_bytes) <= STEADY_BYTES:
             return
@@ -225,12 +218,10 @@ class _Confirmation:
         self.plan = replace(self.plan, estimate=estimate)
         if not self.plan.estimate.fits:
             if not self.may_move:
-                needed, free = self.plan.estimate.required_bytes, self.predicted.hardware.free_bytes
                 raise DoesNotFitError(
-                    f"{self.plan.model} with the settings of its plan does not fit what is free of "
-                    f"{self.predicted.hardware.name} now: it needs {format_bytes(needed)}, and {format_bytes(free)} "
-                    "are free.",
-                    hint="End what else is on the card, or plan again without --plan.",
+                    f"{self.plan.model} needs {format_bytes(self.plan.estimate.required_bytes)} with the settings of "
+                    f"its plan, but only {format_bytes(here.free_bytes)} of {here.name} are free now.",
+                    hint="Stop the other processes on the GPU, or plan again without --plan.",
                 )
             self._move()
 
@@ -242,19 +233,14 @@ class _Confirmation:
         probe = replace(probe, fits=probe.fits and held_bytes <= self.budget_bytes)
         self.experience = replace(self.experience, probes=(*self.experience.probes, probe))
         self.points = (*self.points, Point(predicted=self.predicted, probe=probe))
-        self.non_torch_bytes = probe.non_torch_bytes if probe.non_torch_bytes is not None else self.non_torch_bytes
-        self.on_event(
-            {
-                "event": "probe",
-                "probe": codec.to_json(probe),
-                "predicted_bytes": self.plan.estimate.required_bytes,
-                "budget_bytes": self.budget_bytes,
-            }
-        )
+        if probe.non_torch_bytes is not None:
+            self.non_torch_bytes = probe.non_torch_bytes
+        sizes = {"predicted_bytes": self.plan.estimate.required_bytes, "budget_bytes": self.budget_bytes}
+        self.on_event({"event": "probe", "probe": codec.to_json(probe), **sizes})
         return probe
 
     def _as_measured(self) -> Plan:
-        """Returns the plan; if failed probes raised its prediction, with the measurement in its place."""
+        """Returns the plan; after failed probes, the measurement replaces its raised prediction."""
         if all(point.probe.fits for point in self.points):
             return self.plan
         correction = corrected(self.points[-1:], self.budget_bytes)
@@ -263,18 +249,18 @@ class _Confirmation:
         return replace(self.plan, estimate=replace(self.plan.estimate, memory=memory))
 
     def _has_room(self) -> bool:
-        """Returns whether the first probe needed far less than predicted, on rows as long as planned for."""
+        """Returns whether the first probe needed far less than predicted, on rows of the planned length."""
         (point, *others), probe = self.points, self.points[-1].probe
         if others or probe.required_bytes is None or (probe.row_tokens or 0) < self.plan.row_tokens:
             return False
         return probe.required_bytes < (1 - ROOM_WORTH_A_MOVE) * point.predicted.required_bytes
 
     def _moves_up(self) -> bool:
-        """Moves to a better plan by what was measured, if there is one, and remembers the one that fits."""
-        before, better = self.plan, self._planned()
-        if better.plan.knobs == before.knobs:
+        """Moves to the best plan under the measurements; returns False if that is the current one."""
+        better = self._planned()
+        if better.plan.knobs == self.plan.knobs:
             return False
-        self.fitting = before
+        self.fitting = self.plan
         self._take(better)
         return True
 

@@ -1,9 +1,8 @@
-"""Rejects invalid requests without TRL, before a worker has imported it: device, files, output folder, checkpoint."""
+"""Rejects invalid requests before TRL is imported: device, files, output folder, checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
-import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,25 +37,25 @@ if TYPE_CHECKING:
 
 
 _READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENTS)
-"""TRL arguments that are needed before TRL's parser has read them."""
+"""TRL arguments that are needed before TRL's own parser runs."""
 
 
 @contextmanager
 def opened(
     request: RunRequest, *, to_train: bool, reads_data: bool = True, is_late: bool = False, count: int | None = None
 ) -> Iterator[Workers]:
-    """Yields the workers for a request, which end with the block.
+    """Checks a request and yields its workers, which end with the block.
 
-    They import TRL during the other checks, unless the cache says that they may not be needed.
+    Unless the cache may answer the request, the workers import TRL right away.
 
     Args:
-        to_train: Whether a training follows on this machine.
-        reads_data: Whether a named dataset will be read.
-        is_late: Whether the checks of :func:`refuse` are made later, together with those of TRL's parser.
-        count: The number of workers; None for as many as there is room for.
+        to_train: A training follows on this machine.
+        reads_data: The dataset will be read.
+        is_late: The caller calls :func:`refuse` later.
+        count: The number of workers; None for as many as memory allows.
 
     Raises:
-        AutofitError: the request itself is invalid (:func:`refuse`).
+        AutofitError: the request is invalid (:func:`refuse`).
     """
     check_launch(is_placed=request.place is not None)
     refuse_flags(request)
@@ -66,7 +65,7 @@ def opened(
         prices(str(request.autofit.prices))
     if not is_late:
         refuse(request, to_train=to_train, reads_data=reads_data)
-    from autotrain_mem.planning.kept_answers import is_parsed  # late imports, so that the checks above are fast
+    from autotrain_mem.planning.kept_answers import is_parsed  # imported after the checks above, which are fast
     from autotrain_mem.worker.pool import Workers
 
     with Workers(count) as workers:
@@ -82,7 +81,7 @@ def opened(
 
 
 def refuse_flags(request: RunRequest) -> None:
-    """Checks names and values against the cached flags of the installed TRL, if any; a worker checks them later.
+    """Checks names and values against the cached flags of the installed TRL. Without a cache a worker checks them.
 
     Raises:
         UsageError: an unknown flag or key (with the nearest known one), or a value of the wrong type.
@@ -102,9 +101,7 @@ def refuse_flags(request: RunRequest) -> None:
 
 
 def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> None:
-    """Rejects an unknown card, a machine without one, missing files, and an output folder that is taken.
-
-    The contents of an earlier plan, except its folders, and what needs TRL's parser are checked later.
+    """Rejects an unknown or missing GPU, missing files, and an output folder or checkpoint that cannot be used.
 
     Raises:
         UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
@@ -112,17 +109,13 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
     """
     if to_train and request.argument(RESUME):
         check_checkpoint(request)
-    elif to_train and (plan := request.autofit.plan) is not None:
-        with contextlib.suppress(PlanFileError):  # reported when the plan is read to be used
-            planned = (plan if isinstance(plan, Plan) else Plan.load(plan)).job
-            given = replace(
-                request, model=request.model or planned.model, config={**planned.arguments, **request.config}
-            )
-            if (job := _job(given)) is not None:
-                _check_written(job, request)
+    elif to_train and (plan := _plan_of(request.autofit.plan)) is not None:
+        given = {**plan.job.arguments, **request.config}
+        if (job := _job(replace(request, model=request.model or plan.job.model, config=given))) is not None:
+            _check_written(job, request)
     if request.autofit.plan is not None or request.argument(RESUME):
         return
-    if request.simulate and request.autofit.gpu is None:  # contradicting flags are reported together later
+    if request.simulate and request.autofit.gpu is None:  # TRL's parser reports it, with other contradictions
         return
     job = _job(request)
     if job is None:
@@ -134,8 +127,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
         card = choose(autofit.gpu, use_cpu=False, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
         if to_train and nodes == 1:
             training_device(card, simulate=request.simulate, environment=environment)
-    # An accelerate config may set more, and is read later.
-    if gpus is not None and autofit.pins and autofit.accelerate_config is None:
+    if gpus is not None and autofit.pins and autofit.accelerate_config is None:  # a config may set more
         check_processes(Topology(nodes=nodes, devices=gpus), autofit.pins)
     if (error := method_of(request.method).missing(request.argument, to_train=to_train)) is not None:
         raise error
@@ -145,7 +137,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
         check_data_path(str(data))
-    if data and to_train:  # a plan does not need rows that cannot be loaded
+    if data and to_train:
         check_kept_rows(str(data))
     if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
         check_image_packages(job.model, config["model_type"])
@@ -154,15 +146,18 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
 
 
 def refuse_to_follow(request: RunRequest) -> None:
-    """Checks a request on a machine that does not lead. Raises AutofitError as :func:`opened`."""
+    """Checks a request on a machine that does not lead. Raises AutofitError like :func:`opened`."""
     check_launch(is_placed=True)
     refuse_flags(request)
     refuse(request, to_train=True)
 
 
 def check_to_train(job: Job, request: RunRequest) -> None:
-    """Rejects a training without data or weights, or with an output folder that is taken. Raises UsageError,
-    ModelNotFoundError, OutputFolderError."""
+    """Rejects a training without data or weights, or with an output folder that cannot be used.
+
+    Raises:
+        UsageError, ModelNotFoundError, OutputFolderError.
+    """
     if not job.names_data:
         example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
         raise UsageError(
@@ -174,7 +169,7 @@ def check_to_train(job: Job, request: RunRequest) -> None:
 
 def _check_written(job: Job, request: RunRequest) -> None:
     for name in filter(None, (job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS))):
-        check_weights(pathlib.Path(name))
+        check_weights(Path(name))
     if request.place is None or not request.place.rank:  # only the first machine locks the shared folder
         check_output(job, overwrite=request.overwrite_output_dir)
         from autotrain_mem.training.run_folder import check_folder  # a plan alone needs no folder
@@ -190,33 +185,37 @@ def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, An
 
 
 def several_asked(request: RunRequest) -> bool:
-    """Returns whether several cards are to be compared. Raises UnknownGpuError for an unknown card."""
+    """Returns whether the request compares several cards. Raises UnknownGpuError."""
     autofit = request.autofit
     return bool(several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link))
 
 
+def _plan_of(given: Plan | str | Path | None) -> Plan | None:
+    """Returns a plan, read from its file if necessary; None if that fails, since a later reader reports why."""
+    if given is None or isinstance(given, Plan):
+        return given
+    with contextlib.suppress(PlanFileError):
+        return Plan.load(given)
+    return None
+
+
 def _job(request: RunRequest) -> Job | None:
-    """Returns the job described by flags and config keys alone; None without a model."""
+    """Returns the job that the flags and config keys describe; None without a model."""
     model = request.model or request.argument("model_name_or_path")
     given = {name: value for name in _READ if (value := request.argument(name)) is not None}
     return replace(request, model=str(model)).job(given) if model else None
 
 
 def check_checkpoint(request: RunRequest) -> None:
-    """Checks the checkpoint to resume from, by what flags and the run's own plan say about the sharding.
-
-    ``run.supervised`` checks it again with the finished plan.
+    """Checks the checkpoint to resume from against the flags and the run's plan; ``run.supervised`` does with the new
+    plan.
 
     Raises:
         OutputFolderError: no candidate checkpoint can be read with this number of ranks and this sharding, or the
             newest was trained with another seed.
         UsageError: the number of GPUs does not divide the run's effective batch.
     """
-    given = request.plan or request.autofit.plan or request.folder
-    plan = given if isinstance(given, Plan) else None
-    if given is not None and not isinstance(given, Plan):
-        with contextlib.suppress(PlanFileError):  # reported when the plan is read to be used
-            plan = Plan.load(given)
+    plan = _plan_of(request.plan or request.autofit.plan or request.folder)
     counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices
     nodes = request.autofit.nodes or (1 if topology is None else topology.nodes)
@@ -226,10 +225,10 @@ def check_checkpoint(request: RunRequest) -> None:
         fitting = [count for count in range(1, rows + 1) if rows % count == 0]
         nearest = sorted(fitting, key=lambda count: abs(count - processes))[:2]
         raise UsageError(
-            f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which stays as it was.",
-            hint=f"Go on with --gpus {' or '.join(map(str, sorted(nearest)))}.",
+            f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which cannot change.",
+            hint=f"Resume with --gpus {' or '.join(map(str, sorted(nearest)))}.",
         )
-    # The candidates, newest first; whether they are this run's is checked later.
+    # Candidates, newest first; they may include checkpoints of other runs.
     if (named := request.argument(RESUME)) not in (True, "true", "True"):
         checkpoints = [Path(str(named))] if Path(str(named)).is_dir() else []
     else:
@@ -237,9 +236,9 @@ def check_checkpoint(request: RunRequest) -> None:
         checkpoints = [each.path for each in found if not why_torn(each.path)]
     if not checkpoints:
         return
-    if not request.argument("ignore_data_skip"):  # the rows themselves are compared once loaded
-        said = {f"--{name}": request.argument(name) for name in ("seed", "data_seed")}
-        check_order(checkpoints[0], {name: str(value) for name, value in said.items() if value is not None})
+    if not request.argument("ignore_data_skip"):  # the training compares the rows, which are not loaded yet
+        seeds = {f"--{name}": request.argument(name) for name in ("seed", "data_seed")}
+        check_order(checkpoints[0], {name: str(value) for name, value in seeds.items() if value is not None})
     if processes is None or request.autofit.accelerate_config is not None:
         return
     planned = None if plan is None else Resumer.of(plan.knobs)

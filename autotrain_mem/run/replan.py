@@ -1,8 +1,7 @@
-"""Replans a running training after a measurement: less memory, and the same training.
+"""Replans a training that ran out of memory or lost machines. The new settings resume its checkpoints and train alike.
 
-What a checkpoint holds, and what is trained, stays as it is: dtype, optimizer, adapter, quantization, lengths, packing,
-and the rows of an optimizer step. What may change is how these rows are divided, recomputation, offloading (an
-optimizer on the host writes the same checkpoint as on the device, ``trainers.host_optimizer``) and expandable segments.
+So only the division of a step's rows, recomputation, offloading and expandable segments may change
+(``trainers.host_optimizer`` writes the same checkpoint as an optimizer on the device).
 """
 
 from __future__ import annotations
@@ -30,25 +29,23 @@ from autotrain_mem.types.report import Shortage
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, CHECKPOINTING, *OFFLOADING})
 
 LESS_SHARE = 0.1
-"""The share to leave free. A plan ran out of memory because its prediction was too low by an unknown share, or because
-something else took the memory. The worst prediction of a public run's reserved bytes was 5.3 % low (DESIGN.md, "The
-idea"); this leaves about twice as much."""
+"""The share to leave free, since the prediction was too low by an unknown share. The worst prediction of a public run's
+reserved bytes was 5.3 % low (DESIGN.md, "The idea"); this is about twice as much."""
 
 
 def with_less_on_device(
     rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None, others_bytes: int = 0
 ) -> Plan | None:
-    """Returns the fastest plan predicted to take clearly less than the one that ran out of memory; None if there is
-    none.
+    """Returns the fastest plan that is predicted to take clearly less memory than the current one, or None.
 
     Args:
         peak_reserved_bytes: The measured peak; None if it was not measured.
-        others_bytes: What other processes held of the device when memory ran out.
+        others_bytes: Bytes that other processes held on the device when memory ran out.
     """
     card = rehearsals.hardware
     came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
     left_bytes = max(0, rehearsals.budget_bytes - came_bytes)
-    # Stay below the last plan by as much as it was too low; other processes may have come since.
+    # Stay below the current plan by as much as its prediction was too low.
     predicted_bytes, now_bytes = chosen.estimate.required_bytes, free_bytes(card)
     now = card if now_bytes is None else replace(card, free_bytes=now_bytes)
     most_bytes = min(rehearsals.budget_bytes, predicted_bytes, replace(rehearsals, hardware=now).budget_bytes)
@@ -59,15 +56,14 @@ def with_less_on_device(
 
 
 def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
-    """Plans without what the plan, not the user, offloaded to the host; None if that is nothing, or if nothing else
-    fits."""
+    """Returns a plan without the offloading that the current plan, not the user, chose; None if there is none."""
     asked = rehearsals.job.arguments
     moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
     return _searched(rehearsals, chosen, moved) if moved else None
 
 
 def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tuple[Rehearsals, Plan]:
-    """Plans the same training on other machines, with the same rows in each step and the model sharded as before.
+    """Plans the same training on other machines, with the same rows in each step and the same kind of sharding.
 
     Raises:
         TrainingError: this number of processes does not divide the rows, or a process's share does not fit.
@@ -75,8 +71,9 @@ def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tup
     knobs, processes = chosen.knobs, topology.processes
     each, rest = divmod(knobs.effective_batch_size * knobs.token_shards, processes)
     if rest:
-        why, shared = f"a step's {knobs.effective_batch_size} rows cannot be divided among them", knobs.token_shards
-        raise _cannot_go_on(chosen, processes, f"{why} (each is of {shared})" if shared > 1 else why)
+        of_each = f", each shared by {knobs.token_shards} processes," if knobs.token_shards > 1 else ""
+        why = f"a step's {knobs.effective_batch_size} rows{of_each} cannot be divided among them"
+        raise _cannot_go_on(chosen, processes, why)
     sharding = "fsdp2" if knobs.sharding == "hsdp" and topology.nodes == 1 else knobs.sharding
     sharding = alone_too(sharding, processes)
     at_once = math.gcd(knobs.per_device_train_batch_size, each)
@@ -94,7 +91,7 @@ def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tup
     others = replace(rehearsals, job=job).on(replace(rehearsals.hardware, topology=topology))
     plan = _searched(others, replace(chosen, estimate=replace(chosen.estimate, knobs=base)), is_other=True)
     if plan is None:
-        raise _cannot_go_on(chosen, processes, "it does not fit them")
+        raise _cannot_go_on(chosen, processes, "it does not fit on their GPUs")
     return others, plan
 
 
@@ -102,19 +99,12 @@ def _cannot_go_on(chosen: Plan, processes: int, why: str) -> TrainingError:
     count = f"{processes} process{'es' * (processes > 1)}"
     return TrainingError(
         f"The training cannot continue with {count} instead of {chosen.knobs.processes}: {why}.",
-        hint="Start the lost machine's command again, and those of the others if they have ended.",
+        hint="Start the lost machine's command again, and that of every other machine that stopped.",
     )
 
 
 def flags_of(before: Knobs, after: Knobs) -> str:
-    """Returns the settings that differ, as command-line flags.
-
-    >>> from autotrain_mem import Knobs
-    >>> one = dict(use_peft=False, dtype="float32", optim="adamw_torch", gradient_checkpointing=True)
-    >>> before = Knobs(per_device_train_batch_size=4, gradient_accumulation_steps=1, **one)
-    >>> flags_of(before, replace(before, per_device_train_batch_size=2, gradient_accumulation_steps=2))
-    '--per_device_train_batch_size 2 --gradient_accumulation_steps 2'
-    """
+    """Returns the settings that differ, as command-line flags."""
     flags = []
     for name in (each.name for each in fields(Knobs)):
         if (value := getattr(after, name)) != getattr(before, name):
@@ -129,18 +119,18 @@ def _searched(
     """Searches around a plan's settings; None if nothing else fits.
 
     Args:
-        without: Levers to release; they may not be used again.
-        is_other: Whether the plan's own settings are new, and so count as a result.
+        without: Levers that are released and forbidden.
+        is_other: The plan's own settings are new, so they count as a result.
     """
     subject = rehearsals.subject()
     space = subject.space()
-    let_go: dict[str, Any] = dict.fromkeys(without, False)
-    # dataloader_drop_last drops incomplete micro-batches, so other micro-batches would make other steps.
+    released: dict[str, Any] = dict.fromkeys(without, False)
+    # dataloader_drop_last drops incomplete micro-batches, so micro-batches of another size would make other steps.
     movable = MOVABLE - {ROWS, STEPS} if rehearsals.job.arguments.get("dataloader_drop_last") else MOVABLE
     fixed = frozenset(each.name for each in fields(Knobs)) - movable
     space = replace(
         space,
-        base=replace(chosen.knobs, **let_go),
+        base=replace(chosen.knobs, **released),
         pinned=space.pinned | fixed,
         effective_batch_size=chosen.knobs.effective_batch_size,
         forbid=space.forbid | frozenset(without),
@@ -148,7 +138,7 @@ def _searched(
     best = find(space, Memo(space, Predictions(subject)))
     if best is None or (best.estimate.knobs == chosen.knobs and not is_other):
         return None
-    # A lever that is used further keeps its original start; a released one is removed.
+    # A lever that was used before keeps its original start; a released lever is removed.
     levers = {lever.name: lever for lever in chosen.levers}
     for lever in best.levers:
         start = levers.pop(lever.name, lever).before
@@ -156,23 +146,18 @@ def _searched(
             levers[lever.name] = replace(lever, before=start)
     return replace(
         chosen,
-        estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),  # the original budget
+        estimate=replace(best.estimate, budget_bytes=chosen.estimate.budget_bytes),
         levers=tuple(levers.values()),
         attempts=(*chosen.attempts, *best.attempts),
     )
 
 
 def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> str | None:
-    """Returns the flags that lead from the settings that ran out to the nearest that would fit; None if there are none.
+    """Returns the flags that change the settings that ran out of memory to the nearest ones that fit, or None.
 
-    First it searches for the fastest plan of the least harm within the user's settings; then, as when no plan is
-    possible, for one without their pins and limits. The budget is reduced by the amount that the chosen settings
-    exceeded their prediction.
-
-    Example: planned 10.0 GiB of a budget of 11.0, and needed 11.8 when memory ran out: the new prediction may be 11.0 -
-    1.8 = 9.2 GiB.
+    The user's pins and limits are dropped only if nothing fits within them. The error of the prediction is subtracted
+    from the budget: if 10.0 GiB were predicted, 11.8 needed and 11.0 allowed, the new plan may take 11.0 - 1.8 = 9.2.
     """
-    # In any case, the new plan must be predicted to take less than the chosen one.
     too_low = max(0, shortage.needed_bytes - chosen.required_bytes)
     there = min(chosen.budget_bytes, shortage.total_bytes - shortage.others_bytes)
     headroom_bytes = max(0, rehearsals.hardware.free_bytes - max(0, min(there - too_low, chosen.required_bytes - 1)))
@@ -184,5 +169,5 @@ def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage
             return flags_of(chosen.knobs, best.estimate.knobs) or None
         near = confirmed(space, Memo(space, predictions))
         return None if near is None else suggestion(space, near.knobs)
-    except AutofitError:  # the original error matters more than one about a suggestion
+    except AutofitError:  # the user gets the original error, not this one
         return None

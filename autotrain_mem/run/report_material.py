@@ -1,4 +1,4 @@
-"""Gathers what a report shows of a plan or a run, from its files and from the cache."""
+"""Collects the material of a report on a plan or a run from its files and the cache, and writes the HTML page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TIMELINE, _ROWS = "timeline", "row lengths"
 
 
 def keep_for_report(subject: Subject, plan: Plan) -> None:
-    """Caches what a plan's report shows and its file does not hold; then drops the traces."""
+    """Caches the parts of a report that the plan's file lacks, and drops the traces."""
     key, store = _key(plan), subject.footprint_store
     trace = subject.traces.get(subject.trace_key(plan.knobs, plan.row_tokens))
     if trace is not None and store.get(_TIMELINE, key) is None:
@@ -46,31 +46,27 @@ def keep_for_report(subject: Subject, plan: Plan) -> None:
 
 
 def material_of(path: str | Path, store: Store) -> Material:
-    """Gathers what is known of a plan's file or of an output folder. Raises PlanFileError if it cannot be read."""
+    """Collects the material from a plan's file or an output folder. Raises PlanFileError."""
     plan, folder = Plan.load(path), Path(path)
     is_run = folder.is_dir()
-    report = None
+    report, timeline, not_shown = None, None, []
     with contextlib.suppress(OSError, ValueError):  # the run has not ended, or the file cannot be read
         values = json.loads((folder / RUN_NAME).read_text(encoding="utf-8"))
         known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
         report = codec.from_json(Report, known)
-    drawn, not_shown = store.get(_TIMELINE, _key(plan)), []
+    drawn, rows = (store.get(kind, _key(plan)) for kind in (_TIMELINE, _ROWS))
     if drawn is None:
-        not_shown.append(
-            "Memory over the rehearsed step and the rows' lengths are not kept here, and not shown: plan again."
-        )
-    rows = store.get(_ROWS, _key(plan))
-    written = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
+        not_shown.append("The cache lacks the memory over the rehearsed step and the rows' lengths: plan again.")
+    else:  # a probe may have changed the budget since
+        timeline = replace(codec.from_json(Timeline, drawn), budget_bytes=plan.estimate.reservable_bytes)
     if is_run and report is None:
-        not_shown.append("What the run measured at its end is not shown: it has not ended, or died.")
+        not_shown.append("The run's final measurements are missing, since it has not ended or was killed.")
+    written = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
     return Material(
         plan=plan,
         command=command_of(plan, trains=is_run),
         made=(report.ended_at if report is not None else "") or written,
-        # A probe may have measured the memory outside torch since the plan was drawn.
-        timeline=None
-        if drawn is None
-        else replace(codec.from_json(Timeline, drawn), budget_bytes=plan.estimate.reservable_bytes),
+        timeline=timeline,
         report=report,
         history=read_history(folder) if is_run else None,
         profile=None if rows is None else codec.from_json(DataProfile, rows),
@@ -86,7 +82,7 @@ def _drawn(plan: Plan, trace: Trace) -> Timeline:
         settings=environment_settings(plan.job.environment),
         caches=estimate.hardware.origin != "cpu",
     )
-    name = "rehearsed step" if plan.knobs.processes == 1 else "rehearsed step of rank 0, which stands for all"
+    name = "rehearsed step" if plan.knobs.processes == 1 else "rehearsed step of rank 0, representative of all ranks"
     return make_timeline(trace, room, grows=plan.estimate.grows, name=name)
 
 
@@ -108,7 +104,7 @@ REPORT_NAME = "report.html"
 """The name in an output folder; beside a plan's file the name is ``NAME.report.html``."""
 OUT = "--out a file"
 _MARKED_BYTES = 4 * KIB
-"""The first bytes of a file that are searched for the marker of a report."""
+"""A report has its marker in the first bytes of the file."""
 
 
 def report_path(path: str | Path) -> Path:
@@ -120,11 +116,7 @@ def report_path(path: str | Path) -> Path:
 
 
 def check_report_place(file: Path, place: str = OUT) -> None:
-    """Rejects a path that a report may not be written to, before anything is rehearsed.
-
-    Raises:
-        OutputFolderError: the path is a file that is not a report, its folder is missing, or it may not be written.
-    """
+    """Raises OutputFolderError if another file is at the path, or the path cannot be written."""
 
     def is_report(file: Path) -> bool:
         start = read_start(file, _MARKED_BYTES)
@@ -144,15 +136,12 @@ def write_report(file: Path, page: Page, place: str = OUT) -> None:
 
 
 def write_run_report(folder: Path, store: Store, on_event: Callable[[Mapping[str, Any]], None]) -> None:
-    """Writes the report of a run into its folder, and sends a ``report`` event with its ``path``.
-
-    An error becomes a ``note``, since a training must not fail because of its report.
-    """
+    """Writes a run's report into its folder and sends a ``report`` event; an error only becomes a ``note``."""
     file = report_path(folder)
     try:
         write_report(file, page_of(material_of(folder, store)), OUTPUT_FOLDER)
     except (AutofitError, OSError, ValueError) as error:
         reason = error.message if isinstance(error, AutofitError) else str(error)
-        on_event({"event": "note", "message": f"the report could not be written: {reason}"})
+        on_event({"event": "note", "message": f"The report could not be written: {reason}"})
     else:
         on_event({"event": "report", "path": str(file)})

@@ -1,4 +1,4 @@
-"""Sums up what the processes of one run sent, for its report."""
+"""Computes a run's report from the events of its processes, and records them in ``events.jsonl``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 
 @dataclass(kw_only=True)
 class RunFigures:
-    """Holds the figures of a run, from its first process to its last."""
+    """Holds the figures of a run, over all its processes."""
 
     _losses: list[float] = field(default_factory=list)
     _mean_loss: float | None = None
-    """The last process's mean loss, the only loss of a run shorter than ``--logging_steps``."""
+    """The only loss of a run that is shorter than ``--logging_steps``."""
     _rewards: list[float] = field(default_factory=list)
     _began: list[tuple[int, float]] = field(default_factory=list)
-    """For each process, the step that it resumed at and the time, by this process's clock."""
+    """The first step of each process, and the time of its start."""
     _started_at: str = field(default_factory=lambda: _now())
     _before: MemoryReading | None = None
-    """The figures of earlier processes with the same settings."""
+    """The readings of earlier processes with the same settings."""
     _reading: MemoryReading | None = None
     """The last reading of the current process."""
     _not_finite_step: int | None = None
@@ -58,11 +58,8 @@ class RunFigures:
                 self._reading, self._longest_rows_first = None, False
 
     def report(self, end: Event, plan: Plan, output_dir: str) -> Report:
-        """Reports on all processes of the run.
-
-        If nothing was left to train, nothing is logged or measured. With a single process, the time is by that
-        process's own clock; else it runs from the start of the first process to the end.
-        """
+        """Reports on all processes of the run. A single process measures the time of the training itself; with several
+        the time in between counts too."""
         began_at, began = self._began[0] if self._began else (0, time.perf_counter())
         seconds = time.perf_counter() - began if len(self._began) > 1 else end["seconds"]
         has_trained = end["steps"] != began_at
@@ -103,7 +100,7 @@ def _now() -> str:
 
 
 def _together(before: MemoryReading | None, now: MemoryReading | None) -> MemoryReading | None:
-    """Merges the readings of consecutive processes: the largest peaks, the sum of retries, else the last readings."""
+    """Merges consecutive readings: the largest peaks, the sum of retries, otherwise the last values."""
     if before is None or now is None:
         return now or before
     return replace(
@@ -114,15 +111,12 @@ def _together(before: MemoryReading | None, now: MemoryReading | None) -> Memory
     )
 
 
-STEP_SECONDS = 1.0
-STEP_SHARE = 1 / 2000
-"""Steps are written at least a second apart, which is how often a watcher reads, and at least this share of the run's
-elapsed time apart: a week adds about 13,000 lines."""
-_KEPT = frozenset(
-    {
-        *("start", "step", "log", "incident", "restart", "checkpoint", "save_failed", "sign", "note", "not_finite"),
-        *("worst_batch", "interrupted", "end"),
-    }
+STEP_SECONDS, STEP_SHARE = 1.0, 1 / 2000
+"""Between two written steps lies at least a second (watchers read once a second) and at least this share of the elapsed
+time, so that a week writes about 13,000 lines."""
+_KEPT = (
+    *("start", "step", "log", "incident", "restart", "checkpoint", "save_failed", "sign", "note", "not_finite"),
+    *("worst_batch", "interrupted", "end"),
 )
 
 
@@ -136,7 +130,7 @@ class EventLog:
     _is_broken: bool = False
 
     def see(self, event: Mapping[str, Any]) -> None:
-        """Writes the next event. After an OSError, such as a full disk, nothing more is written."""
+        """Writes an event. After an OSError, such as a full disk, nothing more is written."""
         kind, now = event["event"], time.time()
         if kind not in _KEPT or self._is_broken:
             return
@@ -144,7 +138,7 @@ class EventLog:
             if now - self._step_written < max(STEP_SECONDS, STEP_SHARE * (now - self._began)):
                 return
             self._step_written = now
-        if kind == "log":  # JSON has no NaN, and the watch's figures are in its own record
+        if kind == "log":  # JSON has no NaN, and the watch keeps its own record
             logs = event["logs"].items()
             known = {name: each for name, each in logs if math.isfinite(each) and not name.startswith("memory/")}
             event = {**event, "logs": known}

@@ -1,4 +1,4 @@
-"""Trains under a supervisor: starts each process, and writes what it teaches into ``plan.json``."""
+"""Runs a supervised training: starts its processes, and keeps ``plan.json`` up to date."""
 
 from __future__ import annotations
 
@@ -59,28 +59,26 @@ def hold_output(
 
 @dataclass(kw_only=True)
 class SupervisedRun:
-    """Supervises one run in one folder; if a process dies, another one resumes (``training.supervisor``)."""
+    """One run in one folder. If a process dies, another one resumes (``training.supervisor``)."""
 
     rehearsals: Rehearsals
     plan: Plan
-    """The plan of ``plan.json``, with what the run taught and the settings with which it continues."""
+    """The content of ``plan.json``: the current settings and the run's experience."""
     device: Hardware
-    """The device that it trains on."""
     output: RunFolder
-    """The output folder."""
     simulate: bool
     guarded: bool
-    """Whether a guard is attached; without one the process trains as TRL does."""
+    """Whether a guard is attached."""
     on_event: Callable[[Mapping[str, Any]], None]
     machines: Machines | None = None
-    """The other machines that train along; None for a single machine."""
+    """The other machines of the run; None for a single machine."""
     _first: Checkpoint | None = None
     _tracked: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The id of the Weights & Biases run that all processes share."""
     _number: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """The run's id, which its checkpoints contain: checkpoints of other runs are not resumed from."""
+    """The run's id. Its checkpoints contain it, so that no other run resumes from them."""
     _notes: set[str] = field(default_factory=set)
-    """Messages already recorded as notes."""
+    """The notes so far, since each is reported once."""
     _figures: RunFigures = field(default_factory=RunFigures)
     _log: EventLog = field(init=False)
 
@@ -98,15 +96,15 @@ class SupervisedRun:
             restarts: The most restarts in a row without a new checkpoint.
 
         Raises:
-            OutputFolderError: there is no whole checkpoint to resume from, or a file cannot be written.
-            InterruptedByUser: Ctrl-C; all files are whole.
+            OutputFolderError: the checkpoint to resume from is unusable, or a file cannot be written.
+            InterruptedByUser: Ctrl-C.
             GpuOutOfMemoryError, TrainingError and other errors of ``supervise``.
         """
-        checkpoint = self.first_checkpoint()
+        checkpoint, start = self.first_checkpoint(), None
         if checkpoint is not None:
-            check_form(checkpoint.path, Resumer.of(self.plan.knobs))
+            start = checkpoint.path
+            check_form(start, Resumer.of(self.plan.knobs))
         command = () if self.machines is None else self.machines.command
-        start = None if checkpoint is None else checkpoint.path
         self.output.begin(LastRun(number=self._number, start=start, command=command))
         self.plan = as_begun(self.plan)
         write_json(self.folder / PLAN_NAME, codec.to_json(self.plan))
@@ -125,12 +123,12 @@ class SupervisedRun:
         if self._notes:  # the disk may have room by now
             self._keep(self.plan)
         if end["interrupted"]:
-            message = f"Interrupted after step {report.steps}; what was written is whole."
+            message = f"Interrupted after step {report.steps}; all files are complete."
             raise InterruptedByUser(message, hint=how_to_resume(self.folder))
         self.output.end()
         return report
 
-    # -- what the supervisor asks for ----------------------------------------------------------------------------------
+    # -- RunBackend ----------------------------------------------------------------------------------------------------
 
     def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
         job, checkpoint = self.rehearsals.job, attempt.checkpoint
@@ -161,15 +159,13 @@ class SupervisedRun:
             discard(Path(ending.saving))
         newest = self._newest_start(self._number)
         if newest is None and self._first is not None and not why_no_start(self._first.path):
-            return self._first  # if not, it was rotated out, and later ones are torn
+            return self._first
         return newest
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
         if cause.remedy is Remedy.MACHINES:
-            # Wait for the lost machine; if it does not come, plan for those that are left.
-            machines = self.machines
-            assert machines is not None
-            device = machines.gather(self.device)
+            assert self.machines is not None
+            device = self.machines.gather(self.device)  # waits for the lost machine
             if device.topology.processes == knobs.processes:
                 return None
             with Workers() as workers:
@@ -190,7 +186,7 @@ class SupervisedRun:
                     others_bytes = 0 if details is None else codec.from_json(Shortage, details).others_bytes
                     plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes, others_bytes)
             except (AutofitError, OSError):
-                return None  # the user gets the error that ended the training, not one of the search
+                return None  # the user gets the training's error, not the search's
         if plan is None:
             return None
         self._keep(plan)
@@ -199,7 +195,8 @@ class SupervisedRun:
     def explained(self, ending: Ending) -> AutofitError:
         error = ending.error
         if cause_of(ending).remedy is Remedy.LESS_HOST_MEMORY:
-            error.hint = f"{error.hint}\n{_HOST}".strip()
+            cure = "Use less host memory: --dataloader_num_workers 0, and no offloading."
+            error.hint = f"{error.hint}\n{cure}".strip()
         if not isinstance(error, GpuOutOfMemoryError) or error.details is None:
             return error
         shortage = codec.from_json(Shortage, error.details)
@@ -210,7 +207,7 @@ class SupervisedRun:
             error.message = f"Rank {ending.rank}: {error.message}"
         return error
 
-    # -- what the processes report -------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def record(self, event: Event) -> None:
         experience = self.plan.experience
@@ -244,54 +241,46 @@ class SupervisedRun:
     # -- the checkpoint to resume from ---------------------------------------------------------------------------------
 
     def first_checkpoint(self) -> Checkpoint | None:
-        """Returns the checkpoint to resume from: the one given by the user, or the last run's newest whole one."""
+        """Returns the checkpoint to resume from: the user's, or the newest whole one of the folder's last run."""
         request = self.rehearsals.job.arguments.get(RESUME)
         if not request:
             return None
-        if request is not True:
-            checkpoint = Path(str(request))
-            why = why_no_start(checkpoint)
-            if why:
-                raise OutputFolderError(
-                    f"Cannot resume from {checkpoint}: {why}.",
-                    hint="--resume_from_checkpoint without a folder takes the newest whole checkpoint of --output_dir.",
-                )
-            self._first = Checkpoint(path=checkpoint, step=step_of(checkpoint))
-            return self._first
-        self._first = self._last_start()
-        if self._first is None:
-            other, whose, by_name = self._newest_start(), "", ""
-            if other is not None:
-                whose = " of the run that was in it last"
-                by_name = f"\nTo go on from another run's, name it: --resume_from_checkpoint {other.path}"
+        if request is True:
+            self._first = self._last_start()
+        elif why := why_no_start(Path(str(request))):
             raise OutputFolderError(
-                f"The output folder {self.folder} holds no whole checkpoint to resume from{whose}.",
-                hint=f"Remove --resume_from_checkpoint and give another --output_dir, to start again.{by_name}",
+                f"Cannot resume from {request}: {why}.",
+                hint="--resume_from_checkpoint without a folder takes the newest whole checkpoint of --output_dir.",
             )
+        else:
+            self._first = Checkpoint(path=Path(str(request)), step=step_of(Path(str(request))))
         return self._first
 
-    def _last_start(self) -> Checkpoint | None:
-        """Returns the newest checkpoint of the folder's last run, and continues as that run. Without a recorded run, as
-        TRL alone leaves a folder, any run's checkpoint counts."""
+    def _last_start(self) -> Checkpoint:
+        """Continues as the folder's last run: returns its newest checkpoint. If TRL alone trained there, any run's
+        checkpoint counts."""
         last = self.output.last_run()
-        if last is None:
-            return self._newest_start()
-        self._number = last.number
-        newest = self._newest_start(last.number)
-        if newest is None and last.start is not None and not why_no_start(last.start):
+        if last is not None:
+            self._number = last.number
+        newest = self._newest_start(None if last is None else last.number)
+        if newest is not None:
+            return newest
+        if last is not None and last.start is not None and not why_no_start(last.start):
             return Checkpoint(path=last.start, step=step_of(last.start))
-        return newest
+        hint = "To start again, remove --resume_from_checkpoint and give another --output_dir."
+        if (other := self._newest_start()) is not None:
+            hint += f"\nTo resume from another run: --resume_from_checkpoint {other.path}"
+        raise OutputFolderError(
+            f"The output folder {self.folder} holds no whole checkpoint of its last run to resume from.", hint=hint
+        )
 
     def _newest_start(self, run: str | None = None) -> Checkpoint | None:
         return newest_start(self.folder, run, lambda message: self.on_event({"event": "torn", "message": message}))
 
 
-_HOST = "--dataloader_num_workers 0 and settings without offloading take less of the host's memory."
-
-
 def as_begun(chosen: Plan) -> Plan:
-    """Returns the plan for the output folder. A resumed run keeps all its experience; a new run takes over only what
-    guard and probes measured."""
+    """Returns the plan to write into the output folder. A resumed run keeps all its experience; a new run keeps the
+    measurements of guard and probes."""
     experience, job = chosen.experience, chosen.job
     if not resumes(job):
         experience = Experience(learned=experience.learned, probes=experience.probes)

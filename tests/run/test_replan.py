@@ -209,9 +209,9 @@ def test_the_run_that_was_in_the_folder_last_is_gone_on_with(tmp_path: Path) -> 
     first = _run(tmp_path)
     first.output.begin(LastRun(number=first._number, start=None))
     write_manifest(checkpoint(tmp_path, 120), {}, "another run")
-    with pytest.raises(OutputFolderError, match="of the run that was in it last") as raised:
+    with pytest.raises(OutputFolderError, match="no whole checkpoint of its last run") as raised:
         _run(tmp_path, _resuming(True)).first_checkpoint()
-    assert f"name it: --resume_from_checkpoint {tmp_path / 'checkpoint-120'}" in raised.value.hint
+    assert f"another run: --resume_from_checkpoint {tmp_path / 'checkpoint-120'}" in raised.value.hint
     write_manifest(checkpoint(tmp_path, 10), {}, first._number)
     again = _run(tmp_path, _resuming(True))
     assert (again.first_checkpoint().step, again._number) == (10, first._number)
