@@ -1,10 +1,7 @@
-"""Makes attention allocate as on CUDA: by the kernel that CUDA picks, or by flash-attention's name.
+"""Makes attention on CPU tensors, fake or real, allocate like the kernel that CUDA picks in torch 2.13.
 
-On the CPU one kernel serves nearly every call. CUDA has four, whose memory differs by whole score matrices
-(``aten/src/ATen/native/transformers/attention.cpp: scaled_dot_product_attention``).
-
-Inside :func:`cuda_attention` CPU tensors, fake or real, allocate what CUDA's would in torch 2.13. A mask that requires
-a gradient is left to the CPU's kernel.
+CUDA has four kernels, whose memory differs by whole score matrices (``aten/src/ATen/native/transformers/attention.cpp:
+scaled_dot_product_attention``). A mask that requires a gradient still takes the CPU's kernel.
 """
 
 from __future__ import annotations
@@ -42,13 +39,13 @@ _CUDNN = (
 
 
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
-    """Lists what this module does not count on a card, each with its bound; cuDNN's attention runs on 9.x and 10.x."""
+    """Lists the memory that this module does not count; cuDNN's attention runs on 9.x and 10.x."""
     return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] >= 9 else ()))
 
 
 @contextmanager
 def cuda_attention(compute_capability: Capability) -> Iterator[None]:
-    """Within the block, attention allocates as on a card of this compute capability, under any implementation name."""
+    """Within the block, SDPA and flash-attention allocate as on a card of this compute capability."""
 
     def attend(
         query: torch.Tensor,
@@ -78,7 +75,7 @@ def cuda_attention(compute_capability: Capability) -> Iterator[None]:
 
 
 def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
-    """Casts the inputs as autocast does (``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP``)."""
+    """Casts the inputs like autocast (``aten/src/ATen/autocast_mode.h: AT_FORALL_LOWER_PRECISION_FP``)."""
     if not torch.is_autocast_enabled("cpu"):
         return tensors
     dtype = torch.get_autocast_dtype("cpu")
@@ -86,7 +83,7 @@ def autocast_inputs(*tensors: torch.Tensor | None) -> Any:
 
 
 def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch.Tensor:
-    """Pads heads to a multiple of 8 for flash kernels; the scale still follows the original head size."""
+    """Pads heads to a multiple of 8 for flash kernels; the scale is still that of the original head size."""
     head_size = inputs[0].size(3)
     padding = -head_size % 8
     if padding == 0 or call.backend is not Backend.FLASH:
@@ -97,15 +94,14 @@ def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Copies a boolean mask to floats, as each call does (``attention.cpp: convert_boolean_attn_mask``)."""
+    """Copies a boolean mask to floats (``attention.cpp: convert_boolean_attn_mask``)."""
     if mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype))
 
 
 def _bias(mask: torch.Tensor | None, inputs: Inputs, backend: Backend) -> torch.Tensor | None:
-    """Returns the mask in the kernel's form; memory-efficient attention needs it aligned to 8 and expanded
-    (``attention.cpp: preprocess_mask``)."""
+    """Returns the mask as the kernel needs it: aligned to 8 for memory-efficient attention (``preprocess_mask``)."""
     if mask is None:
         return None
     query, key, _ = inputs
@@ -128,10 +124,7 @@ def _math(
     enable_gqa: bool,
 ) -> torch.Tensor:
     """Computes ``attention.cpp: _scaled_dot_product_attention_math``, whose scores are float32 even in half precision.
-
-    It is written out because torch's own takes a slower path under any mode: it adds the mask out of place
-    (``areAnyTensorSubclassLike``).
-    """
+    torch's own adds the mask out of place under any dispatch mode (``areAnyTensorSubclassLike``)."""
     query, key, value = inputs
     dtype, heads = query.dtype, query.size(-3)
     if mask is not None:
@@ -148,28 +141,19 @@ def _math(
     scores = query @ (key.transpose(-2, -1) * factor)
     if mask is not None:
         scores.add_(mask)
-    weights = _safe_softmax(scores)
-    if dropout > 0.0:
-        weights = torch.native_dropout(weights, dropout, True)[0]
-    weights.detach().to(dtype)  # its second result, which is not used
-    return (weights @ value).to(dtype)
-
-
-def _safe_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Runs ``attention.cpp: _safe_softmax``: one operator that also makes a second result and a mask."""
-    scratch = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.bool)
+    scratch = torch.empty_like(scores), torch.empty_like(scores, dtype=torch.bool)  # attention.cpp: _safe_softmax
     weights: torch.Tensor = torch.ops.aten._safe_softmax(scores, -1)
     del scratch
-    return weights
+    if dropout > 0.0:
+        weights = torch.native_dropout(weights, dropout, True)[0]
+    weights.detach().to(dtype)  # the second result, which nothing uses
+    return (weights @ value).to(dtype)
 
 
 @contextmanager
 def _flash_by_name(capability: Capability) -> Iterator[None]:
-    """Makes transformers find the flash kernels, which it loads by ``_lazy_imports``.
-
-    If the package is missing, transformers turns ``flash_attention_2`` into the kernel's name on the hub
-    (``modeling_utils.py: _check_and_adjust_attn_implementation``). So does this.
-    """
+    """Makes transformers find the flash kernels, which it loads by ``_lazy_imports``, also by their names on the hub
+    (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
     from transformers import modeling_flash_attention_utils as flash
     from transformers import modeling_utils
     from transformers.integrations.flash_attention import flash_attention_forward
@@ -181,7 +165,6 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
         dense, packed = _flash_functions(backend, capability)
         return dense, packed, None, flash._pad_input, flash._unpad_input
 
-    # What lazy_import_flash_attention has loaded: _flash_fn, _pad_fn and others.
     loaded = {name: None for name in vars(flash) if name.endswith("_fn") or name == "_loaded_implementation"}
     with (
         patch.dict(vars(flash), {"_lazy_imports": load, **loaded}),
@@ -196,7 +179,7 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
     """Returns flash_attn_func and flash_attn_varlen_func; transformers reads features from their parameters."""
 
     def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: torch.Tensor) -> Any:
-        # The window counts the query itself: transformers passes one less (_process_flash_attention_kwargs).
+        # call.window counts the query itself; transformers passes one less (_process_flash_attention_kwargs).
         seen = window[0] + 1 if window[0] >= 0 else None
         call = KernelCall(backend, capability, is_causal, scale, window=seen, softcap=softcap or 0.0, **ends)
         query, key, value = (tensor.transpose(1, 2) for tensor in rows)
@@ -251,7 +234,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
         bias: torch.Tensor | None,
         call: KernelCall,
     ) -> torch.Tensor:
-        """``query`` is B x H x S x D, ``key`` and ``value`` B x G x T x D, ``bias`` is added to the scores."""
+        """``query`` is B x H x S x D, ``key`` and ``value`` are B x G x T x D; ``bias`` is added to the scores."""
         out, kept = KERNELS[call.backend][0](query, value, call)
         note(attention(query, key, value, visible=visible_share(query, key, call)))
         if not isinstance(query, FakeTensor):
@@ -281,7 +264,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
 
 
 def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    """Makes the gradient contiguous by rows, which every kernel but cuDNN's needs; flash also needs the output so."""
+    """Makes the gradient contiguous by rows for every kernel but cuDNN's, and for flash the output too."""
     if backend is not Backend.CUDNN:
         grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
     if backend is Backend.FLASH:
@@ -290,7 +273,7 @@ def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[to
 
 
 def visible_share(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> float:
-    """Returns the share of scores that the kernel computes: it skips blocks that no query sees, not those of a mask.
+    """Returns the share of scores that the kernel computes; a mask does not reduce it.
 
     Two documents of 1000 and 3000 tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31.
     """
@@ -307,7 +290,7 @@ def visible_share(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> f
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Within the block, the CPU's own work is hidden from dispatch modes and unchanged by autocast."""
+    """Hides the block's operators from dispatch modes and autocast."""
     with torch._C._DisableTorchDispatch(), torch.autocast("cpu", enabled=False):
         yield
 
@@ -329,7 +312,7 @@ def _values(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torc
 
 
 def _visible(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> torch.Tensor:
-    """Returns an S x T mask, True if a query sees a key; flash-attention aligns the last query with the last key."""
+    """Returns an S x T mask, True if a query sees a key; the last query is aligned with the last key."""
     documents, left = _places(query.size(2), call.ends)
     key_documents, key_left = _places(key.size(2), call.key_ends)
     ahead = key_left - left[:, None]
@@ -342,7 +325,7 @@ def _visible(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> torch.
 
 
 def _places(count: int, ends: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the document of each token, and the number of that document's tokens after it."""
+    """Returns each token's document, and the number of tokens that follow in it."""
     tokens = torch.arange(count)
     if ends is None:
         return torch.zeros_like(tokens), count - 1 - tokens

@@ -1,7 +1,6 @@
-"""Picks the kernel that CUDA picks for scaled_dot_product_attention in torch 2.13.
+"""Picks the kernel that CUDA picks for scaled_dot_product_attention in torch 2.13, and allocates its buffers.
 
-Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: select_sdp_backend``. Backends that users can disable
-(``torch.backends.cuda.enable_flash_sdp`` and others) are assumed to be enabled.
+Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: select_sdp_backend``, with every backend enabled.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Backend(StrEnum):
     EFFICIENT = "efficient"
     MATH = "math"
     FLASH3 = "flash3"
-    """flash-attention 3, which runs only if requested by name."""
+    """flash-attention 3, which runs only by name."""
 
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -41,10 +40,10 @@ def choose(
     enable_gqa: bool,
     capability: Capability,
 ) -> Backend:
-    """Returns the kernel that CUDA picks.
+    """Returns the first kernel that runs, in CUDA's order.
 
-    cuDNN comes first on capability 9.x and 10.x (``check_prefer_cudnn_attention``: cuDNN newer than 9.15.0, which
-    torch's CUDA 13 wheels include), then flash, then memory-efficient, then math.
+    cuDNN comes first on capability 9.x and 10.x: ``check_prefer_cudnn_attention`` requires a cuDNN newer than 9.15.0,
+    which torch's CUDA 13 wheels include.
     """
     # sdp_utils_cpp.h: check_tensor_shapes, check_batch_size_and_num_heads_dense, nonzero lengths, last stride
     if any(tensor.dim() != 4 or tensor.size(0) != inputs[0].size(0) for tensor in inputs):
@@ -72,8 +71,7 @@ def trains(inputs: Inputs) -> bool:
 
 
 def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capability: tuple[int, int]) -> bool:
-    """Follows ``can_use_cudnn_attention``, with the mask of ``sdp_utils_cpp.h: check_attn_mask_shape``. Head sizes
-    above 128 need a cuDNN that torch 2.13 does not include."""
+    """Follows ``can_use_cudnn_attention`` and, for the mask, ``sdp_utils_cpp.h: check_attn_mask_shape``."""
     query, key, value = inputs
     if mask is not None:
         scores = (*query.shape[:3], key.size(2))
@@ -83,6 +81,7 @@ def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capab
     return (
         capability[0] in (9, 10)
         and query.dtype in HALF
+        # larger heads need a cuDNN that torch 2.13 does not include
         and all(size <= 128 and size % 8 == 0 for size in (query.size(3), value.size(3)))
         and key.size(2) != 1
         and not (dropout and query.size(2) == 1)
@@ -90,7 +89,7 @@ def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capab
 
 
 def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: tuple[int, int]) -> bool:
-    """Follows ``can_use_flash_attention``, without the mask."""
+    """Follows ``can_use_flash_attention``, for a call without a mask."""
     query, key, value = inputs
     head = query.size(3)
     small_card = (8, 6) <= capability <= (8, 9) or (12, 0) <= capability <= (12, 1)
@@ -105,7 +104,7 @@ def _flash_runs(inputs: Inputs, dropout: float, is_causal: bool, capability: tup
 
 
 def _efficient_runs(inputs: Inputs, capability: tuple[int, int]) -> bool:
-    """Follows ``can_use_mem_efficient_attention``, with the alignment of ``minimum_gemm_alignment``."""
+    """Follows ``can_use_mem_efficient_attention`` and ``minimum_gemm_alignment``."""
     query, key, value = inputs
     half = query.dtype in HALF
     alignment = (8 if half else 4) if capability[0] >= 8 else 8 if half and capability[0] == 7 else 1
@@ -126,18 +125,18 @@ class KernelCall:
     scale: float | None = None
     _: KW_ONLY
     keeps_statistics: bool = True
-    """Whether a backward pass may follow; only flash writes its logsumexp even if none does."""
+    """A backward pass may follow. Only flash keeps its logsumexp in any case."""
     ends: torch.Tensor | None = None
     key_ends: torch.Tensor | None = None
-    """Boundaries of the documents in one flattened row, from the first start to the last end, for queries (``ends``)
-    and keys; None for a batch of equal rows."""
+    """The starts of the documents in one flattened row of queries (``ends``) or keys, and the last end; None for a
+    batch of equal rows."""
     window: int | None = None
     """A query sees keys closer than this many tokens; None for all."""
     softcap: float = 0.0
 
 
 Kept = tuple[torch.Tensor, list[torch.Tensor]]
-"""The result of a forward pass, and the tensors saved for backward besides."""
+"""The result of a forward pass, and the other tensors that it saves for the backward pass."""
 Made = tuple[list[torch.Tensor], list[torch.Tensor]]
 """The gradients of a backward pass, and its scratch buffers."""
 
@@ -154,16 +153,13 @@ def _rows_first(like: torch.Tensor, head_size: int) -> torch.Tensor:
 
 
 def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
-    """Allocates out, each query's logsumexp and the generator's state (``cuda/flash_attn/flash_api.cpp: mha_fwd``).
-
-    flash-attention 3 (``hopper/flash_api.cpp: mha_fwd``) has no such state.
-    """
+    """Follows ``cuda/flash_attn/flash_api.cpp: mha_fwd``. ``hopper/flash_api.cpp`` keeps no generator state."""
     out, logsumexp = torch.empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32)
     return out, [logsumexp] if call.backend is Backend.FLASH3 else [logsumexp, torch.empty(2, dtype=torch.int64)]
 
 
 def _flash_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """Follows ``flash_api.cpp: mha_bwd, mha_varlen_bwd``: gradients, float32 accumulators, expanded grouped heads."""
+    """Follows ``flash_api.cpp: mha_bwd, mha_varlen_bwd``."""
     query, key, _ = inputs
     grads = [torch.empty_like(tensor) for tensor in inputs]
     batch, heads, rows, head_size = query.shape
@@ -178,16 +174,16 @@ def _flash_backward(inputs: Inputs, call: KernelCall) -> Made:
 
 
 def _cudnn_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
-    """Follows ``aten/src/ATen/native/cudnn/MHA.cpp: run_cudnn_SDP_fprop``: seed and offset are on the device."""
+    """Follows ``aten/src/ATen/native/cudnn/MHA.cpp: run_cudnn_SDP_fprop``."""
     out = torch.empty_like(query) if query.size(3) == value.size(3) else _rows_first(query, value.size(3))
     statistics = [torch.empty(query.shape[:3], dtype=torch.float32)] if call.keeps_statistics else []
     return out, [*statistics, torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)]
 
 
 def _cudnn_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """Follows ``MHA.cpp: run_cudnn_SDP_bprop``. Its workspace holds what cudnn-frontend does not keep virtual
-    (``node/scaled_dot_product_flash_attention.h: CompositeSDPABackwardNode``): the row sums, the float32 accumulator of
-    the query's gradient, and the expanded gradients of grouped heads."""
+    """Follows ``MHA.cpp: run_cudnn_SDP_bprop``. The workspace has row sums, the float32 accumulator of the query's
+    gradient, and the gradients of expanded grouped heads (cudnn-frontend:
+    ``node/scaled_dot_product_flash_attention.h: CompositeSDPABackwardNode``)."""
     query, key, value = inputs
     grads = [torch.empty_like(tensor) for tensor in inputs]
     elements = query.numel() // query.size(3)
@@ -199,11 +195,8 @@ def _cudnn_backward(inputs: Inputs, call: KernelCall) -> Made:
 
 
 def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
-    """Allocates as ``cuda/attention.cu: _efficient_attention_forward`` does.
-
-    The logsumexp is padded to 32 rows (``kernel_forward.h: kAlignLSE``). Heads above 128 need a float32 copy of the
-    output while the kernel runs (``kNeedsOutputAccumulatorBuffer``). Seed and offset are on the host.
-    """
+    """Follows ``cuda/attention.cu: _efficient_attention_forward``. The logsumexp is padded to 32 rows (``kAlignLSE``);
+    heads above 128 need a float32 output while the kernel runs (``kNeedsOutputAccumulatorBuffer``)."""
     out = _rows_first(query, value.size(3))
     rows = _round_up(query.size(2), 32) if call.keeps_statistics else 0
     statistics = torch.empty((*query.shape[:2], rows), dtype=torch.float32)
@@ -213,10 +206,8 @@ def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCal
 
 
 def _efficient_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """Allocates as ``cuda/attention_backward.cu: _efficient_attention_backward`` does.
-
-    Half-precision kernels compute the row sums themselves; in float32, out is multiplied by its gradient beforehand.
-    """
+    """Follows ``cuda/attention_backward.cu: _efficient_attention_backward``. In float32 the row sums come from a
+    product of the output and its gradient; kernels of half precision compute them."""
     query, _, value = inputs
     grads = [_rows_first(tensor, tensor.size(3)) for tensor in inputs]
     rows = query.numel() // query.size(3)
@@ -232,9 +223,8 @@ def _efficient_backward(inputs: Inputs, call: KernelCall) -> Made:
 
 
 def _efficient_workspace_bytes(inputs: Inputs, call: KernelCall) -> int:
-    """Computes ``mem_eff_attention/kernel_backward.h: Params::workspace_size``. The kernel is the first in
-    ``kernels/cutlassB.h`` that fits the card's shared memory (163 KiB on 8.0, 9.0 and 10.x, 99 KiB or less elsewhere).
-    """
+    """Follows ``mem_eff_attention/kernel_backward.h: Params::workspace_size``, for the first kernel of
+    ``kernels/cutlassB.h`` that fits the shared memory: 163 KiB on 8.0, 9.0 and 10.x, at most 99 KiB elsewhere."""
     query, key, value = inputs
     half, head = query.dtype in HALF, max(query.size(3), value.size(3))
     large_card = call.capability in ((8, 0), (9, 0)) or call.capability[0] == 10
@@ -255,7 +245,7 @@ def _efficient_workspace_bytes(inputs: Inputs, call: KernelCall) -> int:
 
 
 def _flash3_backward(inputs: Inputs, call: KernelCall) -> Made:
-    """Follows flash-attention's ``hopper/flash_api.cpp: mha_bwd`` with its largest blocks (128 rows, 128 keys)."""
+    """Follows ``hopper/flash_api.cpp: mha_bwd`` with its largest blocks (128 rows, 128 keys)."""
     query, key, _ = inputs
     grads = [torch.empty_like(tensor) for tensor in inputs]
     batch, heads, rows, head_size = query.shape
@@ -276,4 +266,4 @@ KERNELS: dict[Backend, tuple[Callable[..., Kept], Callable[..., Made]]] = {
     Backend.CUDNN: (_cudnn_forward, _cudnn_backward),
     Backend.EFFICIENT: (_efficient_forward, _efficient_backward),
 }
-"""Functions that allocate as each backend's forward and backward kernel do."""
+"""The functions that allocate the buffers of each backend's forward and backward kernel."""

@@ -1,16 +1,12 @@
-"""Applies CUDA's autocast policy to CPU tensors: the precision in which each operator runs, and thus what it saves.
+"""Applies CUDA's autocast policy to CPU tensors, which determines the bytes that each operator saves.
 
-Under CPU autocast, layer_norm, softmax, pow or sum of a bfloat16 tensor stay in bfloat16, and cat widens its inputs
-first; CUDA autocast does the opposite.
+The CPU's dispatch key gets CUDA's casting kernels (``aten/src/ATen/autocast_mode.cpp: TORCH_LIBRARY_IMPL``). Operators
+that both cast alike keep torch's kernel and its cache of cast weights, those that only the CPU casts fall through, and
+the rest are cast here.
 
-Casting kernels are registered per dispatch key (``aten/src/ATen/autocast_mode.cpp: TORCH_LIBRARY_IMPL(aten, Autocast,
-m)``, ``(aten, AutocastCPU, m)``), so here the CPU's key gets CUDA's policy. Operators that both treat alike keep
-torch's kernel and cache of cast weights; those that only the CPU casts fall through; the rest are cast here. Without
-autocast none of these kernels is called.
-
-Not imitated: einsum, mv, addmv, addr, chain_matmul, linalg_multi_dot and the recurrent cells cast an fp32 weight again
-at each use, while CUDA takes it from the cache; softmax and log_softmax of float16 copy their input to float32 while
-they run, while CUDA casts inside the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
+Not imitated: einsum, mv, addmv, addr, chain_matmul, linalg_multi_dot and the recurrent cells cast an fp32 weight at
+each use instead of caching it; softmax and log_softmax of float16 copy their input to float32, which CUDA casts inside
+the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
 """
 
 from __future__ import annotations
@@ -75,7 +71,7 @@ REFUSED = "binary_cross_entropy"
 """The operator that raises on CUDA (``autocast_mode.cpp: binary_cross_entropy_banned``)."""
 
 _CPU_OTHERWISE = frozenset({"prod", "prod.dim_int", "grid_sampler"})
-"""Operators that both cast, but to different dtypes; the CPU casts all of these to float32."""
+"""Operators that the CPU casts to float32, and CUDA to another dtype."""
 
 _KEY = "AutocastCPU"
 _NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -84,12 +80,10 @@ _CASTED = (torch.float32, torch.float16, torch.bfloat16)
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Within the block, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does. Restores the CPU's policy
-    on exit.
+    """Within the block, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does.
 
-    Without a device, ``torch.is_autocast_enabled()`` reports CUDA's autocast (``torch/csrc/autograd/init.cpp:
-    is_autocast_enabled``); here it reports the CPU's. PEFT's adapters on quantized layers call it and widen their input
-    if it is off (``peft/tuners/lora/bnb.py: Linear8bitLt.forward``).
+    ``torch.is_autocast_enabled()`` without a device, which means CUDA's autocast (``torch/csrc/autograd/init.cpp``),
+    reports the CPU's: PEFT's adapters on quantized layers ask for it (``peft/tuners/lora/bnb.py``).
     """
     is_enabled = torch.is_autocast_enabled
     with _scoped_library("aten", "IMPL") as library:
@@ -103,10 +97,7 @@ def cuda_autocast() -> Iterator[None]:
 
 @cache
 def _kernels() -> dict[str, Callable[..., Any]]:
-    """Makes the kernels to register, one for each operator that the installed torch casts differently on the CPU.
-
-    Leaves out cuDNN's own operators: they run on cuDNN alone, and only a CUDA build of torch has some (``_cudnn_rnn``).
-    """
+    """Makes a kernel for each operator that the installed torch casts differently on the CPU, except cuDNN's own."""
     cpu, cuda = _registered("AutocastCPU"), _registered("AutocastCUDA")
     missing = sorted(cuda - (cpu - _CPU_OTHERWISE))
     return {
@@ -121,7 +112,7 @@ def _registered(key: str) -> set[str]:
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    """Returns an operator's casting kernel. Raises KeyError if this torch casts an operator without a policy here."""
+    """Returns an operator's casting kernel. Raises KeyError if the operator has no policy here."""
     operator = _operator(name)
     if name in FLOAT32:
         return _casting(operator, lambda args, kwargs: torch.float32)
@@ -149,7 +140,7 @@ def _operator(name: str) -> Any:
 
 
 def _casting(operator: Any, choose: Callable[[tuple[Any, ...], dict[str, Any]], torch.dtype]) -> Callable[..., Any]:
-    """Makes the kernel; ``choose`` returns the dtype that the operator runs in, from its arguments."""
+    """Makes a kernel that casts to the dtype that ``choose`` returns for the arguments."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         dtype = choose(args, kwargs)
@@ -187,7 +178,7 @@ def _widest(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
 
 
 def _is_eligible(tensor: torch.Tensor) -> bool:
-    """Follows ``autocast_mode.h: is_eligible``: a floating tensor of the device, except a float64 one."""
+    """Follows ``autocast_mode.h: is_eligible``."""
     return tensor.dtype in _CASTED and tensor.device.type == "cpu"
 
 

@@ -1,7 +1,4 @@
-"""Makes bitsandbytes allocate as on CUDA: its operators are written in Python, each with its source.
-
-On the CPU bitsandbytes takes other paths, and allocations inside its operators are not recorded. Here the operators of
-quantized layers are decomposed as in its CUDA backend (bitsandbytes 0.50.2):
+"""Makes bitsandbytes allocate as on CUDA, by decomposing its operators as its CUDA backend does (version 0.50.2).
 
 - 4-bit product (``bitsandbytes/backends/cuda/ops.py: gemm_4bit``): one fused kernel for up to 4 tokens. For more, the
   whole weight is dequantized into the input's dtype (``_dequant_linear_fallback``), after its float32 scales if these
@@ -11,14 +8,12 @@ quantized layers are decomposed as in its CUDA backend (bitsandbytes 0.50.2):
 - 8-bit product (``bitsandbytes/autograd/_functions.py: matmul``): MatMul8bitLt also in training, with int32 products, a
   float16 result and then the input's dtype (``backends/default/ops.py: int8_mixed_scaled_mm, int8_scaled_mm``,
   ``backends/cuda/ops.py: int8_mm_dequant, int8_vectorwise_quant``).
-- PEFT's access to a quantized weight (``peft/utils/integrations.py: dequantize_module_weight``, for DoRA and for an
-  adapter initialized from the weight): it checks the name of bitsandbytes' class, which a fake tensor lacks.
-- 8-bit optimizers (``bitsandbytes/optim/optimizer.py: GlobalOptimManager``): the process remembers by position which
-  parameters keep 32-bit state. Here each run starts without it, as in a process of its own.
+- PEFT's access to a quantized weight (``peft/utils/integrations.py: dequantize_module_weight``): it checks the name of
+  bitsandbytes' class, which a fake tensor lacks.
+- 8-bit optimizers (``bitsandbytes/optim/optimizer.py: GlobalOptimManager``): each run forgets which parameters kept
+  32-bit state in the run before. Their updates are one in-place operator on both devices, and need no rule.
 
-Values come from the CPU kernels. The updates of bitsandbytes' optimizers need no rule: they are one in-place operator
-on both devices (``backends/cuda/ops.py: _optimizer_update_8bit_blockwise_impl``). Its kernels request no cuBLAS
-workspace (``csrc/ops.cu: igemmlt``).
+Values come from the CPU kernels. bitsandbytes requests no cuBLAS workspace (``csrc/ops.cu: igemmlt``).
 """
 
 from __future__ import annotations
@@ -36,10 +31,10 @@ from torch.library import _scoped_library
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 
 FUSED_UP_TO_TOKENS = 4
-"""Most tokens for the fused 4-bit kernel on every card (``backends/cuda/ops.py: _GEMM_4BIT_CUSTOM_FLOOR_M``)."""
+"""The most tokens for the fused 4-bit kernel on every card (``backends/cuda/ops.py: _GEMM_4BIT_CUSTOM_FLOOR_M``)."""
 
 NESTED_BLOCKSIZE = 256
-"""Number of scales that share one second-level scale (``bitsandbytes/functional.py: quantize_4bit``)."""
+"""The number of scales that share a second-level scale (``bitsandbytes/functional.py: quantize_4bit``)."""
 
 _KEY = "AutogradCPU"
 _APART = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
@@ -73,14 +68,13 @@ def cuda_bitsandbytes() -> Iterator[None]:
         patch.object(bitsandbytes, "matmul", _matmul),
         patch.object(modules, "_convert_weight_packed_for_cpu", lambda weight, state, *_: (weight, state)),
         patch.object(GlobalOptimManager, "_instance", None),
-        # It warns about the cast to float16 at each product.
-        patch.object(_functions.logger, "disabled", True),
+        patch.object(_functions.logger, "disabled", True),  # it warns of a cast at each product
     ):
         for user in (dora, layer, variants):
             if hasattr(user, plain.__name__):
                 stack.enter_context(patch.object(user, plain.__name__, dequantize))
-        if not torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):  # else it has the rules
-            # Kernels of the autograd key run before the operator is dispatched, so their calls are recorded one by one.
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):  # not nested
+            # Kernels of the autograd key run before dispatch modes, which then see their calls.
             library = stack.enter_context(_scoped_library("bitsandbytes", "IMPL"))
             for kernel in (_gemm_4bit, _int8_vectorwise_quant, _int8_scaled_mm, _int8_mixed_scaled_mm):
                 library.impl(kernel.__name__.removeprefix("_"), kernel, _KEY)
@@ -88,7 +82,7 @@ def cuda_bitsandbytes() -> Iterator[None]:
 
 
 def _whole(operator: Any, *args: Any) -> Any:
-    """Runs an operator as one, past the kernel that decomposes it."""
+    """Runs an operator without decomposing it."""
     with torch._C._ExcludeDispatchKeyGuard(_APART):
         return operator(*args)
 
@@ -144,7 +138,7 @@ def _int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> Any:
     outliers = A.abs() >= threshold
     if outliers.any():
         columns = torch.argwhere(outliers.any(dim=0)).view(-1)
-        with torch._C._DisableTorchDispatch():  # on CUDA the kernel above left the outliers out by itself
+        with torch._C._DisableTorchDispatch():  # CUDA's kernel above leaves the outliers out
             exact, exact_scales, _ = _whole(quantize, A, threshold)
             rows.copy_(exact)
             scales.copy_(exact_scales)

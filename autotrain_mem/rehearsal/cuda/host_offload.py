@@ -1,19 +1,9 @@
-"""Offloads to the host in a rehearsal, where CPU tensors, fake or real, stand for a GPU's.
+"""Offloads activations and optimizer state to the host in a rehearsal, whose CPU tensors represent a GPU's.
 
-Activation offloading runs TRL's own class unchanged (``trl/models/activation_offloading.py: OffloadActivations``): it
-decides which tensors leave the device, how many of these are kept until their copy is done, and when a tensor copied
-back is freed. Only its calls to torch are answered as on a GPU: there is an accelerator that holds the saved tensors,
-streams and events exist (and never wait), and tensors made in pinned memory are not on the device. A copy back is
-allocated on TRL's copy stream, as is the contiguous copy made before offloading; ``record_stream`` calls are recorded
-too. No other stream allocates in a training on one GPU: accelerate's dataloader copies asynchronously, on the default
-stream; bitsandbytes prefetches paged state outside torch's allocator.
-
-The lever's row lists what a rehearsal cannot predict (``settings.levers``). A block used by another stream waits for an
-event when it is freed (``c10/cuda/CUDACachingAllocator.cpp: insert_events``). TRL tracks a tensor by address and dtype
-while one of the last five copies may run, but holds a reference to the copy that it sends, which is another tensor if
-the saved one is not contiguous (``OffloadActivations: pack_tensor``, ``fwd_stash``).
-
-The optimizer on the host (``trainers/host_optimizer.py``) uses only the weights on the device.
+TRL's own class (``trl/models/activation_offloading.py: OffloadActivations``) decides which tensors leave the device and
+how long they stay; only its calls to torch are answered as on a GPU. Tensors in pinned memory are not on the device.
+Copies back, and contiguous copies before offloading, are allocated on TRL's copy stream, the only other stream that
+allocates in a training on one GPU. ``settings.levers`` lists what a rehearsal cannot predict.
 """
 
 from __future__ import annotations
@@ -43,18 +33,16 @@ from autotrain_mem.trainers import host_optimizer
 def host_offloading(recorder: Recorder) -> Iterator[None]:
     """Within the block, TRL's ``activation_offloading`` and our ``optimizer_offload`` treat CPU tensors as a GPU's.
 
-    Enter it before the trainer is built, since TRL asks for the accelerator then, and keep it while it trains. The
-    recorder gets the streams that blocks are allocated and used on.
+    Build the trainer within it, since TRL then asks for the accelerator.
     """
 
     def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
         recorder.record_stream(tensor, stream.number)
 
     def save_on_cpu(**options: Any) -> Any:
-        """Replaces torch's (``torch/autograd/graph.py``), which transformers puts around a checkpointed layer if
-        ``gradient_checkpointing_kwargs`` has ``offload`` (``transformers/modeling_utils.py:
-        _activation_checkpointing_enable``). Saved tensors are copied into pinned memory, and come back contiguous, on
-        the compute stream."""
+        """Replaces ``torch/autograd/graph.py: save_on_cpu``, which transformers uses if
+        ``gradient_checkpointing_kwargs`` has ``offload`` (``modeling_utils.py: _activation_checkpointing_enable``).
+        Copies run on the compute stream."""
 
         def pack(tensor: torch.Tensor) -> _OnHost:
             packed = _OnHost(recorder.pinned, copied=waited_copy)
@@ -64,7 +52,7 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.to("cuda", non_blocking=True))
 
     def offload_activations(**options: Any) -> Any:
-        """Makes TRL's context, which takes every saved tensor for one on a GPU."""
+        """Returns TRL's context, for which every saved tensor is on a GPU."""
         context = _OffloadActivations(**options)
         pack, unpack, learn = context.pack_hook, context.unpack_hook, context.update_model_params
         context.pack_hook = lambda tensor: pack(_OnDevice(tensor))
@@ -75,7 +63,7 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
         return context
 
     def on_unseen_host(work: Callable[[], None]) -> None:
-        """Replaces ``host_optimizer.on_host``: runs the work unrecorded; does nothing with fake tensors."""
+        """Replaces ``host_optimizer.on_host``: runs the work unrecorded, unless tensors are fake."""
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
             with torch._C._DisableTorchDispatch():
                 work()
@@ -113,18 +101,17 @@ class _OnDevice:
 
 
 class _Storage:
-    """A storage with an address that is never reused.
+    """A storage with a unique address, by which TRL recognises a storage that it has just offloaded.
 
-    TRL recognises a storage that it has just offloaded by its address, and does not offload it again. Fake storages all
-    have address 0, and a real one may get the address of one that was freed, which TRL then mistakes for it; this can
-    happen on a GPU too.
+    Fake storages all have address 0. A real address may be reused, and TRL then mistakes the new storage for the old
+    one; this can happen on a GPU too.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
 
     def data_ptr(self) -> int:
-        """Returns an address far from all others, since TRL adds a view's offset."""
+        """Returns an address far from all others, to which TRL adds a view's offset."""
         return _NUMBERS.setdefault(self._storage, next(_NUMBER)) << 64
 
     def size(self) -> Any:
@@ -140,13 +127,13 @@ def _bare(tensor: Any) -> torch.Tensor:
 
 
 class _OnHost:
-    """A tensor in pinned memory, with what TRL uses of one: filled once, copied back to the device once."""
+    """A tensor in pinned memory, with the methods that TRL calls."""
 
     def __init__(self, pinned: PinnedMemory, copied: Callable[[torch.Tensor], Cost] = host_copy) -> None:
         self._pinned, self._copied = pinned, copied
 
     def copy_(self, source: Any, non_blocking: bool) -> None:
-        """Copies a contiguous tensor; its values only if they are known."""
+        """Copies a contiguous tensor, with its values if they are known."""
         source = _bare(source)
         self._pinned.take(self, source.nbytes)
         note(self._copied(source))
@@ -171,8 +158,7 @@ class _OnHost:
 
 
 class _Stream:
-    """A stream, or an event of one, on which all work is already done. Memory does not depend on that, since FSDP2 and
-    TRL hold references to what is in use."""
+    """A stream, or an event on it, whose work is always done. FSDP2 and TRL hold references to tensors in use."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -191,7 +177,7 @@ class _Stream:
 
 
 class Streams:
-    """Replaces ``torch.cuda`` where code asks for a device's module: allocates blocks on its streams."""
+    """Replaces ``torch.cuda`` as the device's module, with streams on which blocks are allocated."""
 
     Event = _Stream
 
@@ -200,7 +186,6 @@ class Streams:
         self._now = self._default = _Stream()
 
     def Stream(self, *_: Any, **__: Any) -> _Stream:  # torch's own name
-        """Makes a stream; streams are numbered from 1."""
         self._streams += 1
         return _Stream(self._streams)
 
@@ -222,10 +207,10 @@ class Streams:
     def synchronize(self, *_: Any) -> None: ...
 
     def empty_cache(self) -> None:
-        torch.cuda.empty_cache()  # looked up at the call, so that patches apply
+        torch.cuda.empty_cache()  # which is patched
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cpu, name)  # all other attributes are the CPU's
+        return getattr(torch.cpu, name)
 
 
 class _TorchWithAccelerator:

@@ -1,12 +1,10 @@
-"""Restores operations that torch runs in place, except under a dispatch mode such as the recorder.
+"""Restores autograd's in-place operators, which torch avoids under a dispatch mode such as the recorder.
 
-If a tensor is used twice, autograd accumulates its gradients in the buffer of the first one, unless something else
-holds that buffer (``torch/csrc/autograd/input_buffer.cpp: can_accumulate_inplace``). Some backward formulas write into
-zeros that they have just allocated (``torch/csrc/autograd/FunctionsManual.cpp: gather_backward``, ``index_backward``,
-``value_selecting_reduction_backward``, ``masked_select_backward``). For tensor subclasses, and under any dispatch mode
-(``aten/src/ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), both allocate new memory instead: one more tensor
-at every residual connection, and twice the logits if a loss gathers. This module replaces such an operator by the
-in-place one. It writes only into memory that nothing else holds, so real tensors keep their values.
+Autograd adds a gradient to a buffer that nothing else holds (``torch/csrc/autograd/input_buffer.cpp:
+can_accumulate_inplace``), and some backward formulas write into zeros that they have just allocated
+(``torch/csrc/autograd/FunctionsManual.cpp: gather_backward``, ``index_backward``,
+``value_selecting_reduction_backward``, ``masked_select_backward``). Under a dispatch mode both allocate a new tensor
+(``aten/src/ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), at every residual connection for example.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _WRITING_NODES = tuple(f"{name}Backward" for name in _WRITERS)
 
 
 def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
-    """Returns the operator that would run without a dispatch mode. Accepts only those of :data:`IN_PLACE`."""
+    """Returns the operator that would run without a dispatch mode, for one of :data:`IN_PLACE`."""
     if torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
         return operator
     node = torch._C._current_autograd_node()
@@ -44,7 +42,7 @@ def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
         return operator
     if operator is not _SUM:
         return IN_PLACE[operator] if node.name().startswith(_WRITING_NODES) else operator
-    # Autograd's own sum, which may overwrite its first operand. No local: that would change the reference count.
+    # A sum of autograd may overwrite its first operand. A local variable would change its reference count.
     if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
         return operator
     is_dense = torch._prims_common.is_non_overlapping_and_dense_or_false
@@ -55,7 +53,7 @@ Holders = tuple[int, int, int]
 
 
 def _holders(args: tuple[Any, ...]) -> Holders:
-    """Returns the reference counts of the first argument, its storage and its Python object, as seen inside a mode."""
+    """Returns the reference counts of the first argument, its storage and its Python object."""
     tensor = args[0]
     storage = tensor.untyped_storage()
     return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(tensor)
@@ -63,9 +61,9 @@ def _holders(args: tuple[Any, ...]) -> Holders:
 
 @functools.cache
 def sole_holders() -> Holders:
-    """Returns the reference counts of a gradient that only autograd's buffer holds, read from a small graph.
+    """Returns the reference counts of a gradient that only autograd's buffer holds, which differ by version.
 
-    Call this once before recording, since no graph can be built inside an operator. The counts differ by version.
+    Call this before recording, since it builds a graph.
     """
     found: list[Holders] = []
 

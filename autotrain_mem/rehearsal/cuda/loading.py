@@ -1,26 +1,23 @@
-"""Records what loading a model allocates on a GPU, although nothing is loaded onto one.
+"""Records the allocations of loading a model onto a GPU, although nothing is loaded onto one.
 
-A model loaded with a device map is recorded as transformers 5.23 loads it:
+transformers 5.23 loads a model with a device map in this order:
 
-- If the map is "auto", accelerate first reads each GPU's free memory and puts one number on the GPU to do so
-  (``accelerate/utils/modeling.py: get_max_memory``); the segment of that number stays.
-- Then one block of all bytes to load, less the bytes already cached, is allocated and freed at once. It stays cached as
-  one segment from which the weights are carved (``transformers/modeling_utils.py: caching_allocator_warmup,
-  get_total_byte_count``: 0.5 bytes for each element of a 4-bit weight, 1 of an 8-bit one, tied weights once).
-- Then each tensor of the checkpoint in the natural order of its names (``core_model_loading.py:
-  convert_and_load_state_dict_in_model``): ``lm_head`` before ``model``, ``layers.2`` before ``layers.10``. It arrives
-  in its last dtype, since a blocking copy to a GPU converts on the host (``aten/src/ATen/native/cuda/Copy.cu:
-  copy_kernel_cuda``). One that bitsandbytes quantizes arrives in the model's dtype and is freed once quantized.
-- Then tensors that no checkpoint holds, such as rotary frequencies (``_move_missing_keys_from_meta_to_device``).
+- If the map is "auto", accelerate puts one number on each GPU to read its free memory (``accelerate/utils/modeling.py:
+  get_max_memory``); the segment of that number stays.
+- One block for all bytes to load, less the bytes already cached, is allocated and freed at once. The weights are carved
+  from its segment (``transformers/modeling_utils.py: caching_allocator_warmup, get_total_byte_count``).
+- Each tensor of the checkpoint follows in the natural order of the names (``core_model_loading.py:
+  convert_and_load_state_dict_in_model``), in its final dtype, since a blocking copy to a GPU converts on the host
+  (``aten/src/ATen/native/cuda/Copy.cu: copy_kernel_cuda``). A tensor that bitsandbytes quantizes arrives in the model's
+  dtype and is freed once quantized.
+- Tensors that no checkpoint holds, such as rotary frequencies, are last (``_move_missing_keys_from_meta_to_device``).
 
 TRL loads with ``device_map="auto"`` on a GPU, and with None in distributed training (``trl/trainer/utils.py:
-create_model_from_path`` and its callers); a quantizer sets a map of its own (``quantizers/quantizer_bnb_4bit.py:
-update_device_map``). GRPO's and RLOO's reward models are loaded without one: such a model is built on the host and the
-trainer moves it parameter by parameter, as a recorder records a model that it finds in a trainer.
+create_model_from_path`` and its callers); quantizers set a map of their own (``quantizers/quantizer_bnb_4bit.py:
+update_device_map``). Without a map the trainer moves the model later, parameter by parameter.
 
-LoRA's layers are created beside the weights on the device, in their dtype, and are then converted to float32
-(``peft/tuners/tuners_utils.py: _move_adapter_to_device_of_base_layer, cast_adapter_dtype``). PiSSA and OLoRA decompose
-each weight there, one after the other.
+LoRA's layers are created on the device in the weights' dtype and then converted to float32
+(``peft/tuners/tuners_utils.py: _move_adapter_to_device_of_base_layer, cast_adapter_dtype``).
 """
 
 from __future__ import annotations
@@ -52,14 +49,12 @@ NOT_COUNTED = (
     "checkpoint lacks, threads that overtake each other, and the one block for all weights made smaller, because the "
     "card has less than it and 1.2 GiB or because memory is cached already when a second model is loaded",
 )
-"""The rehearsal has neither the card's memory nor the bytes already cached. ``caching_allocator_warmup`` takes at most
-the card's memory less 1.2 GiB; a model with more weights leaves no memory to train in. Before a second model, the cache
-holds the rest of the first model's block."""
+"""The rehearsal knows neither the card's memory nor the bytes already cached, on which the block depends."""
 
 WARM_UP = "caching_allocator_warmup"
 ASKED_FREE = "get_max_memory"
 SMALL_SEGMENT_BYTES = 2 * MIB
-"""Cached bytes of that number: a segment (``c10/core/AllocatorConfig.h: kSmallBuffer``), or an expandable page."""
+"""Cached bytes of accelerate's number: a segment (``c10/core/AllocatorConfig.h: kSmallBuffer``), or a page."""
 FLOAT, HALF = 4, 2
 
 _Function = Callable[..., Any]
@@ -71,17 +66,17 @@ class _Loading:
     """Facts of a model that are known before its weights are loaded."""
 
     names: list[str] = field(default_factory=list)
-    """The names in a checkpoint, in loading order."""
+    """The names of the checkpoint's tensors, in loading order."""
     warm_up_bytes: int = 0
     packed: frozenset[str] = frozenset()
-    """Names of weights that the checkpoint holds in mxfp4 and that are dequantized on the device."""
+    """Names of mxfp4 weights that are dequantized on the device."""
     source_bytes: int = 0
-    """Bytes per element of a weight that is quantized while it is loaded; 0 if none is."""
+    """Bytes per element of a weight before it is quantized; 0 if none is quantized while loading."""
 
 
 @contextmanager
 def cuda_loading(recorder: Recorder) -> Iterator[None]:
-    """Within the block, loaded models are recorded as they would arrive on a GPU. Restores everything on exit."""
+    """Within the block, loaded models are recorded as they would arrive on a GPU."""
     load = PreTrainedModel.__dict__["from_pretrained"].__func__
     read = PreTrainedModel.__dict__["_load_pretrained_model"].__func__
     underway: list[_Loading] = []
@@ -89,7 +84,6 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
     def from_pretrained(cls: Any, /, path: Any, *args: Any, device_map: Any = None, **kwargs: Any) -> Any:
         underway.append(_Loading())
         try:
-            # A device map could name no device here.
             loaded = load(cls, path, *args, device_map=None, **kwargs)
         finally:
             loading = underway.pop()
@@ -99,7 +93,7 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
         return loaded
 
     def watched_read(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *more: Any) -> Any:
-        if underway:  # the model is on the meta device, its layers replaced by quantized ones that are empty yet
+        if underway:  # the model is on the meta device and its layers are quantized ones
             quantizer = load_config.hf_quantizer
             names = list(model.state_dict())
             total = modeling_utils.get_total_byte_count(model, dict.fromkeys(names, _GPU), quantizer)[_GPU]
@@ -179,11 +173,8 @@ _GROUP, _PACKED_BYTES = 32, 16
 
 
 def _dequantize_mxfp4(model: Any, name: str, recorder: Recorder) -> None:
-    """Runs transformers' own conversion of blocks and scales that have just arrived; its result becomes the weight.
-
-    Source: ``transformers/integrations/mxfp4.py: Mxfp4Dequantize, convert_moe_packed_tensors``. Not imitated: if the
-    device is full meanwhile, that tensor is dequantized on the host.
-    """
+    """Replaces a weight by the result of transformers' own conversion (``transformers/integrations/mxfp4.py:
+    Mxfp4Dequantize``). Its fallback to the host, when the device is out of memory, is not imitated."""
     module, _, attribute = name.rpartition(".")
     owner = model.get_submodule(module)
     weight = getattr(owner, attribute)
@@ -229,7 +220,7 @@ def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
         return result
 
     def watched_cast(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        _adopt_new(tuner.model, recorder)  # modules that are trained whole have been copied meanwhile
+        _adopt_new(tuner.model, recorder)  # copies of modules_to_save
         if not _is_on_device(tuner.model, recorder):
             return cast(tuner, *args, **kwargs)
         with recorder:
@@ -241,7 +232,7 @@ def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
                 return start(layer, *args, **kwargs)
             with recorder:
                 result = start(layer, *args, **kwargs)
-            for name, parameter in layer.named_parameters():  # what is left of the weight is another tensor now
+            for name, parameter in layer.named_parameters():  # the weight's residual is a new tensor
                 if recorder.block_of(parameter) is not None:
                     recorder.mark(parameter, Owner.WEIGHTS, name)
             return result
@@ -257,7 +248,7 @@ def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
 
 
 _STARTED = ("pissa_init", "olora_init")
-"""Methods that set an adapter's first values on the device, from a float32 decomposition of each weight
+"""Methods that decompose a weight on the device in float32, for an adapter's first values
 (``peft/tuners/lora/layer.py``)."""
 
 

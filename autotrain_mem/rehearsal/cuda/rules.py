@@ -1,11 +1,7 @@
-"""Lists every difference of CUDA from the CPU, one rule each with its source.
+"""Makes CPU tensors behave as CUDA's: each rule corrects one difference, and its docstring names the source.
 
-The rehearsal runs on CPU tensors so that its result is the same everywhere; the rules correct the differences that this
-causes. Short rules are here, longer ones in modules of their own. The recorder gets the memory that kernels allocate
-within one operator from ``workspaces``, and autograd's in-place operations from ``inplace_accumulation``.
-
-To add a rule, write a module in this folder with a context manager whose docstring names its source, and a constant
-``RULES`` that holds a :class:`CudaRule` of it: :func:`every_rule` finds it there.
+Short rules are here, longer ones in modules of their own. To add one, write a module in this folder with a context
+manager and a constant ``RULES`` with its :class:`CudaRule`.
 """
 
 from __future__ import annotations
@@ -34,8 +30,8 @@ from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types.hardware import Capability
 
 Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
-"""The tensors that a trainer runs on: a rehearsal's, a simulated card's, or those of a rehearsal on a machine with a
-GPU, where torch itself takes CUDA's paths (``scripts/gpu_records/native.py``)."""
+"""The tensors that a trainer runs on: in a rehearsal, on a simulated card, or in a rehearsal on a machine with a GPU,
+where torch itself takes CUDA's paths (``scripts/gpu_records/native.py``)."""
 
 ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
 
@@ -45,18 +41,17 @@ class CudaRule:
     """Describes one difference of CUDA from the CPU."""
 
     imitate: Callable[[Recorder, Capability], AbstractContextManager[None]]
-    """A context in which tensors behave as on a card of this compute capability; it restores everything on exit."""
+    """Returns a context in which tensors behave as on a card of this compute capability."""
     tensors: tuple[Tensors, ...] = ON_CPU
     """The tensors that need the rule."""
     not_counted: Callable[[Capability], tuple[str, ...]] = lambda card: ()
-    """What the rule leaves out on such a card, each with its bound."""
+    """Lists the memory that the rule leaves out on such a card, each with its bound."""
 
 
 def foreach_on_cpu() -> AbstractContextManager[None]:
-    """Optimizers and gradient clipping work on lists of tensors at once, and hold temporaries for all of them together.
+    """Optimizers and gradient clipping process all tensors at once, with temporaries for all of them.
 
-    Source: ``torch/optim/optimizer.py: _default_to_fused_or_foreach``, which calls ``torch/utils/_foreach_utils.py:
-    _get_foreach_kernels_supported_devices``. On the CPU they process one tensor at a time.
+    Source: ``torch/optim/optimizer.py: _default_to_fused_or_foreach``. On the CPU they process one tensor at a time.
     """
     devices = [*foreach_module._get_foreach_kernels_supported_devices(), "cpu"]
     return _patched(
@@ -68,10 +63,9 @@ def foreach_on_cpu() -> AbstractContextManager[None]:
 
 
 def fused_dropout() -> AbstractContextManager[None]:
-    """Dropout is one fused kernel that saves a mask of one byte per element.
+    """Dropout is one fused kernel that saves a mask of one byte per element; the CPU saves noise in the input's dtype.
 
-    Source: ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable`` and ``native_dropout``. The CPU saves the
-    scaled noise in the input's dtype.
+    Source: ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable``.
     """
     plain = torch.nn.functional.dropout
 
@@ -84,16 +78,13 @@ def fused_dropout() -> AbstractContextManager[None]:
 
 
 def grouped_experts_of_bfloat16() -> AbstractContextManager[None]:
-    """A mixture's grouped product has a fake kernel for bfloat16 only.
-
-    In other dtypes it is replaced by transformers' own loop over the experts (``transformers/integrations/moe.py:
-    _grouped_mm_fallback``), whose results have the same sizes.
-    """
+    """A mixture's grouped product, whose fake kernel takes bfloat16 only, becomes a loop over the experts in other
+    dtypes, with results of the same sizes (``transformers/integrations/moe.py: _grouped_mm_fallback``)."""
     return _patched((moe, "_can_use_grouped_mm", lambda input, weight, offs: weight.dtype is torch.bfloat16))
 
 
 def one_hot_by_scattering() -> AbstractContextManager[None]:
-    """CUDA scatters classes into zeros; the CPU first finds their minimum and maximum, and fake tensors compare.
+    """``one_hot`` scatters classes into zeros; the CPU also checks their range.
 
     Source: ``aten/src/ATen/native/Onehot.cpp: one_hot``.
     """
@@ -109,9 +100,9 @@ def one_hot_by_scattering() -> AbstractContextManager[None]:
 
 
 def rows_of_svd() -> AbstractContextManager[None]:
-    """cuSOLVER stores ``Vh`` row by row, so its first rows are a view of it, which PEFT's PSOFT keeps.
+    """cuSOLVER stores ``Vh`` row by row, so that PEFT's PSOFT keeps a view of its first rows; LAPACK stores columns.
 
-    Source: ``torch/_meta_registrations.py: _linalg_svd_meta``. LAPACK stores columns, so there the rows are copied.
+    Source: ``torch/_meta_registrations.py: _linalg_svd_meta``.
     """
     plain = torch.linalg.svd
 
@@ -123,13 +114,10 @@ def rows_of_svd() -> AbstractContextManager[None]:
 
 
 def fp16_on_cpu() -> AbstractContextManager[None]:
-    """An accelerator made for fp16 keeps its autocast to float16, and its loss scaler, on the CPU too.
+    """An fp16 accelerator autocasts to float16 and scales the loss.
 
-    On a CPU accelerate accepts ``mixed_precision="fp16"`` and drops it silently (``accelerate/accelerator.py:
-    Accelerator.__init__``, which requires a device other than ``cpu``). Here it is kept, so that attention uses the
-    kernels that the card picks for float16, and weights and layers in float16 meet activations in float16: rehearsed as
-    bfloat16 they would be cast at every product. Under a fake mode the scaler is disabled: whether gradients are finite
-    is a value, and its own tensors are a few scalars.
+    On a CPU accelerate silently ignores ``mixed_precision="fp16"`` (``accelerate/accelerator.py:
+    Accelerator.__init__``). The scaler of fake tensors is disabled, since it depends on values; it has a few scalars.
     """
     build = Accelerator.__init__
 
@@ -143,16 +131,12 @@ def fp16_on_cpu() -> AbstractContextManager[None]:
 
 
 def recorded_empty_cache(recorder: Recorder) -> AbstractContextManager[None]:
-    """Records each call that would empty a CUDA device's cache, though there is no device here.
+    """Calls that empty a CUDA device's cache are recorded, although there is no device.
 
-    On a machine with CUDA every such call reaches ``torch.cuda.empty_cache``. Without it some do not. TRL (PPO's loop:
-    ``trl/experimental/utils.py: empty_cache``) and transformers' evaluation call it directly;
+    TRL (``trl/experimental/utils.py: empty_cache``) and transformers' evaluation call ``torch.cuda.empty_cache``;
     ``torch_empty_cache_steps`` and ``Accelerator.free_memory`` go through ``accelerate/utils/memory.py:
-    clear_device_cache``, which detects the hardware and does nothing without an accelerator. With an Apple or Intel GPU
-    both call its ``empty_cache``.
-
-    Not imitated: transformers' memory metrics (``skip_memory_metrics=False``), which empty the cache between stages
-    only if ``torch.cuda.is_available()``.
+    clear_device_cache``, which detects the hardware, such as an Apple or Intel GPU. transformers' memory metrics
+    (``skip_memory_metrics=False``), which need ``torch.cuda.is_available()``, are not imitated.
     """
     return _patched(
         (torch.cuda, "empty_cache", recorder.empty_cache),
@@ -183,15 +167,14 @@ RULES = (
 
 @functools.cache
 def every_rule() -> tuple[CudaRule, ...]:
-    """Lists the rules of all modules in this folder, by the modules' names."""
+    """Lists the rules of all modules in this folder, in the order of their names."""
     modules = [importlib.import_module(f"{cuda.__name__}.{each.name}") for each in pkgutil.iter_modules(cuda.__path__)]
     return tuple(rule for module in modules for rule in getattr(module, "RULES", ()))
 
 
 @contextmanager
 def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: Tensors = "fake cpu") -> Iterator[None]:
-    """Applies every rule that these tensors need, while a trainer is built and while it trains. Restores everything on
-    exit."""
+    """Applies the rules that these tensors need; the block builds a trainer and trains."""
     with ExitStack() as stack:
         for rule in every_rule():
             if tensors in rule.tensors:
@@ -200,6 +183,6 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
 
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
-    """Lists what a rehearsal for such a card leaves out under any settings."""
+    """Lists the memory that a rehearsal for such a card leaves out under any settings."""
     left_out = [each for rule in reversed(every_rule()) for each in rule.not_counted(compute_capability)]
     return (*workspaces.NOT_COUNTED, *left_out)

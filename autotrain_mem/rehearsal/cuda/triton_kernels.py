@@ -1,11 +1,8 @@
-"""Replaces Triton kernels in a rehearsal, which can run on neither the CPU nor fake tensors.
+"""Replaces Triton kernels in a rehearsal: they run on neither the CPU nor fake tensors.
 
-Liger's are imitated layer by layer, even if liger-kernel is not installed. The replacements make the buffers that
-liger-kernel 0.8.5 makes on a CUDA card of compute capability 8.0 or newer (the head those of 0.8.0, if a version before
-0.8.3 is installed). They compute nothing, so they serve fake tensors only. transformers applies them to a trainer's
-model as training starts (``transformers/integrations/liger.py: apply_liger_kernel``). TRL 1.16 keeps its own head and
-uses only the layers; the losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not
-imitated.
+Liger's layers allocate the buffers of liger-kernel 0.8.5 on compute capability 8.0 or newer, even if liger-kernel is
+not installed; the head follows 0.8.0 if a version before 0.8.3 is installed. They compute nothing, so they take fake
+tensors only. The losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not imitated.
 """
 
 from __future__ import annotations
@@ -31,24 +28,24 @@ from autotrain_mem.support.versions import installed_versions, version_of
 from autotrain_mem.trainers.model_support import LIGER_SWITCHES, why_not_liger
 
 _KEEPS_GRADIENT = ("gemma3_text",)
-"""Models whose norms make a new gradient: a residual still reads the old one (``monkey_patch.py``: in_place=False)."""
+"""Models whose norms allocate a new gradient, since a residual still reads the old one (``monkey_patch.py``)."""
 
 _IN_PLACE_FROM = (0, 8, 3)
-"""The first version with ``ops/fused_linear_cross_entropy.py: _can_use_mm_out``; 0.8.2 lacks it."""
+"""The first version with ``ops/fused_linear_cross_entropy.py: _can_use_mm_out``."""
 
 
 @contextmanager
 def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
-    """Within the block, ``use_liger_kernel=True`` gives a fake model layers that allocate what Liger's do.
+    """Within the block, ``use_liger_kernel=True`` gives a fake model layers that allocate like Liger's.
 
-    Each of the card's multiprocessors keeps a partial sum of a norm's weight gradient. An H100 has 132.
+    Each multiprocessor keeps a partial sum of a norm's weight gradient. An H100 has 132.
     """
     from transformers import trainer
 
     with ExitStack() as stack:
 
         def apply(model: Any, config: dict[str, Any] | None) -> None:
-            """``monkey_patch.py: _apply_liger_kernel_to_instance``; all but the model is changed back."""
+            """Replaces ``monkey_patch.py: _apply_liger_kernel_to_instance``."""
             model, switches = trainer.unwrap_peft_model(model), {**LIGER_SWITCHES, **(config or {})}
             reason = why_not_liger(model.config.model_type, switches)
             if reason is None and not isinstance(next(model.parameters()), FakeTensor):
@@ -62,7 +59,7 @@ def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
             for name, module in model.named_modules():
                 if switches["rms_norm"] and type(module).__name__.endswith("RMSNorm"):
                     module.forward = lambda x, norm=module: RMSNorm.apply(x, norm.weight, in_place, multiprocessors)
-                if (switches["swiglu"] and switches["geglu"]) and name.endswith(".mlp"):
+                if switches["swiglu"] and switches["geglu"] and name.endswith(".mlp"):
                     module.forward = lambda x, mlp=module: mlp.down_proj(
                         GatedProduct.apply(mlp.gate_proj(x), mlp.up_proj(x))
                     )
@@ -88,7 +85,7 @@ class RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Writes the input's gradient over the output's, unless something else reads that."""
+        """Writes the input's gradient over the output's, unless ``in_place`` is False."""
         rows, weight, _ = ctx.saved_tensors
         grad = grad.contiguous()
         note(pass_through(rows, grad, grad))
@@ -104,7 +101,7 @@ class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Saves both factors; the backward pass computes the activation again."""
+        """Saves both factors and recomputes the activation in the backward pass."""
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
         note(pass_through(gate, up, gate))
@@ -126,7 +123,7 @@ class Rotation(torch.autograd.Function):  # type: ignore[misc]  # untyped to myp
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``query`` and ``key`` are B x H x S x D, stored in memory as B x S x H x D, or copied to that layout."""
+        """``query`` and ``key`` are B x H x S x D, in memory B x S x H x D."""
         ctx.save_for_backward(cos.contiguous(), sin.contiguous())
         return _rows_first(query), _rows_first(key)
 
@@ -141,15 +138,14 @@ def _rows_first(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Replaces ``ops/fused_linear_cross_entropy.py``: logits in chunks, gradients already in the forward pass."""
+    """Replaces ``ops/fused_linear_cross_entropy.py``, which computes gradients in the forward pass, in chunks."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the token accuracy."""
-        # From liger-kernel 0.8.3 on the head writes products into their final buffers. If none is installed, the
-        # newest is assumed.
+        # From 0.8.3 on the head writes products into their final buffers.
         version = installed_versions(["liger-kernel"])["liger-kernel"]
         tokens, is_newer = hidden.shape[0], (version is None or version_of(version) >= _IN_PLACE_FROM)
         grad_hidden = torch.zeros_like(hidden)
@@ -175,9 +171,8 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
                     _add_gradients(logits, hidden[rows], weight, grad_hidden[rows], grad_weight)
                 del logits
                 continue
-            # 0.8.0 to 0.8.2: new logits while those of the chunk before are held, and the weight's gradient of each
-            # chunk in the logits' dtype and again in float32, before it is added. Where weights are float32 under
-            # autocast, 0.8.1 and 0.8.2 need less than this: they add in place.
+            # 0.8.0 allocates new logits while it holds those of the chunk before, and the weight's gradient of each
+            # chunk in the logits' dtype and in float32. 0.8.1 and 0.8.2 need less for float32 weights under autocast.
             if hidden.requires_grad:
                 grad_hidden[rows] = logits @ weight
             if grad_weight is not None:
@@ -188,14 +183,14 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        """Scales the gradients saved by the forward pass in place."""
+        """Scales the gradients of the forward pass in place."""
         grad_hidden, grad_weight = ctx.saved_tensors
-        torch.empty((), dtype=torch.float32)  # the 1.0 that it compares the incoming gradient with
+        torch.empty((), dtype=torch.float32)  # a 1.0 to compare the incoming gradient with
         return grad_hidden, grad_weight, None, None, None
 
 
 def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
-    """Returns the tokens per chunk of logits: as many bytes as the hidden states have, rounded up to a power of two.
+    """Returns the tokens per chunk, whose logits have about the bytes of all hidden states.
 
     16,384 tokens of width 4096 and a vocabulary of 32,000 give chunks of 2,048.
     """
@@ -204,14 +199,14 @@ def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
 
 
 def _writes_into_storage(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Follows ``_can_use_mm_out``: only if the product needs no cast."""
+    """Follows ``_can_use_mm_out``: the product needs no cast."""
     same = hidden.dtype == weight.dtype and hidden.dtype in (*HALF, torch.float32)
     autocast = torch.is_autocast_enabled("cpu")
     return same and (not autocast or hidden.dtype == torch.get_autocast_dtype("cpu"))
 
 
 def _fill(logits: torch.Tensor, *results: torch.Tensor | None) -> None:
-    """Marks tensors as written by a kernel: a rehearsal no longer takes them for known zeros."""
+    """Writes unknown values, so that a rehearsal does not take the tensors for known zeros."""
     for result in results:
         if result is not None:
             result.copy_(logits[0, 0])
@@ -224,7 +219,7 @@ def _add_gradients(
     grad_hidden: torch.Tensor,
     grad_weight: torch.Tensor | None,
 ) -> None:
-    """Adds the products of the logits, which already hold their own gradient; in place if no cast is needed."""
+    """Adds the products of the logits' gradient, in place if no cast is needed."""
     if not _writes_into_storage(hidden, weight) or logits.dtype != grad_hidden.dtype:
         grad_hidden.copy_(logits @ weight)
     else:
@@ -288,13 +283,11 @@ def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def fused_head_stand_ins() -> Iterator[None]:
-    """Within the block, the fused head of the installed TRL allocates what its Triton path does; real tensors get true
-    values.
+    """Within the block, the fused head of TRL 1.16 allocates like its Triton path; real tensors get true values.
 
-    TRL 1.16 scores tokens tile by tile (``trl/kernels/chunked_logprob.py: ChunkedLogProbFunction``) in SFT, DPO, GRPO,
-    RLOO and KTO. On CUDA it scores only the positions that have a label, its kernels work inside the tile, and its
-    products are added up in float32 without copies. Without Triton it scores every position, holds half a dozen
-    float32 copies of each tile, and copies the weights. An older TRL, which has no such head, is left alone.
+    ``trl/kernels/chunked_logprob.py: ChunkedLogProbFunction`` scores tokens tile by tile. With Triton it scores only
+    the positions that have a label, without copies; without Triton it scores every position, with float32 copies of
+    each tile and of the weights.
     """
     head = _fused_head()
     if head is None:
@@ -314,8 +307,7 @@ def fused_head_stand_ins() -> Iterator[None]:
 
 
 def _fused_head() -> Any:
-    """Returns TRL's module, or None without it. A function of its own, so that no error of the rehearsal is raised
-    while the ImportError is handled and gets it as its context."""
+    """Returns TRL's module, or None. Errors within the caller's block must not have the ImportError as context."""
     try:
         from trl.kernels import chunked_logprob
     except ImportError:
@@ -324,10 +316,9 @@ def _fused_head() -> Any:
 
 
 class _Kernel:
-    """Replaces a jitted kernel: ``kernel[grid](tile, ...)`` writes into its arguments and allocates nothing.
+    """Replaces a jitted kernel: ``kernel[grid](logits, ...)`` writes into its arguments and allocates nothing.
 
-    ``tile`` is the same computation in PyTorch. Besides the tile it writes the tensors of ``statistics``; if these are
-    fake, their values are unknown afterwards.
+    ``tile`` is the same computation in PyTorch, which also writes the arguments of ``statistics``.
     """
 
     def __init__(self, tile: Callable[..., None], *, statistics: slice) -> None:
@@ -347,7 +338,7 @@ class _Kernel:
 
 
 def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """Replaces ``_addmm_fp32``: on CUDA ``torch.addmm`` accepts half precision and adds in float32, in place."""
+    """Replaces ``_addmm_fp32``: CUDA multiplies in half precision and adds in float32, in place."""
     note(product(a.shape[0], a.shape[1], b.shape[1], a.dtype))
     if isinstance(total, FakeTensor):
         total.copy_(a[0, 0])

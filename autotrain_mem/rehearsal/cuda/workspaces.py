@@ -1,9 +1,8 @@
-"""Counts what CUDA's kernels take from torch's allocator within one operator, which dispatch modes cannot see.
+"""Counts the memory that CUDA's kernels take from torch's allocator and return within one operator.
 
-Each operator whose kernel takes memory that grows with a training step's tensors has a row. The row names the file and
-symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and counts the buffers alive at once. cub's radix sort
-takes another copy of its keys and values (``cub/device/device_radix_sort.cuh: SortPairs`` without DoubleBuffer); its
-counters, below 1 MiB, are left out. Attention is not here: its replacements allocate what its kernels do.
+The rows name the file and symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and count the buffers that are
+alive at once. cub's radix sort copies its keys and values (``cub/device/device_radix_sort.cuh: SortPairs`` without
+DoubleBuffer). ``attention`` allocates the buffers of its kernels itself.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ INT64, FLOAT = 8, 4
 _aten = torch.ops.aten
 
 Row = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
-"""Computes the scratch bytes from an operator's arguments and its result."""
+"""Returns the scratch bytes for an operator's arguments and its result."""
 
 
 def workspaces(compute_capability: Capability) -> Workspace:
-    """Makes the table of kernels' workspaces on a card, for one run, since it tracks the handles that were used.
+    """Returns the workspace function of one run on a card.
 
-    cuBLAS has a handle per thread and a workspace per handle (``cuda/CublasHandlePool.cpp: setWorkspaceForHandle``),
-    taken at the first use and kept through every ``empty_cache``; cublasLt shares it. On CUDA autograd runs a backward
-    pass in a thread of its own, so a training run keeps two.
+    cuBLAS, with cublasLt, keeps a workspace per thread for good (``cuda/CublasHandlePool.cpp: setWorkspaceForHandle``).
+    On CUDA autograd runs the backward pass in a thread of its own, so a run keeps two.
     """
     rows: dict[Any, Row] = {
         _aten.sum.dim_IntList: _sum_over(compute_capability),
@@ -47,8 +45,8 @@ def workspaces(compute_capability: Capability) -> Workspace:
         # native/cuda/SoftMax.cu: host_softmax copies an input that is not contiguous, such as logits cut by rows.
         _aten._softmax.default: lambda args, kwargs, out: _copied(args[0]),
         _aten._log_softmax.default: lambda args, kwargs, out: _copied(args[0]),
-        # softmax_backward_cuda_out holds `tmp = grad * output`; log_softmax does not, but host_softmax_backward copies
-        # what is not contiguous.
+        # softmax_backward_cuda_out holds `tmp = grad * output`; for log_softmax host_softmax_backward copies inputs
+        # that are not contiguous.
         _aten._softmax_backward_data.default: lambda args, kwargs, out: int(args[0].nbytes),
         _aten._log_softmax_backward_data.default: lambda args, kwargs, out: _copied(args[0]) + _copied(args[1]),
         # native/ReduceOps.cpp: logsumexp_out_impl holds `(self - maxes).exp_()`; an integer input as float32.
@@ -110,8 +108,7 @@ MULTIPROCESSORS = {
     (10, 0): 148,
     (12, 0): 188,
 }
-"""Multiprocessors of the largest card of a compute capability. This is an upper bound for its other cards, as more
-blocks take more memory."""
+"""Multiprocessors of the largest card of a compute capability; its other cards take less memory."""
 
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
 """Source: CUDA Programming Guide, technical specifications per compute capability; 2048 elsewhere."""
@@ -122,10 +119,7 @@ _LARGEST_INDEX = 2**31 - 1
 
 
 def _sum_over(compute_capability: Capability) -> Row:
-    """Counts a sum over rows, which autograd makes for the gradients of biases and of norms' weights.
-
-    An unknown capability is treated as the largest card of all.
-    """
+    """Counts sums over rows, such as the gradients of biases; an unknown capability counts as the largest card."""
     multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
     threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
 
@@ -144,12 +138,10 @@ def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> i
 
 
 def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int) -> int:
-    """Computes ``native/cuda/Reduce.cuh: ReduceConfig::global_memory_size``, by ``setReduceConfig``, without
-    semaphores.
+    """Follows ``native/cuda/Reduce.cuh: setReduceConfig, ReduceConfig::global_memory_size``.
 
-    If blocks share a sum over rows, each keeps a float32 part for every output and thread of its width: for 4096 rows
-    of 896, 64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. A sum along the fastest dimension keeps
-    one per block. ``threads`` is the number that the card runs at once.
+    Blocks that share a sum over rows keep a float32 part for every output and thread of their width. 4096 rows of 896:
+    64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. The card runs ``threads`` threads at once.
     """
     if tensor.numel() < _MOST_VALUES:
         return 0
@@ -171,8 +163,8 @@ def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int)
 
 
 def _rows_and_columns(tensor: torch.Tensor, dims: Any) -> tuple[int, int, int]:
-    """Returns the number of values per sum, of sums, and of sums that a thread loads at once (``Reduce.cuh:
-    get_output_vec_size``); no sums if the fastest dimension is summed."""
+    """Returns the values per sum, the number of sums (0 if the fastest dimension is summed), and the sums that a thread
+    loads at once (``Reduce.cuh: get_output_vec_size``)."""
     summed = {dim % tensor.dim() for dim in dims or range(tensor.dim())}
     shape = zip(tensor.stride(), tensor.shape, (dim in summed for dim in range(tensor.dim())), strict=True)
     fastest_first = sorted((stride, size, is_summed) for stride, size, is_summed in shape if size != 1)
@@ -195,11 +187,10 @@ _ROWS_PER_PARTIAL = 10
 
 
 def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts ``native/cuda/Embedding.cu: embedding_dense_backward_cuda``: a sort of the tokens, and float32 partials.
+    """Follows ``native/cuda/Embedding.cu: embedding_dense_backward_cuda``, which sorts the tokens and keeps partial
+    sums (``EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel``, NROWS_PER_THREAD = 10).
 
-    There are tokens / 10 + min(tokens, vocabulary) partials of the hidden size
-    (``native/cuda/EmbeddingBackwardKernel.cu: embedding_backward_cuda_kernel``, NROWS_PER_THREAD = 10). 4 x 4096 tokens
-    of 4096 floats: (1638 + 16384) x 4096 x 4 bytes = 282 MiB.
+    4 x 4096 tokens of 4096 floats: (1638 + 16384) partial sums x 4096 x 4 bytes = 282 MiB.
     """
     grad, indices, vocabulary, _, by_frequency = args
     tokens, size = indices.numel(), indices.element_size()
@@ -217,10 +208,8 @@ _FOREACH_CHUNK = 65536
 
 
 def _foreach_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts ``output_per_tensor`` of ``native/cuda/ForeachReduceOp.cu: _foreach_tensor_norm_cuda_impl``.
-
-    It has one partial norm per chunk (``MultiTensorApply.cuh: kChunkSize``) of the largest tensor, for every tensor.
-    """
+    """Follows ``native/cuda/ForeachReduceOp.cu: _foreach_tensor_norm_cuda_impl``: ``output_per_tensor`` has a partial
+    norm per chunk (``MultiTensorApply.cuh: kChunkSize``) of the largest tensor, for every tensor."""
     tensors = args[0]
     chunks = max((-(-tensor.numel() // _FOREACH_CHUNK) for tensor in tensors), default=0)
     return int(len(tensors) * chunks * max(FLOAT, max((tensor.element_size() for tensor in tensors), default=0)))
@@ -232,10 +221,10 @@ _FEW_SEGMENTS = 128
 
 
 def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts ``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``, above ``Sort.h: should_use_small_sort``.
+    """Follows ``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``, above ``Sort.h: should_use_small_sort``.
 
-    One row, or rows of a million: a row's indices and cub's copy. Fewer than 128 rows: two arrays of (row, index)
-    pairs, the sorted keys and cub's copy (``segmented_sort_pairs_by_full_sort``). More: indices and cub's copy.
+    Few rows: two arrays of (row, index) pairs, the sorted keys and cub's copy (``segmented_sort_pairs_by_full_sort``).
+    Otherwise: indices and cub's copy, for one row at a time if it has a million elements.
     """
     tensor, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", -1)
     length = tensor.shape[dim] if tensor.dim() else 1
@@ -253,7 +242,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts the positions that a mask selects (``native/IndexingUtils.h: expandTensors``)."""
+    """Follows ``native/IndexingUtils.h: expandTensors``: the positions that a mask selects."""
     tensor, indices = args
     masks = [index for index in indices if index is not None and index.dtype in _MASKS]
     if not masks:
@@ -265,10 +254,10 @@ def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
 
 
 def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts ``native/cuda/Indexing.cu: index_put_with_sort_kernel``, used by the backward pass of indexing.
+    """Follows ``native/cuda/Indexing.cu: index_put_with_sort_kernel``, which the backward pass of indexing uses.
 
-    It holds linearIndex, sorted_indices, orig_indices, range, and cub's copy of keys and values: six numbers per index.
-    A mask is turned into its positions first.
+    linearIndex, sorted_indices, orig_indices, range, and cub's copy of keys and values are six numbers per index; a
+    mask adds its positions.
     """
     _, indices, values, *accumulate = args
     if not accumulate or not accumulate[0]:
@@ -282,10 +271,8 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
 
 
 def _masked_scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts ``maskPrefixSum`` of ``native/cuda/IndexKernel.cpp: masked_scatter__cuda``, int64 per element of self.
-
-    ``IndexKernel.cu: launch_masked_scatter_kernel`` copies a mask that was expanded.
-    """
+    """Follows ``native/cuda/IndexKernel.cpp: masked_scatter__cuda``: ``maskPrefixSum`` is int64; a mask that must be
+    expanded is copied."""
     mask = args[1]
-    copied = 0 if mask.is_contiguous() and mask.shape == out.shape else 1
-    return int(out.numel() * (INT64 + copied))
+    is_whole = mask.is_contiguous() and mask.shape == out.shape
+    return int(out.numel() * (INT64 + (not is_whole)))

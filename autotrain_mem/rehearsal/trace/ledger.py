@@ -1,8 +1,4 @@
-"""Records blocks, their births and deaths, and what the trainer did meanwhile, for a recorder.
-
-It holds no tensors. It keeps entries until :meth:`Ledger.trace` makes a trace of them, since the owner of most blocks
-shows only when they die.
-"""
+"""Records the blocks of a run, their births and deaths, and its phases; holds no tensors."""
 
 from __future__ import annotations
 
@@ -22,8 +18,8 @@ _NO_WORK = Workload()
 
 @dataclass(slots=True)
 class _Entry:
-    """One block, without its size. A stretch of a run is a phase, or a part of a backward pass with grad mode on or
-    off."""
+    """One block, without its size. It is born and dies in stretches of the run: phases, or the parts of a backward pass
+    with grad mode on or off."""
 
     name: str
     phase: Phase
@@ -35,27 +31,23 @@ class _Entry:
 
 
 class SeenDevice(Protocol):
-    """A device of limited size, such as a simulated GPU, that is told of every allocation and free as it happens."""
+    """A device of limited size, such as a simulated GPU. It gets every allocation and free as it happens."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
-        """Allocates ``size_bytes`` for block number ``block``; raises torch.OutOfMemoryError when the device is out of
-        memory."""
+        """Allocates block number ``block``; raises torch.OutOfMemoryError."""
 
     def free(self, block: int) -> None:
         """Frees block number ``block``."""
 
     def empty_cache(self) -> None:
-        """Releases what is reserved and not allocated (``torch.cuda.empty_cache``)."""
+        """Releases the cache (``torch.cuda.empty_cache``)."""
 
     def record_stream(self, block: int, stream: int) -> None:
-        """Notes that ``block`` is in use on another stream than its own (``torch.Tensor.record_stream``)."""
+        """Records another stream that uses ``block`` (``torch.Tensor.record_stream``)."""
 
 
 class Ledger:
-    """The record of one run, written as it goes. Blocks are numbered from 0.
-
-    A device is told of every birth and death; its out-of-memory error reaches the caller.
-    """
+    """The record of one run. Blocks are numbered from 0. The device's out-of-memory errors reach the caller."""
 
     def __init__(self, device: SeenDevice | None = None) -> None:
         self.phase = Phase.LOAD
@@ -82,15 +74,15 @@ class Ledger:
         self._phase_starts.append((len(self.events), phase))
 
     def mark_engine(self, mark: EngineMark) -> None:
-        """Notes that a colocated vLLM engine takes or releases its share of the device."""
+        """Records that a colocated vLLM engine takes or releases its share of the device."""
         self._engine_marks.append((len(self.events), mark))
 
     def write_birth(self, size_bytes: int, name: str, *, grad_enabled: bool = True) -> int:
-        """Adds a block and returns its number; the device is not told yet (see :meth:`allocate`)."""
+        """Adds a block and returns its number; :meth:`allocate` then allocates it on the device."""
         block = len(self.sizes)
         if grad_enabled is not self._grad_enabled:
             self._grad_enabled = grad_enabled
-            # Within a backward pass grad mode is on only while a checkpoint recomputes its forward.
+            # In a backward pass grad mode is on only while a checkpoint recomputes its forward.
             self._stretch += self.phase is Phase.BACKWARD
         self.sizes.append(size_bytes)
         self._entries.append(_Entry(name, self.phase, self._stretch, grad_enabled, self.stream))
@@ -98,11 +90,12 @@ class Ledger:
         return block
 
     def write_unseen(self, size_bytes: int) -> int:
-        """Returns a number for memory that is not on the device; it gets no birth and no death."""
+        """Returns a block number for memory that is not on the device; it gets no events."""
+        block = len(self.sizes)
         self.sizes.append(size_bytes)
         self._entries.append(_Entry("", self.phase, self._stretch, self._grad_enabled, self.stream))
-        self._disowned.add(len(self.sizes) - 1)
-        return len(self.sizes) - 1
+        self._disowned.add(block)
+        return block
 
     def allocate(self, block: int) -> None:
         if self._device is not None:
@@ -124,7 +117,7 @@ class Ledger:
         self._entries[block].owner, self._entries[block].name = self._entries[other].owner, self._entries[other].name
 
     def describe_unowned(self, first: int, owner: Owner, name: str) -> None:
-        """Sets the owner and name of all blocks from ``first`` on that have no owner."""
+        """Sets the owner and name of the blocks from ``first`` on that have no owner."""
         for entry in self._entries[first:]:
             if entry.owner is None:
                 entry.owner, entry.name = owner, name
@@ -146,23 +139,22 @@ class Ledger:
             self._device.empty_cache()
 
     def use_on_stream(self, block: int, stream: int) -> None:
-        """Notes that a stream other than the block's own uses it; the block is not reused until that use is done."""
+        """Records a use on another stream than the block's own (``CUDACachingAllocator.cpp: recordStream``)."""
         if stream == self._entries[block].stream:
-            return  # as c10/cuda/CUDACachingAllocator.cpp: recordStream
+            return
         self._stream_uses.append((len(self.events), block, stream))
         if self._device is not None:
             self._device.record_stream(block, stream)
 
     def loss_pass_begins(self) -> LossPass:
-        """Returns a pass over a loss's chunks that starts here and is empty; :meth:`loss_pass_ended` completes it."""
+        """Returns an empty pass over a loss's chunks that starts here; :meth:`loss_pass_ended` completes it."""
         return LossPass(start=len(self.events), stop=len(self.events), chunks=0, operators=self.operators)
 
     def loss_pass_ended(self, begun: LossPass, chunks: int) -> None:
-        """Records a finished pass and its number of chunks."""
         operators = self.operators - begun.operators
         self._loss_passes.append(LossPass(begun.start, len(self.events), chunks, operators))
 
-    # -- what is written afterwards --------------------------------------------------------------------------------
+    # -- changes to the record -------------------------------------------------------------------------------------
 
     def copy(self, block: int, size_bytes: int) -> int:
         """Adds a block like another, of a new size and on the default stream; :meth:`rewrite` writes its events."""
@@ -171,29 +163,29 @@ class Ledger:
         return len(self.sizes) - 1
 
     def rewrite(self, start: int, stop: int, events: array[int]) -> None:
-        """Replaces the events from ``start`` to ``stop``, which lie in one phase; the device is not told."""
+        """Replaces the events from ``start`` to ``stop`` of one phase, but not on the device."""
         longer = len(events) - (stop - start)
         self.events[start:stop] = events
-        self._phase_starts = [(at + longer * (at >= stop), phase) for at, phase in self._phase_starts]
-        self._engine_marks = [(at + longer * (at >= stop), mark) for at, mark in self._engine_marks]
-        self._stream_uses = [(at + longer * (at >= stop), block, stream) for at, block, stream in self._stream_uses]
-        self._loss_passes = [
-            one._replace(start=one.start + longer * (one.start >= stop), stop=one.stop + longer * (one.stop >= stop))
-            for one in self._loss_passes
-        ]
 
-    # -- what came of it -------------------------------------------------------------------------------------------
+        def moved(at: int) -> int:
+            return at + longer if at >= stop else at
+
+        self._phase_starts = [(moved(at), phase) for at, phase in self._phase_starts]
+        self._engine_marks = [(moved(at), mark) for at, mark in self._engine_marks]
+        self._stream_uses = [(moved(at), block, stream) for at, block, stream in self._stream_uses]
+        self._loss_passes = [one._replace(start=moved(one.start), stop=moved(one.stop)) for one in self._loss_passes]
+
+    # -- results ---------------------------------------------------------------------------------------------------
 
     def births(self) -> list[tuple[int, bool, Owner | None]]:
         """Lists each block's bytes, whether grad mode was on when it was allocated, and its owner."""
         return [(size, one.with_grad, one.owner) for size, one in zip(self.sizes, self._entries, strict=True)]
 
     def owned(self, blocks: Iterable[int]) -> dict[Owner, int]:
-        """Returns the bytes of these blocks by owner, as known so far; owners without blocks are left out."""
-        found: dict[Owner, int] = {}
+        """Returns the bytes of these blocks by owner, as known so far."""
+        found: Counter[Owner] = Counter()
         for block in blocks:
-            owner = self._owner(block)
-            found[owner] = found.get(owner, 0) + self.sizes[block]
+            found[self._owner(block)] += self.sizes[block]
         return found
 
     def trace(self, not_counted: tuple[str, ...] = (), work: Workload = _NO_WORK) -> Trace:
@@ -235,11 +227,8 @@ class Ledger:
         )
 
     def _owner(self, block: int) -> Owner:
-        """Returns a marked block's owner; infers any other's from its birth and death.
-
-        A block that outlives the stretch of forward (or of recomputation) that made it is kept for the backward pass:
-        an activation. Any other is a temporary, except that loading makes OTHER.
-        """
+        """Returns a marked block's owner, or infers it: a block that outlives its stretch of forward or recomputation
+        is an activation, any other a temporary, and one of loading is OTHER."""
         entry = self._entries[block]
         if entry.owner is not None:
             return entry.owner
@@ -250,17 +239,14 @@ class Ledger:
         return Owner.ACTIVATIONS if made_by_forward and outlived else Owner.TEMPORARY
 
 
-# -- memory of the host ------------------------------------------------------------------------------------------------
+# -- host memory -------------------------------------------------------------------------------------------------------
 
 
 class PinnedMemory:
-    """Pinned memory of one process on its host, which the device can copy to and from directly.
+    """Counts one process's pinned host memory (``aten/src/ATen/core/CachingHostAllocator.h: get_free_block``).
 
-    Each tensor takes a block, rounded up to a power of two. A freed block serves only requests of its own size, and
-    stays with the process (``aten/src/ATen/core/CachingHostAllocator.h: allocate, get_free_block``). In newer torch
-    ``PYTORCH_ALLOC_CONF`` can forbid the rounding (``pinned_max_round_threshold_mb``); this setting is ignored.
-
-    Example: a tensor of 14.7 MB takes 16.8 MB, one of 17.4 MB takes 33.6 MB.
+    Each tensor takes a block, rounded up to a power of two: 14.7 MB take 16.8 MB. A freed block stays with the process
+    and serves only requests of its own size. The option ``pinned_max_round_threshold_mb`` of newer torch is ignored.
     """
 
     def __init__(self) -> None:
@@ -276,20 +262,16 @@ class PinnedMemory:
         weakref.finalize(holder, self._alive.subtract, [block])
 
     def keep(self, sizes: Iterable[int]) -> None:
-        """Counts tensors of these sizes as kept for good; each call replaces the one before."""
+        """Counts tensors of these sizes as permanent; each call replaces the one before."""
         self._kept_bytes = sum(map(block_bytes, sizes))
 
     @property
     def peak_bytes(self) -> int:
-        """Returns what the process has taken so far, in bytes."""
         return self._kept_bytes + sum(block * count for block, count in self._most.items())
 
 
 class UnpinnedMemory:
-    """Unpinned memory of one process on its host, counted to the byte; freed memory no longer counts.
-
-    Example: a master copy of 4 MB and its two moments are 12 MB at once.
-    """
+    """Counts one process's unpinned host memory."""
 
     def __init__(self) -> None:
         self._alive_bytes = self.peak_bytes = 0

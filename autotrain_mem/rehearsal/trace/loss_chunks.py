@@ -1,9 +1,7 @@
-"""Shortens a chunked loss to few chunks, and marks its passes and the work of its chunks: fewer tokens make fewer
-chunks, not smaller ones.
+"""Shortens TRL's chunked SFT loss to few chunks, and records its passes and the work of its chunks.
 
-Each chunk of TRL's SFT loss reads the whole head and, if the head is trained, writes its whole gradient. Rows shorter
-than the rehearsed ones make fewer chunks, which read the head less often. ``estimator.depth`` repeats what lies within
-the passes for chunks, and what lies between them for layers.
+Fewer tokens make fewer chunks, not smaller ones, and each chunk reads the whole head. ``estimator.depth`` repeats the
+passes by the number of chunks, and the rest by the number of layers.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from autotrain_mem.types.model import FEWEST_LOSS_CHUNKS
 
 
 def are_known() -> bool:
-    """Returns whether the installed TRL computes its chunks in the function that is marked here."""
+    """Returns whether the installed TRL computes each chunk in ``_chunk``."""
     from trl.trainer import sft_trainer
 
     return hasattr(sft_trainer, "_chunk")
@@ -31,12 +29,12 @@ def are_known() -> bool:
 def with_chunks(chunks: int | None) -> Iterator[list[int]]:
     """Within the block, a loss of many chunks runs only this many of them, including the last; None runs all.
 
-    TRL's SFT loss takes the tokens in chunks of 256, forward and backward, each with 70 operators
-    (``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``). 8 rows of 4096 tokens make 128 chunks, which have
-    more operators than 20 layers. All but the last chunk have equally many tokens and do the same.
+    TRL's SFT loss takes 256 tokens per chunk, with 70 operators forward and backward (``trl/trainer/sft_trainer.py:
+    _chunked_cross_entropy_loss``): the 128 chunks of 8 rows of 4096 tokens have more operators than 20 layers. All
+    chunks but the last are equal.
 
     Yields:
-        The number of chunks that each shortened loss would have had, in order; empty if none was shortened.
+        The real number of chunks of each shortened loss.
     """
     cut: list[int] = []
     if chunks is None or not are_known():
@@ -46,7 +44,7 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
 
     def fewer(*bounds: Any) -> Sequence[int]:
         every = builtins.range(*bounds)
-        # Of all loops in that module this one alone ends where a tensor says: the number of tokens with a label.
+        # Only this loop of the module ends at a tensor: the number of tokens with a label.
         if not any(hasattr(bound, "dtype") for bound in bounds) or len(every) < FEWEST_LOSS_CHUNKS:
             return every
         cut.append(len(every))
@@ -58,15 +56,11 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
 
 @contextmanager
 def marked_chunks(has_chunks: bool) -> Iterator[None]:
-    """Within the block, the recorder is told when TRL's loss iterates over its chunks, and what it does for each.
+    """Within the block, the recorder gets the passes of TRL's loss over its chunks, and the work of each chunk.
 
-    ``trl/trainer/sft_trainer.py: _chunked_cross_entropy_loss``, which calls ``_chunk`` once for each, and once more as
-    the checkpoint around it recomputes it; a TRL without them is left alone. The backward pass of the chunks lies
-    between that of the loss and that of what made the hidden states: autograd runs nodes in the reverse of the order
-    in which they were made (``torch/csrc/autograd/engine.cpp: CompareNodeTaskTime``).
-
-    Args:
-        has_chunks: Whether the method's loss has any.
+    The loss calls ``_chunk`` once for each chunk, and again when its checkpoint recomputes it. The backward pass over
+    the chunks runs between the backward of the loss and that of the hidden states, since autograd runs nodes in reverse
+    order of their creation (``torch/csrc/autograd/engine.cpp: CompareNodeTaskTime``).
     """
     if not has_chunks or not are_known():
         yield
@@ -89,7 +83,7 @@ def marked_chunks(has_chunks: bool) -> Iterator[None]:
         results = whole_loss(hidden_states, *args, **kwargs)
         running.pop().end()
         first, after = results[0].grad_fn, hidden_states.grad_fn
-        if first is not None and after is not None:  # in an evaluation there is no backward pass
+        if first is not None and after is not None:  # None in an evaluation
             first.register_prehook(partial(begin_backward, recorder))
             after.register_prehook(end_backward)
         return results

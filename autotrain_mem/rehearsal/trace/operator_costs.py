@@ -1,7 +1,12 @@
-"""Computes what one operator costs: FLOPs, bytes and kernels, from its arguments and its result."""
+"""Computes the FLOPs, bytes and kernels of one operator from its arguments and its result.
+
+FLOPs follow torch's formulas (``torch/utils/flop_counter.py: flop_registry``) and those of :data:`_FORMULAS`. Bytes are
+those read and written; views and allocations cost nothing.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
@@ -29,14 +34,14 @@ class Cost:
     launches: int = 1
     of_step: bool = False
     shape: tuple[int, ...] = ()
-    """The lengths with which the cost grows, if it is not an operator's."""
+    """The lengths with which the cost of something other than an operator grows."""
 
     def scaled(self, share: float) -> Cost:
-        """Returns this cost for a share of its tokens; fixed bytes stay."""
+        """Returns the cost for a share of the tokens; fixed bytes stay."""
         return replace(self, flops=round(self.flops * share), bytes=round(self.bytes * share))
 
     def fixed(self) -> Cost:
-        """Returns this cost with no bytes that grow with the tokens."""
+        """Returns the cost without bytes that grow with the tokens."""
         return replace(self, bytes=0, fixed_bytes=self.bytes + self.fixed_bytes)
 
     def work(self, phase: Phase) -> Work:
@@ -54,17 +59,17 @@ _NO_KERNEL = frozenset(
         *("aten::is_same_size", "prim::device"),
     }
 )
-"""Operators that allocate memory, view it differently or wait, and run nothing on the device."""
+"""Operators that allocate, view or wait, and run nothing on the device."""
 
 
+@functools.cache
 def is_free(operator: Any) -> bool:
-    """Returns whether an operator runs no kernel: it is a view, or only allocates."""
+    """Returns whether an operator runs no kernel."""
     return bool(operator.is_view) or operator._schema.name in _NO_KERNEL
 
 
 def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, weights: Shapes) -> Cost:
-    """Returns an operator's cost; called once for each combination of shapes and dtypes. The bytes of tensors with a
-    weight's shape do not grow with the tokens."""
+    """Returns an operator's cost. The bytes of tensors with a weight's shape do not grow with the tokens."""
     if (ours := _FORMULAS.get(operator._schema.name)) is not None:
         flops = ours(args, out)
     else:
@@ -72,7 +77,7 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
     read = [*tensors_in((*args, *kwargs.values()))]
     written = [*tensors_in((out,))]
-    if not written and operator._schema.is_mutable:  # arguments that are no result
+    if not written and operator._schema.is_mutable:  # it returns none of the arguments that it writes
         written = [*tensors_in((*written_arguments(operator, args), kwargs.get("out")))]
     if operator in _OVERWRITING:
         read = read[1:]
@@ -82,7 +87,7 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     fixed = sum(_size_bytes(tensor) for tensor in moved if tuple(tensor.shape) in weights)
     launches = 1
     if args and operator._schema.name.startswith(("aten::_foreach", "aten::_fused")):
-        # Lists of tensors: 7e9 elements go in 7e9 / 65536 / 320 = 334 launches.
+        # lists of tensors: 7e9 elements take 7e9 / 65536 / 320 = 334 launches
         chunks = sum(-(-int(tensor.numel()) // _CHUNK_ELEMENTS) for tensor in tensors_in(args[:1]))
         launches = max(1, -(-chunks // _BLOCKS_PER_LAUNCH))
     return Cost(
@@ -96,7 +101,7 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
 
 
 def _dtype(tensors: Iterable[torch.Tensor]) -> str:
-    """Returns the dtype of the last tensor: of a product the second factor's, after any bias."""
+    """Returns the dtype of the last tensor, which in a product is the second factor."""
     found = [tensor.dtype for tensor in tensors]
     return str(found[-1]).removeprefix("torch.") if found else "float32"
 
@@ -114,7 +119,7 @@ _PICKING = frozenset(
         *(_aten.gather.default, _aten.masked_select.default),
     }
 )
-"""Operators that read as much of their first argument as they write."""
+"""Operators that read as many bytes of their first argument as they write."""
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:
@@ -131,7 +136,7 @@ _CHUNK_ELEMENTS, _BLOCKS_PER_LAUNCH = 65536, 320
 
 
 def _grouped_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """``torch._grouped_mm``: tokens T x K times experts E x K x N, or, for weights' gradients, K x T times T x N."""
+    """Tokens T x K times experts E x K x N; for the gradients of weights, K x T times T x N."""
     first, second = args[0], args[1]
     if out.dim() == 3 and first.dim() == second.dim() == 2:
         return 2 * int(first.numel()) * int(second.shape[-1])
@@ -146,17 +151,17 @@ def _plain_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
 _FORMULAS: dict[str, Callable[[tuple[Any, ...], Any], int]] = {
     "aten::_grouped_mm": _grouped_product,
     "transformers::grouped_mm_fallback": _plain_product,
-    # of T x K, E x K x N and T x N: gradients of tokens and weights
+    # gradients of tokens T x K and weights E x K x N
     "transformers::grouped_mm_fallback_backward": lambda args, out: 4 * int(args[0].numel()) * int(args[3].shape[-1]),
     "bitsandbytes::int8_linear_matmul": _plain_product,
     "bitsandbytes::gemm_4bit": _plain_product,
     "bitsandbytes::gemv_4bit": _plain_product,
 }
-"""FLOP formulas of operators that torch's registry lacks. A mixture's count only the experts that a token chose."""
+"""FLOP formulas that torch's registry lacks; each token of a mixture counts only the experts that it chose."""
 
 
 def product(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Cost:
-    """Returns the cost of activations times a weight of ``columns`` x ``inner``, by a kernel that only a GPU has."""
+    """Returns the cost of activations ``rows`` x ``inner`` times a weight ``columns`` x ``inner``."""
     item = dtype.itemsize
     return Cost(
         kind=Kind.MATMUL,
@@ -180,7 +185,7 @@ def attention(
     Args:
         query: B x H x S x D.
         key: B x G x T x D.
-        visible: Share of the scores that a kernel computes: about half of them where it skips what a causal mask hides.
+        visible: Share of the scores that the kernel computes, about half with a causal mask.
     """
     shapes = (query.shape, key.shape, value.shape)
     result = (*query.shape[:3], value.shape[3])
@@ -191,7 +196,7 @@ def attention(
         dtype=str(query.dtype).removeprefix("torch."),
         flops=math.ceil(flops * visible),
         bytes=2 * moved if backward else moved,
-        launches=3 if backward else 1,  # before and after it: row sums, and the query's gradient to its own dtype
+        launches=3 if backward else 1,  # row sums before it, and a cast of the query's gradient after it
         shape=tuple(key.shape[2:3]),
     )
 
@@ -207,12 +212,11 @@ def waited_copy(tensor: torch.Tensor) -> Cost:
 
 
 def host_step(parameters: Iterable[torch.Tensor], *, fused: bool) -> tuple[Cost, Cost]:
-    """Returns the costs of an optimizer step on the host: the copies of gradients and weights, and the host's memory
-    traffic.
+    """Returns the costs of an optimizer step on the host: copies of gradients and weights, and host memory traffic.
 
-    AdamW in one kernel (``aten/src/ATen/native/cpu/FusedAdamKernel.cpp``) reads weight, gradient and two moments and
-    writes all but the gradient. Operator by operator (``torch/optim/adamw.py: _single_tensor_adamw``, which CPU tensors
-    take) it passes over the weights 18 times: decay 2, lerp 3, squares 4, root 2, division 2, epsilon 2, update 3.
+    Fused AdamW (``aten/src/ATen/native/cpu/FusedAdamKernel.cpp``) reads weight, gradient and two moments and writes all
+    but the gradient. ``torch/optim/adamw.py: _single_tensor_adamw`` passes over the weights 18 times: decay 2, lerp 3,
+    squares 4, root 2, division 2, epsilon 2, update 3.
     """
     sizes = [int(tensor.numel() * tensor.element_size()) for tensor in parameters]
     copied = Cost(kind=Kind.COPY, fixed_bytes=2 * sum(sizes), launches=2 * len(sizes))

@@ -1,9 +1,7 @@
-"""Records every allocation and free of a run, with phase, owner and module, for fake and real tensors alike.
+"""Records every allocation and free of a run on fake or real tensors, with phase, owner and module.
 
-A :class:`Recorder` sits above whatever executes the operators and looks at each result: a storage never seen before is
-a birth, and a weak reference reports its death. Storages are counted, not tensors, so views and in-place operators cost
-nothing. Memory that a kernel takes and returns within one operator is not visible here: a ``workspace`` tells it for
-the kernels of the device that the run stands for.
+A :class:`Recorder` looks at the result of each operator: a new storage is a birth, and a weak reference reports its
+death. The memory that a kernel takes and returns within one operator comes from a ``workspace`` function.
 """
 
 from __future__ import annotations
@@ -36,21 +34,19 @@ Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory that a kernel takes beside its results, as requested of the allocator."""
+    """Memory that a kernel takes beside its results."""
 
     size_bytes: int
     kept_as: str = ""
-    """Name of memory that is kept for good; empty if it is freed when the operator ends. Kept memory is allocated once,
-    however often the same object is recorded."""
+    """The name of permanent memory, which is allocated once for each object; empty for memory of one operator."""
 
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
-"""Returns what one operator's kernel takes: ``workspace(operator, args, kwargs, out)``; nothing for most operators."""
+"""Returns the scratch memory of one operator's kernel: ``workspace(operator, args, kwargs, out)``."""
 
 
 Played = tuple[int, int, bool, Owner | None]
-"""An allocation: its block's number, its bytes, whether gradients were on, and its owner. Without bytes it is the
-block's free."""
+"""An allocation: block number, bytes, grad mode and owner. 0 bytes mean that the block is freed."""
 
 
 class _Watched(weakref.ref[Any]):
@@ -66,8 +62,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     Args:
         execute: Runs an operator; None calls it.
-        device: Is told of every birth and death. Its out-of-memory error is raised from the operator that allocates.
-        workspace: Returns what a kernel takes beside its results; called for every operator.
+        device: Gets every birth and death. Its out-of-memory error is raised from the operator that allocates.
     """
 
     def __init__(
@@ -75,16 +70,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     ) -> None:
         super().__init__()
         sole_holders()
-        self.ledger = Ledger(device)
-        """The blocks and events."""
-        self.work = WorkCounter()
-        """The FLOPs and bytes."""
+        self.ledger, self.work = Ledger(device), WorkCounter()
         self.pinned, self.unpinned = PinnedMemory(), UnpinnedMemory()
-        """Host memory, pinned and not, that offloading takes."""
+        """Host memory that offloading takes."""
         self.files: dict[str, int] = {}
         """Bytes of files on a disk during training, by path."""
         self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
-        """As in a trace."""
         self._execute = execute or (lambda operator, args, kwargs: operator(*args, **kwargs))
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
@@ -94,7 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._module_names: dict[int, str] = {}
         self._module_stack: list[int] = []
 
-    # -- what the rehearsal and the trainer tell ------------------------------------------------------------------
+    # -- calls of the rehearsal and the trainer -------------------------------------------------------------------
 
     def enter_phase(self, phase: Phase) -> None:
         if phase is not self.ledger.phase:
@@ -107,29 +98,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self.ledger.phase
 
     def adopt_model(self, model: torch.nn.Module) -> None:
-        """Counts the model's parameters and buffers as weights, in order, and learns its modules' names."""
+        """Counts the model's parameters and buffers as weights, in order, and stores its modules' names."""
         self.name_modules(model)
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self.mark(tensor, Owner.WEIGHTS, name)
             self.work.know_weight(tensor)
 
     def name_modules(self, model: torch.nn.Module) -> None:
-        """Stores the names of a model's modules; a block allocated in a module's forward gets its name."""
-        for name, module in model.named_modules():
-            self._module_names[id(module)] = name
+        """Stores the modules' names, for the blocks that their forward allocates."""
+        self._module_names |= {id(module): name for name, module in model.named_modules()}
 
     def adopt_batch(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             self.mark(tensor, Owner.OTHER, "batch")
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
-        """Sets the owner and name of a tensor's storage; records a storage that was never seen."""
+        """Sets the owner and name of a tensor's storage, which is recorded if new."""
         block = self._see(tensor)
         if block is not None:
             self.ledger.describe(block, owner, name)
 
     def disown(self, tensor: torch.Tensor) -> None:
-        """Removes a tensor's storage from the record: on a GPU it would not be in torch's allocator."""
+        """Removes a tensor's storage from the record, since on a GPU it is not in torch's allocator."""
         block = self._see(tensor)
         if block is not None:
             self.ledger.disown(block)
@@ -144,21 +134,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self.count_step(host_step(stepped, fused=bool(optimizer.param_groups[0].get("fused"))), pinned)
 
     def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
-        """Counts an optimizer step, with the costs of its part on the host, which no operator of the device shows, and
-        the bytes of each tensor that it keeps in pinned host memory."""
+        """Counts an optimizer step, with the costs of its part on the host, and the bytes of each tensor that it keeps
+        in pinned host memory."""
         self.pinned.keep(pinned)
         for cost in costs:
             self.work.note(cost)
         self.work.optimizer_stepped()
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """Returns the block of a tensor's storage; None if it was never seen, and so is not on the device."""
+        """Returns the block of a tensor's storage; None if it is not on the device."""
         watched = self._live.get(tensor.untyped_storage()._cdata)
         return None if watched is None else watched.block
 
     @contextmanager
     def taken(self, size_bytes: int, owner: Owner, name: str) -> Iterator[None]:
-        """Within the ``with`` block, holds memory that has no tensor here, since only the device would allocate it."""
+        """Within the ``with`` block, holds device memory that has no tensor here."""
         block = self.ledger.write_birth(size_bytes, name, grad_enabled=torch.is_grad_enabled())
         self.ledger.describe(block, owner, name)
         try:
@@ -167,7 +157,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         finally:
             self.ledger.end(block)
 
-    # -- what is told from memory, without tensors -----------------------------------------------------------------
+    # -- trials outside the run, and their replay ------------------------------------------------------------------
 
     def apart(self) -> Recorder:
         """Returns a recorder for a trial outside the run, with this one's weight shapes and kept scratch."""
@@ -181,8 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self._kept.keys() == other._kept.keys()
 
     def play(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:
-        """Writes recorded births and deaths again. ``blocks`` maps each recorded number to its block in this run;
-        births are added to it, deaths removed."""
+        """Repeats recorded births and deaths; keeps ``blocks``, recorded number -> block of this run, up to date."""
         ledger, module = self.ledger, self._module()
         for number, size_bytes, with_grad, owner in steps:
             if not size_bytes:
@@ -194,18 +183,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             ledger.allocate(block)
 
     def carry(self, tensor: torch.Tensor, blocks: Iterable[int]) -> None:
-        """Makes an unrecorded tensor stand for some blocks: they are freed with it, and its own bytes do not count."""
+        """Frees some blocks when an unrecorded tensor is freed, whose own bytes do not count."""
         storage = tensor.untyped_storage()
         carrier = self.ledger.write_unseen(storage.nbytes())
         self._watch(storage, storage._cdata, carrier)
         self._carried[carrier] = [*blocks]
 
     def let_go(self, tensor: torch.Tensor) -> None:
-        """Detaches the blocks that a tensor carries: they are freed separately."""
+        """Undoes :meth:`carry`, so that the blocks are freed separately."""
         self._carried[self._live[tensor.untyped_storage()._cdata].block].clear()
 
     def empty_cache(self) -> None:
-        """Releases the caching allocator's cache (``torch.cuda.empty_cache``)."""
+        """Releases the cache (``torch.cuda.empty_cache``)."""
         self.ledger.empty_cache()
 
     def on_stream(self, stream: int) -> AbstractContextManager[Any]:
@@ -213,23 +202,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return patch.object(self.ledger, "stream", stream)
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
-        """Notes that a stream other than a tensor's own uses it (``torch.Tensor.record_stream``)."""
+        """Records another stream that uses a tensor (``torch.Tensor.record_stream``)."""
         block = self.block_of(tensor)
         if block is not None:
             self.ledger.use_on_stream(block, stream)
 
-    # -- what happens --------------------------------------------------------------------------------------------
+    # -- operators, storages and modules -------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns False: else torch wraps each operator against torch.compile, which costs as much as the recording."""
+        """Keeps torch from wrapping each operator against torch.compile, which would take as long as recording it."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE_OF:
-            return args[0].fake_device  # asked only of fake tensors, twice as often as anything is computed
+            return args[0].fake_device  # a shortcut for fake tensors, which ask often
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled():  # it hands over wholes, such as linear, whose parts would go unseen
+        if torch.is_inference_mode_enabled():  # it dispatches composite operators, such as linear
             with self:
                 parts: Any = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -242,7 +231,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if isinstance(out, torch.Tensor):
             self._see(out)
         elif isinstance(out, (list, tuple)):
-            for item in reversed(out) if func is _DROPOUT else out:  # native/cuda/Dropout.cu: its mask is made first
+            for item in reversed(out) if func is _DROPOUT else out:  # native/cuda/Dropout.cu: the mask comes first
                 if isinstance(item, torch.Tensor):
                     self._see(item)
         if self._workspace is not None:
@@ -251,7 +240,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return out
 
     def _see(self, tensor: torch.Tensor) -> int | None:
-        """Returns the block of a tensor's storage, which is recorded if new; None for one without bytes on a device."""
+        """Returns the block of a tensor's storage, which is recorded if new; None without bytes on a device."""
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -281,7 +270,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self._module_names.get(self._module_stack[-1], "") if self._module_stack else ""
 
     def _take(self, scratch: Scratch) -> None:
-        """Allocates scratch memory after the operator's results, and frees it before the next operator."""
+        """Allocates scratch memory after an operator's results; frees it again unless it is permanent."""
         if not scratch.kept_as:
             with self.taken(scratch.size_bytes, Owner.TEMPORARY, self._module()):
                 return
@@ -292,20 +281,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         try:
             self.ledger.allocate(block)
         except Exception:
-            self.ledger.end(block)  # whoever asks again asks for it again
+            self.ledger.end(block)
             raise
         self._kept[id(scratch)] = scratch
 
     def _die(self, watched: weakref.ref[Any]) -> None:
         assert isinstance(watched, _Watched)
         if self._live.get(watched.key) is not watched:
-            return  # died by a resize, and was born again under the same key
+            return  # a resize replaced it by another block with the same key
         del self._live[watched.key]
-        carried = self._carried.pop(watched.block, None)
-        if carried is None:
-            self.ledger.end(watched.block)
-            return
-        for block in carried:
+        for block in self._carried.pop(watched.block, [watched.block]):
             self.ledger.end(block)
 
     def _resized(self, storage: Any) -> None:
@@ -324,7 +309,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """Records everything inside: operators, storage resizes (which FSDP2 frees by), and module names."""
+        """Records operators, storage resizes (with which FSDP2 frees memory), and module names within the block."""
         resize = torch.UntypedStorage.resize_
 
         def watched_resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -340,11 +325,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             yield self
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        # A checkpoint that stops its recomputation early leaves by an exception, past modules further in.
+        # A checkpoint stops its recomputation early by an exception, which leaves inner modules without this hook.
         while self._module_stack and self._module_stack.pop() != id(module):
             pass
 
-    # -- what came of it -----------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------
 
     def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
         """Returns the trace of the run so far, without disowned blocks."""
@@ -359,14 +344,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         )
 
 
-# -- told from within stand-ins ------------------------------------------------------------------------------------
+# -- the active recorder -------------------------------------------------------------------------------------------
 
 _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 
 
 @contextmanager
 def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """Within the block, what stand-ins note reaches this recorder."""
+    """Makes this the active recorder within the block."""
     token = _recording.set(recorder)
     try:
         yield
@@ -375,11 +360,11 @@ def recorded_by(recorder: Recorder) -> Iterator[None]:
 
 
 def current_recorder() -> Recorder | None:
-    """Returns the active recorder; None if there is none."""
+    """Returns the active recorder, if any."""
     return _recording.get()
 
 
 def note(cost: Cost) -> None:
-    """Adds work on the device, or a wait for the host, that is not an operator here to the active recorder, if any."""
+    """Adds work that no operator shows to the active recorder, if any."""
     if recorder := _recording.get():
         recorder.work.note(cost)
