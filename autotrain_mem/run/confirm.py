@@ -178,30 +178,26 @@ class _Confirmation:
     """The plan that fitted, while a faster one is probed."""
     non_torch_bytes: int | None = None
 
-    @property
-    def budget_bytes(self) -> int:
-        return self.predicted.budget_bytes
-
     def confirmed(self) -> Plan:
         chosen = self.plan
         self._look()
         known = [probe for probe in chosen.experience.probes if probe.fits and probe.knobs == self.plan.knobs]
-        if known and (known[-1].required_bytes or 0) <= self.budget_bytes:
+        if known and (known[-1].required_bytes or 0) <= self.predicted.budget_bytes:
             return chosen
         while True:
-            fits = self._probe().fits
-            if fits and not (self.may_move and self._has_room() and self._moves_up()):
-                return replace(self._as_measured(), experience=self.experience)
-            if not fits and self.fitting is not None:
+            if self._probe().fits:
+                if not (self.may_move and self._has_room() and self._moves_up()):
+                    return replace(self._as_measured(), experience=self.experience)
+            elif self.fitting is not None:
                 return replace(self.fitting, experience=self.experience)
-            if not fits:
-                if len(self.points) == MOST_PROBES or not self.may_move:
-                    raise DoesNotFitError(
-                        f"{self.plan.model} does not fit {self.predicted.hardware.name}: each probe needed more than "
-                        f"the budget.\n{self._measured()}",
-                        hint="--headroom SIZE  leaves more of the GPU's memory free\n"
-                        "--no_probe       trains without a probe",
-                    )
+            elif len(self.points) == MOST_PROBES or not self.may_move:
+                raise DoesNotFitError(
+                    f"{self.plan.model} does not fit {self.predicted.hardware.name}: each probe needed more than the "
+                    f"budget.\n{self._measured()}",
+                    hint="--headroom SIZE  leaves more of the GPU's memory free\n"
+                    "--no_probe       trains without a probe",
+                )
+            else:
                 self._move()
             self._look()
 
@@ -230,12 +226,12 @@ class _Confirmation:
         probe = self.backend.probe(self.plan)
         outside_bytes = self.predicted.outside_bytes if probe.non_torch_bytes is None else probe.non_torch_bytes
         held_bytes = 0 if probe.measured is None else probe.measured.peak_reserved_bytes + outside_bytes
-        probe = replace(probe, fits=probe.fits and held_bytes <= self.budget_bytes)
+        probe = replace(probe, fits=probe.fits and held_bytes <= self.predicted.budget_bytes)
         self.experience = replace(self.experience, probes=(*self.experience.probes, probe))
         self.points = (*self.points, Point(predicted=self.predicted, probe=probe))
         if probe.non_torch_bytes is not None:
             self.non_torch_bytes = probe.non_torch_bytes
-        sizes = {"predicted_bytes": self.plan.estimate.required_bytes, "budget_bytes": self.budget_bytes}
+        sizes = {"predicted_bytes": self.plan.estimate.required_bytes, "budget_bytes": self.predicted.budget_bytes}
         self.on_event({"event": "probe", "probe": codec.to_json(probe), **sizes})
         return probe
 
@@ -243,7 +239,7 @@ class _Confirmation:
         """Returns the plan; after failed probes, the measurement replaces its raised prediction."""
         if all(point.probe.fits for point in self.points):
             return self.plan
-        correction = corrected(self.points[-1:], self.budget_bytes)
+        correction = corrected(self.points[-1:], self.predicted.budget_bytes)
         memory = correction.of(self.predicted.memory, self.plan.knobs)
         memory = replace(memory, mixed_lengths=self.plan.estimate.memory.mixed_lengths)
         return replace(self.plan, estimate=replace(self.plan.estimate, memory=memory))
@@ -273,7 +269,7 @@ class _Confirmation:
             raise DoesNotFitError(f"{error.message}\n{self._measured()}", hint=error.hint) from error
 
     def _planned(self) -> Replanned:
-        correction = corrected(self.points, self.budget_bytes) if self.points else Correction()
+        correction = corrected(self.points, self.predicted.budget_bytes) if self.points else Correction()
         hardware = self.predicted.hardware
         if self.non_torch_bytes is not None:
             hardware = replace(hardware, non_torch_bytes=self.non_torch_bytes, communicator_bytes=0)

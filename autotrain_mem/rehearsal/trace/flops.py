@@ -84,13 +84,10 @@ class WorkCounter:
             *_shapes((out,)),
             *(_shapes(kwargs.values()) if kwargs else ()),
         )
-        known = counts.get(key)
-        if known is None:
-            known = 0.0
-            if key not in self._costs:
-                cost = cost_of(operator, args, kwargs, out, self._weights)
-                self._costs[key] = cost.fixed() if self._is_of_weights else cost
-        counts[key] = known + 1.0
+        if key not in self._costs:
+            cost = cost_of(operator, args, kwargs, out, self._weights)
+            self._costs[key] = cost.fixed() if self._is_of_weights else cost
+        counts[key] = counts.get(key, 0.0) + 1.0
 
     def note(self, cost: Cost) -> None:
         """Counts work that no operator shows."""
@@ -111,9 +108,9 @@ class WorkCounter:
 
     def add(self, counts: Mark) -> None:
         """Adds the counts of a trial."""
-        for key, count in counts.items() if self._counts is not None else ():
-            assert self._counts is not None
-            self._counts[key] = self._counts.get(key, 0.0) + count
+        if self._counts is not None:
+            for key, count in counts.items():
+                self._counts[key] = self._counts.get(key, 0.0) + count
 
     def mark_chunks(self, marks: Sequence[Mark]) -> None:
         """Assigns the work of the middle chunk, times their number, to the loss's chunks. The last mark is the end.

@@ -146,13 +146,9 @@ class Ledger:
         if self._device is not None:
             self._device.record_stream(block, stream)
 
-    def loss_pass_begins(self) -> LossPass:
-        """Returns an empty pass over a loss's chunks that starts here; :meth:`loss_pass_ended` completes it."""
-        return LossPass(start=len(self.events), stop=len(self.events), chunks=0, operators=self.operators)
-
-    def loss_pass_ended(self, begun: LossPass, chunks: int) -> None:
-        operators = self.operators - begun.operators
-        self._loss_passes.append(LossPass(begun.start, len(self.events), chunks, operators))
+    def add_loss_pass(self, start: int, chunks: int, operators: int) -> None:
+        """Records a pass over the chunks of a loss that goes from event ``start`` to here."""
+        self._loss_passes.append(LossPass(start, len(self.events), chunks, operators))
 
     # -- changes to the record -------------------------------------------------------------------------------------
 
@@ -191,31 +187,26 @@ class Ledger:
     def trace(self, not_counted: tuple[str, ...] = (), work: Workload = _NO_WORK) -> Trace:
         """Returns the trace of the run so far, without disowned blocks."""
         kept = [block for block in range(len(self.sizes)) if block not in self._disowned]
-        number = {block: index + 1 for index, block in enumerate(kept)}
-        events: array[int] = array("q")
-        moved: dict[int, int] = {}
-        awaited = {index for index, *_ in (*self._phase_starts, *self._engine_marks, *self._stream_uses)}
-        awaited |= {index for one in self._loss_passes for index in (one.start, one.stop)}
-        for index, event in enumerate(self.events):
-            if index in awaited:
-                moved[index] = len(events)
+        number = {block: index for index, block in enumerate(kept, start=1)}
+        events, moved = array("q"), array("q", [0])  # moved: the index among all events -> the one among these
+        for event in self.events:
             block = abs(event) - 1
             if event == CACHE_EMPTIED:
                 events.append(CACHE_EMPTIED)
             elif block in number:
                 events.append(number[block] if event > 0 else -number[block])
-        end = moved[len(self.events)] = len(events)
+            moved.append(len(events))
+        entries = ((block, self._entries[block]) for block in kept)
         return Trace(
             blocks=tuple(
                 Block(size_bytes=self.sizes[block], owner=self._owner(block), module=entry.name, stream=entry.stream)
-                for block, entry in enumerate(self._entries)
-                if block not in self._disowned
+                for block, entry in entries
             ),
             events=events,
-            phase_starts=tuple((moved[at], phase) for at, phase in self._phase_starts if at in moved),
-            engine_marks=tuple((moved.get(at, end), mark) for at, mark in self._engine_marks),
+            phase_starts=tuple((moved[at], phase) for at, phase in self._phase_starts),
+            engine_marks=tuple((moved[at], mark) for at, mark in self._engine_marks),
             stream_uses=tuple(
-                StreamUse(moved.get(at, end), number[block], stream)
+                StreamUse(moved[at], number[block], stream)
                 for at, block, stream in self._stream_uses
                 if block in number
             ),

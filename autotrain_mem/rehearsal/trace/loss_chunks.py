@@ -106,14 +106,14 @@ class _Pass:
     """Follows one pass over the chunks of a loss."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._begun = recorder.ledger.loss_pass_begins()
+        self._ledger, self._work = recorder.ledger, recorder.work
+        self._start, self._operators = len(self._ledger.events), self._ledger.operators
         self._marks: list[Mark] = []
 
     def chunk_begins(self) -> None:
-        self._marks.append(self._recorder.work.mark())
+        self._marks.append(self._work.mark())
 
     def end(self) -> None:
-        self._recorder.ledger.loss_pass_ended(self._begun, len(self._marks))
+        self._ledger.add_loss_pass(self._start, len(self._marks), self._ledger.operators - self._operators)
         if self._marks:
-            self._recorder.work.mark_chunks([*self._marks, self._recorder.work.mark()])
+            self._work.mark_chunks([*self._marks, self._work.mark()])
