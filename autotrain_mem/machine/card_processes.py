@@ -1,8 +1,6 @@
-"""Who is on a card, by NVML, and how much each process holds of it.
+"""Lists the processes on a card with the memory of each, as NVML reports them.
 
-NVML lists processes that compute and processes that draw; one that does both is in both lists, with the same bytes
-(``nvml.h: nvmlProcessInfo_t``). In a container it lists other process numbers than ours, or none, and on Windows it
-lists no memory. What is taken and named by no process is reported as one nameless process.
+In a container NVML lists foreign process ids, or none; on Windows it lists no memory.
 """
 
 from __future__ import annotations
@@ -17,19 +15,22 @@ from autotrain_mem.types.experience import OtherProcess
 from autotrain_mem.types.hardware import Hardware
 
 STEADY_BYTES = 16 * MIB
-"""How much free memory may differ while no process comes or goes: no context of another process is that small."""
+"""Free memory may vary by this much while no process starts or exits: every CUDA context is larger."""
 PLAUSIBLE_BYTES = range(16 * MIB, 8 * GIB)
-"""The bytes that a process may hold outside torch's allocator. A MIG instance of 14 SMs holds 61 MiB by the rule, the
-largest figure ever reported with all kernels loaded is 1.5 GiB; outside of this something else was measured."""
+"""The bytes that a process may hold outside torch's allocator. ``overhead`` gives 61 MiB for a MIG instance of 14 SMs;
+the largest figure ever reported with all kernels loaded is 1.5 GiB. Any other figure is a measuring error."""
 NOBODY = 0
-"""The process number for memory that NVML lists for no process: no process has it."""
+"""The process id for memory that NVML lists for no process."""
 UNNAMED_FROM_BYTES = 64 * MIB
-"""Memory that NVML lists for no process is reported from this size on. No process that computes holds less: the
-smallest context, on a MIG instance of 14 SMs, is 61 MiB (:data:`PLAUSIBLE_BYTES`) with nothing loaded into it."""
+"""The least memory without a process that is reported. Every process that computes holds at least a context: 61 MiB on
+the smallest MIG instance."""
 
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:
-    """Returns the processes on a detected card, largest first; call it before a process of ours is there."""
+    """Returns the processes on a detected card, largest first; call it before our own process starts.
+
+    Memory that no listed process holds is reported as one nameless process.
+    """
     if not hardware.uuid:
         return ()
     try:
@@ -59,12 +60,13 @@ def held_by(hardware: Hardware, pid: int) -> int | None:
 
 
 def _listed(nvml: Any, handle: Any) -> dict[int, int]:
-    """Returns bytes by process id; 0 if NVML lists a process without its bytes."""
+    """Returns bytes by process id; 0 if NVML lists a process without its bytes. A process that computes and draws is in
+    both of NVML's lists, with the same bytes (``nvml.h: nvmlProcessInfo_t``)."""
     listed: dict[int, int] = {}
     for question in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
         try:
             processes = getattr(nvml, question)(handle)
-        except nvml.NVMLError:  # a MIG instance draws nothing
+        except nvml.NVMLError:  # a MIG instance has no graphics
             continue
         for process in processes:
             listed[process.pid] = max(listed.get(process.pid, 0), process.usedGpuMemory or 0)

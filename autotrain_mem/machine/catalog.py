@@ -1,34 +1,29 @@
-"""GPUs that a plan can be made for without having them.
+"""The catalog of GPUs, one row each in ``gpus.csv``: plans need no GPU of their own.
 
-**Total memory** is what ``torch.cuda.get_device_properties(i).total_memory`` says on Linux. It is less than the size
-on the box, because driver and firmware keep a part, and newer drivers keep more: public logs show an RTX 3060 with
-12045 MiB under torch 1.13 and with 11910 MiB under torch 2.10. The lowest figure found is used, so that a plan errs
-towards fitting; a real card may have up to 3 % more, and on Windows up to 6 %. A row's last field says where its figure
-is from:
+**Total memory** is ``torch.cuda.get_device_properties(i).total_memory`` on Linux. Driver and firmware reserve the rest,
+newer drivers more: public logs show an RTX 3060 with 12045 MiB under torch 1.13 and with 11910 MiB under torch 2.10.
+The catalog has the lowest figure found, so that plans err towards fitting; a real card has up to 3 % more, on Windows
+up to 6 %. The last field of a row is the source of its figure:
 
-- ``seen: torch 2.10 log``: a public Linux log that names the card and this figure, in the form
+- ``seen: torch 2.10 log``: a public Linux log with the card and the figure, such as
   ``CUDA:0 (NVIDIA GeForce RTX 3060, 11910MiB)`` or ``_CudaDeviceProperties(name='NVIDIA B200', ...,
-  total_memory=182631MB``. Both forms print the property's MiB. Searching for the string finds the log.
-- ``seen: 79.18 GiB, OOM log``: from "GPU 0 has a total capacity of 79.18 GiB", less the half digit lost in rounding.
+  total_memory=182631MB``. Both print the property's MiB. Search for the string to find the log.
+- ``seen: 79.18 GiB, OOM log``: "GPU 0 has a total capacity of 79.18 GiB", less the half digit lost in rounding.
 - ``derived: as KEY``: not measured, or measured higher under an older driver; the lowest figure of a sibling with the
   same memory size and generation.
-- ``derived: N - R, KEY``: not measured; nvidia-smi's total of N MiB less the R MiB that the driver keeps on a sibling.
+- ``derived: N - R, KEY``: not measured; nvidia-smi's total of N MiB less the driver's R MiB on a sibling.
 
-**Speeds** are peaks from data sheets: bytes per second with 1 GB = 10**9, and dense FLOP/s, no sparsity. **bf16** is
-the tensor cores'; empty where there are none (before Ampere). **fp16** runs at bf16's rate on every card that has both,
-and is given for the others alone. **fp32** is what ordinary cores do, without TF32, which torch leaves off
-(``torch.backends.cuda.matmul.allow_tf32``): multiprocessors x 256 FLOP per clock at boost from GA102 on. A GeForce card
-does half as much of it as in bf16 with fp32 accumulation (512 FLOP per clock and SM), a workstation card a quarter
-(1024), a GeForce of Turing a quarter of its fp16. A laptop that gives its card less power is slower, and has the same
-memory. The A10G's are from AWS's page on G5 instances.
+**Speeds** are peaks from data sheets: bytes per second with 1 GB = 10**9, and dense FLOP/s without sparsity. **bf16**
+is for tensor cores; it is empty for cards before Ampere. **fp16** is given only for these: it equals bf16 elsewhere.
+**fp32** is for ordinary cores, since torch leaves TF32 off (``torch.backends.cuda.matmul.allow_tf32``):
+multiprocessors x 256 FLOP per clock at boost from GA102 on. That is half of a GeForce card's bf16 with fp32
+accumulation (512 FLOP per clock and SM), a quarter of a workstation card's (1024), and a quarter of a Turing GeForce's
+fp16. A laptop with a lower power limit is slower and has the same memory. The A10G's speeds are from AWS's page on G5
+instances.
 
-**The link** is what joins several of them (``links.csv``): NVLink where the card is sold on such boards, else PCI
-Express, without peer access for GeForce cards. ``--link`` says otherwise.
-
-**The host link** is PCI Express, of a generation and so many lanes. Cards of generation 5 in an older board get the
-board's.
-
-The rows are in ``gpus.csv``: a new card is a new row.
+**The link** between several cards (``links.csv``) is NVLink if the card is sold on such boards, else PCI Express,
+without peer access for GeForce cards. ``--link`` overrides it. **The host link** is PCI Express; a card of generation 5
+in an older board is slower.
 """
 
 from __future__ import annotations
@@ -72,11 +67,11 @@ class _Card:
     hardware: Hardware
     marketed_gib: int
     link: str
-    """The usual link between several of them (``links.csv``); empty where it is not known."""
+    """The usual link between several of them (``links.csv``); empty if unknown."""
     lanes: int
     """Lanes of PCI Express."""
     other_names: tuple[str, ...]
-    """Other names of the card than its key, with or without the memory size."""
+    """Names besides its key, with or without the memory size."""
 
 
 @functools.cache
@@ -122,12 +117,12 @@ _MEMORY_SUFFIX = re.compile(r"-\d+gb$")
 _SOLDERED = re.compile(r"-laptop|-max-q$")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", re.IGNORECASE)
 _UNIT_SPELLING = {"b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
-_LIST_COMMAND = "autofit gpus lists the cards, all NVIDIA's; --gpu also takes a size such as 12GiB."
+_LIST_COMMAND = "autofit gpus lists the known NVIDIA cards; --gpu also takes a size such as 12GiB."
 
 
 @functools.cache
 def catalog(*, laptops: bool = True) -> tuple[Hardware, ...]:
-    """Returns every card, by name; ``laptops=False`` leaves out those that nobody can rent by themselves."""
+    """Returns all cards, sorted by name; ``laptops=False`` omits laptop cards, which nobody rents."""
     cards = (card.hardware for card in _cards() if laptops or not _SOLDERED.search(card.hardware.name))
     return tuple(sorted(cards, key=lambda card: card.name))
 
@@ -135,12 +130,11 @@ def catalog(*, laptops: bool = True) -> tuple[Hardware, ...]:
 def named(name: str) -> Hardware:
     """Returns the card of that name (``"GeForce RTX 4090"``, ``"a100 80gb"``), or one of that size (``"6GiB"``).
 
-    Capitals, spaces, hyphens, underscores and the maker's names do not matter. A name that stands for several cards is
-    refused, not guessed: A100 is 40 or 80 GB, and a plan for one is wrong for the other. Only a name that is itself a
-    row's key picks that row: ``rtx3080`` is the card of 10 GB.
+    Ignores case, spaces, hyphens, underscores and "NVIDIA", "GeForce", "Tesla", "Quadro". Rejects ambiguous names:
+    A100 has 40 or 80 GB. A row's key is never ambiguous: ``rtx3080`` is the card with 10 GB.
 
     Raises:
-        UnknownGpuError: no card has this name, or several have it.
+        UnknownGpuError: no card or several cards have this name.
     """
     if _SIZE.fullmatch(name):
         return _imagined(name)
@@ -152,21 +146,20 @@ def named(name: str) -> Hardware:
             keys = {_normal(card.hardware.name): card.hardware.name for card in _cards()}
             near = [keys[text] for text in difflib.get_close_matches(_normal(name), keys, n=3, cutoff=0.6)]
         guess = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise UnknownGpuError(f"No GPU called {name!r} is known.", hint=guess + _LIST_COMMAND)
+        raise UnknownGpuError(f"No GPU is called {name!r}.", hint=guess + _LIST_COMMAND)
     if len(cards) > 1:
         choices = " or ".join(f"--gpu {card.hardware.name}" for card in cards)
-        raise UnknownGpuError(f"{name!r} is the name of {len(cards)} different cards.", hint=f"Say which: {choices}.")
+        raise UnknownGpuError(f"{len(cards)} different cards are called {name!r}.", hint=f"Give {choices}.")
     return cards[0].hardware
 
 
 def recognise(name: str, total_bytes: int) -> Hardware | None:
-    """Returns the row of a card that NVML found, or None. Cards that share a name are told apart by their memory.
+    """Returns the row for NVML's name of a card, or None. Memory distinguishes cards with the same name.
 
-    8 % either way spans what driver, ECC (6 % on an RTX A5000) and Windows change, and is less than the step between
-    two sizes of one card (17 % between the two RTX 3080).
+    The tolerance of 8 % covers driver, ECC (6 % on an RTX A5000) and Windows; the two RTX 3080 differ by 17 %.
     """
-    found = _recognised(name, total_bytes)
-    return None if found is None else found.hardware
+    card = _recognised(name, total_bytes)
+    return None if card is None else card.hardware
 
 
 def rates_of(known: Hardware | None) -> dict[str, Any]:
@@ -178,8 +171,8 @@ def rates_of(known: Hardware | None) -> dict[str, Any]:
 
 def link_of(card: Hardware) -> tuple[str, int] | None:
     """Returns the usual link between several of a card (``machine.links``) and its PCIe lanes; None if unknown."""
-    found = _recognised(card.name, card.total_bytes)
-    return None if found is None or not found.link else (found.link, found.lanes)
+    row = _recognised(card.name, card.total_bytes)
+    return None if row is None or not row.link else (row.link, row.lanes)
 
 
 def _recognised(name: str, total_bytes: int) -> _Card | None:
@@ -192,13 +185,13 @@ def _recognised(name: str, total_bytes: int) -> _Card | None:
 
 
 def _imagined(text: str) -> Hardware:
-    """Returns a card of which only the size is known: all of it free, no context, unknown speeds."""
+    """Returns a card with only a size: all of it free, no context, unknown speeds."""
     try:
         size_bytes = parse_bytes(text)
     except ValueError as error:
-        raise UnknownGpuError(f"No GPU called {text!r} is known.", hint=f"If a size is meant: {error}.") from error
+        raise UnknownGpuError(f"No GPU is called {text!r}.", hint=f"If this is a size: {error}.") from error
     if size_bytes <= 0:
-        raise UnknownGpuError("A GPU of 0 bytes holds nothing.", hint=_LIST_COMMAND)
+        raise UnknownGpuError("The size of --gpu is 0 bytes.", hint=_LIST_COMMAND)
     number, unit = re.findall(r"[\d.]+|[a-z]+", text.lower())
     return Hardware(
         name=f"{number}{_UNIT_SPELLING[unit]}",
@@ -211,7 +204,7 @@ def _imagined(text: str) -> Hardware:
 
 
 def _normal(name: str) -> str:
-    """``"NVIDIA GeForce RTX 4060 Ti"`` and ``"rtx4060ti"`` become the same."""
+    """Maps ``"NVIDIA GeForce RTX 4060 Ti"`` and ``"rtx4060ti"`` to the same text."""
     return re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
 
 
@@ -227,6 +220,6 @@ def _cards_called(name: str) -> tuple[_Card, ...]:
 
 @functools.cache
 def _spellings(card: _Card) -> frozenset[str]:
-    """Other names, the key without its memory size, and the bare key with the marketed size (``rtx3090 24gb``)."""
+    """Returns other names, the key without its memory size, and the bare key with the marketed size."""
     bare = _MEMORY_SUFFIX.sub("", card.hardware.name)
     return frozenset(map(_normal, (*card.other_names, bare, f"{bare}-{card.marketed_gib}gb")))

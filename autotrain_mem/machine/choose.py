@@ -17,23 +17,24 @@ from autotrain_mem.machine.detect import HIDES_ALL, VISIBLE, detect, host
 from autotrain_mem.machine.links import named_links, topology
 from autotrain_mem.machine.nvml import nvidia_driver
 from autotrain_mem.support.errors import NoGpuError, UsageError
-from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.units import counted, format_bytes
 from autotrain_mem.types.hardware import Hardware
 
 _WITHOUT_A_GPU = """\
 --gpu NAME --plan_only  plans for that card and trains nothing (autofit gpus lists the cards)
 --gpu NAME --simulate   trains on the CPU and runs out of memory where that card would
 --use_cpu               trains on the CPU, within this machine's own memory"""
-
-_WITHOUT_NVML = (
-    "The driver is here, and its library libnvidia-ml is not: a container gets it with --gpus all and\n"
-    "NVIDIA_DRIVER_CAPABILITIES=compute,utility; in WSL it lies in /usr/lib/wsl/lib (LD_LIBRARY_PATH).\n"
-)
+_WITHOUT_NVML = """\
+The driver is here, but its library libnvidia-ml is not: a container gets it with --gpus all and
+NVIDIA_DRIVER_CAPABILITIES=compute,utility; in WSL it is in /usr/lib/wsl/lib (LD_LIBRARY_PATH).
+"""
 _DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version")
-"""One of which there is where NVIDIA's driver is: on Linux, and in WSL (``/dev/dxg``)."""
+"""Files of NVIDIA's driver on Linux and in WSL (``/dev/dxg``)."""
 _NOTHING: Mapping[str, str] = {}
 
-_ONE_CARD = "Only autofit plan METHOD compares cards; give --gpu one name here (autofit gpus lists them)."
+ALL = "all"
+UNLIKE = 0.9
+"""A GPU with less than this share of the largest free memory is reported, since it limits all others."""
 
 
 def choose(
@@ -69,25 +70,22 @@ def choose(
         return host()
     if name is not None:
         if several(name):
-            raise UsageError(f"--gpu {name} names several cards.", hint=_ONE_CARD)
+            hint = "Only autofit plan METHOD compares cards; give --gpu one name here (autofit gpus lists them)."
+            raise UsageError(f"--gpu {name} names several cards.", hint=hint)
         card = named(name)
         return replace(card, topology=topology(card, devices=gpus or 1, nodes=nodes, asked=link))
     used = _detected(gpus, environment, warn, spared=spared)
     smallest = min(used, key=lambda card: card.budget_bytes())
     others = [card for card in used if card.uuid != smallest.uuid]
     numbers = ",".join(str(card.uuid if card.index is None else card.index) for card in others)
-    leave_out = f"{VISIBLE}={numbers} (with CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
     is_fuller = smallest.free_bytes < UNLIKE * max(card.free_bytes for card in used)
     if is_fuller or len({card.name for card in used}) > 1:
         warn(
-            f"The GPUs differ: each is given what {smallest.name} (GPU {smallest.index}) can hold, of which "
-            f"{format_bytes(smallest.free_bytes)} are free, and waits for the slowest. {leave_out}"
+            f"The GPUs differ: all are planned like {smallest.name} (GPU {smallest.index}), which has "
+            f"{format_bytes(smallest.free_bytes)} free, and wait for the slowest. {VISIBLE}={numbers} (with "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
         )
-    return _together(least(used), used, nodes=nodes, link=link)
-
-
-UNLIKE = 0.9
-"""The share of the largest free memory below which a GPU is reported: what another process holds of it costs all."""
+    return _together(used, nodes=nodes, link=link)
 
 
 def _detected(
@@ -96,31 +94,27 @@ def _detected(
     """Returns the GPUs asked for, at least one. A vLLM server takes the last ones unless visible ones are named."""
     if other := unplanned_gpus():
         raise NoGpuError(
-            f"torch is built for {other} here, which autofit does not plan for: their allocator is not CUDA's, and "
-            "what it reserves is not simulated.",
+            f"torch is built for {other} here. autofit does not plan for them: it simulates CUDA's allocator only.",
             hint=_WITHOUT_A_GPU,
         )
     detected = detect(environment, warn)
     shown = {**os.environ, **environment}.get(VISIBLE)
     if not detected:
-        perhaps = "" if shown is None else f" with {VISIBLE}={shown!r}"
+        hidden = "" if shown is None else f" with {VISIBLE}={shown!r}"
         why = "" if shown is not None and shown.strip() in HIDES_ALL else nvidia_driver()[2]
         hint = _WITHOUT_NVML if why and any(pathlib.Path(path).exists() for path in _DRIVER_FILES) else ""
-        message = f"No NVIDIA GPU was found on this machine{perhaps}{why and f': {why}'}."
+        message = f"No NVIDIA GPU was found on this machine{hidden}{why and f': {why}'}."
         raise NoGpuError(message, hint=hint + _WITHOUT_A_GPU)
     count = len(detected)
     left = count if shown else count - spared
     if left >= (gpus or 1):
         return detected[: gpus or left]
     here = f"{VISIBLE}={shown} shows" if shown else "this machine has"
-    taken = f", of which vLLM's server takes {spared}" if left < count else ""
-    colocate = "; --vllm_mode colocate generates on the GPUs that train" if left < count else ""
-    raise NoGpuError(
-        f"--gpus {gpus or 1} are more than {here}: {count} GPU{'s' * (count > 1)}{taken}.",
-        hint=f"Give --gpus {left}, or plan for cards that are not here: --gpu NAME --plan_only{colocate}."
-        if left > 0
-        else f"Plan for cards that are not here: --gpu NAME --plan_only{colocate}.",
-    )
+    taken = f", and vLLM's server takes {spared} of them" if left < count else ""
+    ways = [f"--gpus {left}"] * (left > 0) + ["--gpu NAME --plan_only  plans for cards that are not here"]
+    ways += ["--vllm_mode colocate  generates on the GPUs that train"] * (left < count)
+    message = f"--gpus {gpus or 1} is more than {here}: {counted(count, 'GPU')}{taken}."
+    raise NoGpuError(message, hint="\n".join(ways))
 
 
 def least(cards: Sequence[Hardware]) -> Hardware:
@@ -132,17 +126,17 @@ def least(cards: Sequence[Hardware]) -> Hardware:
     return replace(smallest, compute_capability=min(known, default=None), **slowest)
 
 
-def _together(card: Hardware, cards: Sequence[Hardware], *, nodes: int, link: str | None) -> Hardware:
-    uuids = tuple(str(each.uuid) for each in cards)
+def _together(cards: Sequence[Hardware], *, nodes: int, link: str | None) -> Hardware:
+    card, uuids = least(cards), tuple(str(each.uuid) for each in cards)
     return replace(card, topology=topology(card, devices=len(cards), nodes=nodes, asked=link, uuids=uuids))
 
 
 _BUILT_FOR = re.compile(r"^(hip|xpu)\b[^=\n]*= *'", re.MULTILINE)
-"""In ``torch/version.py``, whose value is None in any other build: ``hip: Optional[str] = '6.4.43482'``."""
+"""Matches ``hip: Optional[str] = '6.4.43482'`` in ``torch/version.py``; other builds have None there."""
 
 
 def unplanned_gpus() -> str:
-    """Names the GPUs that the installed torch is built for, where they are not NVIDIA's; torch is not imported."""
+    """Names the GPUs that the installed torch is built for if they are not NVIDIA's; torch is not imported."""
     if sys.platform == "darwin":
         return "Apple's GPUs (MPS)"
     spec = importlib.util.find_spec("torch")
@@ -153,19 +147,16 @@ def unplanned_gpus() -> str:
     return ""
 
 
-ALL = "all"
-
-
 def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str | None = None) -> tuple[Hardware, ...]:
-    """Returns the cards of ``"all"``, without laptops', or of a list such as ``"rtx3060,l4"``; empty for a single name.
+    """Returns the cards of ``"all"``, except laptops', or of a list such as ``"rtx3060,l4"``; empty for a single name.
 
     Args:
-        counts: How many of each together; several numbers make a device of each.
-        nodes, link: As of :func:`choose`.
+        counts: Numbers of GPUs; each card is returned once for each number.
+        nodes, link: See :func:`choose`.
 
     Raises:
-        UnknownGpuError: a name that is not in the catalog.
-        UsageError: several numbers of a card that is not named.
+        UnknownGpuError: a name is not in the catalog.
+        UsageError: several numbers are given without a name.
     """
     if len(counts) > 1 and not names:
         numbers = ",".join(map(str, counts))
@@ -183,16 +174,19 @@ def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str
 
 
 def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str, str] = _NOTHING) -> Hardware:
-    """Returns the device to train on: the planned one itself, or a detected card that holds a plan for a named one."""
+    """Returns the device to train on: the planned one itself, or detected cards as large as a named one.
+
+    Raises:
+        NoGpuError: there are not enough such cards.
+    """
     if simulate or named.origin in ("cpu", "detected"):
         return named
     devices = named.topology.devices
     large = [card for card in detect(environment) if card.total_bytes >= named.total_bytes][:devices]
     if len(large) == devices:
-        return _together(least(large), large, nodes=named.topology.nodes, link=named.topology.links)
-    what = f"{devices} x {named.name}, but not so many such GPUs are" if large else f"{named.name}, but no such GPU is"
+        return _together(large, nodes=named.topology.nodes, link=named.topology.links)
     raise NoGpuError(
-        f"The plan is for {what} here to train on.",
+        f"The plan needs {devices} x {named.name}; this machine has {counted(len(large), 'GPU')} of that size.",
         hint="--plan_only     plan for that card and stop\n"
-        "--simulate      train on the CPU while a simulated card of that name keeps account",
+        "--simulate      train on the CPU under a simulated card of that name",
     )

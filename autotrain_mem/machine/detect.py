@@ -1,20 +1,18 @@
-"""The devices of this machine, found without opening one.
+"""Detects the devices of this machine through NVML alone: a CUDA context would cost memory on every card.
 
-Only NVML is asked: a CUDA context would cost memory on every card and fix the allocator's settings for this process,
-which is why torch is not imported here either. NVML lists every card; CUDA shows a process some of them, in an order of
-its own. This module repeats CUDA's choice, so that the first device here is torch's ``cuda:0``:
+NVML lists every card; CUDA exposes some of them to a process, in its own order. This module repeats CUDA's choice, so
+that the first device here is torch's ``cuda:0``:
 
-- ``CUDA_VISIBLE_DEVICES``: indices, or prefixes of UUIDs, in the order wanted; the first entry that names no device
-  ends the list (``0,2,-1,1`` is 0 and 2), so an empty text is an empty list. CUDA Programming Guide, "CUDA Environment
-  Variables". A number is read as far as it goes, the first entry decides between numbers and UUIDs, and a device named
-  twice empties the list: as torch reads it, ``torch.cuda._parse_visible_devices``.
-- ``CUDA_DEVICE_ORDER``: numbers count from the fastest card, unless it is ``PCI_BUS_ID``, which is NVML's order. Same
-  guide. CUDA does not say how it ranks; here it is cores x clock, and equal cards keep NVML's order.
-- MIG: a card that is split shows its instances instead of itself; CUDA opens only one instance, and no whole card
-  beside it. NVIDIA Multi-Instance GPU User Guide, "Device Enumeration".
+- ``CUDA_VISIBLE_DEVICES``: indices or prefixes of UUIDs, in the wanted order. The first entry that names no device ends
+  the list: ``0,2,-1,1`` is 0 and 2 (CUDA Programming Guide, "CUDA Environment Variables"). The first entry decides
+  between numbers and UUIDs, and a device named twice empties the list (``torch.cuda._parse_visible_devices``).
+- ``CUDA_DEVICE_ORDER``: numbers count from the fastest card, or in NVML's order with ``PCI_BUS_ID`` (same guide). CUDA
+  does not document its ranking; here it is cores x clock, and equal cards keep NVML's order.
+- MIG: a card that is split exposes its instances instead of itself; CUDA opens only one instance, and no whole card
+  beside it (NVIDIA Multi-Instance GPU User Guide, "Device Enumeration").
 
-A card that NVML lists and does not answer for (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMISSION``) keeps its
-number and shows no device, so that it is in nobody's way but that of who names it.
+A card that NVML cannot read (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMISSION``) keeps its number and exposes no
+device: it matters only to a user who names it.
 """
 
 from __future__ import annotations
@@ -36,17 +34,16 @@ from autotrain_mem.support.units import MIB
 from autotrain_mem.types.hardware import Hardware
 
 HOST_NON_TORCH_BYTES = 768 * MIB
-"""Bytes of host memory that a training process holds beside tensors. 482 MiB are resident (VmRSS) once all is imported
-that ``run.process`` imports, of them 123 MiB of files; 523 and 531 MiB is what its peak (VmHWM) had beyond the 2487 and
-2364 MiB that a rehearsal predicts of two SFT steps of 146 M parameters (torch 2.13, transformers 5.23, trl 1.12, Linux
-x86-64, November 2026, with ``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not a measurement, for
-larger tokenizers, dataset pages and data loader workers. Weights read from a file of their own dtype are pages of that
-file until they are trained; a conversion holds them once, beside pages that can be taken back."""
+"""Host memory of a training process outside tensors. After the imports of ``training.process`` 482 MiB are resident
+(VmRSS), 123 MiB of them files. The peak (VmHWM) of two SFT steps with 146 M parameters was 523 and 531 MiB above the
+2487 and 2364 MiB that a rehearsal predicts (torch 2.13, transformers 5.23, trl 1.12, Linux x86-64, November 2026, with
+``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not measured, for larger tokenizers, dataset pages
+and data loader workers."""
 
 VISIBLE, ORDER = CHOOSE_CARDS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-"""Variables by which a user says which cards a process sees."""
+"""Variables that select the cards of a process."""
 _UNANSWERED = """\
-nvidia-smi says more; a GPU that is lost comes back with a reset or a reboot.
+Run nvidia-smi for details; a lost GPU needs a reset or a reboot.
 --gpu NAME --plan_only  plans for a card that is not here"""
 HIDES_ALL = ("", "-1")
 """Values of ``CUDA_VISIBLE_DEVICES`` that hide every card."""
@@ -62,7 +59,7 @@ class _Device:
     uuid: str
     handle: Any
     card: Any
-    """The card's own handle, and below its UUID; the same as the device's unless this is an instance."""
+    """The handle of the whole card, and below its UUID."""
     card_uuid: str
 
     @property
@@ -71,7 +68,7 @@ class _Device:
 
 
 _Cards = Sequence[Sequence[_Device]]
-"""For each card the card itself, or its MIG instances; empty where there are none, or where it does not answer."""
+"""For each card the card itself, or its MIG instances; empty if NVML cannot read the card."""
 
 
 def detect(
@@ -80,12 +77,12 @@ def detect(
     """Returns the GPUs that a torch process started now would see, in its order; none without a driver.
 
     Args:
-        environment: What is set for that process, over this one's environment.
-        on_unreadable: Is called with the reason for each GPU that does not answer, if others do.
+        environment: Variables of that process, over this one's.
+        on_unreadable: Called with a warning for each GPU that NVML cannot read, if it can read others.
 
     Raises:
-        UnreadableGpuError: NVML lists cards but answers for none that is asked for, so nothing can be planned on them;
-            or torch, which is asked where NVML does not tell a card's memory, cannot use it.
+        UnreadableGpuError: NVML can read none of the selected cards; or a card shares the host's memory, and torch,
+            which must measure it, cannot use it.
     """
     try:
         with nvml_session() as nvml:
@@ -101,18 +98,14 @@ def detect(
     except NvmlError as error:
         raise UnreadableGpuError(f"{error}.", hint=_UNANSWERED) from error
     if unanswered and not hardware:
-        raise UnreadableGpuError(f"NVML does not answer for {', '.join(unanswered)}.", hint=_UNANSWERED)
+        raise UnreadableGpuError(f"NVML cannot read {', '.join(unanswered)}.", hint=_UNANSWERED)
     for reason in unanswered:
-        on_unreadable(f"NVML does not answer for {reason}. Another GPU is taken.")
+        on_unreadable(f"NVML cannot read {reason}. Another GPU is used.")
     return tuple(hardware)
 
 
 def cuda_device(index: int) -> Hardware | None:
-    """Returns this process's ``cuda:index``; None where NVML does not know it.
-
-    Raises:
-        UnreadableGpuError: NVML does not answer for it.
-    """
+    """Returns this process's ``cuda:index``; None if NVML does not list it. Raises UnreadableGpuError."""
     try:
         with nvml_session() as nvml:
             shown, _ = _shown(nvml, _NOTHING)
@@ -124,10 +117,10 @@ def cuda_device(index: int) -> Hardware | None:
 
 
 def numbers_in_pci_order(uuids: Sequence[str]) -> tuple[str, ...] | None:
-    """Returns the number of each device under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, which NVML counts by too.
+    """Returns the number of each device under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, which is NVML's order too.
 
-    None if a number would not reach one of them (CUDA shows only the first MIG instance of a card by its number), or
-    if a card does not answer, since CUDA may then count without it.
+    None if a device has no number (a number selects only the first MIG instance of its card), or if NVML cannot read a
+    card, since CUDA may then count without it.
     """
     with contextlib.suppress(NvmlError), nvml_session() as nvml:
         cards, unanswered = _cards(nvml)
@@ -171,7 +164,7 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
 
 
 def host() -> Hardware:
-    """Returns this machine's memory, or its container's, as a device; ``free`` is available without swapping."""
+    """Returns this machine's memory, or its container's, as a device."""
     memory = host_memory()
     return Hardware(
         name="cpu",
@@ -184,7 +177,7 @@ def host() -> Hardware:
 
 
 def _cards(nvml: Any) -> tuple[_Cards, list[str]]:
-    """Returns the devices of each card, and NVML's errors for those that do not answer."""
+    """Returns the devices of each card, and NVML's errors for cards that it cannot read."""
     cards: list[Sequence[_Device]] = []
     unanswered = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -194,7 +187,7 @@ def _cards(nvml: Any) -> tuple[_Cards, list[str]]:
             mode = ask(nvml, nvml.nvmlDeviceGetMigMode, handle)  # [now, after the next reset]; None without MIG
             handles = [handle]
             if mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE:
-                places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))  # of which some may be empty
+                places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))  # some may be empty
                 made = (ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places)
                 handles = [each for each in made if each is not None]
             cards.append([_Device(index, nvml.nvmlDeviceGetUUID(each), each, handle, uuid) for each in handles])
@@ -205,7 +198,7 @@ def _cards(nvml: Any) -> tuple[_Cards, list[str]]:
 
 
 def _fastest_first(nvml: Any, cards: _Cards) -> _Cards:
-    """Sorts the cards as CUDA does; equal cards, and all if one does not report its speed, keep NVML's order."""
+    """Sorts the cards as CUDA does; keeps NVML's order if the cards are equal or one does not report its speed."""
     handles = [devices[0].card for devices in cards if devices]
     if len(handles) < len(cards) or len({nvml.nvmlDeviceGetName(handle) for handle in handles}) == 1:
         return cards
@@ -217,13 +210,10 @@ def _fastest_first(nvml: Any, cards: _Cards) -> _Cards:
 
 
 def _device_called(cards: _Cards, entry: str, kind: str) -> _Device | None:
-    """Finds a device by a unique prefix of its UUID (``"GPU-8932f937"``, ``"MIG-<uuid>"``), or by number: ``"1"``, and
-    ``"1gpu"`` too, since C's strtoul reads as far as the digits go.
-
-    The list's beginning, ``kind``, decides between the two.
-    """
+    """Finds a device by a unique prefix of its UUID if the list starts with ``kind`` ``GPU-`` or ``MIG-``, else by
+    number."""
     if kind not in ("GPU-", "MIG-"):
-        digits = re.match(r"\+?(\d+)", entry)
+        digits = re.match(r"\+?(\d+)", entry)  # "1gpu" is 1 too: C's strtoul reads as far as the digits go
         named = [*cards][int(digits[1]) :][:1] if digits else []
     elif not entry.startswith(kind):
         return None
@@ -235,20 +225,18 @@ def _device_called(cards: _Cards, entry: str, kind: str) -> _Device | None:
 
 
 def _memory_by_torch(uuid: str, environment: Mapping[str, str]) -> tuple[int, int, str]:
-    """Returns the same for a card whose memory NVML does not report: GB10 and Jetson share the host's.
-
-    ``cudaMemGetInfo`` leaves out what the kernel can take back from files, ``MemAvailable`` counts it (NVIDIA DGX Spark
-    User Guide, "Known Issues"). What a training process holds of the host beside tensors is not free for it.
-    """
+    """Returns total and free bytes and their source for a card whose memory NVML does not report: GB10 and Jetson share
+    the host's. ``cudaMemGetInfo`` omits file pages that the kernel can reclaim, ``MemAvailable`` includes them (NVIDIA
+    DGX Spark User Guide, "Known Issues")."""
     try:
         torch = examine_package("torch", {**environment, VISIBLE: uuid})
     except NoAnswer as reason:
-        message = f"NVML does not tell the memory of GPU {uuid}, and torch did not either: {reason}."
+        message = f"Neither NVML nor torch reports the memory of GPU {uuid}: {reason}."
         raise UnreadableGpuError(message, hint=_UNANSWERED) from reason
     if torch.problem:
         raise UnreadableGpuError(torch.problem, hint=torch.fix)
     if not torch.is_integrated:
-        return torch.total_bytes, torch.free_bytes, "torch, since NVML does not tell it"
+        return torch.total_bytes, torch.free_bytes, "torch, since NVML does not report it"
     available_bytes = min(torch.total_bytes, max(torch.free_bytes, host_memory().available_bytes))
     return torch.total_bytes, max(0, available_bytes - HOST_NON_TORCH_BYTES), "torch, the host's own"
 
@@ -261,7 +249,7 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
     name = ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.uuid}"
     capability = ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
     known = recognise(name, total_bytes)
-    # Of an unknown card the most that is known of any, until a probe measures it.
+    # The largest of the catalog for an unknown card, until a probe measures it.
     non_torch_bytes = known.non_torch_bytes if known else max(card.non_torch_bytes for card in catalog())
     return Hardware(
         name=name,

@@ -1,4 +1,4 @@
-"""Examines this machine for ``autofit doctor``: what works, what does not, and how to fix it."""
+"""Examines this machine for ``autofit doctor``, with a fix for each problem."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ LEAST_FREE_BYTES = 20 * GIB
 """Free space for downloaded models: the weights of an 8B model in bfloat16 take 16 GB."""
 LEAST_OWN_BYTES = 200 * MIB
 IMPORTED = ("torch", "bitsandbytes", "flash-attn", "liger-kernel")
-"""Packages with GPU code, which are imported; for the others the version is enough."""
+"""Packages with GPU code, which are imported; only the versions of the others are checked."""
 OPTIONAL = {
-    "flash-attn": "faster attention; without it torch's own is used",
+    "flash-attn": "faster attention than torch's own",
     "liger-kernel": "fused kernels, --use_liger_kernel",
     "vllm": "faster generation for online methods, --use_vllm",
     "deepspeed": "ZeRO and offloading, --sharding zero3",
 }
 """Maps optional packages to their use."""
-_NO_GPU = "Planning needs no GPU: --gpu NAME; and --simulate trains on the CPU under a simulated card."
+_NO_GPU = "Plan without a GPU: --gpu NAME; --simulate trains on the CPU under a simulated card."
 
 OK, NOTE, BROKEN = Soundness.OK, Soundness.NOTE, Soundness.BROKEN
 Row = tuple[Soundness, str, str, str]
@@ -63,14 +63,14 @@ class Facts:
     cards: tuple[Hardware, ...]
     versions: Mapping[str, str | None]
     packages: Mapping[str, GpuPackage]
-    """What the packages of ``IMPORTED`` said, if they can be imported."""
+    """The packages of ``IMPORTED`` that can be imported."""
     failed: Mapping[str, str]
     """Why each of the others cannot be imported."""
 
 
 def examine_machine(on_progress: Callable[[str], None] = lambda what: None) -> Health:
-    """Runs all checks; ``on_progress`` is called with what is being done."""
-    on_progress("importing torch and what uses the GPU")
+    """Runs all checks; calls ``on_progress`` with the current step."""
+    on_progress("importing torch and packages with GPU code")
     facts = _facts()
     findings = tuple(
         Condition(area=area, state=state, name=name, text=text, fix=fix)
@@ -101,17 +101,17 @@ def _facts() -> Facts:
 
 
 def _gpu(facts: Facts) -> Iterator[Row]:
-    """Checks the driver and the cards that it shows."""
+    """Checks the driver and its cards."""
     if other := unplanned_gpus():
-        text = f"torch is built for {other}: not planned for, since their allocator is not CUDA's. {_NO_GPU}"
+        text = f"torch is built for {other}, which autofit does not plan for. {_NO_GPU}"
         yield NOTE, "driver", text, ""
     elif facts.driver:
         yield OK, "driver", facts.driver, ""
     elif os.path.exists("/dev/nvidia0") or os.path.exists("/dev/dxg"):
-        fix = "Reboot where the driver was updated; else install NVIDIA's driver again. nvidia-smi shows the same."
-        yield BROKEN, "driver", f"a GPU is here, and the driver does not answer: {facts.nvml_error}", fix
+        fix = "Reboot after an update of the driver; else reinstall it. nvidia-smi shows the same error."
+        yield BROKEN, "driver", f"a GPU is here, but the driver does not respond: {facts.nvml_error}", fix
     else:
-        fix = "A container gets the GPUs of its machine by docker run --gpus all; WSL by NVIDIA's driver on Windows."
+        fix = "Start a container with docker run --gpus all; WSL needs NVIDIA's driver on Windows."
         yield NOTE, "driver", f"no NVIDIA driver here ({facts.nvml_error}). {_NO_GPU}", fix
     if facts.driver and not facts.cards:
         shown = os.environ.get(VISIBLE)
@@ -125,14 +125,14 @@ def _gpu(facts: Facts) -> Iterator[Row]:
         if others := sum(each.used_bytes for each in others_on(card)):
             parts.append(f"{format_bytes(others)} held by other processes")
         if recognise(card.name, card.total_bytes) is None:
-            parts.append("not in the catalog: its memory counts, its speed is not known")
-            yield NOTE, card.name, "; ".join(parts), "autofit gpus lists the cards that are known"
+            parts.append("not in the catalog: its speed is unknown")
+            yield NOTE, card.name, "; ".join(parts), "autofit gpus lists the known cards"
         else:
             yield OK, card.name, "; ".join(parts), ""
 
 
 def _packages(facts: Facts) -> Iterator[Row]:
-    """Checks the packages that are required, and the optional ones."""
+    """Checks the required and the optional packages."""
     for name in (*TESTED, *OPTIONAL):
         version, package = facts.versions[name], facts.packages.get(name, GpuPackage())
         wanted = f"'{name}>={'.'.join(map(str, TESTED[name][0]))}'" if name in TESTED else name
@@ -152,13 +152,13 @@ def _packages(facts: Facts) -> Iterator[Row]:
 
 
 def _hub(facts: Facts) -> Iterator[Row]:
-    """Checks whether the hub is reachable, and whose token is set."""
+    """Checks the connection to the hub, and its token."""
     import requests
     from huggingface_hub import constants, get_token
 
     name, token = "Hugging Face Hub", get_token()
     if constants.HF_HUB_OFFLINE:
-        yield NOTE, name, "not asked: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE forbids it", ""
+        yield NOTE, name, "not checked: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set", ""
         return
     path = "whoami-v2" if token else "models?limit=1"
     headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -174,9 +174,9 @@ def _hub(facts: Facts) -> Iterator[Row]:
         text = f"cannot be reached ({error}): models and data must be on this disk"
         yield NOTE, name, text, "Check network and proxy (HTTPS_PROXY), or set HF_HUB_OFFLINE=1"
     elif token:
-        yield OK, name, "reached, and the token is valid", ""
+        yield OK, name, "reachable, and the token is valid", ""
     else:
-        yield NOTE, name, "reached, without a token: gated models such as Llama cannot be read", "hf auth login"
+        yield NOTE, name, "reachable without a token: gated models such as Llama cannot be read", "hf auth login"
 
 
 def _disk(facts: Facts) -> Iterator[Row]:
@@ -228,18 +228,18 @@ def _system(facts: Facts) -> Iterator[Row]:
             yield NOTE, "/dev/shm", text, "docker run --shm-size 8g ..., or --ipc host"
     encoding = locale.getpreferredencoding(False)
     if encoding.lower().replace("-", "") not in ("utf8", "utf8mb4"):
-        text = f"text is {encoding}, not UTF-8: data with other letters may not be read"
+        text = f"the encoding is {encoding}, not UTF-8: data with non-ASCII letters may be unreadable"
         yield BROKEN, "locale", text, "export LANG=C.UTF-8 PYTHONUTF8=1"
     if sys.platform == "win32":
-        yield NOTE, "Windows", "never run there: WSL 2 is what we would try", ""
+        yield NOTE, "Windows", "autofit is not tested on Windows: try WSL 2", ""
     if "microsoft" in platform.release().lower():
-        text = "WSL: it gets half of the host's memory, and some GPUs refuse expandable segments and pinned memory"
+        text = "WSL has half of the host's memory, and some GPUs refuse expandable segments and pinned memory"
         yield NOTE, "WSL", text, "memory=24GB under [wsl2] in %UserProfile%\\.wslconfig raises it"
     both = {NEWER_VARIABLE, OLDER_VARIABLE}
     if both <= os.environ.keys():
         read = variable_that_counts(os.environ)
         (idle,) = both - {read}
-        yield NOTE, "allocator", f"{read} and {idle} are both set: torch reads {read} alone", f"unset {idle}"
+        yield NOTE, "allocator", f"{read} and {idle} are both set: torch reads only {read}", f"unset {idle}"
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
         text = "PYTORCH_NO_CUDA_MEMORY_CACHING turns torch's cache off: training is many times slower"
         yield BROKEN, "allocator", text, "unset PYTORCH_NO_CUDA_MEMORY_CACHING"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
+import functools
 import io
 import os
 import pathlib
@@ -30,26 +31,26 @@ MARKS_NAME = ".autofit-mishaps"
 """The file in the output folder that lists the faults that occurred."""
 COUNT = "count"
 _PHASES = tuple(str(phase) for phase in Phase if phase not in (Phase.LOAD, Phase.SAVE))
-SYNTAX = f"""Mishaps stand one after the other, with blanks between:
-oom:PHASE:N              the Nth allocation of that phase is refused: {", ".join(_PHASES)}
-taken:SIZE:N[:until:M]   from the Nth allocation (to the Mth) another process holds that much, such as 40MiB
-kill:N                   the process is killed at its Nth allocation
+SYNTAX = f"""Separate faults by blanks:
+oom:PHASE:N              refuses the Nth allocation of that phase: {", ".join(_PHASES)}
+taken:SIZE:N[:until:M]   another process takes SIZE, such as 40MiB, from the Nth allocation on (until the Mth)
+kill:N                   kills the process at its Nth allocation
 kill:save:N              ... in the middle of writing its Nth checkpoint
 oom:save:N               the card is full in the middle of writing the Nth checkpoint
 disk:save:N              the disk is full in the middle of writing the Nth checkpoint
-torn:save:N[:FILE]       a file of the Nth checkpoint, or its largest, is cut short, and the process is killed
-rot:save:N[:FILE]        ... has one other byte, and the process is killed
-clock:save:N             the clock is set back by an hour before the Nth checkpoint
-disk:N                   from the Nth allocation on the disk is full, for all but checkpoints, until the training ends
-stop:N                   the process stands still from its Nth allocation on, as under SIGSTOP
-rank:R:...               any of these befalls the process with that rank, of several that train together; else the first
-count                    nothing goes wrong; {MARKS_NAME} in the output folder then tells how many there are of each
-Every process counts anew, its checkpoints too."""
-
+torn:save:N[:FILE]       truncates a file of the Nth checkpoint, by default the largest, and kills the process
+rot:save:N[:FILE]        ... changes one byte of it, and kills the process
+clock:save:N             sets the clock back by an hour before the Nth checkpoint
+disk:N                   from the Nth allocation on the disk is full, except for checkpoints, until the training ends
+stop:N                   stops the process at its Nth allocation, as SIGSTOP does
+rank:R:...               any of these in the process with that rank; without it, in the first
+count                    injects nothing, and writes the number of allocations and checkpoints to {MARKS_NAME} in
+                         the output folder
+Every process counts from 1, its checkpoints too."""
 
 CHECKPOINTS = "checkpoint-*"
 STDERR = 2
-SET_BACK_SECONDS = 3600.0  # as where summer time ends in a machine that keeps local time
+SET_BACK_SECONDS = 3600.0  # as when summer time ends on a machine that keeps local time
 OPTIMIZER_NAME = "optimizer.pt"
 """The checkpoint file that is written after the weights and before the trainer's state (``transformers/trainer.py:
 _save_checkpoint``): cut short, it leaves an incomplete checkpoint."""
@@ -61,6 +62,8 @@ SHARDED_NAME = "scheduler.pt"
 class Fault:
     """Describes one fault, written as :data:`SYNTAX` says."""
 
+    text: str
+    """The word of the variable, without a rank; also the mark that it occurred."""
     kind: Literal["oom", "taken", "kill", "stop", "disk", "torn", "rot", "clock"]
     at: int
     """The number of the allocation, or of the checkpoint, at which it occurs."""
@@ -74,47 +77,41 @@ class Fault:
     file: str = ""
     """The file that is damaged; empty for the largest."""
 
-    def __str__(self) -> str:
-        if self.kind == "taken":
-            return f"taken:{self.size_bytes}B:{self.at}" + ("" if self.until is None else f":until:{self.until}")
-        counted = "" if self.phase is None else f"{self.phase}:"
-        return f"{self.kind}:{counted}{self.at}" + (f":{self.file}" if self.file else "")
-
     @property
     def over(self) -> str:
-        """Returns the mark that is written when a lasting fault ends."""
-        return f"{self} is over"
+        """Returns the mark that a lasting fault ended."""
+        return f"{self.text} is over"
 
     @property
     def lasts(self) -> bool:
-        """Returns whether it lasts: memory that is taken, or a full disk."""
+        """Returns True for taken memory and for a full disk."""
         return self.kind == "taken" or (self.kind, self.phase) == ("disk", None)
 
 
 def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
-    """Parses the variable's text; with a rank, only the mishaps of that rank.
+    """Parses the variable's text; with a rank, returns only the faults of that rank.
 
-    >>> [str(mishap) for mishap in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
-    ['oom:backward:37', 'taken:1048576B:500:until:900', 'disk:save:2']
+    >>> [(fault.kind, fault.at) for fault in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
+    [('oom', 37), ('taken', 500), ('disk', 2)]
 
     Raises:
-        UsageError: with what is wrong, and how mishaps are written.
+        UsageError: a word is no fault; the message lists all such words, the hint the syntax.
     """
     wrong: list[str] = []
-    mishaps: list[Fault] = []
+    faults: list[Fault] = []
     for word in text.split():
         if word == COUNT:
             continue
         try:
             parts = word.split(":")
             whose, parts = (int(parts[1]), parts[2:]) if parts[0] == "rank" and len(parts) > 2 else (0, parts)
-            mishap = _parse(parts)
-            mishaps += [mishap] if rank in (None, whose) else []
+            fault = _parse(parts)
+            faults += [fault] if rank in (None, whose) else []
         except ValueError:
             wrong.append(word)
     if wrong:
-        raise UsageError(f"{VARIABLE} holds what is no mishap: {', '.join(wrong)}.", hint=SYNTAX)
-    return tuple(mishaps)
+        raise UsageError(f"{VARIABLE} holds unknown faults: {', '.join(wrong)}.", hint=SYNTAX)
+    return tuple(faults)
 
 
 def check_mishaps(environment: Mapping[str, str]) -> None:
@@ -124,19 +121,20 @@ def check_mishaps(environment: Mapping[str, str]) -> None:
 
 def _parse(parts: Sequence[str]) -> Fault:
     """Raises ValueError."""
+    fault = functools.partial(Fault, text=":".join(parts))
     match parts:
         case ["oom", phase, at] if phase in _PHASES:
-            return Fault(kind="oom", phase=Phase(phase), at=_count(at))
+            return fault(kind="oom", phase=Phase(phase), at=_count(at))
         case ["taken", size, at]:
-            return Fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at))
+            return fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at))
         case ["taken", size, at, "until", until] if _count(until) > _count(at):
-            return Fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
+            return fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
         case ["kill" | "stop" | "disk" as kind, at]:
-            return Fault(kind=kind, at=_count(at))
+            return fault(kind=kind, at=_count(at))
         case ["oom" | "kill" | "disk" | "torn" | "rot" | "clock" as kind, "save", at]:
-            return Fault(kind=kind, phase=Phase.SAVE, at=_count(at))
+            return fault(kind=kind, phase=Phase.SAVE, at=_count(at))
         case ["torn" | "rot" as kind, "save", at, file] if file and pathlib.PurePath(file).name == file:
-            return Fault(kind=kind, phase=Phase.SAVE, at=_count(at), file=file)
+            return fault(kind=kind, phase=Phase.SAVE, at=_count(at), file=file)
         case _:
             raise ValueError
 
@@ -162,8 +160,8 @@ def injected_faults(
     """
     rank, text = int(os.environ.get("RANK", "0")), environment.get(VARIABLE, "")
     counts = COUNT in text.split() and not rank
-    marks, whose = folder / MARKS_NAME, f"rank:{rank}:" if rank else ""
-    faults = Faults(gpu, marks, whose, phase, parse_mishaps(text, rank))
+    requested = parse_mishaps(text, rank)
+    faults = Faults(gpu, folder / MARKS_NAME, f"rank:{rank}:" if rank else "", phase, requested)
     if not faults.pending and not counts:
         yield
         return
@@ -180,9 +178,7 @@ def injected_faults(
         yield
         os.dup2(log.fileno(), STDERR)
     gpu.before_allocation = None
-    faults.end_full_disk()
-    for line in faults.counted() if counts else ():
-        faults.mark(line)
+    faults.end(counts=counts)
 
 
 @contextlib.contextmanager
@@ -222,56 +218,51 @@ class Faults:
         marks: pathlib.Path,
         whose: str,
         phase: Callable[[], Phase],
-        mishaps: Sequence[Fault],
+        faults: Sequence[Fault],
     ) -> None:
         self.set_back_seconds = 0.0
         self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase
-        self._come = set(marks.read_text(encoding="utf-8").splitlines()) if marks.is_file() else set()
+        self._marked = set(marks.read_text(encoding="utf-8").splitlines()) if marks.is_file() else set()
         self._held: dict[Fault, int] = {}
         self._allocations = 0
         self._of_phase = Counter[Phase]()
         self._saves, self._checkpoint = 0, pathlib.Path()
-        pending = [each for each in mishaps if not self._has_come(each.over if each.lasts else each)]
+        pending = [each for each in faults if not self._is_marked(each.over if each.lasts else each.text)]
         self.pending = sorted(pending, key=lambda each: not each.lasts)
         """Faults that have not occurred, and lasting ones, which come first."""
-        self.is_disk_full = any(each.kind == "disk" and each.lasts and self._has_come(each) for each in pending)
+        self.is_disk_full = any(each.kind == "disk" and each.lasts and self._is_marked(each.text) for each in pending)
 
-    def mark(self, mark: object) -> None:
+    def _mark(self, mark: str) -> None:
         """Records a fault before it occurs: the file survives when the process is killed."""
-        if not self._has_come(mark):
-            self._come.add(f"{self._whose}{mark}")
+        if not self._is_marked(mark):
+            self._marked.add(f"{self._whose}{mark}")
             with self._marks.open("a", encoding="utf-8") as lines:
                 lines.write(f"{self._whose}{mark}\n")
 
-    def _has_come(self, mark: object) -> bool:
-        return f"{self._whose}{mark}" in self._come
+    def _is_marked(self, mark: str) -> bool:
+        return f"{self._whose}{mark}" in self._marked
 
     def before_allocation(self, size_bytes: int) -> None:
-        """Raises torch.OutOfMemoryError for one that is refused."""
+        """Triggers the faults that are due at this allocation. Raises torch.OutOfMemoryError to refuse it."""
         phase = self._phase()
         self._allocations += 1
         self._of_phase[phase] += 1
-        for mishap in self.pending:
-            if mishap.lasts:
-                self._come_and_go(mishap)
-            elif self._has_come(mishap):
+        for fault in self.pending:
+            if fault.lasts:
+                self._begin_or_end(fault)
+            elif self._is_marked(fault.text):
                 continue
-            elif mishap.kind in ("torn", "rot"):
-                if mishap.at == self._saves and phase is not Phase.SAVE:
-                    self._damage(mishap)
-            elif mishap.phase is None and mishap.at == self._allocations:
-                self._end_process(mishap)
-            elif mishap.phase is phase is not Phase.SAVE and mishap.at == self._of_phase[phase]:
-                self.mark(mishap)
+            elif fault.kind in ("torn", "rot"):
+                if fault.at == self._saves and phase is not Phase.SAVE:
+                    self._damage(fault)
+            elif fault.phase is None and fault.at == self._allocations:
+                self._end_process(fault)
+            elif fault.phase is phase is not Phase.SAVE and fault.at == self._of_phase[phase]:
+                self._mark(fault.text)
                 self._gpu.refuse(size_bytes)
 
-    def counted(self) -> list[str]:
-        """``backward 4711 allocations``, ``all 9999 allocations``, ``save 3 checkpoints``."""
-        phases = [f"{phase} {number} allocations" for phase, number in self._of_phase.items()]
-        return [*phases, f"all {self._allocations} allocations", f"save {self._saves} checkpoints"]
-
     def saving(self, value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        """Replaces ``torch.save``: half of the file of a checkpoint that is due is written."""
+        """Replaces ``torch.save``: writes half of the file if a fault of this checkpoint is due."""
         path = pathlib.Path(file) if isinstance(file, (str, os.PathLike)) else pathlib.Path()
         is_late = path.name == SHARDED_NAME and not (path.parent / OPTIMIZER_NAME).exists()
         if path.name != OPTIMIZER_NAME and not is_late:
@@ -279,10 +270,10 @@ class Faults:
             return
         self._saves, self._checkpoint = self._saves + 1, path.parent
         at_save = [each for each in self.pending if each.phase is Phase.SAVE and each.at == self._saves]
-        due = {each.kind: each for each in at_save if not self._has_come(each)}
+        due = {each.kind: each for each in at_save if not self._is_marked(each.text)}
         if "clock" in due:
             # Dates the earlier checkpoints into the future, since the system's clock cannot be set.
-            self.mark(due["clock"])
+            self._mark(due["clock"].text)
             self.set_back_seconds = SET_BACK_SECONDS
             then = self.clock() + SET_BACK_SECONDS
             for earlier in set(self._checkpoint.parent.glob(CHECKPOINTS)) - {self._checkpoint}:
@@ -296,45 +287,47 @@ class Faults:
         path.write_bytes(whole.getvalue()[: whole.tell() // 2])
         if fault.kind == "kill":
             self._end_process(fault)
-        self.mark(fault)
+        self._mark(fault.text)
         if fault.kind == "oom":
             self._gpu.refuse(whole.tell())
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def end_full_disk(self) -> None:
-        for mishap in self.pending:
-            if mishap.kind == "disk" and mishap.lasts and self._has_come(mishap):
-                self.mark(mishap.over)
+    def end(self, *, counts: bool) -> None:
+        """Frees the disk after the training; ``counts`` writes lines such as ``backward 4711 allocations``."""
+        for fault in self.pending:
+            if fault.kind == "disk" and fault.lasts and self._is_marked(fault.text):
+                self._mark(fault.over)
+        if counts:
+            for phase, number in self._of_phase.items():
+                self._mark(f"{phase} {number} allocations")
+            self._mark(f"all {self._allocations} allocations")
+            self._mark(f"save {self._saves} checkpoints")
 
-    def _come_and_go(self, mishap: Fault) -> None:
-        """Simulates another process that takes memory, or a full disk; either may outlast this process."""
-        if self._has_come(mishap.over):
+    def _begin_or_end(self, fault: Fault) -> None:
+        """Takes or frees memory, or fills the disk; either may outlast this process."""
+        if self._is_marked(fault.over):
             return
-        if mishap not in self._held and (self._has_come(mishap) or self._allocations >= mishap.at):
-            self._held[mishap] = self._gpu.occupy(mishap.size_bytes)
-            self.mark(mishap)
-            if mishap.kind == "disk":
+        if fault not in self._held and (self._is_marked(fault.text) or self._allocations >= fault.at):
+            self._held[fault] = self._gpu.occupy(fault.size_bytes)
+            self._mark(fault.text)
+            if fault.kind == "disk":
                 self.is_disk_full = True
                 with open("/dev/full", "wb") as nowhere:
                     os.dup2(nowhere.fileno(), STDERR)
-        if mishap.until is not None and self._allocations >= mishap.until:
-            self._gpu.vacate(self._held.pop(mishap))
-            self.mark(mishap.over)
+        if fault.until is not None and self._allocations >= fault.until:
+            self._gpu.vacate(self._held.pop(fault))
+            self._mark(fault.over)
 
-    def _damage(self, mishap: Fault) -> None:
+    def _damage(self, fault: Fault) -> None:
         files = [path for path in self._checkpoint.iterdir() if path.is_file()]
-        path = self._checkpoint / mishap.file if mishap.file else max(files, key=lambda each: each.stat().st_size)
+        path = self._checkpoint / fault.file if fault.file else max(files, key=lambda each: each.stat().st_size)
         if path.is_file():
-            middle = path.stat().st_size // 2
-            if mishap.kind == "torn":
-                os.truncate(path, middle)
-            else:
-                content = bytearray(path.read_bytes())
-                content[middle] ^= 1
-                path.write_bytes(content)
-        self._end_process(mishap)
+            content = bytearray(path.read_bytes())
+            middle = len(content) // 2
+            content[middle] ^= 1
+            path.write_bytes(content[:middle] if fault.kind == "torn" else content)
+        self._end_process(fault)
 
-    def _end_process(self, mishap: Fault) -> None:
-        """Stops the process for the mishap ``stop`` (SIGSTOP); kills it for all others."""
-        self.mark(mishap)
-        os.kill(os.getpid(), signal.SIGSTOP if mishap.kind == "stop" else signal.SIGKILL)
+    def _end_process(self, fault: Fault) -> None:
+        self._mark(fault.text)
+        os.kill(os.getpid(), signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)

@@ -21,10 +21,10 @@ from autotrain_mem.types.findings import Download, Finding
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
-"""Bytes of a parameter of a quantized linear layer without its scales (``rehearsal.quantized.statistics``): a lower
+"""Bytes per parameter of a quantized linear layer without its scales (``rehearsal.quantized.statistics``): a lower
 bound."""
 MASTER_BYTES = 4
-"""Bytes of a trained parameter under FSDP with mixed precision: accelerate converts it to float32
+"""Bytes per trained parameter under FSDP with mixed precision: accelerate converts to float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 OF_DEEPSPEED = ("offload_optimizer_device", "offload_param_device")
 """DeepSpeed's settings that keep tensors on the host, or on NVMe through buffers on the host."""
@@ -34,38 +34,32 @@ SAVE_STEPS = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Describes what a planned job needs of this machine beside its card."""
+    """Describes what a planned job needs of this machine besides its card."""
 
     job: Job
-    """The job; its arguments include what the plan decided."""
+    """The job with the arguments that the plan chose."""
     parameters: int
     """Parameters of the model, from the size of its weights' files."""
     on_cpu: bool
-    """True if the training itself runs on the CPU, with the weights in host memory."""
+    """Whether training runs on the CPU, with the weights in host memory."""
     output_dir: pathlib.Path
     memory: MemoryEstimate
     optimizer_steps: int | None = None
-    """Steps of the whole training; None if data and batch do not determine them."""
+    """Steps of the whole training; None if unknown."""
     processes: int = 1
-    """The processes on this machine."""
+    """Processes on this machine."""
     download: Download | None = None
-    """Weights that must be downloaded; None if they are here."""
+    """Weights to download; None if they are on disk."""
 
     @property
     def loaders(self) -> int:
         """Counts the processes that hold all weights in host memory at once.
 
-        Each does under DDP, ZeRO-1 and ZeRO-2, for which TRL loads to the host first
-        (``trl/trainer/sft_trainer.py: __init__``, its ``device_map``); under FSDP the first alone
-        (``fsdp_cpu_ram_efficient_loading``), and under ZeRO-3 each a part (``deepspeed.zero.Init``). Weights of 4 and 8
-        bits are made on the card.
+        Under DDP, ZeRO-1 and ZeRO-2 every process does: TRL loads to the host first (``trl/trainer/sft_trainer.py:
+        __init__``, its ``device_map``). Under FSDP only the first does (``fsdp_cpu_ram_efficient_loading``), and under
+        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Weights of 4 and 8 bits are made on the card.
         """
         return self.processes if self.job.arguments.get("sharding") in {"ddp", "zero1", "zero2"} else 1
-
-    @property
-    def offloads(self) -> tuple[str, ...]:
-        """Returns the switches that move activations or the optimizer to the host."""
-        return tuple(name for name in OFFLOADING if self.job.arguments.get(name))
 
     @property
     def loaded_bytes(self) -> int:
@@ -81,7 +75,7 @@ class Load:
 
     @property
     def on_nvme(self) -> tuple[str, ...]:
-        """Returns the settings that offload to NVMe, through buffers on the host."""
+        """Returns the settings that offload to NVMe."""
         return tuple(name for name in self.by_deepspeed if self.job.arguments.get(name) == "nvme")
 
     @property
@@ -94,57 +88,50 @@ class Load:
             held += self.memory.saved_state_bytes
         return held * self.processes
 
-    @property
-    def shards_bytes(self) -> int:
-        """Returns the bytes of FSDP's shards on the host, of all processes: parameters; if they are trained, float32
-        copies, gradients and the optimizer's state."""
-        if self.job.arguments.get("use_peft"):
-            return self.loaded_bytes
-        masters_bytes = self.loaded_bytes if self.job.arguments.get("bf16") is False else self.parameters * MASTER_BYTES
-        return masters_bytes * 2 + self.memory.saved_state_bytes
-
-    @property
-    def simulated_bytes(self) -> int:
-        """Returns the host memory of a simulated run, whose tensors are real, with what its processes offload; 0 for a
-        single process without offloading, whose peak is the run's own to meet."""
-        if not self.on_cpu or (self.processes == 1 and not self.by_deepspeed):
-            return 0
-        held_bytes = self.processes * (self.memory.peak_allocated_bytes + HOST_NON_TORCH_BYTES)
-        return held_bytes + (self.offloaded_bytes if self.by_deepspeed else 0)
-
 
 def room_findings(
     load: Load, *, memory: HostMemory | None = None, free_disk_bytes: int | None = None
 ) -> tuple[Finding, ...]:
     """Returns what does not fit; by default this machine's memory and the output folder's disk are read."""
-    if free_disk_bytes is None:  # of a folder that may yet have to be made
+    if free_disk_bytes is None:
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
     available_bytes = (memory or host_memory()).available_bytes
-    return (*_host_memory(load, available_bytes), *_disk(load, free_disk_bytes), *_download(load), *_nvme(load))
+    on_host = (_on_cpu if load.on_cpu else _beside_the_card)(load, available_bytes)
+    return (*on_host, *_disk(load, free_disk_bytes), *_download(load), *_nvme(load))
 
 
 def _refusal(error: type[AutofitError], message: str, cure: str) -> Finding:
     return Finding(kind="error", error=error.__name__, message=message, cure=cure)
 
 
-def _host_memory(load: Load, available_bytes: int) -> Iterator[Finding]:
-    """A card's weights come tensor by tensor out of the mapped file (``transformers/core_model_loading.py``), so they
-    need next to no host memory; on the CPU they lie in it."""
-    available = f"{format_bytes(available_bytes)} are available"
+def _on_cpu(load: Load, available_bytes: int) -> Iterator[Finding]:
+    """Checks host memory for the weights, and for the tensors of a simulated run with several processes or offloading;
+    a single process is not checked for the latter."""
+    held_bytes = load.loaded_bytes * load.loaders
+    if load.processes > 1 or load.by_deepspeed:
+        simulated_bytes = load.processes * (load.memory.peak_allocated_bytes + HOST_NON_TORCH_BYTES)
+        held_bytes = max(held_bytes, simulated_bytes + (load.offloaded_bytes if load.by_deepspeed else 0))
+    if held_bytes > available_bytes:
+        yield _refusal(
+            HostMemoryError,
+            f"Training {load.job.model} on the CPU takes at least {format_bytes(held_bytes)} of host memory in "
+            f"{load.processes} process{'es' * (load.processes > 1)}, and {format_bytes(available_bytes)} are "
+            "available: the kernel would kill it.",
+            "Use a smaller model, shorter rows, fewer --gpus, or a machine with more memory; --gpu NAME --plan_only "
+            "plans for a card without a run.",
+        )
+
+
+def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
+    """Checks host memory for several processes that load at once, and for what is offloaded.
+
+    One process needs next to none: weights go tensor by tensor from the mapped file to the card
+    (``transformers/core_model_loading.py``).
+    """
+    given, available = load.job.arguments, f"{format_bytes(available_bytes)} are available"
     loaded_bytes = load.loaded_bytes * load.loaders
-    if load.on_cpu:
-        held_bytes = max(loaded_bytes, load.simulated_bytes)
-        if held_bytes > available_bytes:
-            yield _refusal(
-                HostMemoryError,
-                f"Training {load.job.model} on the CPU takes at least {format_bytes(held_bytes)} of host memory in "
-                f"{load.processes} process{'es' * (load.processes > 1)}, and {available}: the kernel would kill it.",
-                "Take a smaller model, shorter rows, fewer --gpus, or a machine with more memory; --gpu NAME "
-                "--plan_only plans for a card without a run.",
-            )
-        return
-    quantized = any(load.job.arguments.get(name) for name in QUANTIZED_BYTES)
-    if load.loaders > 1 and not quantized and loaded_bytes > available_bytes:
+    is_quantized = any(given.get(name) for name in QUANTIZED_BYTES)
+    if load.loaders > 1 and not is_quantized and loaded_bytes > available_bytes:
         yield Finding(
             kind="warning",
             message=f"{load.processes} processes load {load.job.model} at once, up to {format_bytes(loaded_bytes)} of "
@@ -152,48 +139,46 @@ def _host_memory(load: Load, available_bytes: int) -> Iterator[Finding]:
             cure="--sharding fsdp2 loads in one process and divides from there; --dtype as in the checkpoint needs no "
             "copy of the file's pages.",
         )
-    for flags, held_bytes, cure in _kept_on_host(load):
+    kept: list[tuple[list[str], int, str]] = []
+    if given.get("fsdp_offload_params"):
+        shards_bytes = load.loaded_bytes
+        if not given.get("use_peft"):  # float32 parameters and gradients, and the optimizer's state
+            trained_bytes = load.loaded_bytes if given.get("bf16") is False else load.parameters * MASTER_BYTES
+            shards_bytes = 2 * trained_bytes + load.memory.saved_state_bytes
+        cure = "Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft."
+        kept.append((["--fsdp_offload_params"], shards_bytes, cure))
+    offloads = [name for name in OFFLOADING if given.get(name)]
+    if load.by_deepspeed:
+        cure = "Train an adapter (--use_peft), remove a flag, or give more --nodes: each then offloads less."
+        if load.on_nvme:
+            cure += " A smaller zero_optimization.sub_group_size makes smaller buffers."
+        kept.append(([f"--{name} {given[name]}" for name in load.by_deepspeed], load.offloaded_bytes, cure))
+    elif offloads:
+        cure = (
+            f"Plan without: --forbid {','.join(offloads)}. Fewer rows at once or a shorter --max_length hold fewer "
+            "activations; --optim adamw_8bit keeps its state on the card, in a quarter of the bytes."
+        )
+        kept.append(([f"--{name}" for name in offloads], load.offloaded_bytes, cure))
+    for flags, held_bytes, cure in kept:
         if held_bytes > available_bytes:
             message = f"On the host, {' and '.join(flags)} need {format_bytes(held_bytes)} of memory, and {available}."
             yield _refusal(HostMemoryError, message, cure)
 
 
-def _kept_on_host(load: Load) -> Iterator[tuple[list[str], int, str]]:
-    """Yields flags that move memory to the host, the bytes of all processes there, and the cure."""
-    if load.job.arguments.get("fsdp_offload_params"):
-        cure = "Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft."
-        yield ["--fsdp_offload_params"], load.shards_bytes, cure
-    if load.by_deepspeed:
-        flags = [f"--{name} {load.job.arguments[name]}" for name in load.by_deepspeed]
-        cure = (
-            "Train an adapter, which has little to offload (--use_peft), or remove a flag; more --nodes hold less each."
-        )
-        if load.on_nvme:
-            cure = f"{cure} A smaller zero_optimization.sub_group_size makes smaller buffers."
-        yield flags, load.offloaded_bytes, cure
-    elif load.offloads:
-        cure = (
-            f"Plan without: --forbid {','.join(load.offloads)}. Fewer rows at once or a shorter --max_length hold "
-            "fewer activations; --optim adamw_8bit has its state on the card, in a quarter of the bytes."
-        )
-        yield [f"--{name}" for name in load.offloads], load.offloaded_bytes, cure
-
-
 def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
-    """Checks the output folder for a checkpoint with the trained model, and for all checkpoints that are kept."""
-    given, model_bytes = load.job.arguments, load.memory.saved_model_bytes
+    """Checks the output folder's disk for the trained model, and for the checkpoints that are kept."""
+    given, model_bytes, elsewhere = load.job.arguments, load.memory.saved_model_bytes, "--output_dir on another disk"
     one = 0
     if str(given.get("save_strategy", "steps")) != "no":
         # Without the optimizer's state if only the model is saved (transformers/trainer.py: _save_checkpoint).
         one = model_bytes + (0 if given.get("save_only_model") else load.memory.saved_state_bytes)
     free = f"The disk of {load.output_dir} has {format_bytes(free_bytes)} free"
     if one + model_bytes > free_bytes:
-        what, fewer = "the trained model", ""
+        what, cure = "the trained model", f"Give {elsewhere}."
         if one:
             what = "a checkpoint with the trained model"
-            fewer = ", --save_only_model true to keep no optimizer state, or --save_strategy no to write no checkpoint"
-        message = f"{free}, and {what} takes {format_bytes(one + model_bytes)}."
-        yield _refusal(OutputFolderError, message, f"Give --output_dir a folder on another disk{fewer}.")
+            cure = f"Give {elsewhere}, --save_only_model true (no optimizer state), or --save_strategy no."
+        yield _refusal(OutputFolderError, f"{free}, and {what} takes {format_bytes(one + model_bytes)}.", cure)
     elif one:
         # A checkpoint is deleted after the next one is written (``training/checkpoints.py: rotate``).
         kept, limit = _checkpoints(load), given.get("save_total_limit")
@@ -204,13 +189,13 @@ def _disk(load: Load, free_bytes: int) -> Iterator[Finding]:
             fewer = f"--save_total_limit {room - 1}" if room > 1 else "--save_strategy no"
             yield Finding(
                 kind="warning",
-                message=f"{free}, which is enough for {room} of {kept} checkpoints of {format_bytes(one)}.",
-                cure=f"Give {fewer}, or --output_dir a folder on another disk.",
+                message=f"{free}, enough for {room} of {kept} checkpoints of {format_bytes(one)}.",
+                cure=f"Give {fewer}, or {elsewhere}.",
             )
 
 
 def _checkpoints(load: Load) -> int | None:
-    """Returns how many are written; None if the number of steps is unknown."""
+    """Returns the number of checkpoints that are written; None if the number of steps is unknown."""
     given = load.job.arguments
     if str(given.get("save_strategy", "steps")) == "epoch":
         return math.ceil(float(given.get("num_train_epochs", EPOCHS)))
@@ -228,14 +213,14 @@ def _download(load: Load) -> Iterator[Finding]:
         return
     folder = existing(pathlib.Path(load.download.folder))
     free_bytes = shutil.disk_usage(folder).free
-    needed_bytes, beside = load.download.size_bytes, ""
+    needed_bytes, what = load.download.size_bytes, "the download takes"
     if folder.stat().st_dev == existing(load.output_dir).stat().st_dev:
         needed_bytes += load.memory.saved_model_bytes
-        beside = " with the trained model"
+        what = "the download and the trained model take"
     if needed_bytes > free_bytes:
         yield _refusal(
             ModelNotFoundError,
-            f"The weights of {load.job.model} are to be downloaded to {load.download.folder}: they take{beside} "
+            f"The weights of {load.job.model} do not fit into {load.download.folder}: {what} "
             f"{format_bytes(needed_bytes)}, and its disk has {format_bytes(free_bytes)} free.",
             "Free some space, or set the variable HF_HOME to a folder on another disk.",
         )
@@ -256,6 +241,6 @@ def _nvme(load: Load) -> Iterator[Finding]:
                 continue
         yield _refusal(
             OutputFolderError,
-            f"DeepSpeed is to offload {format_bytes(needed_bytes)} to {path} (nvme_path), and {why}.",
-            "Write another nvme_path into the file that --deepspeed names.",
+            f"DeepSpeed cannot offload {format_bytes(needed_bytes)} to {path} (nvme_path): {why}.",
+            "Change nvme_path in the file that --deepspeed names.",
         )

@@ -1,9 +1,8 @@
 """The links between GPUs and between machines: named, usual for a card, or detected by NVML.
 
-The rows are in ``links.csv``: bytes that a collective moves for each device and second, in and out each, in GB of 10**9
-(the bus bandwidth of nccl-tests, ``doc/PERFORMANCE.md``, for messages of many MiB). A ``derived`` row was not found
-measured. ``-host`` is PCI Express without peer access, as GeForce drivers leave it: each transfer goes through host
-memory. A network that a machine has once is shared by its GPUs.
+``links.csv`` has the bus bandwidth of nccl-tests (``doc/PERFORMANCE.md``) for messages of many MiB, in GB of 10**9 per
+device and second, each way. A ``derived`` row is not measured. ``-host`` is PCI Express without peer access, as with
+GeForce drivers: each transfer goes through host memory. All GPUs of a machine share a ``shared_by_node`` network.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from autotrain_mem.types.hardware import Hardware, Topology
 _ROWS = Path(__file__).with_name("links.csv")
 
 NETWORKS = {"nvlink3": "hdr", "nvlink4": "ndr", "nvlink5": "ndr"}
-"""The network of a machine with such cards, one port for each (data sheets of DGX A100, H100 and B200)."""
+"""Maps the link to the network of such a machine, one port per card (data sheets of DGX A100, H100 and B200)."""
 
 FULL_LANES = 16
 
@@ -71,26 +70,23 @@ def topology(
     """Returns the topology of several devices of one kind.
 
     Args:
-        asked: Names of links, as ``--link`` has them; what it leaves open is detected by NVML, or usual for the card.
-        uuids: Of the devices, where they are here.
+        asked: The value of ``--link``. Links that it does not name are detected by NVML, or usual for the card.
+        uuids: The devices' UUIDs if they are on this machine.
 
     Raises:
-        UsageError: no such link, or two that join the same.
+        UsageError: a link is unknown, or two join the same.
     """
     names = named_links(asked)
-    link, bytes_per_second = "", None
-    if (chosen := names.get("devices")) and devices > 1:
-        link, bytes_per_second = chosen.name, chosen.bytes_per_second
-    elif devices > 1:
-        link, bytes_per_second = (detected_link(uuids) if uuids else None) or usual_link(card)
-    network = names.get("nodes") or links().get(NETWORKS.get(usual_link(card)[0], "")) if nodes > 1 else None
-    joined = Topology(
-        nodes=nodes, devices=devices, link=link, link_bytes_per_second=bytes_per_second, uuids=tuple(uuids)
-    )
-    if network is None:
-        return joined
-    rate = network.bytes_per_second // (devices if network.shared_by_node else 1)
-    return replace(joined, network=network.name, network_bytes_per_second=rate)
+    joined = Topology(nodes=nodes, devices=devices, uuids=tuple(uuids))
+    if devices > 1:
+        chosen = names.get("devices")
+        named = None if chosen is None else (chosen.name, chosen.bytes_per_second)
+        link, rate = named or (detected_link(uuids) if uuids else None) or usual_link(card)
+        joined = replace(joined, link=link, link_bytes_per_second=rate)
+    if nodes > 1 and (network := names.get("nodes") or links().get(NETWORKS.get(usual_link(card)[0], ""))):
+        rate = network.bytes_per_second // (devices if network.shared_by_node else 1)
+        joined = replace(joined, network=network.name, network_bytes_per_second=rate)
+    return joined
 
 
 def named_links(asked: str | None) -> dict[str, Interconnect]:
@@ -102,13 +98,13 @@ def named_links(asked: str | None) -> dict[str, Interconnect]:
             meant = f"Did you mean {' or '.join(near)}? " if near else ""
             known = {kind: [row.name for row in links().values() if row.joins == kind] for kind in ("devices", "nodes")}
             raise UsageError(
-                f"No link called {name!r} is known.",
+                f"No link is called {name!r}.",
                 hint=f"{meant}GPUs: {', '.join(known['devices'])}; machines: {', '.join(known['nodes'])}.",
             )
         link = links()[name]
         if link.joins in chosen:
-            what = "GPUs of a machine" if link.joins == "devices" else "machines"
-            raise UsageError(f"--link {asked}: two of them join the {what}.", hint="Give one for each.")
+            message = f"--link {asked} names two links between {link.joins}."
+            raise UsageError(message, hint="Give at most one between GPUs and one between machines.")
         chosen[link.joins] = link
     return chosen
 
@@ -126,13 +122,10 @@ def _of_lanes(bytes_per_second: int, name: str, lanes: int) -> int:
     return bytes_per_second * min(lanes, FULL_LANES) // FULL_LANES if name.startswith("pcie") else bytes_per_second
 
 
-# -- what joins the cards of this machine ----------------------------------------------------------------------------
-
-
 def detected_link(uuids: Sequence[str]) -> tuple[str, int | None] | None:
-    """Detects the slowest link that a collective between these cards of this machine uses, and its rate.
+    """Returns the slowest link that a collective between these cards uses, and its rate; None if NVML does not tell.
 
-    NVLink counts if every pair is connected by it, directly or through a switch. None if NVML does not report it.
+    NVLink counts if every pair is connected by it, directly or through a switch.
     """
     with contextlib.suppress(NvmlError, KeyError), nvml_session() as nvml:
         handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]

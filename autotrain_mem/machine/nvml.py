@@ -1,4 +1,4 @@
-"""Asks NVML, NVIDIA's management library: the one way in which the parent learns about cards, since it opens none."""
+"""Queries NVML, NVIDIA's management library, from the parent, which opens no card."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 
 class NvmlError(Exception):
-    """Raised when NVML does not answer; the message says why."""
+    """Raised when a query of NVML fails; the message says why."""
 
 
 class NoNvml(NvmlError):
-    """NVML is not here, or does not start: without NVIDIA's driver."""
+    """Raised when NVML is not installed or does not start: there is no NVIDIA driver."""
 
 
 @contextlib.contextmanager
 def nvml_session() -> Iterator[Any]:
     """Starts and stops NVML around a block; pynvml's errors inside become :class:`NvmlError`."""
     try:
-        import pynvml  # a machine without NVIDIA's driver does without it
+        import pynvml
 
         pynvml.nvmlInit()
     except ImportError as error:
@@ -43,12 +43,11 @@ def ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
-    """Returns the device's total and free bytes, as torch counts them.
+    """Returns the device's total and free bytes, as torch counts them; both are 0 for a card with the host's memory.
 
-    NVML's total is all that is soldered on; CUDA, and so torch, counts without what driver and firmware reserve. The
-    second version of NVML's memory query tells that part: on a card of 12288 MiB with 380 MiB reserved, torch's OOM
-    message said 11.63 GiB, which is 12288 - 380 (public notes, August 2026). Free is what neither the reserve nor any
-    process holds. Both are 0 where the memory is the host's.
+    NVML's total includes what driver and firmware reserve, torch's does not. The second version of NVML's query reports
+    the reserve: torch's OOM message said 11.63 GiB on a card of 12288 MiB with 380 MiB reserved (public notes, August
+    2026).
     """
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)

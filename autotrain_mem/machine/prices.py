@@ -1,13 +1,12 @@
-"""Reads rental prices of cards, from a dated table of this package or from a file of the user's.
+"""Reads rental prices of cards from ``prices.csv`` or a user's file (``--prices FILE``) with the same columns.
 
-The rows are in ``prices.csv``: on-demand prices of one card for an hour, as providers list them, without storage and
-taxes. Each has the day on which it was seen and its source: most come from public copies of the lists. Spot prices are
-left out, and prices that may be spot prices; a market's row has its lowest price, and says so. A card without a row has
-no price. Prices move: ``--prices FILE`` gives the user's own, in the same columns.
+``prices.csv`` has on-demand prices of one card for one hour, without storage and taxes, each with its date and source;
+most sources are public copies of providers' lists. It has no spot prices, and the lowest price of a marketplace.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
 import functools
@@ -27,8 +26,8 @@ _ROWS = Path(__file__).with_name("prices.csv")
 _NEEDED = ("gpu", "per_hour")
 _COLUMNS = (*_NEEDED, "currency", "provider", "seen", "source")
 LARGEST_FILE_BYTES = 256 * KIB
-"""The largest file of a user's: thousands of rows."""
-_FORM = "The first line names the columns: gpu,per_hour and, if you like, currency,provider,seen,source."
+"""The largest file that is read: thousands of rows."""
+_FORM = "The first line names the columns: gpu,per_hour and optionally currency,provider,seen,source."
 
 Prices = Mapping[str, Price]
 """Prices by the catalog's key."""
@@ -41,10 +40,10 @@ def listed_prices() -> Prices:
 
 
 def prices(file: str | None) -> Prices:
-    """Returns the table of a user's file, or of this package, with the lowest price of each card.
+    """Returns the lowest price of each card in a user's file, or in the table of this package.
 
     Raises:
-        UsageError: the file cannot be read, is no such table, or holds invalid prices; one message lists them all.
+        UsageError: the file cannot be read or is not such a table; or some prices are invalid: the message lists them.
     """
     if file is None:
         return listed_prices()
@@ -61,7 +60,7 @@ def prices(file: str | None) -> Prices:
 
 
 def price_of(card: Hardware, table: Prices) -> Price | None:
-    """Returns the price of a card, which may bear NVML's name for it; None if the table has none."""
+    """Returns the price of a card of the catalog or a detected one; None if the table has none."""
     known = recognise(card.name, card.total_bytes) if card.origin == "detected" else None
     return table.get(card.name if known is None else known.name)
 
@@ -72,8 +71,8 @@ def _read(text: str, name: str) -> Prices:
     missing = [each for each in _NEEDED if each not in columns]
     unknown = [each for each in columns if each not in _COLUMNS]
     if missing or unknown:
-        wrong = f"has no column {' and '.join(missing)}" if missing else f"has unknown columns: {', '.join(unknown)}"
-        raise UsageError(f"--prices {name} {wrong}.", hint=_FORM)
+        problem = f"has no column {' and '.join(missing)}" if missing else f"has unknown columns: {', '.join(unknown)}"
+        raise UsageError(f"--prices {name} {problem}.", hint=_FORM)
     table: dict[str, Price] = {}
     problems: list[str] = []
     for row in rows:
@@ -86,34 +85,30 @@ def _read(text: str, name: str) -> Prices:
             table[price.gpu] = price
     currencies = sorted({price.currency for price in table.values()})
     if len(currencies) > 1:
-        problems.append(f"prices in {' and '.join(currencies)} cannot be compared: write all of them in one currency")
+        problems.append(f"prices in {' and '.join(currencies)} cannot be compared: use one currency")
     if problems:
         raise UsageError(f"--prices {name} cannot be used: {'; '.join(problems)}.", hint=_FORM)
     return table
 
 
 def _price(row: Mapping[str, str | None]) -> Price:
-    """Parses a row; raises ValueError with what is wrong in a few words."""
+    """Parses a row. Raises ValueError with the problem in a few words."""
     if None in row or None in row.values():
-        raise ValueError("it has other fields than the first line names")
+        raise ValueError("the number of fields differs from the first line's")
     fields = {name: (value or "").strip() for name, value in row.items()}
     try:
         gpu = named(fields["gpu"]).name
     except UnknownGpuError as error:
         raise ValueError(f"{error.message.rstrip('.')} (autofit gpus lists the cards)") from error
-    seen = fields.get("seen", "")
-    if seen:
-        try:
-            datetime.date.fromisoformat(seen)
-        except ValueError:
-            raise ValueError(f"seen {seen!r} is no day: write it as 2026-03-10") from None
-    text = fields["per_hour"]
-    try:
-        amount = float(text)
-    except ValueError:
-        raise ValueError(f"per_hour {text!r} is no number: write 0.34, without a currency") from None
+    seen, amount = fields.get("seen", ""), math.nan
+    with contextlib.suppress(ValueError):
+        amount = float(fields["per_hour"])
     if not math.isfinite(amount) or amount <= 0:
-        raise ValueError(f"per_hour {text} is no price")
+        raise ValueError(f"per_hour {fields['per_hour']!r} is not a price: write 0.34, without a currency")
+    try:
+        datetime.date.fromisoformat(seen or "2026-03-10")
+    except ValueError:
+        raise ValueError(f"seen {seen!r} is not a date such as 2026-03-10") from None
     return Price(
         gpu=gpu,
         per_hour=amount,

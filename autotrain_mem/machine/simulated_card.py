@@ -44,7 +44,7 @@ class SimulatedGpu:
         """The blocks that were allocated then."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
-        """Allocates a block; raises torch.OutOfMemoryError, with torch's message, when the card is out of memory."""
+        """Allocates a block. Raises torch.OutOfMemoryError, with torch's message."""
         if self.before_allocation is not None:
             self.before_allocation(size_bytes)
         with self._alone():
@@ -57,11 +57,8 @@ class SimulatedGpu:
                 raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: int) -> None:
-        """Frees a block; one that was refused is ignored.
-
-        Any thread may call this at any moment: Python collects garbage wherever it creates an object, even during an
-        allocation, and the block is then freed after it. This never blocks.
-        """
+        """Frees a block, after the current allocation if there is one; ignores a refused block. Never blocks: Python
+        may collect garbage in any thread, even during an allocation."""
         self._ended.append(block)
         if self._lock.acquire(blocking=False):
             try:
@@ -95,15 +92,15 @@ class SimulatedGpu:
         while self._depth == 1 and self._ended:
             address = self._addresses.pop(self._ended.popleft(), None)
             if address is not None:
-                self._depth += 1  # what dies meanwhile waits
+                self._depth += 1  # blocks that are freed meanwhile wait
                 try:
                     self._allocator.free(address)
-                    self._allocator.complete_events()  # other streams keep up, as where a trace is replayed
+                    self._allocator.complete_events()  # other streams keep up, as in a replayed trace
                 finally:
                     self._depth -= 1
 
     def refuse(self, size_bytes: int) -> NoReturn:
-        """Raises torch.OutOfMemoryError as if a block were too large, after what torch does before it gives up."""
+        """Raises torch.OutOfMemoryError as for a block that is too large, after emptying the cache as torch does."""
         import torch
 
         self.empty_cache()
@@ -114,11 +111,11 @@ class SimulatedGpu:
         raise torch.OutOfMemoryError(self.refusal.message())
 
     def occupy(self, size_bytes: int) -> int:
-        """Allocates memory as another process would, up to what is left; returns the bytes taken."""
+        """Takes at most the free memory, as another process would; returns the bytes taken."""
         device = self._allocator.device
-        got_bytes = min(size_bytes, device.free_bytes)
-        device.take(got_bytes)
-        return got_bytes
+        taken_bytes = min(size_bytes, device.free_bytes)
+        device.take(taken_bytes)
+        return taken_bytes
 
     def vacate(self, size_bytes: int) -> None:
         """Frees memory that another process took."""

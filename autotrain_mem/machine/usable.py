@@ -1,11 +1,7 @@
-"""Checks that torch and other packages with GPU code can use a card: in this process, or in a child.
+"""Checks that torch and other packages with GPU code can use a card, in this process or in a child process.
 
-``torch.cuda.init`` raises with torch's own words (``torch/cuda/__init__.py: _lazy_init``, which calls
-``c10/cuda/CUDAFunctions.cpp``), and what a card or a virtual one refuses comes with the first allocation and the first
-kernel. transformers says of all of it that the setup does not support bf16.
-
-The child (``python -m autotrain_mem.machine.usable``) keeps from the parent a CUDA context, which takes memory and
-cannot be closed, and an import that crashes or never ends.
+A child (``python -m autotrain_mem.machine.usable``) protects the parent from imports that crash or hang, and from a
+CUDA context, which takes memory until its process exits.
 """
 
 from __future__ import annotations
@@ -24,37 +20,33 @@ from autotrain_mem.support.processes import Channel, Child, ChildDied, ChildTime
 from autotrain_mem.types.hardware import TURING
 
 OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-"""Oldest driver for each major version of CUDA, which serves all its minor ones (NVIDIA CUDA Compatibility, "Minor
-Version Compatibility", table 1)."""
+"""Oldest driver for each major version of CUDA (NVIDIA CUDA Compatibility, "Minor Version Compatibility", table 1)."""
 WHEELS = {12: "cu126", 13: "cu130"}
 """Builds at download.pytorch.org, by CUDA's major version (pytorch RELEASE.md, "PyTorch CUDA Support Matrix", from 2.9
 on). cu126 alone has kernels for cards before Turing."""
 _OTHERWISE = "--gpu NAME --plan_only  plans for a card that is not here\n--use_cpu               trains on the CPU"
 _UNEXPLAINED = """\
-A driver that was updated may need a reboot; a container needs --gpus all and
-NVIDIA_DRIVER_CAPABILITIES=compute,utility; WSL needs /usr/lib/wsl/lib in LD_LIBRARY_PATH. This shows the same:
+An updated driver may need a reboot; a container needs --gpus all and
+NVIDIA_DRIVER_CAPABILITIES=compute,utility; WSL needs /usr/lib/wsl/lib in LD_LIBRARY_PATH. To reproduce it:
 python -c 'import torch; torch.ones(1, device=0)'"""
 CHILD_MODULE = "autotrain_mem.machine.usable"
 TIME_LIMIT_SECONDS = 120.0
-"""Importing torch takes most of it: 5 s from a warm disk, a minute from a network's."""
-
-
-# -- in the process that uses the card --------------------------------------------------------------------------------
+"""Importing torch takes most of it: 5 s from a warm disk, a minute from a network disk."""
 
 
 def check_usable(index: int, *, grows: bool = False) -> None:
     """Makes ``cuda:index`` this process's current device and runs one kernel on it.
 
-    Without ``set_device`` every rank would open a context on GPU 0 first, hundreds of MiB each that no plan counts.
-    ``torch.cuda.init`` opens none (``aten/src/ATen/cuda/detail/CUDAHooks.cpp: CUDAHooks::init``). A full card passes:
-    what fills it may end before the memory is needed.
+    Without ``set_device`` every rank would also open a context on GPU 0, hundreds of MiB that no plan counts.
+    ``torch.cuda.init`` opens none (``aten/src/ATen/cuda/detail/CUDAHooks.cpp: CUDAHooks::init``). A full card passes,
+    since its memory may be free by the time it is needed.
 
     Args:
         index: The device's index among those that the process sees: the local rank.
-        grows: True if this process turned expandable segments on, whatever its environment says.
+        grows: Whether this process turned expandable segments on, whatever its environment says.
 
     Raises:
-        UnreadableGpuError: torch cannot use it; holds torch's message and the fix.
+        UnreadableGpuError: torch cannot use it; with torch's message and the fix.
     """
     import torch
 
@@ -67,14 +59,14 @@ def check_usable(index: int, *, grows: bool = False) -> None:
     except torch.OutOfMemoryError:
         return
     except (AssertionError, RuntimeError) as error:
-        # A CUDA error without its advice on debugging (c10/cuda/CUDAMiscFunctions.cpp).
+        # Removes the advice on debugging (c10/cuda/CUDAMiscFunctions.cpp).
         words = " ".join(str(error).split()).partition(" CUDA kernel errors might be")[0]
         words = words.partition(" Compile with `TORCH_USE_CUDA_DSA`")[0]
         if torch.cuda.is_initialized() and (grows or "expandable_segments:True" in environment_setting({})):
             raise UnreadableGpuError(
                 f"{name} refuses expandable segments, as virtual GPUs and some WSL do: {words}",
-                hint=f"--forbid expandable_segments  plans without them; set no expandable_segments:True in "
-                f"{variable_that_counts(os.environ)} either.",
+                hint=f"--forbid expandable_segments  plans without them; also remove expandable_segments:True from "
+                f"{variable_that_counts(os.environ)}.",
             ) from error
         raise UnreadableGpuError(f"torch cannot use {name}: {words}", hint=f"{_cure(index)}\n{_OTHERWISE}") from error
     torch.cuda.empty_cache()
@@ -93,24 +85,21 @@ def _cure(index: int) -> str:
     if newest_cuda is not None and newest_cuda < needed:
         return (
             f"{name} is built for CUDA {built_for}: it needs driver {OLDEST_DRIVERS.get(needed, '')} or newer, and "
-            f"{driver} is installed.\nUpdate the driver (https://www.nvidia.com/drivers), or install a torch for the "
-            f"one that is here:\n{install_torch(newest_cuda)}"
+            f"{driver} is installed.\nUpdate the driver (https://www.nvidia.com/drivers), or install a torch for it:\n"
+            f"{install_torch(newest_cuda)}"
         )
     if torch.cuda.is_initialized() and torch.cuda.get_device_capability(index) < TURING and built_for != "12.6":
         install = install_torch(min(WHEELS))
-        return f"{name} for CUDA {built_for} has no kernels for cards before Turing; the one for 12.6 has:\n{install}"
+        return f"{name} for CUDA {built_for} has no kernels for cards before Turing. The build for 12.6 has:\n{install}"
     return _UNEXPLAINED
 
 
 def install_torch(cuda: int) -> str:
     """Returns the command that installs a build for a driver with this major version of CUDA."""
     if cuda < min(WHEELS):
-        return f"(there is none for a driver so old: update it to {OLDEST_DRIVERS[min(WHEELS)]} or newer)"
+        return f"(there is none for this driver: update it to {OLDEST_DRIVERS[min(WHEELS)]} or newer)"
     wheel = WHEELS[min(cuda, max(WHEELS))]
     return f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{wheel}"
-
-
-# -- in a child -------------------------------------------------------------------------------------------------------
 
 
 class NoAnswer(Exception):
@@ -119,13 +108,13 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuPackage:
-    """Holds what a package with GPU code said of itself after its import."""
+    """Describes an imported package with GPU code; the fields from ``cuda`` on are set only for torch."""
 
     problem: str = ""
     """Why it cannot use the GPU; empty if it can, or if it was not tried."""
     fix: str = ""
     cuda: str = ""
-    """The version of CUDA that torch is built for; this and the following are torch's."""
+    """The version of CUDA that torch is built for."""
     nccl: str = ""
     total_bytes: int = 0
     free_bytes: int = 0
@@ -137,7 +126,7 @@ class GpuPackage:
 def examine_package(
     package: str, environment: Mapping[str, str], limit_seconds: float = TIME_LIMIT_SECONDS
 ) -> GpuPackage:
-    """Imports a package in a child, and tries the first card that the child sees if it is torch or bitsandbytes.
+    """Imports a package in a child; torch and bitsandbytes also run a kernel on the first visible card.
 
     Args:
         environment: Variables of the child, over this process's.
@@ -162,7 +151,7 @@ def examine_package(
 
 
 def main() -> None:
-    """Imports the package that the parent names, and sends the fields of its ``GpuPackage``, or why it failed."""
+    """Imports the package that the parent names, and sends the fields of its ``GpuPackage``, or the error."""
     channel = Channel(ignore_interrupt=True)
     try:
         package = str(channel.receive()["package"])

@@ -1,4 +1,4 @@
-"""Who is on a card, with a stand-in for NVML."""
+"""Tests the list of processes on a card, with a fake of NVML."""
 
 import os
 import sys

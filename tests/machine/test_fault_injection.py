@@ -1,4 +1,4 @@
-"""What goes wrong on a simulated card when it is told to, and that it does so once in a run."""
+"""Tests that each requested fault of a simulated card occurs once in a run."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes
 
 
 class Died(BaseException):
-    """In the place of the end of this process."""
+    """Raised instead of killing this process."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def _killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Process:
-    """One process of a run: a card, and where the run is."""
+    """One process of a run, with its card and its phase."""
 
     def __init__(self) -> None:
         self.gpu = SimulatedGpu(CARD)
@@ -47,7 +47,7 @@ class Process:
             self.gpu.allocate(self._blocks, size_bytes)
 
     def save(self, checkpoint: pathlib.Path) -> None:
-        """As transformers does, with weights and state around the optimizer."""
+        """Writes a checkpoint as transformers does, with weights and state around the optimizer."""
         before, self.phase = self.phase, Phase.SAVE
         checkpoint.mkdir()
         (checkpoint / "model.safetensors").write_bytes(bytes(100_000))
@@ -177,12 +177,12 @@ def test_nothing_is_left_when_the_run_is_over_and_nothing_is_done_where_nothing_
     assert not (tmp_path / "other").exists()
 
 
-def test_what_is_no_mishap_is_named_with_the_syntax_and_a_mishap_is_written_as_it_is_read() -> None:
+def test_unknown_faults_are_listed_with_the_syntax_and_a_mark_is_the_users_own_word() -> None:
     wrong = ["oom:sideways:3", "kill:0", "taken:3GB:5", "taken:3MiB:9:until:2", "torn:save:1:../x"]
     with pytest.raises(UsageError) as raised:
         parse_mishaps(" ".join([*wrong, "kill:7"]))
-    assert raised.value.message == f"{VARIABLE} holds what is no mishap: {', '.join(wrong)}."
+    assert raised.value.message == f"{VARIABLE} holds unknown faults: {', '.join(wrong)}."
     assert "taken:SIZE:N[:until:M]" in raised.value.hint
     text = "oom:optimizer_step:4 taken:1048576B:5 taken:7B:5:until:6 kill:2 oom:save:2 kill:save:1 torn:save:3:a.pt "
     text += "rot:save:2 rot:save:1:a.pt clock:save:2 disk:7"
-    assert " ".join(map(str, parse_mishaps(text))) == text
+    assert " ".join(fault.text for fault in parse_mishaps(f"{text} count rank:1:kill:2", rank=0)) == text

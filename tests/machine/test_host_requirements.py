@@ -157,7 +157,7 @@ def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
     assert "sub_group_size" in finding.cure
     (finding,) = looked_at(load(**words, memory=rehearsed(nvme_bytes=16 * GIB + 1), processes=2))
     assert (finding.error, "nvme_path" in finding.cure) == ("OutputFolderError", True)
-    assert f"offload 32.0 GiB to {tmp_path}/swap (nvme_path), and its disk has 32.0 GiB free" in finding.message
+    assert f"offload 32.0 GiB to {tmp_path}/swap (nvme_path): its disk has 32.0 GiB free" in finding.message
     monkeypatch.setattr("os.access", lambda folder, mode: False)
     (finding,) = looked_at(fits)
     assert f"{tmp_path} may not be written to" in finding.message
@@ -173,7 +173,7 @@ def test_weights_that_are_not_here_yet_must_find_room_in_the_cache(
     assert (finding.error, "HF_HOME" in finding.cure) == ("ModelNotFoundError", True)
     one = replace(load(download=at_hand, **FULL, memory=rehearsed(**ADAMW)), output_dir=tmp_path / "run")
     (finding,) = looked_at(one)
-    assert "they take with the trained model 46.1 GiB, and its disk has 20.0 GiB free" in finding.message
+    assert "the download and the trained model take 46.1 GiB, and its disk has 20.0 GiB free" in finding.message
 
 
 @pytest.mark.parametrize(

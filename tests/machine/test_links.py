@@ -1,4 +1,4 @@
-"""What joins GPUs and machines: by name, as usual for a card, and as NVML finds it."""
+"""Tests the links between GPUs and machines: named, usual for a card, and detected by NVML."""
 
 import sys
 
@@ -6,34 +6,28 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from autotrain_mem.machine.catalog import catalog, named
-from autotrain_mem.machine.links import detected_link, links, named_links, topology, usual_link
+from autotrain_mem.machine.links import detected_link, links, topology, usual_link
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import MIB
 
 GB = 10**9
 
 
-def test_every_card_of_the_catalog_is_joined_by_a_link_of_the_catalog_as_far_as_it_is_known() -> None:
-    unknown = [card.name for card in catalog() if usual_link(card)[1] is None]
-    assert unknown == []
-    assert {usual_link(card)[0] for card in catalog()} - {""} <= links().keys()
+USUAL = {
+    "h100-80gb": ("nvlink4", 350 * GB),
+    "a100-80gb-pcie": ("pcie4", 20 * GB),
+    "rtx3090": ("pcie4-host", 14 * GB),
+    "rtx4060": ("pcie4-host", 7 * GB),
+}
+
+
+def test_every_card_of_the_catalog_has_a_usual_link_of_the_catalog() -> None:
+    assert {name: usual_link(named(name)) for name in USUAL} == USUAL
+    assert {usual_link(card)[0] for card in catalog()} <= links().keys()
     assert all(link.source for link in links().values())
 
 
-@pytest.mark.parametrize(
-    ("name", "link", "gb_per_second"),
-    [
-        ("h100-80gb", "nvlink4", 350),
-        ("a100-80gb-pcie", "pcie4", 20),
-        ("rtx3090", "pcie4-host", 14),
-        ("rtx4060", "pcie4-host", 7),
-    ],
-)
-def test_a_named_card_has_the_link_that_is_usual_for_it(name: str, link: str, gb_per_second: int) -> None:
-    assert usual_link(named(name)) == (link, gb_per_second * GB)
-
-
-def test_what_is_asked_for_wins_and_the_rest_is_usual() -> None:
+def test_a_named_link_wins_and_the_rest_is_usual() -> None:
     card = named("h100-80gb")
     alone = topology(card, devices=1)
     assert (alone.link, alone.network, alone.links, alone.processes) == ("", "", None, 1)
@@ -45,11 +39,8 @@ def test_what_is_asked_for_wins_and_the_rest_is_usual() -> None:
     assert topology(named("rtx3090"), devices=2, nodes=2).network_bytes_per_second is None, "nothing is usual there"
     assert topology(named("24GiB"), devices=2).link_bytes_per_second is None
     assert topology(named("24GiB"), devices=2, asked="NVLink4").link_bytes_per_second == 350 * GB
-
-
-def test_two_links_of_one_kind_are_refused() -> None:
-    with pytest.raises(UsageError, match="two of them join the GPUs"):
-        named_links("nvlink4,pcie4")
+    with pytest.raises(UsageError, match="two links between devices"):
+        topology(card, devices=2, asked="nvlink4,pcie4")
 
 
 def pair(**facts: object) -> list[FakeGpu]:
@@ -69,19 +60,14 @@ def pair(**facts: object) -> list[FakeGpu]:
         ([*pair(bridged_to=("A", "B"), nvlinks=4), FakeGpu("C")], "pcie4", 20),
     ],
 )
-def test_the_slowest_way_between_two_cards_that_are_here_counts(
+def test_the_slowest_detected_link_counts_and_without_nvml_the_usual_one(
     monkeypatch: pytest.MonkeyPatch, gpus: list[FakeGpu], link: str, gb_per_second: float
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
     uuids = [gpu.uuid for gpu in gpus]
-    name, bytes_per_second = detected_link(uuids) or ("", None)
-    assert name == link
-    assert bytes_per_second == pytest.approx(gb_per_second * GB, abs=MIB)
-    assert topology(named("h100-80gb"), devices=len(gpus), uuids=uuids).link == link
+    found = topology(named("h100-80gb"), devices=len(gpus), uuids=uuids)
+    assert (found.link, found.link_bytes_per_second) == (link, pytest.approx(gb_per_second * GB, abs=MIB))
     assert topology(named("h100-80gb"), devices=len(gpus), uuids=uuids, asked="pcie3").link == "pcie3"
-
-
-def test_where_nvml_does_not_tell_what_is_usual_for_the_card_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([]))
-    assert detected_link(["A", "B"]) is None
-    assert topology(named("a100-80gb"), devices=2, uuids=["A", "B"]).link == "nvlink3"
+    assert detected_link(uuids) is None
+    assert topology(named("a100-80gb"), devices=2, uuids=uuids).link == "nvlink3"
