@@ -1,7 +1,4 @@
-"""Checks what LoRA adapts in the model that the trainer will build: its modules, and a mixture's experts.
-
-A layer's expert weights are parameters that hold all its experts at once.
-"""
+"""Checks which modules and experts LoRA adapts in the model that the trainer will build."""
 
 from __future__ import annotations
 
@@ -16,27 +13,25 @@ from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remot
 from autotrain_mem.types.findings import Finding, Problems
 
 NAMED_AT_MOST = 12
-"""The most kinds of modules that an error lists; a transformer layer has seven."""
+"""The most module names in an error; a transformer layer has seven."""
 
 
 def unmatched_targets(setup: Setup) -> Problems:
-    """Yields an error if ``--lora_target_modules`` matches nothing, and a warning for listed names that match nothing.
+    """Yields an error if ``--lora_target_modules`` matches nothing, and a warning if only some names match nothing.
 
-    A mixture of experts is not checked if a name may refer to fused experts, which PEFT adapts as parameters.
+    Mixtures are not checked, since a name may refer to fused experts, which PEFT adapts as parameters.
     """
-    job, filled, config = setup.job, setup.filled, setup.config
+    job, filled = setup.job, setup.filled
     if job.python_call is not None:
         return  # PEFT uses the script's config and model
     asked = filled.model.lora_target_modules if job.arguments.get("use_peft") else None
-    if not asked:
-        return
-    if asked == "all-linear" or has_experts(config):
+    if not asked or asked == "all-linear" or has_experts(setup.config):
         return
     import torch
     from peft.tuners.tuners_utils import check_target_module_exists
     from transformers.pytorch_utils import Conv1D
 
-    # Layers that LoRA has a form for (``peft/tuners/lora/model.py: _create_new_module``), by their names.
+    # Layers that LoRA can adapt (``peft/tuners/lora/model.py: _create_new_module``).
     forms = (torch.nn.Linear, torch.nn.Embedding, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, Conv1D)
     layers = {name: each for name, each in model_without_weights(job).named_modules() if isinstance(each, forms)}
     lora = peft_config(filled.model, job.model, own=filled.adapter, trust_remote_code=trusts_remote_code(filled))
@@ -50,23 +45,19 @@ def unmatched_targets(setup: Setup) -> Problems:
     if not missing:
         return
     none = len(missing) == len(names)
-    # ``["q_proj", "k_proj", ...]``: what repeats in every layer; of a model of one layer, all but the embeddings.
+    # ``["q_proj", "k_proj", ...]``: names that repeat in every layer, or all but the embeddings for a single layer.
     ends = Counter(name.split(".")[-1] for name, layer in layers.items() if not isinstance(layer, torch.nn.Embedding))
     often = [name for name, times in ends.items() if times > 1] or list(ends)
     *first, last = kinds = often[:NAMED_AT_MOST]
-    cure = f"Give some of {', '.join(first)} and {last}, two at least; all-linear takes them all."
+    cure = f"Give at least two of {', '.join(first)} and {last}; all-linear takes them all."
     if len(missing) == 1 and missing[0] in kinds:  # trl/trainer/model_config.py: __post_init__ makes a text of one name
-        meant = f"Give '.*{missing[0]}': a single name is a regular expression for a module's whole name."
-        cure = f"{meant}\n{cure}"
+        cure = f"Give '.*{missing[0]}': a single name is a regular expression for a module's whole name.\n{cure}"
     yield Finding(
         kind="error" if none else "warning",
         message=f"--lora_target_modules {' '.join(missing)} {'match' if len(missing) > 1 else 'matches'} no module of "
-        f"{job.model}{'' if none else ', and only the others are adapted'}.",
+        f"{job.model}{'' if none else '; only the others are adapted'}.",
         cure=cure,
     )
-
-
-# -- experts -----------------------------------------------------------------------------------------------------------
 
 
 CHUNKED = "chunked_nll"
@@ -76,8 +67,8 @@ CHUNKED = "chunked_nll"
 def adapted_experts(setup: Setup) -> Problems:
     """Yields what PEFT refuses about experts, and a warning if an adapter leaves them unchanged.
 
-    Experts that transformers 5 fuses into one parameter are adapted by ``target_parameters``. In some families PEFT
-    also accepts the names of their former layers, such as ``gate_proj``, and ``all-linear``
+    transformers 5 fuses a layer's experts into one parameter, which ``target_parameters`` adapts. In some families PEFT
+    also accepts the names of the former layers, such as ``gate_proj``, and ``all-linear``
     (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``).
     """
     from peft.utils.transformers_weight_conversion import (
@@ -91,9 +82,9 @@ def adapted_experts(setup: Setup) -> Problems:
     if not job.arguments.get("use_peft"):
         if not job.arguments.get("lora_target_parameters"):
             return
-        asked_for = replace(asked_for, use_peft=True)  # a plan would turn it on with the given parameters
+        asked_for = replace(asked_for, use_peft=True)  # a plan may turn it on
     lora = peft_config(asked_for, job.model, trust_remote_code=trusts_remote_code(setup.filled))
-    model = model_without_weights(setup.job)
+    model = model_without_weights(job)
     fused = {name: weight.numel() for name, weight in model.named_parameters() if weight.dim() == 3}
     if not fused:
         return
@@ -105,56 +96,51 @@ def adapted_experts(setup: Setup) -> Problems:
         yield f"PEFT refuses --lora_target_modules: {error}", "Name gate_proj, up_proj and down_proj together."
         return
     names = [name for name, _ in model.named_parameters()]
+    # What repeats in every layer, such as experts.down_proj experts.gate_up_proj.
+    experts_flag = " ".join(sorted({".".join(name.split(".")[-2:]) for name in fused}))
     asked = sorted(converted.target_parameters or ())
     missing = [name for name in lora.target_parameters or () if not _matched(names, [name])]
     if missing:
         yield (
             f"--lora_target_parameters {' '.join(missing)} {'match' if len(missing) > 1 else 'matches'} no parameter "
-            f"of {setup.job.model}.",
-            f"Its experts are --lora_target_parameters {' '.join(_last_names(list(fused)))}.",
+            f"of {job.model}.",
+            f"Its experts are --lora_target_parameters {experts_flag}.",
         )
     elif _matched(names, asked):  # ``peft/tuners/lora/layer.py: ParamWrapper.__init__``
         if lora.lora_dropout:
             yield (
-                f"--lora_dropout {lora.lora_dropout} cannot be applied to parameters, and LoRA is to adapt "
+                f"--lora_dropout {lora.lora_dropout} cannot be applied to parameters, and LoRA adapts "
                 f"{', '.join(asked)} (PEFT: ParamWrapper does not work with lora_dropout != 0).",
-                "--lora_dropout 0, or name layers of attention alone: --lora_target_modules q_proj k_proj v_proj "
-                "o_proj",
+                "--lora_dropout 0, or only attention layers: --lora_target_modules q_proj k_proj v_proj o_proj",
             )
         if lora.use_dora:
-            yield "--use_dora does not go with experts that are adapted as parameters.", "Remove --use_dora."
-    if setup.job.arguments.get("use_peft") and not _matched(list(fused), asked):
+            yield "--use_dora does not work with experts, which are adapted as parameters.", "Remove --use_dora."
+    if job.arguments.get("use_peft") and not _matched(list(fused), asked):
         experts, parameters = sum(fused.values()), sum(weight.numel() for weight in model.parameters())
         share = f"{experts / 1e9:.3g} B of {parameters / 1e9:.3g} B parameters"
         yield Finding(
             kind="warning",
-            message=f"LoRA leaves the experts as they are, {share}: they are fused into parameters, which are no "
-            "layers.",
-            cure=f"--lora_target_parameters {' '.join(_last_names(list(fused)))} --lora_dropout 0 adapts them; PEFT "
-            "then makes a copy of each such weight in every forward pass.",
+            message=f"LoRA does not adapt the experts, {share}: they are fused parameters, not layers.",
+            cure=f"--lora_target_parameters {experts_flag} --lora_dropout 0 adapts them; PEFT then copies each such "
+            "weight in every forward pass.",
         )
 
 
 def router_loss(setup: Setup) -> Problems:
-    """Refuses mixtures whose config lacks ``num_experts``, which TRL's chunked loss reads: a run would fail in its
-    first step (``trl/trainer/sft_trainer.py: _chunked_ce_forward``)."""
+    """Refuses mixtures whose config lacks ``num_experts``, which TRL's chunked loss reads in the first step
+    (``trl/trainer/sft_trainer.py: _chunked_ce_forward``)."""
     job, training, text = setup.job, setup.filled.training, setup.config.get_text_config()
     if not job.method_facts.has_chunked_loss or job.python_call is not None:
         return
     asks = getattr(text, "output_router_logits", None) is not None and training.router_aux_loss_coef
     if asks and training.loss_type == CHUNKED and not hasattr(text, "num_experts"):
         yield (
-            f"TRL's loss of the routers looks for num_experts, which the config of {text.model_type} has not: the run "
-            "would fail in its first step.",
-            "--router_aux_loss_coef 0 trains without it.",
+            f"TRL's loss of the routers needs num_experts, which the config of {text.model_type} lacks: the first step "
+            "would fail.",
+            "--router_aux_loss_coef 0 trains without this loss.",
         )
 
 
 def _matched(names: Sequence[str], targets: Sequence[str]) -> bool:
     """Returns whether a target names a parameter, as ``peft/tuners/tuners_utils.py: _inject_parameters`` decides."""
     return any(name == target or name.endswith(f".{target}") for name in names for target in targets)
-
-
-def _last_names(names: Sequence[str]) -> list[str]:
-    """Returns what repeats in every layer, such as ``["experts.down_proj", "experts.gate_up_proj"]``."""
-    return sorted({".".join(name.split(".")[-2:]) for name in names})

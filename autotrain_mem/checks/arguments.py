@@ -1,4 +1,4 @@
-"""Reads the user's flags and YAML keys with TRL's own parser, and which of them were given."""
+"""Reads the user's flags and YAML keys with TRL's own parser."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def parse(
     pins: Mapping[str, Any] | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Knobs]:
-    """Parses TRL's flags, which override the keys of a YAML config.
-
-    Returns exactly the arguments that the user gave, under TRL's names, and TRL's defaults for what a plan decides.
+    """Returns the arguments that the user gave, under TRL's names, and TRL's defaults for what a plan decides.
 
     Args:
         argv: Flags without our own.
@@ -38,8 +36,7 @@ def parse(
         own: Our other given flags, which may contradict TRL's.
 
     Raises:
-        UsageError: an unknown flag or key (with the nearest), a value that TRL refuses; or a list of all contradictions
-            and of all that cannot be rehearsed.
+        UsageError: a flag or key is unknown, TRL refuses a value, flags contradict each other, or cannot be rehearsed.
     """
     parser = method_of(method).make_parser()
     defaults = {name: action.default for name, action in actions_of(parser).items()}
@@ -54,8 +51,8 @@ def parse(
 
 
 def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
-    """Returns TRL's values for what a plan decides, for a script's config that TRL has already accepted. Raises
-    UsageError with all contradictions and all that cannot be rehearsed."""
+    """Returns TRL's defaults for what a plan decides, for a script's config that TRL has accepted. Raises UsageError
+    with all contradictions and all that cannot be rehearsed."""
     refuse(table.FLAGS, Flags(method=method, given=given, own=own))
     return _knobs({name: action.default for name, action in actions_of(method_of(method).make_parser()).items()})
 
@@ -75,10 +72,10 @@ def flag_tables() -> dict[str, TrlFlags]:
 
 
 def _methods_with(name: str) -> list[str]:
-    """Returns the methods whose parser has this name. It is slow, and called only before a command fails."""
-    found = []
+    """Returns the methods whose parser has this name. Slow: called only before a command fails."""
+    methods = []
     for method in METHODS:
         with contextlib.suppress(MissingExtraError):
             if any(action.dest == name for action in method_of(method).make_parser()._actions):
-                found.append(method)
-    return found
+                methods.append(method)
+    return methods

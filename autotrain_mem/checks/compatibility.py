@@ -1,7 +1,4 @@
-"""Checks that a job's arguments work with its model, the card, and the installed TRL and packages.
-
-They refuse, before minutes of planning, what would fail or be mispredicted in every rehearsal.
-"""
+"""Checks that a job's arguments work with its model, its card, and the installed packages."""
 
 from __future__ import annotations
 
@@ -13,14 +10,15 @@ from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.levers import SMALLER_IMAGES
+from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.pretrained import FAMILIES
 from autotrain_mem.types import Job
-from autotrain_mem.types.findings import Finding, Problems
+from autotrain_mem.types.findings import Problems
 from autotrain_mem.types.hardware import Capability
 
 
-def quantization(subject: ModelOnCard) -> Problems:
-    """Refuses a checkpoint with a quantization that is not rehearsed, or one that would be quantized twice."""
+def quantization(subject: ModelOnCard) -> None:
+    """Refuses a quantized checkpoint that is not rehearsed, would be quantized twice, or has no adapter to train."""
     from transformers import Mxfp4Config
     from trl import ModelConfig, get_quantization_config
 
@@ -33,28 +31,22 @@ def quantization(subject: ModelOnCard) -> Problems:
     refuse_unrehearsed(config, get_quantization_config(model) or dequantized)
     stays_quantized = bool(checkpoint_quantization(config)) and not is_in_mxfp4(config)
     if stays_quantized and not job.arguments.get("use_peft"):
-        yield Finding(
-            kind="error",
-            error="UnsupportedModelError",
-            message="The checkpoint is quantized, and rounded weights take no gradient steps.",
-            cure="Add --use_peft to train an adapter on it, or take the checkpoint that it was quantized from.",
+        raise UnsupportedModelError(
+            "The checkpoint is quantized, and quantized weights cannot be trained.",
+            hint="Add --use_peft to train an adapter on it, or use the checkpoint that it was quantized from.",
         )
 
 
 def images(subject: ModelOnCard) -> Problems:
     """Refuses image flags for a model or a trainer that reads only text."""
     job = subject.job
-    said = {"--max_pixels": job.arguments.get(SMALLER_IMAGES), "--image_sizes": job.images}
-    flags = " and ".join(name for name, value in said.items() if value)
-    if not flags:
-        return
-    if not job.method_facts.reads_images:
+    given = {"--max_pixels": job.arguments.get(SMALLER_IMAGES), "--image_sizes": job.images}
+    flags = " and ".join(name for name, value in given.items() if value)
+    if flags and not job.method_facts.reads_images:
         yield f"{flags}: TRL's {job.method_facts.trainer} reads no images.", f"Remove {flags}."
-    elif subject.config.model_type not in FAMILIES:
-        yield (
-            f"{flags}: {job.model} is a {subject.config.model_type} model, whose images are not read.",
-            f"Remove {flags}.",
-        )
+    elif flags and subject.config.model_type not in FAMILIES:
+        model = f"{job.model} is a {subject.config.model_type} model"
+        yield f"{flags}: {model}, and its images are not supported.", f"Remove {flags}."
 
 
 def attention(subject: ModelOnCard) -> Problems:
@@ -69,7 +61,7 @@ FLASH = "flash_attention_2"
 
 
 def why_no_flash_attention(job: Job, config: Any, compute_capability: Capability) -> str:
-    """Returns why a plan for a card of this machine may not choose flash-attention on its own; empty if it may."""
+    """Returns why a plan for a card of this machine may not choose flash-attention; empty if it may."""
     if job.arguments.get("use_cpu"):
         return "flash-attention runs on a GPU only"
     if command := flash_package_missing(FLASH):
@@ -82,7 +74,7 @@ def _why_not(name: str, job: Job, config: Any, compute_capability: Capability) -
 
     from autotrain_mem.trainers.model_support import why_no_attention
 
-    if job.arguments.get("fp16"):  # attention's products are in autocast's dtype, else in that of the weights
+    if job.arguments.get("fp16"):  # attention computes in autocast's dtype, else in the weights'
         dtype = torch.float16
     elif job.arguments.get("bf16") is not False:
         dtype = torch.bfloat16
@@ -97,8 +89,8 @@ _FLASH_PACKAGES = {
     FLASH: (("flash_attn", "kernels"), "pip install flash-attn --no-build-isolation"),
     "flash_attention_3": (("flash_attn_interface", "kernels"), "pip install kernels"),
 }
-"""Name -> the packages of which one suffices, and how to install one. transformers loads the kernel from the hub if
-``kernels`` is installed and the package is not (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
+"""Name -> the packages, one of which suffices, and how to install one. transformers loads the kernel from the hub if
+only ``kernels`` is installed (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
 _FROM_HUB = (("kernels",), "pip install kernels")
 
 
@@ -111,7 +103,7 @@ def flash_package_missing(name: str) -> str:
 
 
 def liger(subject: ModelOnCard) -> Problems:
-    """Refuses Liger if it is not rehearsed: only chunked losses that TRL computes itself are (1.16)."""
+    """Refuses Liger for models and methods that are not rehearsed with it."""
     import trl
     from packaging.version import Version
 

@@ -1,7 +1,7 @@
-"""Checks flags and keys against each other; model, card and data are checked later.
+"""Checks flags and keys against each other, without model, card and data.
 
-A setting that is given is kept even if ``--fit`` excludes its lever: ``--fit lossless --use_peft`` trains an adapter,
-and the plan changes only speed. ``--forbid`` names a lever itself, so a forbidden setting may not be given.
+``--fit`` never removes a given setting: ``--fit lossless --use_peft`` trains an adapter. ``--forbid`` names a lever, so
+its setting may not be given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
     (
         *("use_cpu", "gpu"),
         "--use_cpu and --gpu exclude each other.",
-        "To try a card out on the CPU: --gpu NAME --simulate.",
+        "To try a card on the CPU: --gpu NAME --simulate.",
     ),
     (
         *("simulate", "plan_only"),
@@ -35,17 +35,17 @@ _EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         *("use_cpu", "tf32"),
-        "--tf32 with --use_cpu: only GPUs compute so, and transformers refuses it.",
+        "--tf32 does not work with --use_cpu: transformers refuses it, since only GPUs have TF32.",
         "Remove --tf32.",
     ),
     (
         *("use_cpu", "activation_offloading"),
-        "--activation_offloading with --use_cpu: activations are on the host already.",
+        "--activation_offloading does not work with --use_cpu: activations are on the host already.",
         "Remove --activation_offloading.",
     ),
     (
         *("use_cpu", "fp16"),
-        "--fp16 with --use_cpu: mixed precision on a CPU is in bfloat16.",
+        "--fp16 does not work with --use_cpu: mixed precision on a CPU is in bfloat16.",
         "Give --bf16 true, or remove --fp16.",
     ),
     (
@@ -55,7 +55,7 @@ _EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         *("fp16", "optimizer_offload"),
-        "--optimizer_offload with --fp16: the scaler unscales gradients where the optimizer is.",
+        "--optimizer_offload does not work with --fp16: the gradient scaler needs the optimizer on the card.",
         "Give --bf16 true, or leave the optimizer on the card.",
     ),
     (
@@ -74,8 +74,7 @@ _EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
         "Remove --expandable_segments.",
     ),
 )
-"""Pairs of settings that exclude each other, with the problem and its cure. ``search.division`` refuses generations
-whose sizes do not divide."""
+"""Two settings that exclude each other, the problem, and its cure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,35 +102,21 @@ def device(flags: Flags) -> Problems:
     if given.get("use_cpu") and (several or (own.get("nodes") or 1) > 1):
         yield (
             "--use_cpu trains in one process, and --gpus or --nodes ask for several.",
-            "Remove one of them. To try several GPUs out on the CPU: --gpu NAME --gpus N --simulate.",
+            "Remove one of them. To try several GPUs on the CPU: --gpu NAME --gpus N --simulate.",
         )
     if own.get("simulate") and own.get("gpu") is None:
-        yield (
-            "--simulate needs to know which card.",
-            "Give --gpu NAME (autofit gpus lists them), or a size such as --gpu 6GiB.",
-        )
-
-
-_KERNELS = "its kernels do not run on a CPU"
-_ON_A_CARD_ONLY = {
-    "use_liger_kernel": _KERNELS,
-    "use_vllm": "vLLM generates on one",
-}
-"""Argument -> why training with it needs a GPU, even under a simulated card."""
+        yield "--simulate needs --gpu.", "Give --gpu NAME (autofit gpus lists them), or a size such as --gpu 6GiB."
 
 
 def levers_of_a_gpu(flags: Flags) -> Problems:
-    """Refuses levers that need a GPU, or a real or simulated one, if there is none."""
+    """Refuses levers that need a GPU to train on; a simulated card is enough only for flash-attention."""
     given, own = flags.given, flags.own
     if given.get("use_cpu") or own.get("simulate"):
-        for name in filter(given.get, _ON_A_CARD_ONLY):
-            yield (
-                f"--{name} needs a GPU to train on: {_ON_A_CARD_ONLY[name]}.",
-                f"Remove --{name}, or plan for a card with --plan_only.",
-            )
+        for name in filter(given.get, ("use_liger_kernel", "use_vllm")):
+            yield f"--{name} needs a GPU to train on.", f"Remove --{name}, or plan for a card with --plan_only."
     if given.get("use_cpu") and "flash" in str(given.get("attn_implementation")):
-        name = given["attn_implementation"]
-        yield f"--attn_implementation {name} with --use_cpu: {_KERNELS}.", "Give --attn_implementation sdpa."
+        message = f"--attn_implementation {given['attn_implementation']} does not work with --use_cpu."
+        yield message, "Give --attn_implementation sdpa."
 
 
 def precision(flags: Flags) -> Problems:
@@ -140,39 +125,32 @@ def precision(flags: Flags) -> Problems:
     given = flags.given
     if given.get("fp16") and given.get("dtype") in ("float16", "bfloat16") and not given.get("use_peft"):
         yield (
-            f"--fp16 with --dtype {given['dtype']} trains weights whose gradients the gradient scaler refuses.",
+            f"--fp16 does not work with --dtype {given['dtype']}: the gradient scaler refuses such gradients.",
             "Give --dtype float32 with --fp16 (mixed precision), --bf16 true with --dtype bfloat16, or --use_peft, "
             "whose base may be in half precision.",
         )
 
 
 def quantization(flags: Flags) -> Problems:
-    """Refuses quantized weights without an adapter: 4-bit and 8-bit weights cannot be trained."""
-    given = flags.given
+    """Refuses quantized weights without an adapter, and adapters that are not rehearsed or need an unquantized base."""
+    given, text = flags.given, flags.given.get(PEFT_CONFIG)
     quantized = [name for name in BASE_BITS if given.get(name)]
     if quantized and not given.get("use_peft"):
         yield (
-            f"--{quantized[0]} without LoRA would train nothing: rounded weights take no gradient steps.",
+            f"--{quantized[0]} without LoRA would train nothing: quantized weights cannot be trained.",
             f"Add --use_peft to train an adapter on the quantized base, or remove --{quantized[0]}.",
         )
-
-
-def adapter(flags: Flags) -> Problems:
-    """Refuses adapters that are not rehearsed, or that cannot adapt a quantized base."""
-    text = flags.given.get(PEFT_CONFIG)
-    if text is None:
-        return
-    kind = kind_of(text)
-    if why := why_unrehearsed(text):
-        yield f"--{PEFT_CONFIG} {kind} is not supported yet: {why}.", "LoRA, DoRA, VeRA, IA3 and OFT are rehearsed."
-    quantized = [name for name in BASE_BITS if flags.given.get(name)]
-    if quantized and (why := why_not_quantized(text)):
-        yield f"--{quantized[0]} does not go with {kind}: {why}.", f"Remove --{quantized[0]}, or take plain LoRA."
+    if text is not None and (why := why_unrehearsed(text)):
+        message = f"--{PEFT_CONFIG} {kind_of(text)} is not supported yet: {why}."
+        yield message, "LoRA, DoRA, VeRA, IA3 and OFT are rehearsed."
+    if text is not None and quantized and (why := why_not_quantized(text)):
+        message = f"--{quantized[0]} does not go with {kind_of(text)}: {why}."
+        yield message, f"Remove --{quantized[0]}, or use plain LoRA."
 
 
 def effective_batch(flags: Flags) -> Problems:
-    """Refuses an effective batch that rows times steps do not divide. The quotient is the number of processes, which is
-    not known yet if all GPUs of this machine are used."""
+    """Refuses an effective batch that is not rows x steps x processes. The number of processes is still unknown if all
+    GPUs of this machine are used; then rows x steps must divide it."""
     given, own = flags.given, flags.own
     is_one = own.get("gpu") is not None and own.get("gpus") in (None, 1) and own.get("nodes") in (None, 1)
     rows, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
@@ -198,25 +176,25 @@ def prompt_length(flags: Flags) -> Problems:
         online = [name for name, row in METHODS.items() if row.is_online]
         yield (
             f"--prompt_length is for {', '.join(online)}, whose data are prompts; {method} has none.",
-            "Give --max_length, the longest that a row may be.",
+            "Give --max_length, the largest length of a row.",
         )
     elif tokens is not None and tokens < 1:
-        yield f"--prompt_length {tokens} is no number of tokens.", "It takes 1 or more."
+        yield f"--prompt_length {tokens} is not a number of tokens.", "Give 1 or more."
 
 
 def row_limit(flags: Flags) -> Problems:
-    """Refuses a ``max_length`` to be found by the plan if the trainer keeps longer rows, or if the length limits a
-    prompt with its sampled completion."""
+    """Refuses to search for ``max_length`` if the trainer keeps longer rows, or if the length limits a prompt with its
+    sampled completion."""
     wanted, facts = flags.given.get(MAX_LENGTH), METHODS[flags.method]
     limits_both = facts.is_online and MAX_LENGTH in facts.knobs
     if limits_both and MAX_LENGTH in flags.given and (wanted is None or is_maximized(wanted)):
         yield (
-            f"--max_length {str(wanted).lower()} is about rows, and here it limits a prompt with its completion.",
-            "Give a number: prompts are cut from the left to make room for completions.",
+            f"--max_length {str(wanted).lower()} does not work here: it limits a prompt with its completion.",
+            "Give a number: prompts are truncated on the left to make room for completions.",
         )
     if facts.long_rows == "kept" and is_maximized(wanted) and wanted != AUTO:
         yield (
-            f"--max_length {wanted} would cut rows, and TRL's {facts.trainer} cuts only answers: a long prompt stays.",
+            f"--max_length {wanted} would truncate rows, but TRL's {facts.trainer} truncates only answers.",
             "Give --max_length auto, the longest row, or a number.",
         )
 
@@ -230,7 +208,7 @@ def forbidden_levers(flags: Flags) -> Problems:
             asked = f"--{name}" if value is True else f"--{name} {value}"
             yield (
                 f"--forbid {lever} and {asked} contradict each other.",
-                f"Remove {asked}, or take {lever} out of --forbid: what is given is never changed.",
+                f"Remove {asked}, or remove {lever} from --forbid.",
             )
 
 
@@ -239,17 +217,14 @@ def offloaded_optimizer(flags: Flags) -> Problems:
     method, given = METHODS[flags.method], flags.given
     if given.get("optimizer_offload") and method.builds_early:
         yield (
-            f"--optimizer_offload does not work with {method.title}, whose trainer makes its optimizer as it is built.",
-            "Remove it; --optim adamw_8bit keeps a quarter of the state.",
+            f"--optimizer_offload does not work with {method.title}, whose trainer creates its optimizer too early.",
+            "Remove it; --optim adamw_8bit needs a quarter of the memory for its state.",
         )
     elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
         yield (
-            f"--optimizer_offload does not know --optim {given['optim']}.",
-            f"It takes --optim {', '.join(OFFLOADED)}.",
+            f"--optimizer_offload does not support --optim {given['optim']}.",
+            f"It supports --optim {', '.join(OFFLOADED)}.",
         )
-
-
-# -- what a rehearsal does not support yet, so that it would mispredict memory -------------------------------------
 
 
 def arguments(flags: Flags) -> Problems:
@@ -272,7 +247,7 @@ def padding_free(flags: Flags) -> Problems:
     is_refused = group is not None and group.verdict is Verdict.REFUSED  # its method says why
     if given.get("padding_free") and not given.get("packing") and not is_refused:
         yield (
-            "--padding_free without --packing trains on rows that TRL does not truncate, which no plan allows for yet.",
+            "--padding_free without --packing is not supported yet: TRL does not truncate its rows.",
             "Give --packing true, which is padding-free with its default strategy.",
         )
 
@@ -287,10 +262,8 @@ def compiled_graphs(flags: Flags) -> Problems:
     for name, values in _GRAPHS.items():
         if (value := flags.given.get(name)) in values:
             yield (
-                f"--{name} {value} is not supported yet: CUDA graphs keep what they were recorded with in pools of "
-                "their own, one for each length of rows, and nothing bounds these.",
-                "Give --torch_compile_mode max-autotune-no-cudagraphs, or --torch_compile true alone: they are bounded "
-                "by the uncompiled training.",
+                f"--{name} {value} is not supported yet: CUDA graphs keep a memory pool for each length of rows.",
+                "Give --torch_compile_mode max-autotune-no-cudagraphs, or --torch_compile true alone.",
             )
 
 
@@ -300,7 +273,7 @@ def generation_cache(flags: Flags) -> Problems:
     name = str(flags.given.get("cache_implementation") or "")
     if ("offloaded" in name or name == "quantized") and not flags.given.get("use_vllm"):
         yield (
-            f"--cache_implementation {name} is not supported yet: the memory that it keeps on the card is not known.",
+            f"--cache_implementation {name} is not supported yet: its memory on the card is unknown.",
             "Give --cache_implementation dynamic or static, or remove it.",
         )
 
@@ -312,25 +285,25 @@ def rows(flags: Flags) -> Problems:
     evaluates = str(given.get("eval_strategy", "no")) != "no"
     if evaluates and eval_packing is not None and bool(eval_packing) is not packing:
         yield (
-            "--eval_packing other than --packing evaluates on other rows than it trains on, which no plan allows for.",
+            "--eval_packing must equal --packing: plans assume that evaluation rows are packed like training rows.",
             "Remove --eval_packing: it follows --packing.",
         )
     options = given.get("dataset_kwargs")
     if isinstance(options, Mapping) and options.get("skip_prepare_dataset"):
         yield (
-            "--dataset_kwargs skip_prepare_dataset trains on rows that TRL does not truncate: no plan allows for them.",
-            "Remove it; rows that are tokenized already (input_ids) are taken as they are.",
+            "--dataset_kwargs skip_prepare_dataset is not supported: TRL does not truncate such rows.",
+            "Remove it; tokenized rows (input_ids) are used as they are.",
         )
     if given.get("train_sampling_strategy") == "batch_rebalance":
         yield (
-            "--train_sampling_strategy batch_rebalance puts more rows into a micro-batch than a plan allows for.",
+            "--train_sampling_strategy batch_rebalance makes micro-batches larger than a plan assumes.",
             "--train_sampling_strategy random or group_by_length keeps --per_device_train_batch_size rows.",
         )
     facts = METHODS[flags.method]
     if given.get("train_sampling_strategy") == "group_by_length" and not (facts.is_packable or facts.is_online):
         yield (  # transformers/trainer_pt_utils.py: LengthGroupedSampler
-            f"--train_sampling_strategy group_by_length looks for input_ids, which the rows of {facts.title}'s trainer "
-            "lack: it would fail as training starts.",
+            "--train_sampling_strategy group_by_length would fail when training starts: it needs input_ids, which the "
+            f"rows of {facts.title}'s trainer lack.",
             "Remove it.",
         )
 
@@ -345,7 +318,7 @@ def optimizer(flags: Flags) -> Problems:
         yield Finding(
             kind="error",
             error="MissingExtraError",
-            message=f"--optim {name} is in the package {package[0]}, which is not installed here.",
+            message=f"--optim {name} needs the package {package[0]}, which is not installed.",
             cure=f"pip install {package[1]}, or give another --optim.",
         )
     if is_projecting(name) and not refused and not given.get("optim_target_modules"):

@@ -1,4 +1,4 @@
-"""Reads a model's config, checks it for later failures, and reads the size of its weights."""
+"""Reads and checks a model's config, and reads the size of its weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read_config(job: Job) -> Any:
     """Returns the config of a model that the job's method can train.
 
     Raises:
-        ModelNotFoundError: no config.json there, or a hub id that cannot be reached.
+        ModelNotFoundError: there is no config.json, or the hub cannot be reached.
         ModelConfigError: config.json is not JSON, or transformers refuses it.
         UnsupportedModelError: the installed transformers has no causal language model of this architecture.
     """
@@ -71,14 +71,10 @@ def teacher_model(subject: ModelOnCard) -> None:
         sizes = [each.get_text_config().vocab_size for each in (subject.config, config)]
         if sizes[0] != sizes[1]:
             raise UsageError(
-                f"The vocabulary of {job.model} has {sizes[0]:,} tokens and that of the teacher {model} {sizes[1]:,}: "
-                "what a teacher says of each token teaches nothing about others.",
+                f"{job.model} and the teacher {model} have different vocabularies: {sizes[0]:,} and {sizes[1]:,} "
+                "tokens.",
                 hint=f"Give --{name} a model of the same family, with the same vocab_size.",
             )
-
-
-_OF_THE_FILE = ("_name_or_path", "transformers_version")
-"""Config keys that describe the file and its writer, not the model."""
 
 
 def config_digest(job: Job, config: Any) -> str:
@@ -88,9 +84,10 @@ def config_digest(job: Job, config: Any) -> str:
     configs = [config, *(load_config(other, trust_remote_code=trust) for other in others)]
     digest = hashlib.blake2b(digest_size=16)
     for each in configs:
-        said = json.loads(each.to_json_string(use_diff=False))
-        kept = {name: value for name, value in said.items() if name not in _OF_THE_FILE}
-        digest.update(json.dumps(kept, sort_keys=True).encode())
+        content = json.loads(each.to_json_string(use_diff=False))
+        for name in ("_name_or_path", "transformers_version"):  # describe the file, not the model
+            content.pop(name, None)
+        digest.update(json.dumps(content, sort_keys=True).encode())
     return digest.hexdigest()
 
 
@@ -101,9 +98,9 @@ def _load(job: Job, model: str, flag: str, **options: Any) -> Any:
     written = check_model_folder(model, flag)
     if written and written["model_type"] not in transformers.CONFIG_MAPPING and "auto_map" not in written:
         raise UnsupportedModelError(
-            f"transformers {transformers.__version__} knows no model_type {written['model_type']!r} "
+            f"transformers {transformers.__version__} has no model_type {written['model_type']!r} "
             f"({pathlib.Path(model)}).",
-            hint="Update transformers, or take a model that the installed one knows.",
+            hint="Update transformers, or use another model.",
         )
     try:
         trust = bool(job.arguments.get("trust_remote_code"))
@@ -122,15 +119,15 @@ def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
     names = config.architectures or []
     if not names:
         raise UnsupportedModelError(
-            f"The config of {model} names no architecture, and TRL builds the model by it.",
+            f"The config of {model} names no architecture, which TRL needs to build the model.",
             hint='Add it to config.json, for example "architectures": ["Qwen2ForCausalLM"].',
         )
     if getattr(config, "auto_map", None):
         return  # the model brings its own code
-    version = transformers.__version__
     if not hasattr(transformers, names[0]):
         raise UnsupportedModelError(
-            f"transformers {version} knows no architecture {names[0]}, which the config of {model} names.",
+            f"transformers {transformers.__version__} has no architecture {names[0]}, which the config of {model} "
+            "names.",
             hint="Update transformers, or correct the architectures in config.json.",
         )
     causal = {
@@ -150,13 +147,13 @@ def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
 
 
 def _check_classifier(model: str, config: Any) -> None:
-    """Refuses a reward model of one of the few architectures for which transformers has no classifier."""
     from transformers.models.auto import modeling_auto
 
     if config.model_type not in modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
         raise UnsupportedModelError(
-            f"transformers has no sequence classifier of type {config.model_type!r} ({model}): a reward model is one.",
-            hint="Take a model of another architecture, such as Qwen2, Llama or Gemma 3.",
+            f"A reward model is a sequence classifier, and transformers has none of type {config.model_type!r} "
+            f"({model}).",
+            hint="Use a model of another architecture, such as Qwen2, Llama or Gemma 3.",
         )
 
 
@@ -167,30 +164,28 @@ def model_without_weights(job: Job) -> Any:
 
     from autotrain_mem.trainers.weightless import without_weights
 
-    scored = {"architecture": AutoModelForSequenceClassification, "num_labels": 1}
-    options: dict[str, Any] = dict(scored) if job.method_facts.has_score_head else {}
-    options["trust_remote_code"] = bool(job.arguments.get("trust_remote_code"))
-    if is_in_mxfp4(load_config(job.model, trust_remote_code=options["trust_remote_code"])):
+    trust = bool(job.arguments.get("trust_remote_code"))
+    options: dict[str, Any] = {"trust_remote_code": trust}
+    if job.method_facts.has_score_head:
+        options |= {"architecture": AutoModelForSequenceClassification, "num_labels": 1}
+    if is_in_mxfp4(load_config(job.model, trust_remote_code=trust)):
         options["quantization_config"] = Mxfp4Config(dequantize=True)
     with without_weights():
         return create_model_from_path(job.model, **options)
 
 
-# -- weights -----------------------------------------------------------------------------------------------------------
-
-
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 FORMATS = (".safetensors", ".bin")
-"""Endings of weight files; if there are any of the first kind, only those are downloaded
+"""Suffixes of weight files; transformers downloads the second only if there are none of the first
 (``transformers/modeling_utils.py: _get_resolved_checkpoint_files``)."""
 HUB_SECONDS = 3.0
 """Seconds to wait for the hub: a missing size is better than a late plan."""
 
 
 def parameters_on_disk(model: str, config: Any, revision: str | None = None) -> int | None:
-    """Counts a model's parameters from the size of its weight files and the config's dtype. None if files are
-    incomplete, or for a quantized checkpoint, whose bytes do not determine its parameters."""
+    """Counts a model's parameters from the size of its weight files and the config's dtype; None if files are
+    incomplete or quantized."""
     if getattr(config, "quantization_config", None) is not None:
         return None
     if pathlib.Path(model).is_dir():
@@ -201,14 +196,14 @@ def parameters_on_disk(model: str, config: Any, revision: str | None = None) -> 
 
 
 def item_bytes(config: Any) -> int:
-    """Returns the bytes of a saved weight, from the dtype that transformers saved."""
+    """Returns the bytes per saved weight, from the config's dtype."""
     return int(getattr(getattr(config, "dtype", None), "itemsize", 4))
 
 
 def download(model: str, config: Any, revision: str | None = None) -> Download | None:
-    """Returns the weights that training downloads from the hub, and their folder; None if they are here.
+    """Returns the weights that training downloads from the hub, and their folder; None if they are on disk.
 
-    The size is the hub's, or follows from the config's parameters and dtype if the hub does not answer in time.
+    If the hub does not answer in time, the size follows from the config's parameters and dtype.
     """
     from huggingface_hub import constants
 
@@ -228,7 +223,7 @@ def download(model: str, config: Any, revision: str | None = None) -> Download |
 
 
 def _cached_bytes(model: str, revision: str | None) -> int:
-    """Returns the size of a hub model's cached weights; 0 if they are incomplete, or the name is not a hub id."""
+    """Returns the bytes of a hub model's cached weights; 0 if they are incomplete, or the name is not a hub id."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -256,9 +251,9 @@ def _bytes_on_hub(model: str, revision: str | None) -> int | None:
         files = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=HUB_SECONDS).siblings or []
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError, TimeoutError):
         return None
-    for ending in FORMATS:
+    for suffix in FORMATS:
         # Subfolders hold other formats of the same weights, such as the publisher's own.
-        sizes = [file.size or 0 for file in files if file.rfilename.endswith(ending) and "/" not in file.rfilename]
+        sizes = [file.size or 0 for file in files if file.rfilename.endswith(suffix) and "/" not in file.rfilename]
         if sizes:
             return sum(sizes)
     return None

@@ -1,8 +1,4 @@
-"""Refuses model objects that cannot be rehearsed, with the reason.
-
-A rehearsal puts the whole model on one device, like training on one GPU: it would mispredict a model that is spread
-over devices, wrapped, or stored in another form.
-"""
+"""Refuses model objects whose rehearsal would be wrong: it puts the whole model, in its usual form, on one device."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.model_support import checkpoint_quantization, quantization_method
 
-_BY_NAME = "Or give the model's name or folder in place of the object: then it is planned before it is loaded."
+_BY_NAME = "Or give the model's name or folder instead of the object: then it is planned before it is loaded."
 
 _Problem = tuple[str, str]
 """A problem with the model, and its cure."""
@@ -33,8 +29,8 @@ def check_model_object(model: Any, *, gets_adapter: bool) -> None:
             raise UnsupportedModelError(f"This {type(model).__name__} {problem}", hint=f"{hint}\n{_BY_NAME}")
     if not gets_adapter and not any(parameter.requires_grad for parameter in model.parameters()):
         raise UnsupportedModelError(
-            f"Nothing of this {type(model).__name__} would be trained: all its parameters are frozen.",
-            hint="Give peft_config=LoraConfig(...), or unfreeze what is to be trained: model.requires_grad_(True).",
+            f"This {type(model).__name__} has nothing to train: all its parameters are frozen.",
+            hint="Give peft_config=LoraConfig(...), or unfreeze some: model.requires_grad_(True).",
         )
 
 
@@ -49,7 +45,7 @@ class with FSDPModule among its bases."""
 
 
 def _spread(model: Any) -> Iterator[_Problem]:
-    """Yields what puts a model on several devices or replaces its code; each problem hides the following ones."""
+    """Yields wrappers, ZeRO-3, compilation and device maps; each problem may cause the following ones."""
     for module in model.modules():
         for kind in type(module).__mro__:
             for home, name in _WRAPPERS.items():
@@ -58,20 +54,18 @@ def _spread(model: Any) -> Iterator[_Problem]:
                         f"is wrapped for several devices ({name}); plans are for one GPU so far.",
                         "Give the model itself, before it is wrapped: the trainer wraps it.",
                     )
-    # ZeRO-3 divides weights as they are loaded (transformers/modeling_utils.py: from_pretrained,
-    # deepspeed/runtime/zero/partition_parameters.py: Init).
+    # transformers/modeling_utils.py: from_pretrained, deepspeed/runtime/zero/partition_parameters.py: Init
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         yield (
-            "is divided among the processes already: ZeRO-3 does so as a model is loaded once the trainer's config is "
-            "made.",
-            "Load it before the config is made; the trainer divides it then.",
+            "is divided among the processes already: ZeRO-3 divides a model that is loaded after the trainer's config.",
+            "Load it before the config is made; the trainer then divides it.",
         )
     for module in model.modules():
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
             yield (
-                "is compiled, and a rehearsal runs what is in it operator by operator.",
-                "Give the model itself, and SFTConfig(torch_compile=True): that is rehearsed uncompiled, which mostly "
-                "needs more.",
+                "is compiled, and a rehearsal runs its operators one by one.",
+                "Give the model itself, and SFTConfig(torch_compile=True): its uncompiled rehearsal is mostly an upper "
+                "bound.",
             )
     places = {place for module in model.modules() for place in (vars(module).get("hf_device_map") or {}).values()}
     if len(places) > 1 or places & {"cpu", "disk"}:
@@ -89,19 +83,17 @@ def _unknown_tensors(model: Any) -> Iterator[_Problem]:
             yield f"has a lazy parameter without a shape: {name}.", "Run it once, so that its shapes are known."
         elif is_traceable_wrapper_subclass(tensor):
             yield (
-                f"keeps {name} as a {type(tensor).__name__}, whose storages are not known here.",
+                f"keeps {name} as a {type(tensor).__name__}, whose storages are unknown.",
                 "Give a model with plain weights, or one quantized by bitsandbytes.",
             )
+        elif tensor.device.type == "meta":
+            yield f"has no weights: {name} is on the meta device.", "Load its weights, or move it with model.to_empty."
     devices = {tensor.device for _, tensor in tensors}
-    kinds = {device.type for device in devices}
-    if "meta" in kinds:
-        name = next(name for name, tensor in tensors if tensor.device.type == "meta")
-        yield f"has no weights: {name} is on the meta device.", "Load its weights, or move it with model.to_empty."
     if len(devices) > 1:
         yield f"is spread over {_listed(devices)}; plans are for one GPU so far.", "Move it to one: model.to('cuda:0')."
-    if others := kinds - {"cpu", "cuda", "meta"}:
+    if others := {device.type for device in devices} - {"cpu", "cuda"}:
         yield (
-            f"is on {_listed(others)}; what its allocator does is known here for cuda only.",
+            f"is on {_listed(others)}, whose allocator is unknown.",
             "Move it to the CPU to plan for a card: model.to('cpu'), and AutoFit(gpu=...).",
         )
 
@@ -132,12 +124,12 @@ def _unknown_layers(model: Any) -> Iterator[_Problem]:
     for module in model.modules():
         if getattr(module, "_use_kernels", False):  # ``transformers/modeling_utils.py: set_use_kernels``
             yield (
-                "runs kernels from the hub (use_kernels), whose buffers are not known here.",
+                "runs kernels from the hub (use_kernels), whose buffers are unknown.",
                 "Load it without use_kernels and kernel_config; for fused layers give use_liger_kernel=True.",
             )
         if any(home.startswith("liger_kernel.") for home in (type(module).__module__, module.forward.__module__)):
             yield (
-                f"has layers of Liger's already ({type(module).__name__}).",
+                f"already has layers of Liger's ({type(module).__name__}).",
                 "Give the model as it is loaded, and use_liger_kernel=True: the trainer applies them.",
             )
 
@@ -147,7 +139,7 @@ def check_loading(options: Mapping[str, Any] | None) -> None:
     for name in ("use_kernels", "kernel_config"):
         if (options or {}).get(name):
             raise UnsupportedModelError(
-                f"model_init_kwargs asks for kernels from the hub ({name}), whose buffers are not known here.",
+                f"model_init_kwargs asks for kernels from the hub ({name}), whose buffers are unknown.",
                 hint="Remove it; for fused layers give use_liger_kernel=True, which is rehearsed.",
             )
 

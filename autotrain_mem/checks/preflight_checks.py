@@ -1,8 +1,8 @@
 """Checks model, tokenizer and data before anything is rehearsed, and reports all problems at once.
 
-A check passes if it cannot find out, as with a hub id that is not downloaded. The padding side is not checked, since
-every trainer sets it when it pads (right: ``trl/trainer/sft_trainer.py: DataCollatorForLanguageModeling``; left:
-``grpo_trainer.py: _generate_single_turn`` and our PPO's tokenizer).
+A check passes if it cannot decide, such as for a model that is not downloaded yet. The padding side is not checked:
+every trainer sets it (``trl/trainer/sft_trainer.py: DataCollatorForLanguageModeling``; ``grpo_trainer.py:
+_generate_single_turn``; our PPO's tokenizer).
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, u
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.flag_verdicts import FlagGroup, Verdict, group_of
 from autotrain_mem.settings.optimizer_verdicts import is_projecting, optimizer_of
-from autotrain_mem.support.errors import AutofitError, DatasetError
+from autotrain_mem.support.errors import (
+    AutofitError,
+    DatasetError,
+    DatasetFormatError,
+    MissingExtraError,
+    TokenizerError,
+)
 from autotrain_mem.support.host import missing_to_compile
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Job
@@ -32,12 +38,12 @@ from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.hardware import AMPERE, Capability, lacks_bf16
 
 UNFORESEEN = (Exception,)
-"""A tokenizer, a template or a model's own code may raise anything; the rehearsal that follows reports it."""
+"""Exceptions of a tokenizer, a template or a model's own code; the rehearsal that follows reports them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Holds a job, its model's config, and where it will run."""
+    """Holds a job, its model's config, and its device."""
 
     job: Job
     filled: Configs
@@ -47,14 +53,14 @@ class Setup:
     compute_capability: Capability
     """The card's compute capability; ASSUMED_CAPABILITY without a card."""
     to_train: bool
-    """Whether training follows, on this machine; else only a plan is made, perhaps for another machine's card."""
+    """Whether this machine also trains; else it only plans, perhaps for another machine's card."""
     on_cpu: bool
-    """Whether training runs on the CPU, with or without a simulated card: then packages for GPUs are not needed."""
+    """Whether training runs on the CPU, with or without a simulated card, and needs no packages for GPUs."""
     reads_data: bool
 
     @functools.cached_property
     def rows(self) -> Any:
-        """Returns the training data, or the AutofitError raised while reading them; None if they are not read."""
+        """Returns the training rows, or the AutofitError raised while reading them; None if they are not read."""
         if not self.reads_data:
             return None
         try:
@@ -64,7 +70,7 @@ class Setup:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """Returns the job's or its model's tokenizer; None if it cannot be loaded, reported when tokens are counted."""
+        """Returns the job's or its model's tokenizer; None if it cannot be loaded, which counting tokens reports."""
         tokenizer = keyword_of(self.job, "processing_class")
         if tokenizer is None and lacks_tokenizer(pathlib.Path(self.job.model)):
             return None
@@ -80,15 +86,15 @@ def setup_of(job: Job, config: Any, output_dir: str, **facts: Any) -> Setup:
 
 
 def emulated_bf16(setup: Setup) -> Problems:
-    """Warns of emulated bf16: transformers accepts every card that can emulate it (``training_args.py: _validate_args``
-    calls ``torch.cuda.is_bf16_supported()``, which includes emulation)."""
+    """Warns of emulated bf16, which transformers accepts (``training_args.py: _validate_args`` calls
+    ``torch.cuda.is_bf16_supported()``)."""
     given = setup.job.arguments
     if given.get("bf16") and lacks_bf16(setup.compute_capability) and not given.get("use_cpu"):
         capability = ".".join(map(str, setup.compute_capability))
         yield Finding(
             kind="warning",
-            message=f"--bf16 is emulated on this card (compute capability {capability}): no tensor cores compute "
-            "it, and no fused attention kernel takes it.",
+            message=f"--bf16 is emulated on this card (compute capability {capability}): it has no tensor cores and no "
+            "fused attention kernels for it.",
             cure="Remove --bf16, or give --fp16.",
         )
 
@@ -96,50 +102,43 @@ def emulated_bf16(setup: Setup) -> Problems:
 def tf32(setup: Setup) -> Problems:
     """Refuses ``--tf32`` on cards before Ampere, as transformers does when it creates a training's config
     (``utils/import_utils.py: is_torch_tf32_available``)."""
-    card = setup.compute_capability
-    if not setup.job.arguments.get("tf32") or setup.on_cpu or card >= AMPERE:
-        return
-    capability = ".".join(map(str, card))
-    yield (
-        f"--tf32 needs an NVIDIA card of Ampere or newer; this one has compute capability {capability}.",
-        "Remove --tf32.",
-    )
+    if setup.job.arguments.get("tf32") and not setup.on_cpu and setup.compute_capability < AMPERE:
+        capability = ".".join(map(str, setup.compute_capability))
+        yield (
+            f"--tf32 needs an NVIDIA card of Ampere or newer; this one has compute capability {capability}.",
+            "Remove --tf32.",
+        )
 
 
-def flash_attention_package(setup: Setup) -> Problems:
+def flash_attention_package(setup: Setup) -> None:
     """Refuses to train with flash-attention if its package is missing; a plan does not need it."""
     name = str(setup.job.arguments.get("attn_implementation") or "")
     command = flash_package_missing(name)
     if command and setup.to_train and not setup.on_cpu:
-        yield Finding(
-            kind="error",
-            error="MissingExtraError",
-            message=f"--attn_implementation {name} needs a package to train that is not installed here.",
-            cure=f"{command}, or remove it: sdpa, the default, has a flash kernel of its own.",
+        raise MissingExtraError(
+            f"--attn_implementation {name} needs a package to train that is not installed here.",
+            hint=f"{command}, or remove the flag: sdpa, the default, has its own flash kernel.",
         )
 
 
 def compiled_optimizer(setup: Setup) -> Problems:
-    """Warns if DeepSpeed's offload may not compile, which happens when training starts, after the plan. It does not
-    matter where the operators were compiled before, or came with DeepSpeed."""
+    """Warns if DeepSpeed's offload may not compile when training starts; operators compiled earlier are reused."""
     given = setup.job.arguments
     if not given.get("offload_optimizer_device") or not setup.to_train or setup.on_cpu:
         return
     if missing := missing_to_compile({**os.environ, **setup.job.environment}):
         yield Finding(
             kind="warning",
-            message=f"DeepSpeed compiles its optimizer for the host at its first use, and PATH lacks "
-            f"{' and '.join(missing)}.",
+            message=f"DeepSpeed compiles its optimizer at its first use, and PATH lacks {' and '.join(missing)}.",
             cure="Run: pip install ninja, and apt install g++; or remove --offload_optimizer_device.",
         )
 
 
 def data(setup: Setup) -> Problems:
-    """Reports data that cannot be read; a plan may do without them.
+    """Reports data that cannot be read.
 
-    A plan needs no data if no training follows here, the tokens of a row are given, and the hub did not answer. Then
-    ``datasets/load.py: dataset_module_factory`` raises ConnectionError; for a name that the hub does not have it raises
-    its DatasetNotFoundError.
+    If the hub does not answer (``datasets/load.py: dataset_module_factory`` then raises ConnectionError) and the tokens
+    of a row are given, a plan without training gets only a warning.
     """
     job, error = setup.job, setup.rows
     if not isinstance(error, AutofitError):
@@ -152,13 +151,10 @@ def data(setup: Setup) -> Problems:
     yield Finding(
         kind="warning",
         error="DatasetNotFoundError",
-        message=f"The dataset {load.dataset_name(job)} could not be looked at, since the hub cannot be reached: "
-        f"planned for {rows}.",
-        cure="Where it can be reached, the plan heeds how long the rows are.",
+        message=f"The dataset {load.dataset_name(job)} could not be read, since the hub cannot be reached: planned for "
+        f"{rows}.",
+        cure="Plan with access to the hub to use the rows' lengths.",
     )
-
-
-# -- the tokenizer, with the model, the data and the trainer -----------------------------------------------------------
 
 
 LOOKED_AT_ROWS = 4
@@ -166,11 +162,8 @@ LOOKED_AT_ROWS = 4
 
 
 def special_tokens(setup: Setup) -> Problems:
-    """Refuses an end or padding token that is not in the vocabulary, as trainers do when they are built.
-
-    ``trl/trainer/sft_trainer.py: __init__``, and those of reward and DPO. For padding, the vocabulary of a cloned
-    template counts too; the end token is the fallback.
-    """
+    """Refuses end and padding tokens that are not in the vocabulary, as SFT, reward and DPO trainers do
+    (``trl/trainer/sft_trainer.py: __init__``). A cloned template may add the padding token."""
     filled, tokenizer = setup.filled, setup.tokenizer
     if tokenizer is None:
         return
@@ -179,33 +172,30 @@ def special_tokens(setup: Setup) -> Problems:
         if token is not None and token not in tokenizer.get_vocab():
             yield Finding(
                 kind="error",
-                message=f"--{name} {token!r} is not in the vocabulary of the tokenizer.",
-                cure=f"Remove --{name}, which takes {getattr(tokenizer, name)!r}, or give a token that it holds.",
+                message=f"--{name} {token!r} is not in the tokenizer's vocabulary.",
+                cure=f"Remove --{name}, so that {getattr(tokenizer, name)!r} is used, or give a token of the "
+                "vocabulary.",
             )
     given = getattr(filled.training, "pad_token", None) or getattr(filled.training, "eos_token", None)
-    saved = "set tokenizer.pad_token and save the tokenizer with the model."
     if not given and tokenizer.pad_token is None and tokenizer.eos_token is None:
-        yield Finding(
-            kind="error",
-            error="TokenizerError",
-            message="The tokenizer has neither a padding token nor an end token, so that no batch can be padded.",
-            cure=f"Give --pad_token TOKEN, one of its vocabulary, or {saved}"
-            if hasattr(filled.training, "pad_token")
-            else saved.capitalize(),
+        flag = "Give --pad_token a token of its vocabulary, or: " if hasattr(filled.training, "pad_token") else ""
+        raise TokenizerError(
+            "The tokenizer has neither a padding token nor an end token, so no batch can be padded.",
+            hint=f"{flag}Set tokenizer.pad_token and save the tokenizer with the model.",
         )
 
 
 def padding_of_method(setup: Setup) -> Problems:
-    """Refuses a padding token that text may use, for trainers that recognize padding by its id."""
+    """Refuses a padding token that also occurs in text, for trainers that recognize padding by its id."""
     if setup.tokenizer is not None:
         yield from method_of(setup.job.method).tokenizer_findings(setup.filled, setup.tokenizer)
 
 
 def vocabulary(setup: Setup) -> Problems:
-    """Finds token ids without a row in the embeddings: on a GPU they fail a kernel's assertion, which names nothing.
+    """Finds token ids without a row in the embeddings: on a GPU they fail a kernel's assertion without a name.
 
-    Some tokenizers have special tokens that never occur in text (the image token of Gemma 3, for which its text models
-    have no row). Of these, only those count that padding, the end, or the chat template would use.
+    Special tokens that never occur in text (Gemma 3's image token in its text models) are ignored, unless padding, the
+    end, or the chat template uses them.
     """
     tokenizer = setup.tokenizer
     if tokenizer is None or _resizes(setup.filled):
@@ -228,8 +218,8 @@ def vocabulary(setup: Setup) -> Problems:
         kind="error" if sure else "warning",
         error="TokenizerError",
         message=f"The embeddings of {setup.job.model} have {rows} rows, and {len(beyond)} of the tokenizer's tokens "
-        f"are beyond them ({some}): the first batch that holds one ends the training.",
-        cure="Take the tokenizer that the model was trained with, or call "
+        f"are beyond them ({some}): training fails at the first batch with one of these.",
+        cure="Use the tokenizer that the model was trained with, or call "
         f"model.resize_token_embeddings({enough}) once, save model and tokenizer in a folder, and give it to --model.",
     )
 
@@ -241,7 +231,7 @@ def _resizes(filled: Configs) -> bool:
     return path is not None and not str(path).endswith((".jinja", ".j2"))
 
 
-def chat_template(setup: Setup) -> Problems:
+def chat_template(setup: Setup) -> None:
     """Refuses conversations without a chat template."""
     from trl import is_conversational
 
@@ -254,13 +244,10 @@ def chat_template(setup: Setup) -> Problems:
     looked_at = [{name: rows[index][name] for name in columns} for index in range(min(LOOKED_AT_ROWS, len(rows)))]
     if "conversations" not in columns and not any(is_conversational(row) for row in looked_at):
         return
-    flag = "--chat_template_path FILE (a .jinja file, or a model whose template is taken), "
-    yield Finding(
-        kind="error",
-        error="DatasetFormatError",
-        message=f"The data hold conversations, and the tokenizer of {setup.job.model} has no chat template.",
-        cure=f"Give {flag if hasattr(filled.training, 'chat_template_path') else ''}a model tuned for chat, or data as "
-        "plain text.",
+    flag = "--chat_template_path FILE (a .jinja file, or a model with a template), "
+    raise DatasetFormatError(
+        f"The data are conversations, and the tokenizer of {setup.job.model} has no chat template.",
+        hint=f"Give {flag if hasattr(filled.training, 'chat_template_path') else ''}a chat model, or plain text.",
     )
 
 
@@ -272,14 +259,14 @@ def idle(setup: Setup) -> Problems:
         yield Finding(
             kind="warning",
             message=f"{', '.join(f'--{name}' for name in unknown)}: newer than this autofit, which does not know "
-            "whether it moves memory. TRL's trainer gets it in a rehearsal.",
+            "whether it changes memory. Rehearsals pass it to TRL's trainer.",
             cure="",
         )
-    found: dict[FlagGroup, list[str]] = {}
+    idle_names: dict[FlagGroup, list[str]] = {}
     for name in _asked(job.arguments, setup.filled):
         if group := _idle_group(setup, name):
-            found.setdefault(group, []).append(name)
-    for group, names in found.items():
+            idle_names.setdefault(group, []).append(name)
+    for group, names in idle_names.items():
         yield _warning(names, job.method, group.why)
     for start, switch in _SWITCHES.items():
         value = job.arguments.get(switch)
@@ -306,8 +293,8 @@ def _warning(names: list[str], method: str, why: str) -> Finding:
     flags = ", ".join(f"--{name}" for name in names)
     return Finding(
         kind="warning",
-        message=f"{flags} {'does' if len(names) == 1 else 'do'} nothing with {method}: {why}.",
-        cure=f"Remove {'it' if len(names) == 1 else 'them'}, or train on knowing that.",
+        message=f"{flags} {'has' if len(names) == 1 else 'have'} no effect with {method}: {why}.",
+        cure=f"Remove {'it' if len(names) == 1 else 'them'}.",
     )
 
 
@@ -319,7 +306,7 @@ _SWITCHES = {
     "packing_strategy": "packing",
     "entropy_coef_": "use_adaptive_entropy",
 }
-"""Prefixes of flags -> the flag without which TRL does not read them, and which no plan turns on by itself."""
+"""Prefixes of flags -> the flag without which TRL ignores them, and which no plan turns on."""
 
 
 def _asked(given: Mapping[str, Any], filled: Configs) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Checks what is asked for together with sharding (FSDP, ZeRO): what libraries refuse, and what is not rehearsed.
+"""Refuses arguments that do not work with sharding (FSDP, ZeRO), or are not rehearsed with it.
 
 The search combines none of these either; a lever's row says why it does not work with sharding (``settings.levers``).
 """
@@ -6,7 +6,7 @@ The search combines none of these either; a lever's row says why it does not wor
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,103 +21,92 @@ from autotrain_mem.types.findings import Problems
 from autotrain_mem.types.methods_table import METHODS
 
 FSDP = ("fsdp2-no-reshard", "fsdp2", "hsdp")
+_OFFLOADS = {row.knobs[0]: row.not_sharded for row in LADDER if row.not_sharded}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incompatible:
-    """Describes an argument that does not work with sharding."""
+    """Describes arguments that do not work with sharding."""
 
-    name: str
+    names: Collection[str]
     values: str = ""
-    """A pattern of the values that do not work; empty for an argument that is on."""
+    """A pattern of the values that do not work; empty for switches."""
     shardings: tuple[str, ...] = FSDP
     reason: str
     cure: str
 
 
 REFUSED = (
-    *(
-        Incompatible(name=row.knobs[0], reason=row.not_sharded[0], cure=row.not_sharded[1])
-        for row in LADDER
-        if row.not_sharded
-    ),
+    *(Incompatible(names=[name], reason=reason, cure=cure) for name, (reason, cure) in _OFFLOADS.items()),
     Incompatible(  # bitsandbytes/backends/cuda/ops.py: custom operators on pointers, unknown to DTensor
-        name="optim",
+        names=["optim"],
         values=r".*(8bit|bnb|paged|ademamix|lion).*",
-        reason="bitsandbytes' kernels do not know FSDP2's tensors",
+        reason="bitsandbytes' kernels do not support FSDP2's tensors",
         cure="--optim adamw_torch_fused keeps a share of its state on each GPU; or --sharding ddp.",
     ),
     Incompatible(  # transformers/trainer.py: _build_accelerator_args and what follows refuse it with SHARDED_STATE_DICT
-        name="save_only_model",
+        names=["save_only_model"],
         reason="transformers writes checkpoints of shards with the optimizer's state, or none",
         cure="Remove --save_only_model, or give --save_strategy no: the trained model is written whole at the end.",
     ),
-    *(
-        Incompatible(
-            name=row.knobs[0],
-            shardings=ZEROS,
-            reason="it is not rehearsed beside DeepSpeed's own offload",
-            cure="--offload_optimizer_device cpu has DeepSpeed keep the optimizer's state on the host.",
-        )
-        for row in LADDER
-        if row.not_sharded
-    ),
-    *(
-        Incompatible(
-            name=name,
-            shardings=ZEROS,
-            reason="quantized weights under DeepSpeed are not rehearsed yet",
-            cure="--sharding fsdp2 divides a base of 4 bits; or remove it.",
-        )
-        for name in BASE_BITS
+    Incompatible(
+        names=_OFFLOADS,
+        shardings=ZEROS,
+        reason="it is not rehearsed beside DeepSpeed's own offload",
+        cure="--offload_optimizer_device cpu has DeepSpeed keep the optimizer's state on the host.",
     ),
     Incompatible(
-        name="optim",
+        names=BASE_BITS,
+        shardings=ZEROS,
+        reason="quantized weights under DeepSpeed are not rehearsed yet",
+        cure="--sharding fsdp2 divides a base of 4 bits; or remove it.",
+    ),
+    Incompatible(
+        names=["optim"],
         values=r".*(8bit|bnb|paged|ademamix|lion|adafactor).*",
         shardings=ZEROS,
-        reason="what it keeps of a flat part of the weights is not rehearsed yet",
+        reason="its state for a flat part of the weights is not rehearsed yet",
         cure="--optim adamw_torch_fused keeps a share of its state on each GPU.",
     ),
     Incompatible(
-        name="fp16",
+        names=["fp16"],
         shardings=ZEROS,
-        reason="DeepSpeed's scaler of the loss is not rehearsed yet",
+        reason="DeepSpeed's loss scaler is not rehearsed yet",
         cure="--bf16 trains in half precision without one; or --sharding fsdp2.",
     ),
     Incompatible(
-        name="use_vllm",
+        names=["use_vllm"],
         shardings=ZEROS,
-        reason="how vLLM is given weights by DeepSpeed is not rehearsed yet",
+        reason="the transfer of weights from DeepSpeed to vLLM is not rehearsed yet",
         cure="Remove --use_vllm, or give --sharding fsdp2 or ddp.",
     ),
     Incompatible(  # trl/trainer/callbacks.py: SyncRefModelCallback.sync_target_model
-        name="sync_ref_model",
+        names=["sync_ref_model"],
         shardings=("zero3",),
-        reason="TRL gathers policy and reference whole on each GPU to mix them",
+        reason="TRL gathers the whole policy and reference on each GPU to mix them",
         cure="Give --sharding zero2 or fsdp2, or remove --sync_ref_model.",
     ),
 )
-"""The incompatible arguments, each with the place in the installed libraries that its reason is from."""
 
 
 def arguments(flags: Flags) -> Problems:
     """Refuses arguments that do not work with the requested sharding."""
     sharding = flags.given.get("sharding")
     for row in REFUSED:
-        value = flags.given.get(row.name)
-        is_meant = re.fullmatch(row.values, str(value)) is not None if row.values else bool(value)
-        if value is not None and is_meant and sharding in row.shardings:
-            asked = f"--{row.name} {value}" if row.values else f"--{row.name}"
-            yield f"{asked} does not go with --sharding {sharding}: {row.reason}.", row.cure
+        for name in row.names:
+            value = flags.given.get(name)
+            matches = re.fullmatch(row.values, str(value)) is not None if row.values else bool(value)
+            if value is not None and matches and sharding in row.shardings:
+                asked = f"--{name} {value}" if row.values else f"--{name}"
+                yield f"{asked} does not work with --sharding {sharding}: {row.reason}.", row.cure
 
 
 def shared_tokens(flags: Flags) -> Problems:
-    """Checks how several GPUs share the tokens of a row, which works in SFT: ring attention with FSDP2, or DeepSpeed
-    with ZeRO."""
+    """Checks the sharing of a row's tokens in SFT: ring attention with FSDP2, or DeepSpeed's with ZeRO."""
     asked = [WAYS[name] for name in SHARE_TOKENS if _size(flags.given, name) > 1]
     if len(asked) > 1:  # accelerate/parallelism_config.py: __post_init__
         yield (
-            "--cp_size and --sp_size share the tokens of a row in two ways, of which accelerate takes one.",
+            "--cp_size and --sp_size both share the tokens of a row; accelerate takes one of them.",
             "Remove --sp_size (FSDP2 then divides the model), or --cp_size (ZeRO-3).",
         )
     for way in asked:
@@ -134,32 +123,32 @@ def _shared(flags: Flags, way: SharedTokens, size: int) -> Problems:
     if not METHODS[flags.method].shares_tokens:
         # transformers/trainer.py: _prepare_context_parallel_inputs cuts input_ids and labels; others have more
         yield (
-            f"{asked} is for SFT: what {METHODS[flags.method].title}'s trainer computes of whole rows is not shared.",
+            f"{asked} is for SFT: {METHODS[flags.method].title}'s trainer needs whole rows on each GPU.",
             f"Remove {asked}.",
         )
     if given.get("sharding") not in (None, *way.shardings):
         yield (
-            f"{asked} does not go with --sharding {given['sharding']}: {way.owner}.",
+            f"{asked} does not work with --sharding {given['sharding']}: {way.owner}.",
             f"Give --sharding {way.shardings[-1]}, or remove --sharding.",
         )
     for name, (reason, instead) in NOT_WITH.items():
         if given.get(name):
-            yield f"--{name} does not go with {asked}: {reason}.", f"Give {instead}, or --{way.name} 1."
+            yield f"--{name} does not work with {asked}: {reason}.", f"Give {instead}, or --{way.name} 1."
     if way.in_half_precision and given.get("bf16") is False and not given.get("fp16"):
         yield (
-            f"--bf16 false does not go with {asked}: ring attention runs CUDA's half-precision kernels.",
+            f"--bf16 false does not work with {asked}: ring attention runs CUDA's half-precision kernels.",
             f"Give --bf16, or --{way.name} 1.",
         )
     attention = given.get("attn_implementation")
     if attention is not None and re.fullmatch(way.attention, str(attention)) is None:
         yield (
-            f"--attn_implementation {attention} does not go with {asked}: {way.attends}.",
-            "Give --attn_implementation sdpa; CUDA runs it by its own flash kernel.",
+            f"--attn_implementation {attention} does not work with {asked}: {way.attends}.",
+            "Give --attn_implementation sdpa; CUDA runs its own flash kernel for it.",
         )
     multiple, parts = given.get("pad_to_multiple_of"), way.parts * size
     if isinstance(multiple, int) and multiple % parts:
         yield (
-            f"--pad_to_multiple_of {multiple} does not go with {asked}: rows are cut into {parts} equal parts.",
+            f"--pad_to_multiple_of {multiple} does not work with {asked}: rows are cut into {parts} equal parts.",
             f"Give --pad_to_multiple_of {parts} or a multiple, or remove it.",
         )
 
@@ -174,26 +163,24 @@ def shared_attention(subject: ModelOnCard) -> Problems:
         others = other_layers(subject.config) if size > 1 else []
         if others:
             yield (
-                f"--{name} {size} does not go with {subject.job.model}: some of its layers are {', '.join(others)}, "
-                "and what shares tokens attends to all that came before.",
-                f"Remove --{name}, or take a model of full attention (Llama, Qwen2.5, Qwen3).",
+                f"--{name} {size} does not work with {subject.job.model}: it needs full attention in all layers, and "
+                f"some are {', '.join(others)}.",
+                f"Remove --{name}, or use a model with full attention (Llama, Qwen2.5, Qwen3).",
             )
-    size = _size(subject.job.arguments, SHARED_SEQUENCE)
-    text = subject.config.get_text_config() if hasattr(subject.config, "get_text_config") else subject.config
+    size, text = _size(subject.job.arguments, SHARED_SEQUENCE), subject.config.get_text_config()
     heads = int(getattr(text, "num_attention_heads", None) or 0)
     keys = int(getattr(text, "num_key_value_heads", None) or heads)
     sizes = [each for each in range(1, size + 1) if not heads % each and (not keys % each or not each % keys)]
     if size > 1 and size not in sizes:
         yield (
-            f"--sp_size {size} does not divide the heads of {subject.job.model}: each GPU has a share of them while a "
-            "layer attends.",
+            f"--sp_size {size} does not divide the attention heads of {subject.job.model}, which the GPUs share.",
             f"Give --sp_size {sizes[-1]} or less." if len(sizes) > 1 else "Remove --sp_size.",
         )
 
 
 def other_layers(config: Any) -> list[str]:
     """Returns the types of a model's layers without full attention, as accelerate determines them."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     if kinds is not None:
         return sorted({*kinds} - {"full_attention"})
@@ -208,27 +195,26 @@ def optimizer_on_host(flags: Flags) -> Problems:
     (``accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed``)."""
     optim, file = flags.given.get("optim"), flags.given.get("deepspeed")
     if isinstance(file, Mapping) and file.get("zero_force_ds_cpu_optimizer") is False:
-        return  # then it steps as on the GPU
+        return  # DeepSpeed then runs the given optimizer
     if flags.given.get("offload_optimizer_device") and optim not in (None, *_ON_HOST):
         yield (
-            f"--optim {optim} does not go with --offload_optimizer_device: on the host DeepSpeed would step by its own "
-            "Adam in its place.",
-            "Give --optim adamw_torch_fused, whose steps those are, or remove --offload_optimizer_device.",
+            f"--optim {optim} does not work with --offload_optimizer_device: DeepSpeed would run its own Adam instead.",
+            "Give --optim adamw_torch_fused, or remove --offload_optimizer_device.",
         )
 
 
 def on_the_cpu(flags: Flags) -> Problems:
-    """Refuses sharding with DeepSpeed on the CPU, where its engine behaves differently and is not rehearsed."""
+    """Refuses DeepSpeed on the CPU, where its engine behaves differently and is not rehearsed."""
     sharding = flags.given.get("sharding")
     if flags.given.get("use_cpu") and sharding in ZEROS:
         yield (
-            f"--sharding {sharding} with --use_cpu: DeepSpeed is rehearsed for GPUs.",
-            "Remove --sharding, or try it out under a simulated card: --gpu NAME --simulate.",
+            f"--sharding {sharding} with --use_cpu is not supported: DeepSpeed is rehearsed for GPUs only.",
+            "Remove --sharding, or try it on a simulated card: --gpu NAME --simulate.",
         )
 
 
 def method(flags: Flags) -> Problems:
-    """Refuses trainers whose calls of their models do not work with sharding, or are not rehearsed with it."""
+    """Refuses methods that do not work with the sharding, or are not rehearsed with it."""
     sharding = flags.given.get("sharding")
     refused = None if sharding is None else method_of(flags.method).why_not_sharded(sharding)
     if refused is not None:

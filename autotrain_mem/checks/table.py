@@ -1,4 +1,4 @@
-"""Lists every check in the order in which problems are reported: what is refused, and at which point of a run.
+"""Lists all checks, by the point of a run and in the order in which problems are reported.
 
 To add a check, write a function that yields its problems (``types.findings``), and add it to a list here.
 """
@@ -25,7 +25,6 @@ FLAGS: tuple[Check[Flags], ...] = (
     flag_checks.levers_of_a_gpu,
     flag_checks.precision,
     flag_checks.quantization,
-    flag_checks.adapter,
     flag_checks.prompt_length,
     flag_checks.row_limit,
     flag_checks.forbidden_levers,

@@ -1,4 +1,4 @@
-"""Checks arguments with TRL's own dataclasses, and for what would end a training at its start or first evaluation."""
+"""Checks arguments with TRL's own dataclasses, and for failures at the start or at the first evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import copy
 import difflib
 import importlib.util
 import json
-import pathlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.methods.configs import OF_WORKERS, on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG
-from autotrain_mem.support.errors import ModelNotFoundError, UsageError
-from autotrain_mem.types.findings import Finding, Problems
+from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, UsageError
+from autotrain_mem.types.findings import Problems
 from autotrain_mem.types.methods_table import METHODS
 
 
@@ -29,61 +28,54 @@ def data_workers(flags: Flags) -> Problems:
     asked = [f"--{name}" for name in OF_WORKERS if given.get(name)]
     if asked and not given.get("dataloader_num_workers"):
         yield (
-            f"{', '.join(asked)} {'needs' if len(asked) == 1 else 'need'} processes that load data: torch refuses "
-            "it without.",
+            f"{', '.join(asked)} {'needs' if len(asked) == 1 else 'need'} data loader workers.",
             f"Give --dataloader_num_workers 2, or remove {', '.join(asked)}.",
         )
 
 
 def best_model(flags: Flags) -> Problems:
     """Refuses saving the best model without evaluations or a named metric (``transformers/trainer.py: _validate_args,
-    _determine_best_metric``). PPO, which evaluates nothing, has its own refusal (``trainers.ppo_checks``)."""
+    _determine_best_metric``). ``trainers.ppo_checks`` refuses it for PPO."""
     given = flags.given
     if _text(given.get("save_strategy")) != "best" or not method_of(flags.method).is_evaluated:
         return
     if not _evaluates(given):
         yield (
-            "--save_strategy best without --eval_strategy never finds a best model, and saves none.",
+            "--save_strategy best without --eval_strategy never saves a model.",
             "Give --eval_strategy steps, or --save_strategy steps.",
         )
     if not given.get("metric_for_best_model"):
-        yield (
-            "--save_strategy best needs to know best by what: transformers refuses it as the trainer is built.",
-            "Give --metric_for_best_model loss.",
-        )
+        yield "--save_strategy best needs --metric_for_best_model.", "Give --metric_for_best_model loss."
 
 
 def kept_inputs(flags: Flags) -> Problems:
     """Refuses kept inputs: ``transformers/trainer.py: evaluation_loop`` needs a mapping, not a list of prompts."""
     if flags.given.get("include_for_metrics") and METHODS[flags.method].is_online:
         yield (
-            "--include_for_metrics would end the first evaluation: a batch of prompts holds no such inputs.",
+            "--include_for_metrics would fail at the first evaluation: a batch of prompts has no such inputs.",
             "Remove --include_for_metrics.",
         )
 
 
 def accelerator(flags: Flags) -> Problems:
     """Refuses two keys of accelerate's config that change the planned batch."""
-    value = flags.given.get("accelerator_config")
-    config: Mapping[str, Any] = {}
-    if isinstance(value, Mapping):
-        config = value
-    elif value is not None:
+    config = flags.given.get("accelerator_config")
+    if isinstance(config, str):
         # JSON or a file's path (``transformers/training_args.py: __post_init__``); TRL refuses an unreadable one.
         with contextlib.suppress(OSError, ValueError):
-            text = str(value) if str(value).startswith("{") else Path(str(value)).read_text(encoding="utf-8")
-            read = json.loads(text)
-            config = read if isinstance(read, Mapping) else {}
+            config = json.loads(config if config.startswith("{") else Path(config).read_text(encoding="utf-8"))
+    if not isinstance(config, Mapping):
+        return
     if config.get("split_batches"):  # accelerate/data_loader.py: BatchSamplerShard._iter_with_split
         yield (
-            "--accelerator_config split_batches divides --per_device_train_batch_size among the processes, so that a "
-            "GPU trains on fewer rows than a plan says.",
-            "Remove split_batches; --effective_batch_size says how many rows a step has over all GPUs.",
+            "--accelerator_config split_batches divides --per_device_train_batch_size among the processes: each GPU "
+            "would train on fewer rows than planned.",
+            "Remove split_batches; --effective_batch_size is the number of rows of a step over all GPUs.",
         )
     if (config.get("gradient_accumulation_kwargs") or {}).get("num_steps") is not None:
         # transformers/trainer.py: create_accelerator_and_postprocess
         yield (
-            "--accelerator_config num_steps takes the place of --gradient_accumulation_steps, or is refused beside it.",
+            "--accelerator_config num_steps overrides --gradient_accumulation_steps.",
             "Remove num_steps, and give --gradient_accumulation_steps.",
         )
 
@@ -96,14 +88,13 @@ def evaluation_of_command(flags: Flags) -> Problems:
         return
     if given.get("eval_on_start") and not _evaluates(given):  # transformers/trainer.py: get_eval_dataloader
         yield (
-            "--eval_on_start without --eval_strategy has no rows to evaluate on: it would fail as training starts.",
+            "--eval_on_start without --eval_strategy has no rows to evaluate, and would fail.",
             "Give --eval_strategy steps, or remove --eval_on_start.",
         )
     if given.get("include_for_metrics") and not METHODS[flags.method].is_online:
         yield (
-            "--include_for_metrics keeps what compute_metrics reads of a whole evaluation, and a command has no such "
-            "function.",
-            "Remove --include_for_metrics; a trainer of autotrain_mem's in a script takes compute_metrics.",
+            "--include_for_metrics needs compute_metrics, which a command does not have.",
+            "Remove --include_for_metrics; a trainer of autotrain_mem in a script takes compute_metrics.",
         )
 
 
@@ -115,34 +106,21 @@ def _text(value: Any) -> str:
     return str(getattr(value, "value", value) or "")
 
 
-# -- what TRL, its dataclasses and the libraries around it say, without a model or data ------------------------------
-
-
-def packages(flags: Flags) -> Problems:
+def packages(flags: Flags) -> None:
     """Refuses to train with Liger if its package is missing; a rehearsal does not need it."""
     if flags.given.get("use_liger_kernel") and importlib.util.find_spec("liger_kernel") is None:
-        yield Finding(
-            kind="error",
-            error="MissingExtraError",
-            message="--use_liger_kernel needs the package liger_kernel to train.",
-            cure="pip install 'autotrain_mem[liger]', or remove it.",
-        )
+        hint = "pip install 'autotrain_mem[liger]', or remove the flag."
+        raise MissingExtraError("--use_liger_kernel needs the package liger_kernel to train.", hint=hint)
 
 
 def accepted_by_trl(flags: Flags) -> None:
-    """Raises UsageError if TRL's dataclasses refuse the arguments.
-
-    They are filled without what depends on a GPU and on how the batch divides into groups: the planner checks that, and
-    suggests numbers that divide.
-    """
+    """Raises UsageError if TRL's dataclasses refuse the arguments, except those that depend on a GPU or divide the
+    batch into groups: the planner checks these."""
     try:
         filled = _filled(flags)
     except (ValueError, TypeError, ImportError, OSError) as error:
-        reason = str(error).strip().rstrip(".")
-        raise UsageError(
-            f"TRL refuses these arguments: {reason}.",
-            hint=f"See autofit {flags.method} --help for what each of them takes.",
-        ) from error
+        reason, hint = str(error).strip().rstrip("."), f"See autofit {flags.method} --help for the allowed values."
+        raise UsageError(f"TRL refuses these arguments: {reason}.", hint=hint) from error
     _refuse_by_method(flags, filled, to_train=False)
 
 
@@ -156,12 +134,12 @@ def accepted_by_peft(flags: Flags) -> None:
         reason = str(error).strip().rstrip(".")
         raise UsageError(
             f"PEFT refuses this --{PEFT_CONFIG}: {reason}.",
-            hint="See the class of its peft_type in PEFT's documentation for what it takes.",
+            hint="See the class of its peft_type in PEFT's documentation for its arguments.",
         ) from error
 
 
 def ready_to_train(flags: Flags) -> None:
-    """Raises the method's error if the job can be planned but not trained, such as for missing rewards."""
+    """Raises the method's error if the job can be planned but not trained, such as without rewards."""
     _refuse_by_method(flags, _filled(flags), to_train=True)
 
 
@@ -173,15 +151,11 @@ def _refuse_by_method(flags: Flags, filled: Any, *, to_train: bool) -> None:
 
 
 def reward_tokenizer(flags: Flags) -> None:
-    """Refuses to train with a reward model that reads text but has no tokenizer of its own.
-
-    Raises:
-        ModelNotFoundError: there is no tokenizer with the model.
-    """
+    """Raises ModelNotFoundError to train with a reward model that reads text but has no tokenizer."""
     model = method_of(flags.method).judge_of_text(flags.given)
-    if model and lacks_tokenizer(pathlib.Path(model)):
+    if model and lacks_tokenizer(Path(model)):
         raise ModelNotFoundError(
-            f"{model} comes without a tokenizer, by which a reward model reads completions.",
+            f"The reward model {model} has no tokenizer, which it needs to read completions.",
             hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
         )
 
@@ -203,21 +177,18 @@ def tracker_names(flags: Flags) -> Problems:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             meant = f"Did you mean {near[0]}? " if near else ""
-            yield f"--report_to {name}: transformers knows no such tracker.", f"{meant}It knows {', '.join(known)}."
+            yield f"--report_to {name}: transformers has no such tracker.", f"{meant}It has {', '.join(known)}."
 
 
-def trackers(flags: Flags) -> Problems:
-    """Refuses to train with a tracker that is not installed: the run would fail when it starts."""
+def trackers(flags: Flags) -> None:
+    """Refuses to train with a tracker that is not installed."""
     from transformers.integrations import get_available_reporting_integrations
 
     available = [*_EVERY_OR_NO_TRACKER, *get_available_reporting_integrations()]
     if missing := [name for name in _trackers(flags) if name not in available]:
-        yield Finding(
-            kind="error",
-            error="MissingExtraError",
-            message=f"--report_to {' '.join(missing)} is not installed here, and a run would fail when it begins to "
-            "report. A plan alone needs no tracker.",
-            cure=f"Install it, or give --report_to one of {', '.join(available)}.",
+        raise MissingExtraError(
+            f"--report_to {' '.join(missing)} is not installed here. A plan alone needs no tracker.",
+            hint=f"Install it, or give --report_to one of {', '.join(available)}.",
         )
 
 
@@ -227,10 +198,10 @@ def _trackers(flags: Flags) -> list[str]:
 
 
 def checkpoint_to_resume(flags: Flags) -> Problems:
-    """Refuses to resume (``true``) from an output folder without checkpoints: the run would fail after its plan."""
+    """Refuses to resume (``true``) from an output folder without checkpoints."""
     folder = flags.given.get("output_dir")
     resumes = flags.given.get("resume_from_checkpoint") is True
-    if resumes and folder and not any(pathlib.Path(folder).glob("checkpoint-*")):
+    if resumes and folder and not any(Path(folder).glob("checkpoint-*")):
         yield (
             f"--resume_from_checkpoint: {folder} holds no checkpoint to resume from.",
             "Remove the flag to start from the beginning, or give it a checkpoint's folder.",
@@ -238,12 +209,12 @@ def checkpoint_to_resume(flags: Flags) -> Problems:
 
 
 def label_smoothing(flags: Flags) -> Problems:
-    """Refuses label smoothing with the chunked loss of TRL 1.12, which gets no labels then but needs their number
-    (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``); later versions compute full logits."""
+    """Refuses label smoothing with the chunked loss of TRL 1.12, which then lacks the labels whose number it needs
+    (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``); later versions compute all logits."""
     if flags.given.get("label_smoothing_factor") and METHODS[flags.method].has_chunked_loss:
         loss_type = getattr(_filled(flags).training, "loss_type", None)
         if loss_type in (None, "chunked_nll") and not flags.given.get("use_liger_kernel"):
             yield (
-                "--label_smoothing_factor does not go with the chunked loss of this TRL: the first step would fail.",
+                "--label_smoothing_factor does not work with this TRL's chunked loss: the first step would fail.",
                 "Give --loss_type nll, which computes all logits at once, or remove --label_smoothing_factor.",
             )

@@ -1,4 +1,4 @@
-"""What PEFT refuses of a mixture's experts is said before a plan, and so is an adapter that leaves them alone."""
+"""Tests the checks of mixtures of experts: what PEFT refuses, and adapters that leave the experts unchanged."""
 
 import json
 import pathlib
@@ -31,16 +31,16 @@ def said(folder: pathlib.Path, **arguments: Any) -> list[tuple[str, str]]:
     [
         ("qwen2", {}, None, ""),
         ("mixtral", {}, "warning", "--lora_target_parameters experts.down_proj experts.gate_up_proj --lora_dropout 0"),
-        ("gpt_oss", {"lora_target_modules": ALL}, "warning", "leaves the experts as they are"),
+        ("gpt_oss", {"lora_target_modules": ALL}, "warning", "does not adapt the experts"),
         ("gpt_oss", {"lora_target_parameters": EXPERTS}, "error", "--lora_dropout 0.05 cannot be applied"),
-        ("gpt_oss", {"lora_target_parameters": EXPERTS, "use_peft": False}, "error", "--lora_dropout 0, or name"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS, "use_peft": False}, "error", "--lora_dropout 0, or only"),
         ("gpt_oss", {"lora_target_parameters": EXPERTS, "lora_dropout": 0.0}, None, ""),
         ("gpt_oss", {"lora_target_parameters": ["experts.w1", EXPERTS[0]]}, "error", "experts.w1 matches no parameter"),
         ("qwen3_moe", {"lora_target_modules": ALL, "lora_dropout": 0.0}, None, ""),
         ("qwen3_moe", {"lora_target_modules": ["gate_proj", "down_proj"]}, "error", "without also targeting up_proj"),
     ],
 )
-def test_experts_that_lora_cannot_adapt_or_leaves_alone_are_told(
+def test_experts_that_lora_cannot_or_does_not_adapt_are_reported(
     family: str, arguments: dict[str, Any], kind: str | None, words: str, model_folder: Folder
 ) -> None:
     found = said(model_folder(family), **{"use_peft": True, **arguments})
@@ -51,7 +51,7 @@ def test_experts_that_lora_cannot_adapt_or_leaves_alone_are_told(
 @pytest.mark.parametrize(
     ("arguments", "count"), [({}, 1), ({"router_aux_loss_coef": 0.0}, 0), ({"loss_type": "nll"}, 0)]
 )
-def test_trls_loss_of_routers_needs_a_name_that_not_all_mixtures_have(
+def test_trls_router_loss_needs_num_experts_in_the_config(
     arguments: dict[str, Any], count: int, tmp_path: pathlib.Path
 ) -> None:
     config = {"model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4}
@@ -62,7 +62,7 @@ def test_trls_loss_of_routers_needs_a_name_that_not_all_mixtures_have(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"use_peft": True}, "leaves the experts as they are"), ({}, ""), ({"load_in_4bit": True}, "quantized already")],
+    [({"use_peft": True}, "does not adapt the experts"), ({}, ""), ({"load_in_4bit": True}, "quantized already")],
 )
 def test_a_checkpoint_in_mxfp4_is_trained_and_not_quantized_again(
     arguments: dict[str, Any], words: str, model_folder: Folder, tmp_path: pathlib.Path

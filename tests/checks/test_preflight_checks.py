@@ -1,4 +1,4 @@
-"""What is found before anything is rehearsed, and what is passed over because it hurts nobody."""
+"""Tests what the checks before a rehearsal find."""
 
 import json
 import pathlib
@@ -97,7 +97,7 @@ def test_a_plan_does_without_data_that_the_hub_does_not_give_where_the_length_is
     (finding,) = collect(table.PREFLIGHT, replace(one, job=replace(one.job, prompt_length=prompt_length)))
     assert (finding.kind, finding.error) == ("warning" if does_without else "error", "DatasetNotFoundError")
     if does_without:
-        assert f"{dataset} could not be looked at" in finding.message
+        assert f"{dataset} could not be read" in finding.message
         assert does_without in finding.message
 
 
@@ -274,8 +274,6 @@ def test_parameters_are_told_from_the_files_and_of_a_checkpoint_in_the_cache_fro
     assert parameters_on_disk("org/name", SimpleNamespace(dtype=None)) == 100
 
 
-# -- flags that TRL takes and does nothing with: a plan says so, and says nothing of those that work -------------------
-
 Said = Callable[..., list[str]]
 
 
@@ -296,10 +294,10 @@ def said(model_folder: Folder) -> Said:
 @pytest.mark.parametrize(
     ("method", "given", "words", "cured"),
     [
-        ("dpo", {"label_smoothing_factor": 0.1}, "does nothing with dpo: ", {"method": "sft"}),
-        ("grpo", {"train_sampling_strategy": "group_by_length"}, "does nothing with grpo: ", {"method": "sft"}),
-        ("sft", {"bf16_full_eval": True}, "does nothing with sft: ", None),
-        ("grpo", {"max_tool_calling_iterations": 3}, "does nothing with grpo: ", None),
+        ("dpo", {"label_smoothing_factor": 0.1}, "no effect with dpo: ", {"method": "sft"}),
+        ("grpo", {"train_sampling_strategy": "group_by_length"}, "no effect with grpo: ", {"method": "sft"}),
+        ("sft", {"bf16_full_eval": True}, "no effect with sft: ", None),
+        ("grpo", {"max_tool_calling_iterations": 3}, "no effect with grpo: ", None),
         ("grpo", {"vllm_mode": "server"}, "--use_vllm is not given", {"use_vllm": True}),
         ("dpo", {"ref_model_sync_steps": 64}, "--sync_ref_model is not given", {"sync_ref_model": True}),
         ("sft", {"eval_steps": 10}, "--eval_strategy is not given", {"eval_strategy": "steps"}),
@@ -319,7 +317,7 @@ def test_a_flag_that_does_nothing_is_named_with_its_method_or_its_switch(
 def test_what_is_trls_default_is_no_news_and_several_of_one_reason_are_one_warning(said: Said) -> None:
     assert said("dpo", label_smoothing_factor=0.0, do_predict=False, per_device_train_batch_size=8) == []
     (warning,) = said(do_eval=True, do_predict=True)
-    assert warning.startswith("--do_eval, --do_predict do nothing with sft: ")
+    assert warning.startswith("--do_eval, --do_predict have no effect with sft: ")
 
 
 @pytest.mark.newest

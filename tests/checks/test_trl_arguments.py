@@ -1,4 +1,4 @@
-"""What TRL takes, and ends a training with later, is refused before anything is rehearsed; what is well is not."""
+"""Tests that arguments which TRL accepts but a training would fail on are refused before a rehearsal."""
 
 import json
 import pathlib
@@ -26,19 +26,19 @@ EVALUATED = {"eval_strategy": "steps"}
 @pytest.mark.parametrize(
     ("given", "cured", "said"),
     [
-        ({"dataloader_prefetch_factor": 2}, {"dataloader_num_workers": 2}, "needs processes that load data"),
-        ({"dataloader_multiprocessing_context": "spawn"}, {"dataloader_num_workers": 2}, "needs processes that load"),
-        ({"eval_on_start": True}, EVALUATED, "no rows to evaluate on"),
-        ({"save_strategy": "best", "metric_for_best_model": "loss"}, EVALUATED, "never finds a best model"),
-        ({"save_strategy": "best", **EVALUATED}, {"metric_for_best_model": "loss"}, "best by what"),
-        ({"include_for_metrics": ["inputs"]}, {"include_for_metrics": []}, "a command has no such function"),
-        ({"accelerator_config": {"split_batches": True}}, {"accelerator_config": {}}, "fewer rows than a plan says"),
+        ({"dataloader_prefetch_factor": 2}, {"dataloader_num_workers": 2}, "needs data loader workers"),
+        ({"dataloader_multiprocessing_context": "spawn"}, {"dataloader_num_workers": 2}, "needs data loader workers"),
+        ({"eval_on_start": True}, EVALUATED, "no rows to evaluate"),
+        ({"save_strategy": "best", "metric_for_best_model": "loss"}, EVALUATED, "never saves a model"),
+        ({"save_strategy": "best", **EVALUATED}, {"metric_for_best_model": "loss"}, "needs --metric_for_best_model"),
+        ({"include_for_metrics": ["inputs"]}, {"include_for_metrics": []}, "which a command does not have"),
+        ({"accelerator_config": {"split_batches": True}}, {"accelerator_config": {}}, "fewer rows than planned"),
         (
             {"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}},
             {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
-            "takes the place of",
+            "overrides",
         ),
-        ({"tf32": True, "use_cpu": True}, {"use_cpu": False}, "only GPUs compute so"),
+        ({"tf32": True, "use_cpu": True}, {"use_cpu": False}, "only GPUs have TF32"),
         ({"cache_implementation": "offloaded_static"}, {"cache_implementation": "static"}, "not supported yet"),
         (
             {"torch_compile_mode": "reduce-overhead"},
@@ -46,11 +46,11 @@ EVALUATED = {"eval_strategy": "steps"}
             "CUDA graphs",
         ),
         ({"torch_compile_backend": "cudagraphs"}, {"torch_compile_backend": "inductor"}, "CUDA graphs"),
-        ({"sync_ref_model": True, "sharding": "zero3"}, {"sharding": "zero2"}, "policy and reference whole"),
+        ({"sync_ref_model": True, "sharding": "zero3"}, {"sharding": "zero2"}, "the whole policy and reference"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_would_end_a_training_is_refused_until_it_is_cured(
+def test_what_would_fail_later_is_refused_and_its_cure_accepted(
     given: dict[str, Any], cured: dict[str, Any], said: str
 ) -> None:
     (message,) = problems(**given)
@@ -66,7 +66,7 @@ def test_rows_without_input_ids_are_not_drawn_by_their_length(method: str) -> No
 
 
 @pytest.mark.parametrize("as_file", [False, True])
-def test_accelerates_config_is_looked_into_as_a_text_and_as_a_file(as_file: bool, tmp_path: pathlib.Path) -> None:
+def test_accelerates_config_is_read_from_json_and_from_a_file(as_file: bool, tmp_path: pathlib.Path) -> None:
     text = json.dumps({"split_batches": True})
     (tmp_path / "accelerator.json").write_text(text, encoding="utf-8")
     (message,) = problems(accelerator_config=str(tmp_path / "accelerator.json") if as_file else text)
@@ -74,7 +74,7 @@ def test_accelerates_config_is_looked_into_as_a_text_and_as_a_file(as_file: bool
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *REFUSED_WHEN_OFF])
-def test_every_flag_that_is_refused_is_so_with_its_cure_and_one_that_must_be_on_is_taken_on(name: str) -> None:
+def test_each_refused_flag_is_refused_with_its_cure(name: str) -> None:
     must_be_on = name in REFUSED_WHEN_OFF
     (finding,) = collect((*table.FLAGS,), Flags(method="sft", given={name: not must_be_on and "something"}))
     assert finding.message == f"--{name} {'false ' * must_be_on}is not supported yet."
