@@ -1,4 +1,4 @@
-"""Under a recorder a backward pass takes the memory that it takes without one, by torch's own account."""
+"""Under a recorder a backward pass takes the memory that torch's profiler reports without one."""
 
 import itertools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from autotrain_mem.rehearsal.trace.recorder import Recorder
 
 ROWS, WIDTH = 64, 256
 SLACK_BYTES = 4096
-"""Scalars and 64-byte alignment, which torch's account of the CPU has and a record has not."""
+"""Scalars and 64-byte alignment, which only torch's profiler counts."""
 
 
 def residual(x: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,7 @@ def largest(x: torch.Tensor) -> torch.Tensor:
 
 
 def shared(x: torch.Tensor) -> torch.Tensor:
-    """The sum's gradient goes to both parts as it is, and is added to in both."""
+    """Both parts get the sum's gradient itself, and add to it."""
     first, second = x * 2.0, x * 3.0
     return ((first + second).exp() + first.sin() + second.cos()).sum()
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers
 from accelerate.utils import memory
-from real_run import VARIANTS, Case, Folder, assert_alike, births, case, peak, rehearsal_of, trained
+from real_run import VARIANTS, Case, Folder, assert_alike, births, case, peak, rehearsed, trained
 from trace_reading import REAL_AND_FAKE, live
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
-from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, every_rule, not_imitated, recorded_empty_cache
+from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, every_rule, recorded_empty_cache
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Owner, Phase
+from autotrain_mem.types import Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 LAYERS = 4
@@ -25,13 +25,12 @@ ELEMENTS = 1000
 
 
 def rules() -> AbstractContextManager[None]:
-    """That of an A100; nobody reads its record of emptied caches."""
     return cuda_semantics(Recorder(), (8, 0))
 
 
 @contextmanager
 def operators() -> Iterator[list[str]]:
-    """The names of the operators that are dispatched inside."""
+    """Yields the names of the operators that are dispatched in the block."""
     names: list[str] = []
 
     def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,27 +58,24 @@ def test_the_first_rows_of_a_decomposition_are_a_view_of_all(tensors: Callable[[
 
 
 @REAL_AND_FAKE
-@pytest.mark.parametrize(
-    "kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad]
-)
-def test_clipping_and_an_optimizer_work_on_all_parameters_at_once(
-    kind: type[torch.optim.Optimizer], tensors: Callable[[], Any]
-) -> None:
+def test_clipping_and_optimizers_process_all_parameters_at_once(tensors: Callable[[], Any]) -> None:
+    kinds = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad)
     with tensors(), rules():
         parameters = parameters_with_gradients()
-        optimizer = kind(parameters)
-        with operators() as clipping:
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         with operators() as names:
-            optimizer.step()
-    assert {"_foreach_norm", "_foreach_mul_"} <= set(clipping)
-    assert any(name.startswith("_foreach") for name in names)
-    assert "addcdiv_" not in names, "nothing goes parameter by parameter"
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        assert {"_foreach_norm", "_foreach_mul_"} <= set(names)
+        for kind in kinds:
+            optimizer = kind(parameters)
+            with operators() as names:
+                optimizer.step()
+            assert any(name.startswith("_foreach") for name in names)
+            assert "addcdiv_" not in names, "one parameter after the other"
 
 
 @REAL_AND_FAKE
 def test_foreach_adamw_holds_temporaries_for_all_parameters_together(tensors: Callable[[], Any]) -> None:
-    """On CUDA they are the peak of full fine-tuning with adamw_torch: a copy of all weights, beside the state."""
+    """On CUDA the peak of full fine-tuning with adamw_torch includes a copy of all weights."""
     with tensors():
         with rules():
             together = temporaries_of_a_step()
@@ -89,7 +85,7 @@ def test_foreach_adamw_holds_temporaries_for_all_parameters_together(tensors: Ca
 
 
 def temporaries_of_a_step() -> int:
-    """Peak bytes of AdamW's second step beyond weights, gradients and state."""
+    """Returns the peak bytes of AdamW's second step beyond weights, gradients and state."""
     parameters = parameters_with_gradients()
     optimizer = torch.optim.AdamW(parameters)
     optimizer.step()
@@ -129,39 +125,27 @@ def test_dropouts_backward_lets_through_what_its_forward_let_through() -> None:
     assert 0.2 < (out == 0).float().mean().item() < 0.3, "1000 draws of 0.25: 3.6 standard deviations"
 
 
-def trl_empty_cache() -> None:
-    from trl.experimental.utils import empty_cache
+def test_every_way_to_empty_a_devices_cache_is_recorded_once() -> None:
+    from trl.experimental import utils
 
-    empty_cache()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
+    calls: list[Callable[[], Any]] = [
         lambda: torch.cuda.empty_cache(),
         lambda: memory.clear_device_cache(),
         lambda: transformers.trainer.clear_device_cache(),
         lambda: memory.release_memory(None),
         lambda: accelerate.Accelerator(cpu=True).free_memory(),
-        trl_empty_cache,
-    ],
-    ids=["torch", "accelerate", "transformers", "release_memory", "free_memory", "trl"],
-)
-def test_every_way_to_empty_a_devices_cache_is_recorded_once(call: Callable[[], Any]) -> None:
-    recorder = Recorder()
-    with recorded_empty_cache(recorder):
+        utils.empty_cache,
+    ]
+    for call in calls:
+        recorder = Recorder()
+        with recorded_empty_cache(recorder):
+            call()
         call()
-    call()
-    assert list(recorder.trace().events) == [CACHE_EMPTIED]
-
-
-def test_what_is_not_imitated_is_said() -> None:
-    assert not_imitated((8, 0))
-    assert set(not_imitated((8, 0))) < set(not_imitated((9, 0))), "cuDNN attends on Hopper"
+        assert list(recorder.trace().events) == [CACHE_EMPTIED]
 
 
 def test_every_rule_is_listed_in_its_module() -> None:
-    """A public function of the folder that makes a context is a rule, but for what applies all, and what hides."""
+    """Every public context manager of the folder is a rule, except ``cuda_semantics`` and ``unseen``."""
     listed = 0
     for path in Path(rules_module.__file__).parent.glob("*.py"):
         source = path.read_text(encoding="utf-8")
@@ -187,31 +171,32 @@ HALF_BASE = {"full": {}} | {name: {**VARIANTS[name], "dtype": "float16"} for nam
 def test_a_rehearsal_allocates_what_the_real_run_allocates(
     variant: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the scaler, whose few scalars depend on values: it is off on both sides."""
+    """The scaler is off on both sides, since its scalars depend on values."""
     monkeypatch.setattr(rules_module, "detect_fake_mode", lambda: "as if there were one")
-    one = case("sft", model_folder("qwen2"), fp16=True, **HALF_BASE[variant])
-    assert_alike(one, tmp_path)
+    fake, _, trainer = assert_alike(half_base("sft", variant, model_folder), tmp_path)
+    assert trained_dtypes(trainer) == {torch.float32}, "TRL makes the adapter of a quantized base bfloat16"
+    if variant == "lora":
+        brain = rehearsed(case("sft", model_folder("qwen2"), use_peft=True, dtype="bfloat16"))
+        assert forward(fake) == forward(brain), "float16 weights are cast no more often than bfloat16 ones"
 
 
-@pytest.mark.parametrize(("method", "variant"), [("sft", "4-bit"), ("reward", "lora"), ("reward", "8-bit")])
-def test_what_is_trained_is_float32_beside_a_float16_base(
-    method: str, variant: str, model_folder: Folder, tmp_path: Path
+@pytest.mark.parametrize("variant", ["lora", "8-bit"])
+def test_a_reward_models_head_is_float32_beside_a_float16_base(
+    variant: str, model_folder: Folder, tmp_path: Path
 ) -> None:
-    """TRL makes the adapter of a quantized base bfloat16, which CUDA's scaler refuses; a reward model's head would be
-    float16, which every scaler refuses."""
-    one = case(method, model_folder("qwen2"), fp16=True, **HALF_BASE[variant])
-    _, trainer = trained(one, tmp_path)
-    dtypes = {parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}
-    assert dtypes == {torch.float32}
+    """It would be float16, which every scaler refuses."""
+    _, trainer = trained(half_base("reward", variant, model_folder), tmp_path)
+    assert trained_dtypes(trainer) == {torch.float32}
     assert trainer.accelerator.scaler.is_enabled()
 
 
-def forward(one: Case, card: tuple[int, int]) -> list[tuple[str, str, int, str]]:
-    found = births(rehearsal_of(one.job, one.knobs, one.length, compute_capability=card))
-    return [birth for birth in found if birth[0] == Phase.FORWARD.value]
+def half_base(method: str, variant: str, model_folder: Folder) -> Case:
+    return case(method, model_folder("qwen2"), fp16=True, **HALF_BASE[variant])
 
 
-def test_a_float16_base_is_not_cast_more_often_than_a_bfloat16_one(model_folder: Folder) -> None:
-    half = case("sft", model_folder("qwen2"), fp16=True, **HALF_BASE["lora"])
-    brain = case("sft", model_folder("qwen2"), use_peft=True, dtype="bfloat16")
-    assert forward(half, (8, 0)) == forward(brain, (8, 0))
+def trained_dtypes(trainer: Any) -> set[torch.dtype]:
+    return {parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}
+
+
+def forward(trace: Trace) -> list[tuple[str, str, int, str]]:
+    return [birth for birth in births(trace) if birth[0] == Phase.FORWARD.value]

@@ -1,6 +1,5 @@
-"""The table of kernels' inner workspaces: its sizes by hand, and that a recording meets them at the right moment."""
+"""Kernels' inner workspaces have the sizes that were computed by hand, and a recording has them at the right moment."""
 
-import contextlib
 import csv
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +12,9 @@ from trace_reading import REAL_AND_FAKE
 
 from autotrain_mem.machine import catalog
 from autotrain_mem.rehearsal.cuda.workspaces import MULTIPROCESSORS, workspaces
-from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch
+from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types import Block, Owner, Phase
+from autotrain_mem.types import Block, Owner
 
 aten = torch.ops.aten
 AMPERE, HOPPER = (8, 0), (9, 0)
@@ -30,14 +29,14 @@ def recorded(step: Callable[[], Any]) -> Recorder:
 
 
 def scratch(step: Callable[[], Any]) -> list[int]:
-    """Bytes that one step takes and gives back within an operator: born, and dead in the next event."""
+    """Returns the bytes that one step takes and gives back within an operator."""
     trace = recorded(step).trace()
     pairs = zip(trace.events, trace.events[1:], strict=False)
     return [trace.blocks[born - 1].size_bytes for born, died in pairs if died == -born and born > 0]
 
 
 def asked(operator: Any, *args: Any, card: tuple[int, int] = AMPERE, **kwargs: Any) -> list[int]:
-    """What the table says of one call, on tensors too large to make."""
+    """Returns the table's sizes for one call, on fake tensors."""
     with FakeTensorMode():
         made = [arg() if callable(arg) else arg for arg in args]
         result = operator(*made, **kwargs)
@@ -54,7 +53,7 @@ def embedding(tokens: int, hidden: int, vocabulary: int) -> list[int]:
 
 
 def partials(tokens: int, hidden: int, vocabulary: int) -> int:
-    """The float32 partial sums of rows, and positions in int64: as they came, sorted, and of each segment."""
+    """Returns the bytes of float32 partial sums, and of int64 positions."""
     segments = min(tokens, vocabulary)
     parts = tokens // 10 + segments
     return parts * hidden * 4 + (2 * tokens + tokens + 2 * segments + parts) * 8
@@ -91,10 +90,14 @@ SIZES: dict[str, tuple[Callable[[], list[int]], list[int]]] = {
     "and copies a mask that was expanded": (lambda: scatter(1), [4096 * 2048 * 9]),
     "a sum's part for every block that shares it": (lambda: sum_of(fake(4096, 896), [0]), [29_360_128]),
     "whatever the dtype": (lambda: sum_of(fake(4096, 896, dtype=BF16), [0]), [29_360_128]),
-    "of more rows": (lambda: sum_of(fake(8192, 896), [0]), [58_720_256]),
     "leading dimensions are one": (lambda: sum_of(fake(4, 1024, 896), [0, 1]), [29_360_128]),
     "threads load two columns at once": (lambda: sum_of(fake(4096, 130), [0]), [4096 // 8 // 16 * 32 * 2 * 130 * 4]),
     "as many as divide a row": (lambda: sum_of(fake(4096, 131), [0]), [4096 // 16 // 16 * 32 * 131 * 4]),
+    "by halves beyond 2 GiB": (lambda: sum_of(fake(4 * 4096, 151_936), [0]), sum_of(fake(2048, 151_936), [0])),
+    "partial norms of each tensor by the largest": (
+        lambda: asked(aten._foreach_norm.Scalar, lambda: [torch.empty(n, dtype=BF16) for n in (70_000, 10, 10)], 2),
+        [3 * 2 * 4],
+    ),
     "of each row": (lambda: sum_of(fake(4096, 896), [1]), []),
     "of all": (lambda: sum_of(fake(4096, 896), None), []),
     "a sum of 800 rows": (lambda: sum_of(fake(800, 896), [0]), []),
@@ -108,6 +111,8 @@ SIZES: dict[str, tuple[Callable[[], list[int]], list[int]]] = {
     "and by rows": (lambda: sum_of(MASK, [1], AMPERE), [8 * 1024 * 8]),
     "as int64 are": (lambda: asked(aten.sum.default, fake(8, dtype=torch.long)), []),
     "halves to float32": (lambda: asked(aten.sum.default, fake(8, dtype=BF16), dtype=torch.float32), []),
+    "cuBLAS before Hopper": (lambda: asked(aten.mm.default, fake(2, 2), fake(2, 2), card=(8, 9)), [8_519_680]),
+    "cuBLAS on Hopper and later": (lambda: asked(aten.mm.default, fake(2, 2), fake(2, 2), card=(12, 0)), [32 * MIB]),
 }
 
 
@@ -115,26 +120,6 @@ SIZES: dict[str, tuple[Callable[[], list[int]], list[int]]] = {
 def test_a_kernel_takes_what_its_source_says(name: str) -> None:
     take, expected = SIZES[name]
     assert take() == expected
-
-
-def test_a_sum_beyond_two_gibibytes_is_made_by_halves() -> None:
-    assert sum_of(fake(4 * 4096, 151_936), [0]) == sum_of(fake(2048, 151_936), [0])
-
-
-@pytest.mark.parametrize(
-    ("capability", "expected"), [((7, 5), 8_519_680), ((8, 9), 8_519_680), (HOPPER, 32 * MIB), ((12, 0), 32 * MIB)]
-)
-def test_the_cublas_workspace_of_each_generation(capability: tuple[int, int], expected: int) -> None:
-    x = torch.ones(2, 2)
-    taken = workspaces(capability)(aten.mm.default, (x, x), {}, x)
-    assert taken == (Scratch(expected, kept_as="cuBLAS workspace"),)
-
-
-def test_clipping_holds_partial_norms_for_every_tensor_by_the_largest() -> None:
-    with FakeTensorMode():
-        tensors = [torch.empty(size, dtype=BF16) for size in [128_256 * 4096, *[10] * 290]]
-        (taken,) = workspaces(AMPERE)(aten._foreach_norm.Scalar, (tensors, 2), {}, [])
-    assert taken.size_bytes == 291 * 8016 * 4
 
 
 def test_no_card_of_the_catalog_has_more_multiprocessors_than_its_capability_is_taken_to_have() -> None:
@@ -213,23 +198,19 @@ def test_cublas_keeps_one_workspace_for_forward_and_one_for_backward(tensors: Ca
     with tensors():
         model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
         recorder = recorded(two_steps)
-    kept = cublas(recorder)
-    assert [block.size_bytes for block in kept] == [8_519_680] * 2
-    assert {block.owner for block in kept} == {Owner.OTHER}
+    assert [(block.size_bytes, block.owner) for block in cublas(recorder)] == [(8_519_680, Owner.OTHER)] * 2
     trace = recorder.trace()
     dead = [trace.blocks[-event - 1].module for event in trace.events if event < 0]
     assert "cuBLAS workspace" not in dead
 
 
-def test_a_workspace_that_was_refused_is_asked_for_again() -> None:
-    x = torch.ones(4, 4)
-    for total_bytes, times in ((1 << 26, 1), (1 << 22, 2)):
-        recorder = Recorder(device=SmallCard(total_bytes), workspace=workspaces(AMPERE))
-        with recorder.recording():
-            for _ in range(2):
-                with contextlib.suppress(torch.OutOfMemoryError):
-                    x @ x
-        assert len(cublas(recorder)) == times
+def test_a_workspace_that_was_refused_is_requested_again() -> None:
+    x, recorder = torch.ones(4, 4), Recorder(device=SmallCard(1 << 22), workspace=workspaces(AMPERE))
+    with recorder.recording():
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                x @ x
+    assert len(cublas(recorder)) == 2
 
 
 def test_a_recompute_within_the_backward_pass_uses_the_backwards_workspace() -> None:
@@ -241,16 +222,13 @@ def test_a_recompute_within_the_backward_pass_uses_the_backwards_workspace() -> 
     assert len(cublas(recorded(lambda: checkpoint(model, x, use_reentrant=False).sum().backward()))) == 2
 
 
-def test_a_workspace_that_does_not_fit_is_out_of_memory_and_leaves_nothing_behind() -> None:
+def test_scratch_that_does_not_fit_is_out_of_memory_and_leaves_nothing_behind() -> None:
     gpu = SmallCard(16 * MIB)
     recorder = Recorder(device=gpu, workspace=workspaces(AMPERE))
     logits = torch.ones(3 * MIB)  # 12 MiB, and 12 MiB more within logsumexp
     with recorder.recording():
-        recorder.enter_phase(Phase.FORWARD)
         recorder.mark(logits, Owner.OTHER, "logits")
         with pytest.raises(torch.OutOfMemoryError):
             logits.logsumexp(0)
         assert gpu.allocated_bytes == 12 * MIB
-        logits.sum()
-    trace = recorder.trace()
-    assert sum(sign * block.size_bytes for _, sign, block in trace.walk()) == 12 * MIB
+    assert sum(sign * block.size_bytes for _, sign, block in recorder.trace().walk()) == 12 * MIB
