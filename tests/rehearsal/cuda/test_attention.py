@@ -1,4 +1,4 @@
-"""Attention under the rules: CUDA's choice, CUDA's bytes, the CPU's values; fake and real tensors alike."""
+"""Attention under the rules has CUDA's choice of kernel, CUDA's bytes and the CPU's values."""
 
 import itertools
 from collections.abc import Callable
@@ -39,7 +39,7 @@ plain_attention = torch.nn.functional.scaled_dot_product_attention
 def projections(
     dtype: torch.dtype, groups: int = HEADS, size: int = SIZE, tokens: int = TOKENS, trains: bool = True
 ) -> list[torch.Tensor]:
-    """Query, key and value as a model's projections leave them: B x H x S x D, in memory B x S x H x D."""
+    """Returns query, key and value as B x H x S x D, in memory B x S x H x D."""
     torch.manual_seed(0)
     shapes = [(BATCH, tokens, heads, size) for heads in (HEADS, groups, groups)]
     return [torch.randn(shape).to(dtype).transpose(1, 2).requires_grad_(trains) for shape in shapes]
@@ -90,7 +90,7 @@ def test_the_kernel_is_the_one_that_cuda_picks(
     assert choice(*inputs, mask=mask, card=card, is_causal=not masked, enable_gqa=grouped) is expected
 
 
-def test_neither_unannounced_grouped_heads_nor_a_longer_cache_are_for_flash() -> None:
+def test_flash_takes_neither_grouped_heads_without_enable_gqa_nor_a_longer_cache() -> None:
     assert choice(*projections(BF16, groups=1), is_causal=False) is Backend.MATH
     query, (_, key, value) = projections(BF16, tokens=8)[0], projections(BF16, tokens=16)
     assert choice(query, key, value) is Backend.EFFICIENT
@@ -107,15 +107,13 @@ def test_values_and_gradients_are_the_cpus(dtype: torch.dtype, size: int, how: s
     options = {"attn_mask": padding_mask() if how == "mask" else None, "is_causal": how == "causal"}
     options["enable_gqa"] = groups != HEADS
     weights = torch.randn(BATCH, HEADS, TOKENS, size, dtype=dtype)
-    expected = plain_attention(*inputs, **options)
-    expected_grads = torch.autograd.grad(expected, inputs, weights)
-    with cuda_attention(card):
-        got = torch.nn.functional.scaled_dot_product_attention(*inputs, **options)
+    results = []
+    for rules in (nullcontext(), cuda_attention(card)):
+        with rules:
+            out = torch.nn.functional.scaled_dot_product_attention(*inputs, **options)
+        results.append([out, *torch.autograd.grad(out, inputs, weights)])
     close = {"atol": 1e-5, "rtol": 1e-4} if dtype is FP32 else {"atol": 6e-2, "rtol": 2e-2}
-    for mine, theirs in zip(
-        [got, *torch.autograd.grad(got, inputs, weights)], [expected, *expected_grads], strict=True
-    ):
-        torch.testing.assert_close(mine, theirs, **close)
+    torch.testing.assert_close(results[1], results[0], **close)
 
 
 def test_a_mask_that_learns_gets_its_gradient() -> None:
@@ -139,7 +137,7 @@ def test_dropout_keeps_a_byte_per_score_in_the_math_kernel_alone(
 def recorded(
     tensors: Callable[[], Any], card: Capability, dtype: torch.dtype, groups: int = HEADS, **options: Any
 ) -> tuple[list[int], list[int]]:
-    """Sizes born in a call and what lives after it, and those born in its backward pass."""
+    """Returns the sizes that live after a call, and those that its backward pass allocates."""
     masked, trains = options.pop("masked", False), options.pop("trains", True)
     size, tokens = options.pop("size", SIZE), options.pop("tokens", TOKENS)
     with tensors(), cuda_attention(card):
@@ -169,7 +167,7 @@ EFFICIENT_SCRATCH = [ROWS * 4, BATCH * HEADS * (16 + 64 * 64 * 4)]  # row sums a
 CUDNN_WORKSPACE = ROWS * 4 + ROWS * SIZE * 4 + 2 * OUT
 
 BYTES: dict[str, tuple[Capability, torch.dtype, int, dict[str, Any], list[int], list[int]]] = {
-    # what lives after a call, and the first births of its backward pass
+    # sizes that live after a call, and the first that its backward pass allocates
     "flash": (A100, BF16, HEADS, CAUSAL, [OUT, ROWS * 4, 16], [OUT, OUT, OUT, *FLASH_SCRATCH]),
     "grouped": (A100, BF16, GROUPS, CAUSAL, [OUT, ROWS * 4, 16], [OUT, GROUPED, GROUPED, *FLASH_SCRATCH, OUT, OUT]),
     "untrained": (A100, BF16, HEADS, UNTRAINED, [OUT], []),
@@ -195,18 +193,15 @@ def test_math_keeps_score_matrices_and_efficient_pads_a_mask_that_is_not_aligned
 
 @pytest.mark.parametrize("card", [T4, A100, H100])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize("groups", [HEADS, GROUPS], ids=["heads", "gqa"])
-@pytest.mark.parametrize("how", [{"masked": True}, {"is_causal": True}], ids=["mask", "causal"])
-@pytest.mark.parametrize("size", [16, 72, 144])
-def test_fake_tensors_allocate_what_real_ones_do(
-    size: int, how: dict[str, Any], groups: int, dtype: torch.dtype, card: tuple[int, int]
-) -> None:
-    fake, real = (recorded(mode, card, dtype, groups, size=size, **how) for mode in (FakeTensorMode, nullcontext))
-    assert fake == real
+@pytest.mark.parametrize("how", [MASKED, CAUSAL], ids=["mask", "causal"])
+def test_fake_tensors_allocate_what_real_ones_do(how: dict[str, Any], dtype: torch.dtype, card: Capability) -> None:
+    for size, groups in itertools.product((16, 72, 144), (HEADS, GROUPS)):
+        fake, real = (recorded(mode, card, dtype, groups, size=size, **how) for mode in (FakeTensorMode, nullcontext))
+        assert fake == real
 
 
 def test_large_cards_and_small_cards_differ_in_the_efficient_workspace() -> None:
-    """Heads of 128 stay in registers where the 128 x 128 kernel fits; elsewhere keys and values are added up apart."""
+    """Heads of 128 stay in registers if the 128 x 128 kernel fits; otherwise keys and values have accumulators."""
     large, small = (recorded(FakeTensorMode, card, BF16, masked=True, size=128)[1][-1] for card in (A100, RTX_4090))
     assert large == BATCH * HEADS * (16 + 128 * 128 * 4)
     assert small == BATCH * HEADS * (2 * (16 + 64 * 64 * 4) + 2 * 64 * 128 * 4)
@@ -244,12 +239,11 @@ def test_a_name_that_cannot_run_is_refused_with_its_reason() -> None:
 
 
 CAPABILITIES = sorted({card.compute_capability for card in catalog() if card.compute_capability is not None})
-MERGED = [capability for capability in CAPABILITIES if kernel_class(capability) != capability]
 HEAD_SIZES = (16, 20, 40, 64, 72, 80, 96, 128, 160, 192, 224, 256, 288)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def test_a_class_is_named_by_one_of_its_own_cards_and_an_unknown_card_is_one_of_its_own() -> None:
+def test_a_class_is_named_by_one_of_its_cards_and_an_unknown_card_is_its_own_class() -> None:
     classes = {kernel_class(capability) for capability in CAPABILITIES}
     assert {kernel_class(one) for one in classes} == classes
     assert classes < set(CAPABILITIES)
@@ -257,7 +251,7 @@ def test_a_class_is_named_by_one_of_its_own_cards_and_an_unknown_card_is_one_of_
 
 
 def calls(rows: int) -> list[Inputs]:
-    """Queries, keys and values of every head size and dtype, with grouped heads and without; they hold no bytes."""
+    """Returns meta tensors of every head size and dtype, with and without grouped heads."""
 
     def tensor(heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(2, heads, rows, size, dtype=dtype, device="meta", requires_grad=True)
@@ -268,33 +262,26 @@ def calls(rows: int) -> list[Inputs]:
     ]
 
 
-def decisions(capability: Capability) -> list[tuple[Any, ...]]:
-    """Which kernel every call takes, and the workspace that memory-efficient attention would take for it."""
-    found: list[tuple[Any, ...]] = []
+def decisions(capability: Capability) -> list[Any]:
+    """Returns everything that depends on the capability, except the number of multiprocessors."""
+    found: list[Any] = [workspaces._product_workspaces(capability), not_imitated(capability)]
     for inputs in [*calls(1), *calls(300)]:
         mask = torch.empty(2, 1, inputs[0].size(2), inputs[1].size(2), device="meta")
         for bias, dropout, causal in itertools.product((None, mask), (0.0, 0.1), (False, True)):
             facts: dict[str, Any] = {"dropout": dropout, "is_causal": causal, "enable_gqa": True}
-            found.append((choose(inputs, bias, capability=capability, **facts),))
-        call = KernelCall(Backend.EFFICIENT, capability)
-        found.append((_efficient_workspace_bytes(inputs, call),))
-    found += [(why_no_attention("flash_attention_2", capability, dtype, 128),) for dtype in DTYPES if capability[0] > 7]
-    return [*found, (workspaces._product_workspaces(capability), not_imitated(capability))]
+            found.append(choose(inputs, bias, capability=capability, **facts))
+        found.append(_efficient_workspace_bytes(inputs, KernelCall(Backend.EFFICIENT, capability)))
+    return found + [why_no_attention(FLASH, capability, dtype, 128) for dtype in DTYPES if capability[0] > 7]
 
 
-@pytest.mark.parametrize("capability", MERGED)
-def test_cards_of_one_class_decide_alike(capability: Capability) -> None:
-    assert decisions(capability) == decisions(kernel_class(capability))
+def test_cards_decide_alike_if_and_only_if_they_are_of_one_class() -> None:
+    made = {capability: decisions(capability) for capability in CAPABILITIES}
+    for one, other in itertools.combinations(CAPABILITIES, 2):
+        assert (made[one] == made[other]) is (kernel_class(one) == kernel_class(other)), (one, other)
 
 
-def test_classes_that_are_kept_apart_decide_otherwise() -> None:
-    apart = sorted({kernel_class(capability) for capability in CAPABILITIES})
-    made = [decisions(capability) for capability in apart]
-    assert not [pair for pair in itertools.combinations(range(len(apart)), 2) if made[pair[0]] == made[pair[1]]]
-
-
-@pytest.mark.parametrize("capability", MERGED)
-def test_the_card_that_stands_for_a_class_takes_no_less_for_a_sum_over_rows(capability: Capability) -> None:
+@pytest.mark.parametrize("capability", [each for each in CAPABILITIES if kernel_class(each) != each])
+def test_the_card_that_represents_a_class_takes_no_less_for_a_sum_over_rows(capability: Capability) -> None:
     own, standing = workspaces._sum_over(capability), workspaces._sum_over(kernel_class(capability))
     for rows, columns in itertools.product((64, 1000, 4096, 65_536, 1_000_000), (8, 896, 4096, 28_672)):
         args = (torch.empty(rows, columns, dtype=torch.bfloat16, device="meta"), [0])

@@ -1,4 +1,4 @@
-"""What loading a model asks a GPU's allocator for, against transformers' and bitsandbytes' own code."""
+"""The recorded allocations of loading a model are those of transformers' and bitsandbytes' own code."""
 
 from collections import Counter
 from contextlib import ExitStack
@@ -35,7 +35,7 @@ def options(kind: str) -> dict[str, Any]:
 
 
 def loaded(path: Any, kind: str = "full", *, fake: bool = True, **more: Any) -> Trace:
-    """What is recorded of a model while it is loaded."""
+    """Returns the record of loading a model."""
     recorder = Recorder()
     with ExitStack() as stack:
         if fake:
@@ -49,12 +49,12 @@ def loaded(path: Any, kind: str = "full", *, fake: bool = True, **more: Any) -> 
 
 
 def names(trace: Trace) -> list[str]:
-    """Of weights in the order of their births."""
+    """Returns the names of weights in the order of their births."""
     return [block.module for _, sign, block in trace.walk() if sign > 0 and block.owner is Owner.WEIGHTS]
 
 
 def transformers_warm_up(path: Any, kind: str, cached_bytes: int) -> int:
-    """Bytes that ``caching_allocator_warmup`` asks for on a GPU with a TiB where so many are cached; 0 for no block."""
+    """Returns the bytes that ``caching_allocator_warmup`` requests on a GPU of a TiB with ``cached_bytes`` cached."""
     asked: list[int] = []
     read = PreTrainedModel._load_pretrained_model
 
@@ -83,7 +83,7 @@ def transformers_warm_up(path: Any, kind: str, cached_bytes: int) -> int:
 def test_first_comes_one_block_of_the_size_that_transformers_asks_for_and_goes(
     family: str, kind: str, small_segment_bytes: int, model_folder: Folder
 ) -> None:
-    """The models are so small that with a true segment transformers asks for nothing."""
+    """The models are so small that transformers requests nothing if a real segment is cached."""
     with patch.object(loading, "SMALL_SEGMENT_BYTES", small_segment_bytes):
         trace = loaded(model_folder(family), kind)
     asked_bytes = transformers_warm_up(model_folder(family), kind, small_segment_bytes)
@@ -120,26 +120,24 @@ def test_a_rehearsed_load_is_a_real_one(family: str, kind: str, model_folder: Fo
 
 
 def test_only_a_quantizer_asks_for_a_map_of_devices_of_its_own(model_folder: Folder) -> None:
-    """GRPO's reward models are loaded without one: the trainer moves them when it is there."""
+    """GRPO's reward models are loaded without one, and moved by the trainer later."""
     assert not loaded(model_folder("qwen2"), device_map=None).events
     asked, unasked = (loaded(model_folder("qwen2"), "fp4", device_map=given) for given in ("auto", None))
     assert unasked.blocks[1:] == asked.blocks[1:]
     assert [unasked.blocks[0].module, asked.blocks[0].module] == [WARM_UP, ASKED_FREE]
 
 
-@pytest.mark.parametrize(("arguments", "is_on_device"), [({}, True), ({"device_map": None}, False)])
-def test_trl_loads_onto_the_device_unless_the_training_is_distributed(
-    arguments: dict[str, Any], is_on_device: bool, model_folder: Folder
-) -> None:
-    recorder = Recorder()
-    with cuda_loading(recorder):
-        model = create_model_from_path(str(model_folder("qwen2")), **arguments)
-    assert bool(recorder.trace().events) is is_on_device
-    assert not hasattr(model, "hf_device_map"), "there is no device here to be on"
+def test_trl_loads_onto_the_device_unless_the_training_is_distributed(model_folder: Folder) -> None:
+    for arguments, is_on_device in (({}, True), ({"device_map": None}, False)):
+        recorder = Recorder()
+        with cuda_loading(recorder):
+            model = create_model_from_path(str(model_folder("qwen2")), **arguments)
+        assert bool(recorder.trace().events) is is_on_device
+        assert not hasattr(model, "hf_device_map"), "there is no device here"
 
 
 def of_weight(trace: Trace, name: str) -> list[tuple[int, int]]:
-    """(+1 or -1, bytes) of everything that one weight costs while it is loaded."""
+    """Returns (+1 or -1, bytes) of all blocks that loading one weight takes."""
     return [(sign, block.size_bytes) for _, sign, block in trace.walk() if block.module.startswith(name)]
 
 
@@ -170,14 +168,14 @@ def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, model_fol
 def test_a_weight_arrives_whole_and_dies_when_it_is_quantized(
     kind: str, passing: list[int], model_folder: Folder
 ) -> None:
-    """768: a float32 scale for each 64 of 64 x 192. 8 bits: once more in float16."""
+    """768 bytes: a float32 scale for each 64 of 64 x 192. In 8 bits there is a copy in float16."""
     events = of_weight(loaded(model_folder("qwen2"), kind), WEIGHT)
     assert events[0] == (1, SOURCE)
     assert events[-1] == (-1, SOURCE)
     assert sorted(size for sign, size in events if sign < 0) == sorted(passing)
 
 
-def test_gpt2s_weights_are_turned_over_before_they_are_quantized(model_folder: Folder) -> None:
+def test_gpt2s_weights_are_made_contiguous_before_they_are_quantized(model_folder: Folder) -> None:
     source = 64 * 3 * 64 * 2
     events = of_weight(loaded(model_folder("gpt2"), "fp4"), "transformer.h.0.attn.c_attn.weight")
     assert events.count((1, source)) == events.count((-1, source)) == 2
@@ -203,6 +201,6 @@ def test_a_second_model_takes_a_block_of_its_own(model_folder: Folder) -> None:
         trace = rehearsed(case("dpo", model_folder("qwen2")))
     warm_ups = [index for index, (sign, _, name) in enumerate(load_of(trace)) if sign > 0 and name == WARM_UP]
     assert len(warm_ups) == 2
-    assert warm_ups[0] == 2  # after the number that get_max_memory puts on the device
+    assert warm_ups[0] == 2, "the number of get_max_memory comes first"
     between = [name for sign, _, name in load_of(trace)[: warm_ups[1]] if sign > 0]
     assert "model.norm.weight" in between
