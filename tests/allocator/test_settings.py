@@ -1,4 +1,4 @@
-"""``PYTORCH_ALLOC_CONF`` as torch reads it: every option, every refusal."""
+"""``PYTORCH_ALLOC_CONF`` is read as torch reads it."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotrain_mem.allocator.blocks import round_size_by
+from autotrain_mem.allocator.blocks import round_size, round_size_by
 from autotrain_mem.allocator.settings import (
     _PLACES_NOTHING,
     NEWER_VARIABLE,
@@ -48,7 +48,7 @@ def test_an_option_is_read(text: str, changed: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("listed", "divisions"),
     [
-        # the first also counts for all below it, ">" for all above the last
+        # the first number also applies below its size, and that of ">" above the last size
         ("[256:1,512:2,1024:4,>:8]", (1,) * 9 + (2, 4) + (8,) * 5),
         ("[1:2,4:8,32:1,>:4]", (2, 0, 8, 0, 0, 1) + (4,) * 10),
         ("[4:2]", (2, 2, 2) + (0,) * 13),
@@ -86,7 +86,7 @@ def test_what_torch_refuses_is_refused_by_its_name(text: str, said: str) -> None
     assert str(raised.value) == said
 
 
-def test_of_the_two_variables_the_older_counts_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_older_variable_counts_if_both_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (NEWER_VARIABLE, OLDER_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     both = {NEWER_VARIABLE: "expandable_segments:True", OLDER_VARIABLE: "max_split_size_mb:64"}
@@ -95,10 +95,11 @@ def test_of_the_two_variables_the_older_counts_where_it_is_set(monkeypatch: pyte
     assert environment_settings({"PATH": "/bin"}) == DEFAULTS
 
 
-@given(st.integers(1, 64 * GIB), st.sampled_from(("2", "8", "[1:4,64:2,>:1]")))
-def test_rounding_to_parts_never_takes_away_and_never_doubles(requested: int, divisions: str) -> None:
+@given(st.integers(1, 64 * GIB), st.sampled_from(("1", "2", "8", "[1:4,64:2,>:1]")))
+def test_requests_are_rounded_up_to_blocks_less_than_twice_as_large(requested: int, divisions: str) -> None:
     settings = parse_settings(f"roundup_power2_divisions:{divisions}")
     size = round_size_by(settings, requested)
     assert requested <= size < max(2 * requested, requested + 512)
     assert size % 512 == 0
     assert round_size_by(settings, size) == size
+    assert round_size(requested) == -(-requested // 512) * 512 <= size
