@@ -35,7 +35,7 @@ def with_accelerate(request: RunRequest) -> RunRequest:
         content, name = request.accelerate or read_yaml(str(given), FLAG), str(Path(given))
     if content is None:
         return request
-    from autotrain_mem.parallel.user_config import read_launch  # most have no such config
+    from autotrain_mem.parallel.user_config import read_launch
 
     launch = read_launch(content, name)
     refuse_all([*_contradictions(request, launch, name)])
@@ -45,7 +45,7 @@ def with_accelerate(request: RunRequest) -> RunRequest:
     if str(content.get("distributed_type")) == "DEEPSPEED":
         return _with_zero(request, content, launch, gpus=gpus)
     sharding = launch.sharding if processes > 1 else None
-    # Knobs that no flag of ours says, also that nothing is offloaded.
+    # Knobs without a flag, and that nothing is offloaded.
     pins: dict[str, Any] = {"fsdp_offload_params": launch.fsdp_offload_params}
     if launch.dp_replicate_size is not None:
         pins["dp_replicate_size"] = launch.dp_replicate_size
@@ -88,7 +88,7 @@ def launch_warnings(request: RunRequest) -> tuple[str, ...]:
 def _trl_arguments(request: RunRequest, launch: Launch) -> dict[str, Any]:
     """Returns the TRL arguments that the config implies.
 
-    ``mixed_precision: no`` says nothing: TRL's own default, bf16, wins over it (``transformers/training_args.py:
+    ``mixed_precision: no`` implies none: TRL's default, bf16, overrides it (``transformers/training_args.py:
     __post_init__``, ``trl/trainer/base_config.py``).
     """
     precision = launch.mixed_precision
@@ -142,18 +142,15 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
         yield f"{flag} and mixed_precision {precision} in {name} contradict each other", cure
 
 
-# -- DeepSpeed's own ---------------------------------------------------------------------------------------------------
-
-
 def with_deepspeed(request: RunRequest) -> RunRequest:
     """Returns the request with the stage and the offload of its DeepSpeed config, whose content goes to TRL.
 
-    Numbers that are TRL's arguments too become these, and ``auto``, which transformers fills in. Raises UsageError.
+    Numbers that are also TRL's arguments become these, and ``auto`` in the config. Raises UsageError.
     """
     given = request.argument(_ARGUMENT)
     if given is None:
         return request
-    from autotrain_mem.parallel.config import read_deepspeed, with_auto  # most have no such config
+    from autotrain_mem.parallel.config import read_deepspeed, with_auto
 
     content = deepspeed_content(given)
     is_file = isinstance(given, str) and not given.startswith("{")
@@ -170,7 +167,7 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
     refuse_all(problems)
     offload = {name: getattr(zero, name) or getattr(request.autofit, name) for name in OF_DEEPSPEED}
     left, said = with_auto(content)
-    argv, is_value = [], False  # without this flag, whose content stands in the request's keys
+    argv, is_value = [], False  # without --deepspeed, whose content is among the request's keys now
     for token in request.argv:
         if not is_value and token != f"--{_ARGUMENT}" and not token.startswith(f"--{_ARGUMENT}="):
             argv.append(token)
@@ -189,10 +186,9 @@ def deepspeed_content(given: Any) -> Mapping[str, Any]:
 
 
 def config_content(given: Any, flag: str, *, hint: str, file_name: str = "") -> Mapping[str, Any]:
-    """Returns the keys of a config: as they are, or from JSON, its file, or the folder that holds ``file_name``.
+    """Returns the keys of a config, given as a mapping, JSON, a file, or the folder that holds ``file_name``.
 
-    Raises:
-        UsageError: it cannot be read.
+    Raises UsageError if it cannot be read.
     """
     if isinstance(given, Mapping):
         return given
@@ -202,12 +198,12 @@ def config_content(given: Any, flag: str, *, hint: str, file_name: str = "") -> 
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
+            reason = getattr(error, "strerror", None) or "it is not text"
             raise UsageError(f"{flag} {file} cannot be read: {reason}.", hint=hint) from error
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{flag} {given} is no JSON: {error}.", hint=hint) from error
+        raise UsageError(f"{flag} {given} is not JSON: {error}.", hint=hint) from error
     if not isinstance(content, Mapping):
         raise UsageError(f"{flag} {given} holds no keys.", hint=hint)
     return content

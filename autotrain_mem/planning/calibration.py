@@ -1,28 +1,18 @@
 """Corrects predictions by what probes measured.
 
 Settings that differ from the probed ones only in the contents of a micro-batch are of the same kind. For these, each
-phase gets a line: corrected = measured + scale x (predicted - predicted at the probe), so that the probed settings are
-predicted exactly as measured. Settings of another kind (with or without checkpointing, LoRA, quantization) hold other
-tensors: after a probe that fitted, their predictions stay as they are; after one that did not, they are raised by the
-missing bytes.
+phase gets a line: corrected = measured + scale x (predicted - predicted at the probe). Settings of another kind hold
+other tensors: their predictions change only after a probe that did not fit, by the missing bytes.
 
-A phase's peak has a static part, which exists once the models are loaded, and a moving part on top.
+A phase's peak has a static part, which exists once the models are loaded, and a moving part on top. With one probe, an
+error in the static part becomes the offset, and the scale is the measured over the predicted moving part, since its
+errors (one saved tensor too many per layer and token) are proportional. With two probes of one kind, the scale is the
+slope between them. Outside 0.5 to 2 the assumption failed: the scale is clipped, and the rest becomes the offset. A
+phase that no probe reached takes the line of the last phase that one reached.
 
-- With one probe: an error in the static part (weights counted twice, an unseen buffer) is a constant number of bytes,
-which loading measures by itself, and becomes the offset. An error in the moving part (one saved tensor too many per
-layer and token) is proportional to it: the scale is the measured over the predicted moving part. - With two probes of
-one kind, the scale is the slope between them, which needs no such assumption.
-
-A scale outside 0.5 to 2 means that the assumption failed (for instance, a phase with almost no moving part): the scale
-is clipped, and the rest becomes the offset. A phase that no probe reached takes the line of the last phase that one
-reached.
-
-Cached bytes, which the allocator holds beyond the tensors, are corrected by a constant, and only if no request failed
-and the cache was never released: otherwise the card, not the run, limited them.
-
-After an out-of-memory error, the bytes allocated in each phase and the failed request are lower bounds: they can raise
-a prediction, but not lower it. The settings are taken to need at least one byte more than the budget, plus a twentieth
-of the budget for each earlier probe that failed.
+Cached bytes are corrected by a constant, and only if no request failed and the cache was never released: otherwise the
+card limited them. After an out-of-memory error, measured bytes are lower bounds: they only raise a prediction, to at
+least one byte more than the budget, plus a twentieth of the budget for each earlier probe that failed.
 """
 
 from __future__ import annotations
@@ -83,17 +73,16 @@ class Correction:
     lines: Mapping[Phase, Line] = field(default_factory=dict)
     """One line for each phase that a probe reached, in order."""
     cached_bytes: int = 0
-    """Bytes to add to what the allocator caches."""
+    """Bytes to add to the allocator's cache."""
     more_bytes: int = 0
     """Bytes to add on top, since the settings did not fit."""
     measured: Knobs | None = None
     """The probed settings; None applies the correction to all settings alike."""
     missing_bytes: int = 0
-    """The least by which the prediction was too low; settings of other kinds are raised by it too."""
+    """Lower bound of the error, which raises predictions of other kinds, too."""
 
     def of(self, memory: MemoryEstimate, knobs: Knobs) -> MemoryEstimate:
-        """Returns the corrected prediction. Its owners still add up to the peak; bytes that were added have no known
-        owner."""
+        """Returns the corrected prediction, whose owners still add up to the peak."""
         if self.measured is not None and _kind(knobs) != _kind(self.measured):
             return Correction(more_bytes=self.missing_bytes).of(memory, knobs)
         if not (self.lines or self.cached_bytes or self.more_bytes):
@@ -166,8 +155,7 @@ def asked_bytes(refused: str) -> int:
 
 
 def _measured(point: Point) -> dict[Phase, int]:
-    """Returns allocated bytes by phase. After an out-of-memory error no phase is complete, so that they can only raise
-    a prediction."""
+    """Returns allocated bytes by phase; after an out-of-memory error at least the predicted ones."""
     probe, predicted = point.probe, point.predicted.memory.phases
     peaks = {phase: peak.allocated_bytes for phase, peak in probe.phases.items()}
     if not probe.refused:
@@ -182,7 +170,7 @@ def _scale(phase: Phase, points: Sequence[Point]) -> float:
     if phase is Phase.LOAD:
         return 1.0
     last, predicted, measured = points[-1], points[-1].predicted.memory.phases, _measured(points[-1])
-    for other in reversed(points[:-1]):  # two points of one kind that lie apart give a slope
+    for other in reversed(points[:-1]):
         before, seen = other.predicted.memory.phases.get(phase, 0), _measured(other).get(phase)
         is_apart = abs(predicted[phase] - before) > LEAST_DISTANCE * max(before, predicted[phase])
         is_one_kind = _kind(other.probe.knobs) == _kind(last.probe.knobs)
@@ -193,12 +181,9 @@ def _scale(phase: Phase, points: Sequence[Point]) -> float:
     return _cut(moved_measured / moved_predicted) if moved_predicted > 0 else 1.0
 
 
-_HOW_MUCH = (*(name for lever in BATCHES for name in LEVERS[lever].knobs), MAX_LENGTH)
-
-
 def _kind(knobs: Knobs) -> Knobs:
-    """Returns what settings of one kind share: all but the contents of a micro-batch."""
-    without: dict[str, Any] = dict.fromkeys(_HOW_MUCH)
+    """Returns the settings without the contents of a micro-batch."""
+    without: dict[str, Any] = dict.fromkeys((*(name for lever in BATCHES for name in LEVERS[lever].knobs), MAX_LENGTH))
     return replace(knobs, **without)
 
 

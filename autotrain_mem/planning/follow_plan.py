@@ -1,6 +1,6 @@
 """Follows an earlier plan: unchanged if nothing that it depends on has changed, else after one rehearsal.
 
-There is no search: the settings are the plan's. A flag that contradicts one of them is refused.
+Nothing is searched: the settings are the plan's, and a flag that contradicts one of them is rejected.
 """
 
 from __future__ import annotations
@@ -32,27 +32,25 @@ from autotrain_mem.types import Hardware, Harm, Job, Knobs, LearnedLimits, Plan
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.planned import as_recorded
 
-GIVEN_ANEW = (*(MAX_LENGTH, *COMPLETION_KNOBS), *("lora_r", "lora_alpha", "lora_target_modules"))
-"""Knobs that may be given again beside a plan, if they were given when it was made: a plan does not decide them."""
+GIVEN_ANEW = (MAX_LENGTH, *COMPLETION_KNOBS, "lora_r", "lora_alpha", "lora_target_modules")
+"""Knobs that may differ from the plan's if the user set them for the plan, too."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared by their effect: the model by its digest, knobs by the plan's values."""
-_FILES = " files"
-"""The suffix of the key of a digest of a package's files (``versions.versions_key``)."""
 
 
 def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: str) -> Plan:
     """Returns the plan, adapted to this job, card and installed versions.
 
-    Example: a plan made for an RTX 3060 under trl 1.12, followed on one under trl 1.16, is rehearsed once, whole, and
-    comes back with that prediction and with the warning that says why.
+    Example: a plan made under trl 1.12 and followed under trl 1.16 is rehearsed once, on the whole model, and returned
+    with the new prediction and a warning that gives the reason.
 
     Args:
-        again: How to plan again, for the hints: a command, or what a script would say.
+        again: How to plan again, for hints: a command or a Python call.
 
     Raises:
-        UsageError: what is asked for contradicts its settings, or ``forbid`` names no lever.
-        DoesNotFitError: here it takes more than there is.
+        UsageError: the request contradicts the plan's settings, or ``forbid`` names no lever.
+        DoesNotFitError: the plan does not fit here.
     """
     started = time.perf_counter()
     before = plan.estimate
@@ -72,9 +70,8 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
     knobs = precise_for(replace(plan.knobs, **given), subject.job.arguments, subject.hardware.capability)
     reasons = (*differing, *_changed(plan, knobs, subject))
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
-        # Without the job, the figures outside torch with which a probe showed that the plan fits are others.
-        figures = ("non_torch_bytes", "communicator_bytes")
-        as_measured = {name: getattr(before.hardware, name) for name in figures}
+        # A probe showed that the plan fits with these figures; here they are measured without the job.
+        as_measured = {name: getattr(before.hardware, name) for name in ("non_torch_bytes", "communicator_bytes")}
         subject = replace(subject, hardware=replace(subject.hardware, **as_measured))
     estimate = replace(  # the same bytes against what is free here
         before,
@@ -133,7 +130,7 @@ def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
 
 
 def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
-    """Refuses a plan of another model or method; the same model may lie elsewhere. Raises UsageError."""
+    """Raises UsageError if the plan is for another method or model; the same model may be in another folder."""
     for made_for, asked, same in (
         (plan.method, job.method, plan.method == job.method),
         (plan.model, job.model, plan.model == job.model or plan.model_digest == facts.digest),
@@ -144,10 +141,7 @@ def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
 
 
 def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
-    """Yields each contradiction between the request and the plan, in words that fit a flag and a Python keyword.
-
-    A limit of the search counts only if the plan's settings break it; ``max_slowdown`` never does.
-    """
+    """Yields each contradiction to the plan; a limit of the search counts only if the plan's settings break it."""
     for name in sorted(space.pinned - {NOT_REHEARSED}):
         given, planned = getattr(space.base, name), getattr(plan.knobs, name)
         if given != planned and not (name in GIVEN_ANEW and _may_be_given(name, plan, space)):
@@ -185,7 +179,7 @@ def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
         if public[0].get(name) != public[1].get(name)
     }
     for name, (old, new) in differing.items():
-        package = name.removesuffix(_FILES)
+        package = name.removesuffix(" files")  # the suffix of the digest of a package's files
         if name == "autotrain_mem":
             changes.append("autofit's own code")
         elif package == name:
@@ -194,7 +188,7 @@ def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
             changes.append(f"{package}'s files")
     if _card_name(before) != _card_name(now) or before.capability != now.capability:
         changes.append(f"card {before.name} -> {now.name}")
-    changes += _words(plan, job, knobs)
+    changes += _changed_arguments(plan, job, knobs)
     tokens = subject.row_length(knobs)
     if tokens > plan.row_tokens:  # shorter rows need no more than longer ones
         changes.append(f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens")
@@ -216,8 +210,8 @@ def _card_name(hardware: Hardware) -> str:
     return hardware.name if known is None else known.name
 
 
-def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
-    """Yields the user's changed settings; learning rate, output folder and the like do not affect a rehearsal."""
+def _changed_arguments(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
+    """Yields the user's changed settings that affect a rehearsal."""
     before, now = plan.job, as_recorded(job)
     if before.dataset != now.dataset:
         yield f"dataset {before.dataset or 'not given'} -> {now.dataset or 'not given'}"
@@ -226,8 +220,7 @@ def _words(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
             yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
     for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _SAID_OTHERWISE):
         if before.arguments.get(name) != now.arguments.get(name):
-            words = [str(each.arguments[name]) if name in each.arguments else "not given" for each in (before, now)]
-            yield f"{name} {' -> '.join(words)}"
+            yield f"{name} {before.arguments.get(name, 'not given')} -> {now.arguments.get(name, 'not given')}"
     if before.accelerate != now.accelerate:
         yield "the config of accelerate launch"
     for name in sorted((before.environment.keys() | now.environment.keys()) - {*CHOOSE_CARDS}):  # the card is compared

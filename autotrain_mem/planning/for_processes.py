@@ -1,8 +1,4 @@
-"""Adapts TRL's defaults, and a plan that is followed, to the processes of a job.
-
-On other GPUs, or with another sharding, a plan keeps its effective batch, optimizer steps and schedule. Only the
-micro-batch and the gradient accumulation of a process change.
-"""
+"""Adapts TRL's defaults, or a followed plan, to a job's processes; a plan keeps its effective batch and schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from autotrain_mem.types.hardware import Topology
 
 
 def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:
-    """Returns TRL's defaults for one of a job's processes: DDP unless sharded. Raises as :func:`check_processes`."""
+    """Returns TRL's defaults for each of a job's processes. Raises as :func:`check_processes`."""
     check_processes(topology, given)
     if topology.processes == 1:
         return defaults
@@ -36,7 +32,7 @@ def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any])
 
 
 def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
-    """Raises UsageError for a sharding that these GPUs or machines cannot have, or that lacks DeepSpeed."""
+    """Raises UsageError for a sharding that these GPUs or machines do not support, or if DeepSpeed is missing."""
     processes, sharding = topology.processes, given.get("sharding")
     if sharding in ZEROS and find_spec("deepspeed") is None:
         raise UsageError(
@@ -68,7 +64,7 @@ def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
         if processes % size:
             takes, more = ", ".join(map(str, divisors(processes))), f"--gpus {size} or a multiple"
             raise UsageError(
-                f"--{name} {size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of so many "
+                f"--{name} {size} does not divide {processes} GPU{'s' if processes > 1 else ''}: groups of that size "
                 "share the tokens of their rows.",
                 hint=f"Give --{name} {takes}, or {more}." if processes > 1 else f"Give {more}, or remove --{name}.",
             )
@@ -82,11 +78,8 @@ def _token_shares(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: given.get(name) or 1 for name in SHARE_TOKENS}
 
 
-_SHARED = ("processes", "dp_replicate_size")
-
-
 def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
-    """Returns whether the request's number of GPUs or machines, or its sharding, differs from the plan's."""
+    """Returns whether the request's GPUs, machines or sharding differ from the plan's."""
     topology, knobs = plan.estimate.hardware.topology, plan.knobs
     one = (asked.gpus,) if isinstance(asked.gpus, int) else tuple(asked.gpus or ())
     has_other_gpus = any(count != topology.devices for count in one) or asked.nodes not in (None, topology.nodes)
@@ -95,7 +88,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """Fills open settings from the plan (``filled`` by ``AutoFit.over``); a sharding given anew stays."""
+    """Fills open settings from the plan; the request's own sharding stays. ``AutoFit.over`` made ``filled``."""
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}
@@ -120,8 +113,10 @@ def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
 
 
 def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
-    """Yields the plan's settings for this job's processes: with its micro-batch if possible, then with smaller ones;
-    the plan's own if nothing differs. Raises UsageError if one of its levers does not go with sharding."""
+    """Yields the plan's settings for this job's processes, first with its micro-batch, then with smaller ones.
+
+    Raises UsageError if one of its levers does not support the sharding.
+    """
     before, base = plan.knobs, space.base
     is_given = "sharding" in space.pinned or None in (before.sharding, base.sharding)
     sharding = base.sharding if is_given else before.sharding
@@ -130,7 +125,7 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     if shared == before:
         yield before
         return
-    kept: dict[str, Any] = {name: getattr(base, name) for name in (*_SHARED, *OFFLOADED)}
+    kept: dict[str, Any] = {name: getattr(base, name) for name in ("processes", "dp_replicate_size", *OFFLOADED)}
     if sharding == before.sharding:
         kept |= {name: getattr(before, name) for name in OFFLOADED}
     shared = replace(shared, **kept)

@@ -1,8 +1,7 @@
-"""Keeps workers' answers about a job between runs, as long as nothing that they depend on has changed.
+"""Keeps workers' answers between runs until something that they depend on changes, which saves importing TRL.
 
-A kept answer saves the start of a worker, and so the import of TRL. Its key holds the question's arguments, all files
-that they name (by size and date), the hub's commits on this disk, the variables that the libraries read, and the
-installed versions. Answers that depend on more, such as the user's own code, are not kept, and neither are errors.
+A key covers the question, the files that it names, the hub's local commits, environment variables and versions.
+Errors are not kept, and neither are answers that depend on the user's code.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +28,6 @@ from autotrain_mem.worker.pool import Workers
 Answer = TypeVar("Answer")
 
 NOWHERE = Store(None)
-"""A store that keeps nothing."""
 
 MOST_FILES = 10_000
 """A folder with more files than this is not searched, and nothing about it is kept."""
@@ -52,7 +49,7 @@ _READ_BY_LIBRARIES = (
 
 
 def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[str, Any], Knobs]:
-    """Returns what the user gave of TRL's arguments, and TRL's defaults. Raises UsageError for what TRL refuses."""
+    """Returns the TRL arguments that the user gave, and TRL's defaults. Raises UsageError if TRL refuses one."""
     key = _parse_key(request)
     kept = None if key is None else store.get("parsed", key)
     if kept is not None:
@@ -88,7 +85,7 @@ def answered(
     reads_data: bool = False,
     keeps: Callable[[Answer], bool] = lambda answer: True,
 ) -> Answer:
-    """Returns a worker's answer about a job, kept or asked for now; ``words`` are the question's other arguments."""
+    """Returns a worker's answer about a job, kept or new; ``words`` are the question's other arguments."""
     key, given = None, job.arguments
     if job.python_call is None and not any(given.get(name) for name in _USERS_CODE):
         data = job.dataset or given.get("dataset_name") or job.method_facts.example_dataset
@@ -120,15 +117,14 @@ def kept_or_asked(
 # -- what a rehearsal depends on ---------------------------------------------------------------------------------------
 
 UNSEEN = frozenset(
-    {
+    (
         *("output_dir", "run_name", "report_to", "logging_steps", "logging_dir", "logging_strategy", "push_to_hub"),
-        *(NOT_REHEARSED, "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
         *("max_steps", "seed", "data_seed", "save_steps", "save_strategy", "save_total_limit", "eval_steps"),
-        "resume_from_checkpoint",
-    }
+        *(NOT_REHEARSED, "lr_scheduler_type", "warmup_steps", "num_train_epochs", RESUME),
+    )
 )
-"""Arguments that no rehearsal depends on, so kept answers ignore them. ``weight_decay`` is not among them: optimizers
-that add it to the gradients hold a copy of these."""
+"""Arguments that no rehearsal depends on. ``weight_decay`` is not among them: some optimizers copy the gradients to
+add it."""
 
 
 def job_key(job: Job) -> dict[str, Any]:
@@ -156,7 +152,7 @@ def _parse_key(request: RunRequest) -> dict[str, Any] | None:
 
 
 def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:
-    """Returns a key with arguments as digests only: a cache is a file, and they may hold a token of the user's."""
+    """Returns a key that holds arguments only as digests, since they may hold a token of the user's."""
     files = {text: _state(Path(text)) for text in sorted({*texts}) if os.path.exists(text)}
     if None in files.values():
         return None
@@ -190,10 +186,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _state(path: Path) -> list[Any] | None:
-    """Returns sizes and dates of a file, or of all visible files of a folder; None where these do not identify it."""
-    files = [path] if path.is_file() else [*islice(_below(path), MOST_FILES + 1)]
-    if len(files) > MOST_FILES:
-        return None
+    """Returns sizes and dates of a file or a folder's visible files; None if these do not identify the content."""
+    files = [path] if path.is_file() else []
+    for parent, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files += [Path(parent, name) for name in names]
+        if len(files) > MOST_FILES:
+            return None
     try:
         status = [(str(file), file.stat()) for file in files]
     except OSError:
@@ -201,12 +200,6 @@ def _state(path: Path) -> list[Any] | None:
     if any(each.st_mtime > time.time() - SETTLED_SECONDS for _, each in status):
         return None
     return [str(path.resolve()), sorted((name, each.st_size, each.st_mtime_ns) for name, each in status)]
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(parent, name) for name in names)
 
 
 def _digest(value: Any) -> str:

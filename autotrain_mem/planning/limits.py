@@ -1,7 +1,6 @@
-"""``--within`` and ``--budget``: a plan's limits of time and cost, and what it would take if no plan keeps them.
+"""Applies ``--within`` and ``--budget``, a plan's limits of time and cost.
 
-A training takes its steps times the predicted seconds of one, and costs that by the card's price. On one level of harm
-the fastest plan is also the cheapest, so if it breaks a limit, every plan of the level does.
+On one level of harm the fastest plan is also the cheapest, so if it exceeds a limit, every plan of the level does.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_SLOW
 
 @dataclass(kw_only=True, slots=True)
 class RunLimits:
-    """Holds the limits of one job on one device (:class:`autotrain_mem.search.search.Limits`)."""
+    """Implements :class:`autotrain_mem.search.search.Limits` for one job on one device."""
 
     subject: Subject
     refusals: list[str] = field(default_factory=list)
-    """Why plans were refused, in a word."""
 
     def keeps(self, estimate: Estimate) -> bool:
-        """Returns whether a plan stays within the time and the cost allowed."""
         within_seconds, budget = self.subject.job.within_seconds, self.subject.job.budget
         if within_seconds is not None and self._seconds(estimate) > within_seconds:
             self.refusals.append(TOO_SLOW)
@@ -38,7 +35,7 @@ class RunLimits:
         return False
 
     def broken(self, fitting: Sequence[Estimate]) -> LimitError:
-        """Returns the error that tells the fastest plan's time and cost, and what would meet the limits."""
+        """Returns the error with the fastest plan's time and cost, and the limits that it would meet."""
         fastest = min(fitting, key=self._seconds)
         seconds, cost, job, price = self._seconds(fastest), self._cost(fastest), self.subject.job, self.subject.price
         steps, share = self._steps(fastest.knobs), 1.0
@@ -76,11 +73,7 @@ class RunLimits:
 
 
 def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
-    """Returns the limits that a job names; ``knobs``, as asked for, count the steps.
-
-    Raises:
-        UsageError: the steps, the card's speed or its price are not known.
-    """
+    """Returns a job's limits. Raises UsageError if its steps, or the card's speed or price, are unknown."""
     job = subject.job
     wished = (("--within", job.within_seconds), ("--budget", job.budget))
     flags = " and ".join(flag for flag, given in wished if given is not None)
@@ -107,11 +100,8 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
 
 
 def optimizer_steps(subject: Subject, knobs: Knobs) -> int | None:
-    """Returns how many steps the whole training has; None where neither ``max_steps`` nor the data say.
-
-    As transformers counts (``trainer.py: set_initial_training_values``): the last step of an epoch may be a short one.
-    Packing leaves the tokens and changes the rows.
-    """
+    """Returns the optimizer steps of the whole training, as ``trainer.py: set_initial_training_values`` of transformers
+    counts them; None where neither ``max_steps`` nor the data determine them."""
     job, profile = subject.job, subject.lengths.profile
     asked = job.arguments.get("max_steps", -1)
     if isinstance(asked, int) and asked > 0:

@@ -1,8 +1,7 @@
-"""``--max_length max`` and its like: which values a job allows, and the search for the largest that fits.
+"""Finds the candidate values for ``--max_length max`` and its like, and the question that the search answers.
 
-``--per_device_train_batch_size max`` tries the divisors of a given effective batch; without one, the effective batch
-follows from the rows. If ``--num_generations max`` comes without batch arguments, a step has as many prompts as with
-TRL's defaults, and the effective batch follows. ``--lora_r max`` asks for LoRA.
+``--per_device_train_batch_size max`` tries the divisors of a given effective batch; otherwise the effective batch
+follows from the rows. For ``--num_generations max`` alone, a step keeps the prompts of TRL's defaults.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _Asked = tuple[Sequence[int], str]
 
 
 def question_of(subject: Subject) -> Question | None:
-    """Returns the question how much of an argument fits, if any. Raises ContextLengthError, BatchSplitError."""
+    """Returns the question for the argument given as ``max``, if any. Raises ContextLengthError, BatchSplitError."""
     name = subject.job.maximized
     if name is None:
         return None
@@ -43,12 +42,12 @@ def question_of(subject: Subject) -> Question | None:
         return replace(subject, job=with_value(subject.job, subject.defaults, name, value)).space()
 
     values, stopped_by = _VALUES[name](subject)
-    space(values[0])  # what is wrong with the first is wrong with all
+    space(values[0])  # an error of the first value is an error of all
     return Question(name=name, values=values, space=space, stopped_by=stopped_by)
 
 
 def with_value(job: Job, defaults: Knobs, name: str, value: int) -> Job:
-    """Returns the job with this value of the argument, and with what follows from it."""
+    """Returns the job with this value of the argument, and with the settings that follow from it."""
     arguments = {**job.arguments, name: value} | ({"use_peft": True} if name == "lora_r" else {})
     if name == GROUP and not _says_batches(job):
         return replace(job, arguments=arguments, effective_batch_size=value * _prompts(defaults))
@@ -63,9 +62,6 @@ def settled(job: Job, knobs: Knobs) -> Job:
     if job.maximized is None:
         return replace(job, arguments=arguments)
     return replace(job, arguments=arguments, effective_batch_size=knobs.effective_batch_size)
-
-
-# -- values ----------------------------------------------------------------------------------------------------------
 
 
 def _lengths(subject: Subject) -> _Asked:

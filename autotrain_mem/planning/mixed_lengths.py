@@ -15,9 +15,9 @@ from autotrain_mem.types import Estimate, Job, Knobs, Trace
 from autotrain_mem.types.estimate import MixedLengths
 
 LEAST_TOKENS = 32
-"""If the longest rows are no longer than this, no shorter ones are rehearsed."""
+"""Longest rows of fewer tokens are not worth a rehearsal of shorter ones."""
 SHORTER = (0.125, 0.5)
-"""The shorter rehearsal's rows have the median batch's tokens, within these shares of the longest."""
+"""The shorter rehearsal has the median batch's tokens, within these shares of the longest row."""
 MOST_BATCHES = 8
 """The largest number of micro-batches of a step that are replayed."""
 
@@ -36,7 +36,7 @@ def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
         return None
     rows, each_step = knobs.per_device_train_batch_size, min(MOST_BATCHES, knobs.gradient_accumulation_steps)
     if job.is_online and not method_of(job.method).samples_each_micro_step:
-        # all that is generated at once is padded together, each prompt as often as it is answered
+        # all completions generated at once are padded together, each prompt once per completion
         rows, each_step = max(1, rows * knobs.gradient_accumulation_steps // (knobs.num_generations or 1)), 1
     return drawn_batches(profile, rows=rows, each_step=each_step, limit=limit, longest=longest)
 
@@ -47,7 +47,7 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
 
 
 def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf) -> MixedLengths | None:
-    """Replays rows of every length; None if that is not possible. Raises RehearsalError."""
+    """Replays rows of every length; None if that is impossible. Raises RehearsalError."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
         return None
@@ -58,7 +58,7 @@ def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf) -> MixedLengths 
     try:
         step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
         short = Rehearsed(tokens=shorter, trace=trace_of(shorter))
-        # Where the cache is emptied in every step, the rehearsal's own events tell.
+        # If every step empties the cache, the trace itself has these events.
         empties_cache = int(subject.job.arguments.get("torch_empty_cache_steps") or 0) > 1
         return mixed_lengths(long, short, batches, settings, empties_cache=empties_cache)
     except UnclearStepsError:
@@ -77,8 +77,8 @@ def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
     elif batches_of(subject, estimate.knobs) is None:
         return estimate
     elif lengths.images:
-        why = "how many pixels stand beside how much text is another thing in every row"
+        why = "the ratio of pixels to text differs from row to row"
     else:
-        why = "the steps of this rehearsal cannot be played again with others (several processes, offloading)"
+        why = "the steps of this rehearsal cannot be replayed with other rows (several processes, offloading)"
     not_counted = (f"what rows of every length make the allocator reserve over hours: {why}", *memory.not_counted)
     return replace(estimate, memory=replace(memory, not_counted=not_counted))

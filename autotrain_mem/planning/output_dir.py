@@ -1,4 +1,4 @@
-"""The output folder of a run: its place, whether it may be written, and how to continue the run in it."""
+"""Finds a run's output folder, and checks that the run overwrites nothing that it reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESUME = "resume_from_checkpoint"
 
 
 def output_dir(job: Job) -> str:
-    """Returns the folder of the run: as given, or named after the model and the method as TRL names it."""
+    """Returns the folder of the run: the given one, or TRL's default name from model and method."""
     return str(job.arguments.get("output_dir") or default_dir(job.method, job.model))
 
 
@@ -30,7 +30,7 @@ def resumes(job: Job) -> bool:
 
 
 def resumes_in_folder(job: Job) -> bool:
-    """Returns whether it continues the run in the output folder, and not a checkpoint elsewhere."""
+    """Returns whether the run continues from its own output folder, not from a checkpoint elsewhere."""
     request = job.arguments.get(RESUME)
     if not request or request is True:
         return bool(request)
@@ -38,14 +38,14 @@ def resumes_in_folder(job: Job) -> bool:
 
 
 def check_output(job: Job, *, overwrite: bool) -> None:
-    """Refuses, before minutes of planning, an output folder that is, holds or lies in what the training reads.
+    """Rejects an output folder that is, contains or is inside a folder that the training reads.
 
-    A model that is saved there would replace what is read, and the datasets library reads all files in a folder. A data
-    file's folder may be the output folder. Folders are compared by inode; hub ids are ignored.
+    A model that is saved there would replace the one that is read, and the datasets library reads all files in a
+    folder. The folder of a data file is allowed.
 
     Raises:
-        OutputFolderError: it is.
-        UsageError: the run in it is to be moved away, and read from.
+        OutputFolderError: the folders overlap.
+        UsageError: ``--overwrite_output_dir`` would move away data, or the run to resume.
     """
     if overwrite and resumes_in_folder(job):
         raise UsageError(
@@ -78,8 +78,7 @@ def check_output(job: Job, *, overwrite: bool) -> None:
 
 
 def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
-    """Raises OutputFolderError where saving would replace a model of the same call, or the folder of its checkpoint,
-    which may be rotated out. Models are hub ids and folders; all else is the script's to decide, as with TRL alone."""
+    """Raises OutputFolderError if saving would replace one of the call's models, or the run whose checkpoint it is."""
     folder = pathlib.Path(output_dir).resolve()
     for name in filter(None, models):
         path = pathlib.Path(name).resolve()
@@ -92,7 +91,7 @@ def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
 
 
 def _datasets(job: Job) -> Iterator[str]:
-    """Names all that rows may be read from, a mixture's parts included (``trl/scripts/utils.py: DatasetConfig``)."""
+    """Yields all files and folders of the data, also of a mixture (``trl/scripts/utils.py: DatasetConfig``)."""
     yield from filter(None, (job.dataset, job.arguments.get("dataset_name")))
     for part in job.arguments.get("datasets") or ():
         if isinstance(part, Mapping):
@@ -103,7 +102,7 @@ def _datasets(job: Job) -> Iterator[str]:
 
 
 def _lies_in(inner: pathlib.Path, outer: pathlib.Path) -> bool:
-    """Returns whether one folder is the other or inside it, by inode, since a folder may be mounted under two names."""
+    """Returns whether a folder is another one or inside it, by inode: one folder may be mounted under two names."""
     return outer.exists() and any(each.exists() and each.samefile(outer) for each in (inner, *inner.parents))
 
 
@@ -117,14 +116,14 @@ def hub_cache() -> pathlib.Path:
 
 
 def how_to_resume(folder: pathlib.Path) -> str:
-    """Returns the command that resumes after an interrupt."""
+    """Returns the hint that explains how to resume after an interrupt."""
     if any(folder.glob("checkpoint-*")):
         return f"Its checkpoint is in {folder}; resume with --{RESUME}."
     return "There is no checkpoint to resume from: --save_steps says how often one is written."
 
 
 def check_weights(model: pathlib.Path) -> None:
-    """Raises if a model's folder holds no weights: planning needs only its config. A hub id is not checked here."""
+    """Raises ModelNotFoundError if a model's folder holds no weights."""
     if model.is_dir() and not any(next(model.glob(kind), None) for kind in ("*.safetensors", "*model*.bin")):
         raise ModelNotFoundError(
             f"{model} holds no weights (*.safetensors or *.bin), so there is nothing to train.",

@@ -1,8 +1,4 @@
-"""Searches for a job's settings and makes a plan of them.
-
-It first finds out how many GPUs must share each row for a plan that costs only time. Images are made smaller if nothing
-else that the user allows fits.
-"""
+"""Searches for a job's settings and makes a plan of them."""
 
 from __future__ import annotations
 
@@ -41,11 +37,11 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
     """Returns the best settings that fit.
 
     Args:
-        footprints: What was rehearsed for a search before, and is added to.
+        footprints: Rehearsals of an earlier search; new ones are added.
 
     Raises:
-        DoesNotFitError: nothing that the user allows fits; the message holds the nearest that would.
-        LimitError: what fits takes longer, or costs more, than the user allows.
+        DoesNotFitError: nothing that the user allows fits.
+        LimitError: everything that fits exceeds a limit of time or cost.
         RehearsalError, BatchSplitError, ContextLengthError.
     """
     question = question_of(subject)
@@ -63,19 +59,19 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
 
 
 def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
-    """Returns the plan of the best settings found, with alternatives, advice from the data, and the expected time."""
+    """Returns the plan of a search's result."""
     job, knobs, facts, profile = subject.job, best.estimate.knobs, subject.facts, subject.lengths.profile
     limit = job.row_limit(knobs)
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
     flash_attention = None if facts.flash_attention else FLASH_ATTENTION[0]
-    if knobs.fp16 and "fp16" not in job.arguments:  # the card's own precision, which is not TRL's
+    if knobs.fp16 and "fp16" not in job.arguments:
         capability = ".".join(map(str, subject.hardware.capability))
         why = (
             f"compute capability {capability} has no tensor cores for bfloat16: mixed precision in float16, with a "
             "scaler that keeps small gradients from vanishing"
         )
         levers = (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why), *levers)
-    if profile is not None and not job.pins_length and not job.is_online:  # the length was left to us
+    if profile is not None and not job.pins_length and not job.is_online:
         cut = context_cut(profile, facts.context_length, job.method)
     return Plan(
         job=job,
@@ -107,7 +103,7 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
 
 
 def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
-    """Returns a plan of a job's own settings, to show that they run out of memory."""
+    """Returns a plan of the given settings, to show that they run out of memory."""
     job, facts = rehearsals.job, rehearsals.describe()
     lengths = Lengths(longest=job.prompt_length if job.is_online else facts.context_length)
     given = SearchResult(level="as given", estimate=predicted, attempts=(), levers=(), alternatives=())
@@ -115,13 +111,13 @@ def plan_as_given(rehearsals: Rehearsals, predicted: Estimate) -> Plan:
 
 
 NOT_MODELLED = (
-    "not modelled: a machine that is slower than the others, for which all wait in every step; a network that others "
-    "use too; and how the latency of collectives grows: each weighs more the more machines there are"
+    "not modelled: a machine that is slower than the others, a network that is shared with other jobs, and the latency "
+    "of collectives; each costs more with more machines"
 )
 
 
 def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str]:
-    """Warns of what is not modelled for several machines, and of the effective batch that TRL's default gives."""
+    """Yields the warnings for several machines."""
     if topology.nodes == 1:
         return
     yield NOT_MODELLED
@@ -141,10 +137,9 @@ FLASH_CAPABILITY = (8, 0)
 def with_shared_tokens(
     subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
 ) -> SearchResult | None:
-    """Returns the plan with the fewest GPUs per row that is without harm. None if rows may not be shared, if GPUs fit
-    the job without sharing, or if not even all of them fit it.
+    """Returns the plan with the fewest GPUs per row that costs only time: of 8 GPUs 1, 2, 4 and 8 are tried.
 
-    Of 8 GPUs 1, 2, 4 and 8 are tried.
+    None if rows may not be shared, if the job fits without sharing, or if not even all GPUs together fit it.
     """
     sizes, way = degrees(space, subject.job), way_of(subject.job)
     if not sizes or (way.in_half_precision and subject.hardware.capability < FLASH_CAPABILITY):
@@ -152,7 +147,7 @@ def with_shared_tokens(
     tried: list[Candidate] = []
     job, defaults = subject.job, subject.defaults
     for size in (1, *sizes):
-        # The same job, with nothing but time to lose, and rows that so many share.
+        # The same job, lossless and without offloading, with rows shared by this many GPUs.
         harmless = replace(
             job,
             arguments={**job.arguments, **({way.name: size} if size > 1 else {})},
@@ -169,7 +164,7 @@ def with_shared_tokens(
         except RehearsalError:
             if size == 1:
                 raise
-            return None  # this model's attention cannot be shared; the search without goes on
+            return None  # this model's attention cannot be shared
         if found is not None and found.level == LEVELS[0].name:
             row = LEVERS[way.name]
             lever = Lever(name=row.name, before=1, after=size, harm=row.harm, why=row.reason)
@@ -188,7 +183,7 @@ def _heard(tried: list[Candidate], on_attempt: OnAttempt) -> OnAttempt:
 
 
 MOST_STEPS = 4
-"""How often the area of images is halved at most: to a sixteenth; ``--max_pixels`` accepts smaller ones."""
+"""Largest number of times that the area of images is halved; ``--max_pixels`` accepts smaller ones."""
 
 
 def searched_with_images(
@@ -196,8 +191,8 @@ def searched_with_images(
 ) -> tuple[Subject, SearchResult]:
     """Searches as :func:`searched` does; if nothing fits, or rows would be cut, with the largest images that fit.
 
-    Rows are cut at their end, where the answers are, so smaller images are tried first. Returns the subject of the
-    result. Raises DoesNotFitError.
+    Rows are cut at their end, where the answers are, so smaller images are tried first. Returns the result with its
+    subject. Raises DoesNotFitError.
     """
     tried: list[Candidate] = []
     hear = _heard(tried, on_attempt)
@@ -212,7 +207,6 @@ def searched_with_images(
         if smaller is None:
             return subject, found
     other, found = smaller
-    # What full size would need at least, and what becomes of the row with most tokens of images.
     row, whole = LEVERS[SMALLER_IMAGES], [each.required_bytes for each in tried if each.knobs.max_pixels is None]
     needed = f"at full size it needs at least {against(min(whole), subject.budget_bytes)}: " if whole else ""
     counts = [each.lengths.profile for each in (subject, other)]
@@ -227,7 +221,7 @@ def searched_with_images(
 def _with_smaller_images(
     subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None
 ) -> tuple[Subject, SearchResult] | None:
-    """Tries smaller images step by step, without cutting rows; None if that is not allowed or does not help."""
+    """Tries smaller images step by step, without cutting rows; None if that is forbidden or does not help."""
     facts, images = subject.facts, subject.lengths.images
     if not images or not allowed(LEVERS[SMALLER_IMAGES], subject.space()):
         return None
@@ -243,20 +237,17 @@ def _with_smaller_images(
     return None
 
 
-# -- many cards --------------------------------------------------------------------------------------------------------
-
-
 def compare_cards(
     rehearsals: Rehearsals,
     cards: Sequence[Hardware],
     lengths: Lengths,
     on_attempt: Callable[[Hardware, Candidate], None] = lambda card, attempt: None,
 ) -> Cards:
-    """Finds the best plan for each card, with few layers where these tell what the whole model does.
+    """Finds the best plan for each card, with few layers where they determine the whole model.
 
     Raises:
-        UsageError: every card refuses the job; the error is the smallest one's.
-        ModelError, DatasetError, RehearsalError: what is wrong whatever the card.
+        UsageError: every card refuses the job; the error is that of the smallest.
+        ModelError, DatasetError, RehearsalError: the job fails on any card.
     """
     shared: dict[Any, Footprint] = {}
     ordered = sorted(cards, key=lambda card: (card.topology.processes * card.total_bytes, card.name))
@@ -265,7 +256,7 @@ def compare_cards(
     for card in ordered:
         try:
             verdicts.append(_judged(rehearsals, card, lengths, shared, partial(on_attempt, card)))
-        except UsageError as error:  # such as a kernel that the card has not
+        except UsageError as error:  # such as a kernel that the card lacks
             refused.append(error)
             verdicts.append(CardVerdict(hardware=card, refusal=error.message, price=price_of(card, rehearsals.prices)))
     if refused and len(refused) == len(ordered):
@@ -276,7 +267,7 @@ def compare_cards(
 def _judged(
     rehearsals: Rehearsals, card: Hardware, lengths: Lengths, shared: dict[Any, Footprint], on_attempt: OnAttempt
 ) -> CardVerdict:
-    """Returns the plan for one card, or why there is none. Raises UsageError if the card refuses the job."""
+    """Returns one card's plan, or the reason why there is none. Raises UsageError if the card refuses the job."""
     rehearsals = rehearsals.on(card)
     if rehearsals.job.budget is not None and rehearsals.price is None:
         return CardVerdict(hardware=card, refusal=NO_PRICE, price=None)
@@ -289,6 +280,5 @@ def _judged(
     if best is None:
         refusal = next(reversed(limits.refusals), NOTHING_FITS)
         return CardVerdict(hardware=card, refusal=refusal, price=subject.price)
-    steps = optimizer_steps(subject, best.estimate.knobs)
-    found, price = best.estimate, subject.price
-    return CardVerdict(hardware=card, level=best.level, estimate=found, optimizer_steps=steps, price=price)
+    found, steps = best.estimate, optimizer_steps(subject, best.estimate.knobs)
+    return CardVerdict(hardware=card, level=best.level, estimate=found, optimizer_steps=steps, price=subject.price)

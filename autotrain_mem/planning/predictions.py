@@ -1,5 +1,4 @@
-"""Answers the planner's questions: rehearses in up to two workers, with few layers if that suffices, and keeps the
-results on disk."""
+"""Predicts the planner's points: rehearses them in workers, with few layers where possible, and stores the results."""
 
 from __future__ import annotations
 
@@ -30,11 +29,10 @@ from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker
 
 LEAST_RECOMPUTED = 0.3
-"""Least share of a forward pass that is recomputed: the layers; the smallest models' heads have half of the work."""
-
+"""Least share of a forward pass that checkpointing recomputes; heads of small models do half of the work."""
 
 TRACES_KEPT = 6
-"""The number of rehearsals kept whole; each takes a few megabytes."""
+"""The number of traces to keep; each takes a few megabytes."""
 
 
 class Predictions:
@@ -42,7 +40,7 @@ class Predictions:
 
     Args:
         shared: Footprints of other cards with the same kernels; new ones are added.
-        confirms: Whether to rehearse the whole model when asked to; False to compare cards.
+        confirms: Rehearse the whole model when asked to; False to compare cards.
     """
 
     def __init__(self, subject: Subject, shared: dict[Any, Footprint] | None = None, *, confirms: bool = True) -> None:
@@ -51,11 +49,11 @@ class Predictions:
         self._footprints: dict[Any, Footprint] = {} if shared is None else shared
         self._unclear: set[Any] = set()
         self._begun: dict[Any, Future[Trace]] = {}
-        """Rehearsals of the whole model that were started ahead and not yet asked for."""
+        """Rehearsals of the whole model that were started ahead."""
         self._kernels = kernel_class(subject.hardware.capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
-        """Returns what these points need, in the same order. Raises RehearsalError."""
+        """Returns the estimates of these points, in the same order. Raises RehearsalError."""
         whole = whole and self._confirms
         missing = [knobs for knobs in points if self._known(knobs, whole) is None]
         depths = {} if whole else {knobs: found for knobs in missing if (found := self._depths(knobs)) is not None}
@@ -85,14 +83,12 @@ class Predictions:
         return least + self._subject.outside_bytes(knobs) > self._subject.budget_bytes
 
     def foresee(self, knobs: Knobs) -> None:
-        """Starts rehearsing the whole model of a point that will be asked for."""
         key = self._key(knobs, None)
         if self._confirms and key not in self._begun and self._known(knobs, whole=True) is None:
             self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """Estimates a speed by a rehearsed point's work: the best if recomputation differs, offloading as it is
-        there."""
+        """Estimates a speed from a rehearsed point's work; an upper bound if recomputation differs."""
         rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
         work = self._there(known.knobs, False).work
         if knobs.sharding != known.knobs.sharding:
@@ -100,18 +96,17 @@ class Predictions:
         if rows == 1 < known_rows and knobs.pads_rows:
             work = work.without_mask()
         time = _step_time(self._subject, work, knobs, ratio=rows / known_rows)
-        recomputed = 0.0  # forward passes that are done more, at least, or fewer, at most
+        recomputed = 0.0  # additional forward passes
         if knobs.recomputes != known.knobs.recomputes:
             recomputed = LEAST_RECOMPUTED if knobs.recomputes else -1.0
         seconds = time.step_seconds + recomputed * time.phases.get(Phase.FORWARD, 0.0)
         return time.tokens / seconds if seconds > 0 else 0.0
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> tuple[str, ...]:
-        """Returns the next larger cards of the catalog, and more of this card, that would fit."""
         return would_fit(self._subject, estimate, self._shared if rehearsed else None)
 
     def over_steps(self, estimate: Estimate) -> Estimate:
-        """Returns the estimate with the reserved bytes over rows of every length; unchanged if unknown."""
+        """Adds the bytes that rows of mixed lengths make the allocator reserve over a run; unchanged if unknown."""
         knobs, is_asked = estimate.knobs, self._confirms and self._subject.caches
         batches = batches_of(self._subject, knobs) if is_asked else None
         if batches is None or estimate.memory.mixed_lengths is not None:
@@ -124,7 +119,7 @@ class Predictions:
         mixed = self._footprints[key].memory.mixed_lengths
         if mixed is None:
             return estimate
-        # What probes corrected moves these figures as well.
+        # The correction by probes applies here as well.
         before, now = rehearsed.memory.reserved.modes, estimate.memory.reserved.modes
         more = {grows: now[grows].peak_reserved_bytes - before[grows].peak_reserved_bytes for grows in (False, True)}
         moved = MixedLengths.of_both(lambda grows: tuple(max(0, size + more[grows]) for size in mixed.modes[grows]))
@@ -139,14 +134,13 @@ class Predictions:
             return codec.from_json(MixedLengths, kept)
         try:
             mixed = replayed(self._subject, knobs, partial(self._trace_at, knobs))
-        except AutofitError:  # the plan that is on its way matters more
+        except AutofitError:  # planning continues without
             return None
         if mixed is not None:
             store.put("mixed_lengths", key, codec.to_json(mixed))
         return mixed
 
     def _trace_at(self, knobs: Knobs, tokens: int) -> Trace:
-        """Returns a trace of rows of this many tokens: a recent one, or one with few layers if that suffices."""
         trace = self._subject.traces.get(self._subject.trace_key(knobs, tokens))
         if trace is None:
             if (depths := self._depths(knobs)) is not None:
@@ -157,7 +151,7 @@ class Predictions:
         return trace
 
     def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
-        """Keeps one of the last rehearsals, so that it is not repeated."""
+        """Keeps a trace for later questions; the oldest is dropped."""
         key, traces = self._subject.trace_key(knobs, tokens), self._subject.traces
         traces.pop(key, None)
         traces[key] = trace
@@ -165,13 +159,12 @@ class Predictions:
             del traces[oldest]
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
-        """Returns the estimate for a number of cards that share the model; None if that is refused."""
+        """Returns the estimate for several cards that share the model; None if that is refused."""
         hardware = self._subject.hardware
         try:
             there = self._subject.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
-            more = Predictions(there, self._footprints, confirms=False)
-            return more.rehearse([knobs], whole=False)[0]
-        except AutofitError:  # the plan that is on its way matters more than one about a proposal
+            return Predictions(there, self._footprints, confirms=False).rehearse([knobs], whole=False)[0]
+        except AutofitError:  # planning continues without
             return None
 
     def _there(self, knobs: Knobs, whole: bool) -> Footprint:
@@ -179,11 +172,8 @@ class Predictions:
         assert footprint is not None, "an estimate comes of a footprint"
         return footprint
 
-    # -- what is known -----------------------------------------------------------------------------------------------
-
     def _known(self, knobs: Knobs, whole: bool) -> Footprint | None:
-        """Returns a known footprint, of this run or an earlier one: of the whole model, or of few layers if that
-        suffices."""
+        """Returns a footprint that this run or an earlier one rehearsed, of few layers if that suffices."""
         depths = self._fewer_layers(knobs)
         for layers in (None,) if whole or depths is None else (depths.long, None):
             key = self._key(knobs, layers)
@@ -220,22 +210,17 @@ class Predictions:
         }
 
     def _depths(self, knobs: Knobs) -> Depths | None:
-        """Returns the depths of the copies that determine the whole model; None if it must be rehearsed itself."""
+        """Returns the depths of copies that determine the whole model; None if it must be rehearsed itself."""
         return None if _kind(knobs) in self._unclear else self._fewer_layers(knobs)
 
     def _fewer_layers(self, knobs: Knobs) -> Depths | None:
         return self._subject.facts.depths_for(knobs, has_images=bool(self._subject.lengths.images))
 
-    # -- what is rehearsed -------------------------------------------------------------------------------------------
-
     def _of_copies(self, points: Mapping[Knobs, Depths], tokens: int | None = None) -> Iterator[Trace | None]:
         """Extrapolates the whole model from a short copy and a long one, which also has more chunks of the loss.
 
-        Where activations are offloaded no loss is cut: what waits on another stream is freed as its chunks pass. Copies
-        are rehearsed one by each worker, the longer first.
-
-        Yields:
-            A trace of each point, while the next are being rehearsed; None where its copies do not tell for sure.
+        Where activations are offloaded no loss is cut: activations that wait on another stream are freed between its
+        chunks. Yields a trace of each point, or None if its copies do not determine it.
         """
         calls = []
         for knobs, depths in points.items():
@@ -256,14 +241,13 @@ class Predictions:
         chunks: int | None = None,
         tokens: int | None = None,
     ) -> Trace:
-        """Rehearses a number of layers, and of chunks of the loss; None rehearses all."""
         tokens = self._subject.row_length(knobs) if tokens is None else tokens
         job = self._subject.rehearsed_job
         return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
 
 
 def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
-    """Estimates a footprint on one device: whether it fits, corrected by probes, and how fast it is."""
+    """Estimates a footprint on one device, corrected by probes."""
     estimate = Estimate(
         knobs=knobs,
         hardware=subject.hardware,
@@ -276,7 +260,7 @@ def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
 
 
 def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float = 1.0) -> StepTime:
-    """Computes the average time of an optimizer step; ``ratio`` is these knobs' rows over those of the work."""
+    """Computes the average time of an optimizer step; ``ratio`` is the rows of these knobs over the work's rows."""
     return step_time(
         work if ratio == 1.0 else work.of_rows(ratio),
         subject.hardware,
@@ -288,18 +272,17 @@ def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float =
 
 
 def judge_trace(subject: Subject, knobs: Knobs, trace: Trace) -> Estimate:
-    """Estimates one rehearsal, replayed on the given device, with what happens when its memory runs out."""
+    """Estimates one rehearsal, replayed within the device's memory."""
     return judge(subject, knobs, footprint_of(trace, subject.room(knobs)))
 
 
 def footprint_of(trace: Trace, room: DeviceCapacity, layers: int | None = None) -> Footprint:
-    """Replays a rehearsal in a room; ``layers`` is the most that the rehearsed copies had, None for all."""
+    """Replays a rehearsal; ``layers`` is the number of layers of the longer copy, None for the whole model."""
     memory = replace(estimate_memory(trace, room), rehearsed_layers=layers)
     return Footprint(memory=memory, work=trace.work, awake=estimate_while_awake(trace, room, memory))
 
 
 def _kind(knobs: Knobs) -> Any:
-    """Returns a key of settings that run the same code: if few layers do not determine one, they are not tried for the
-    next."""
+    """Returns a key of settings that run the same code: few layers determine all of them, or none."""
     switches = [getattr(knobs, name) for name in SWITCHES]
     return (knobs.recomputes, *switches, knobs.optim, knobs.pads_rows, knobs.sharding)

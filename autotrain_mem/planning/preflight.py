@@ -1,4 +1,4 @@
-"""Checks all that can be wrong before the first rehearsal, and the resources that a plan needs beside the card."""
+"""Checks a job before the first rehearsal, and the host memory and disk that its plan needs."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _OUT_OF_REACH = DatasetNotFoundError.__name__
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """A job that passed all checks."""
+    """Holds the result of a job that passed all checks."""
 
     warnings: tuple[Finding, ...]
     result: Preflight
     trains_on_cpu: bool | None
-    """None where nothing is trained here."""
+    """None if nothing is trained here."""
 
 
 def check_preflight(
     rehearsals: Rehearsals, *, to_train: bool = False, simulate: bool = False, reads_data: bool = True
 ) -> Checked:
-    """Checks model and tokenizer, which takes half a second, most of it the tokenizer.
+    """Checks model, tokenizer and data in a worker.
 
     Args:
-        to_train: Look at the output folder and at host memory, too.
-        simulate: It will run on the CPU, under a simulated card.
-        reads_data: False where planning does without the data.
+        to_train: Check the output folder and host memory, too.
+        simulate: The run uses the CPU, as a simulated card.
+        reads_data: False if planning needs no data.
 
     Raises:
         AutofitError: all errors as one (:func:`autotrain_mem.types.findings.settle`).
@@ -50,7 +50,7 @@ def check_preflight(
         return rehearsals.workers.first.preflight(job, capability, **facts)
 
     def is_settled(result: Preflight) -> bool:
-        """Returns whether to keep the result: errors may go away, as the network's do, while job and files stay."""
+        """Returns whether to keep the result: an error, such as one of the network, may not recur."""
         return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
 
     words = {"compute_capability": capability, **facts}
@@ -75,7 +75,7 @@ def examine(
 def check_room(
     checked: Checked, rehearsals: Rehearsals, planned: Estimate, optimizer_steps: int | None
 ) -> tuple[Finding, ...]:
-    """Returns all warnings for a plan; raises AutofitError if this machine lacks memory or disk for it."""
+    """Returns all warnings for a plan. Raises AutofitError if this machine lacks memory or disk for it."""
     if checked.trains_on_cpu is None or checked.result.parameters is None:
         return checked.warnings
     job, knobs = rehearsals.job, planned.knobs

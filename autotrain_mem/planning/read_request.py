@@ -38,15 +38,9 @@ _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
 """Our name of the dataset, and TRL's own."""
 
 
-# -- a plan that was made before -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanHints:
-    """Holds what one face advises where a plan cannot be followed: texts for ``str.format``.
-
-    They may name ``plan``, its file; ``made_for`` and ``model``, its method and model; ``method``, the one asked for.
-    """
+    """Holds templates of hints, with ``plan``, ``made_for``, ``model`` and ``method``, for plans that do not apply."""
 
     other_method: str
     objects: str
@@ -55,16 +49,10 @@ class PlanHints:
 def resumed(
     request: RunRequest, warn: Callable[[str], None], on_folder: Callable[[str], None] = lambda folder: None
 ) -> RunRequest:
-    """Makes a resumed run follow ``plan.json`` in its output folder, unless the request names another plan.
-
-    Args:
-        warn: Is told why the plan that is there is not followed.
-        on_folder: Is told the folder whose plan is followed.
-    """
+    """Makes a resumed run follow the plan in its output folder, unless the request names another one."""
     if request.autofit.plan is not None or not request.argument(RESUME):
         return request
-    folder = request.folder
-    if not folder:
+    if not (folder := request.folder):
         return request
     try:
         Plan.load(folder)
@@ -77,7 +65,7 @@ def resumed(
 
 
 def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
-    """Reads a plan to follow. Raises PlanFileError, and UsageError with this hint if it is another method's."""
+    """Reads a plan to follow. Raises PlanFileError, and UsageError if the plan is for another method."""
     plan = given if isinstance(given, Plan) else Plan.load(given)
     if plan.method != method:
         advice = other_method.format(plan=given, made_for=plan.method, model=plan.model, method=method)
@@ -89,12 +77,11 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
     """Returns the request with the plan that it names; the plan's settings fill what the request leaves open.
 
     Args:
-        warn: Hears which variables the plan sets, before any process has them, and which it does not have.
-        to_train: On the device that is here; else on the plan's, unless the request names another.
+        to_train: Use the devices of this machine, not those of the plan.
 
     Raises:
-        PlanFileError: there is none in that file.
-        UsageError: it is another method's, or was made of a script's objects and these are not named.
+        PlanFileError: the file holds no plan.
+        UsageError: the plan is for another method, or needs a script's objects that the request does not name.
     """
     given = request.autofit.plan
     if given is None:
@@ -142,12 +129,9 @@ def _called(given: Plan | str | Path) -> str:
 def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], None]) -> Rehearsals:
     """Returns the requested job on its device.
 
-    Args:
-        warn: Hears when the cache on disk was damaged or cannot be written, and of GPUs that do not answer.
-
     Raises:
-        UsageError: an argument that TRL does not know (with the nearest) or refuses; all that contradicts itself; a
-            headroom that leaves nothing; torchrun started this process.
+        UsageError: an argument is unknown or refused by TRL, arguments contradict each other, the headroom leaves
+            nothing, or torchrun started this process.
         NoGpuError, UnknownGpuError: there is no such device.
     """
     check_launch(is_placed=request.place is not None)
@@ -195,24 +179,18 @@ _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folde
 
 
 def with_peft_config(request: RunRequest) -> RunRequest:
-    """Returns the request with its PEFT config read, so that a plan holds its content, not its path.
-
-    Raises:
-        UsageError: the config cannot be read, or contradicts flags; all that does.
-    """
+    """Returns the request with the content of its PEFT config. Raises UsageError for all problems at once."""
     given = request.autofit.peft_config
     if given is None:
         return request
     content = config_content(given, FLAG, hint=_WANTED, file_name=FILE)
     if not isinstance(content.get("peft_type"), str):
         raise UsageError(f"{FLAG} {given} names no peft_type, as every config of PEFT's does.", hint=_WANTED)
-    text = canonical(content)
+    text, problems = canonical(content), []
     kind, why = kind_of(text), why_not_quantized(text)
-    problems = []
     if function := needs_data_first(text):
-        problem = f"{FLAG}: its init_lora_weights needs peft's {function}, which no trainer calls"
-        cure = "Call it in a script of yours, with a trainer of autotrain_mem; or remove init_lora_weights."
-        problems.append((problem, cure))
+        cure = "Call it in your own script, with a trainer of autotrain_mem, or remove init_lora_weights."
+        problems.append((f"{FLAG}: its init_lora_weights needs peft's {function}, which no trainer calls", cure))
     if request.names("use_peft") and not request.argument("use_peft"):
         problems.append((f"--use_peft false and {FLAG} contradict each other", "Remove one."))
     if twice := [name for name in SAID[1:] if request.names(name)]:

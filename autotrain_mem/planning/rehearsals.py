@@ -25,10 +25,9 @@ from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.worker.pool import Workers
 
 LONGEST_UNKNOWN = 1024
-"""Tokens of a rehearsed row when neither the user, the data nor the model's config limits it: TRL's own max_length."""
+"""Tokens of a rehearsed row of unknown length: TRL's default ``max_length``."""
 PROMPT_UNKNOWN = 512
-"""Tokens of a rehearsed prompt when neither the user nor the data say: TRL's own max_prompt_length, as long as it had
-one (trl/trainer/grpo_config.py up to 0.24)."""
+"""Tokens of a rehearsed prompt of unknown length: ``trl/trainer/grpo_config.py: max_prompt_length`` up to 0.24."""
 OnCounting = Callable[[Counting], None]
 
 
@@ -52,21 +51,20 @@ def example_dataset(job: Job) -> str | None:
 
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
-    """Returns whether planning counts tokens: not of a stream, nor if the length is given and the data are not."""
+    """Returns whether planning counts tokens."""
     if job.python_call is not None:
         return job.python_call.holds_rows
     return to_train or not job.pins_length or example_dataset(job) is None
 
 
-# -- refused -----------------------------------------------------------------------------------------------------------
-
-
 def check_lengths(profile: DataProfile, space: Space) -> None:
-    """Raises UsageError if ``max_length`` would cut images or whole prompts, and ContextLengthError if the longest
-    prompt leaves no room for sampled answers: the run would fail at such a row."""
+    """Rejects lengths at which the run would fail: images or whole prompts are cut, or no room is left for answers.
+
+    Raises UsageError and ContextLengthError.
+    """
     images, limit = profile.images, space.base.max_length
     if images is not None and limit is not None and images.end > limit:
-        # The model's forward would end (``transformers/models/*/modeling_*.py: get_placeholder_mask``).
+        # The model's forward would fail (``transformers/models/*/modeling_*.py: get_placeholder_mask``).
         cures = ["--max_pixels makes images smaller", f"drop the {images.rows_cut(limit):,} rows"]
         if space.context_length is None or images.end <= space.context_length:
             cures.insert(0, f"--max_length {images.end} or more, or auto, cuts no image")
@@ -96,10 +94,7 @@ def check_lengths(profile: DataProfile, space: Space) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsals:
-    """Holds one job on one device, the memory that a run may take of it, and the workers that can rehearse it.
-
-    What is installed and set here stands for another machine's.
-    """
+    """Holds one job on one device, the memory that a run may use, and the workers that can rehearse it."""
 
     workers: Workers
     job: Job
@@ -113,13 +108,13 @@ class Rehearsals:
     prices: Prices = field(default_factory=listed_prices)
     """The prices of renting cards."""
     correction: Correction = field(default_factory=Correction)
-    """The correction that probes measured; what is cached stays as rehearsed."""
+    """The correction that probes measured; the store keeps uncorrected predictions."""
     traces: dict[Any, Trace] = field(default_factory=dict, compare=False)
-    """This run's last rehearsals, for what is asked of a plan once it is chosen (``Predictions.remember``)."""
+    """The last rehearsals of this run (``Predictions.remember``)."""
 
     @property
     def price(self) -> Price | None:
-        """Returns the price of renting one of the devices; None where no price is known."""
+        """Returns the price of renting one of the devices; None if unknown."""
         return price_of(self.hardware, self.prices)
 
     @property
@@ -140,11 +135,9 @@ class Rehearsals:
             return self
         return replace(self, job=replace(self.job, arguments={**self.job.arguments, SMALLER_IMAGES: max_pixels}))
 
-    # -- what a run may take of the device -----------------------------------------------------------------------------
-
     @property
     def settings(self) -> AllocatorSettings:
-        """Returns the allocator settings of the user's environment; raises UsageError for what torch would refuse."""
+        """Returns the allocator settings of the environment. Raises UsageError if torch would refuse them."""
         return environment_settings(self.job.environment)
 
     @property
@@ -159,7 +152,7 @@ class Rehearsals:
         return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes(self.defaults))
 
     def outside_bytes(self, knobs: Knobs) -> int:
-        """Sums the bytes that the run always holds outside the trainer's allocator; a vLLM engine counts as asleep."""
+        """Sums the bytes outside the trainer's allocator that the run always holds, with a vLLM engine asleep."""
         communicators_bytes = self.hardware.communicator_bytes * knobs.communicators
         return self.hardware.non_torch_bytes + communicators_bytes + asleep_bytes(self.job, self.hardware)
 
@@ -182,10 +175,8 @@ class Rehearsals:
         """Returns a device of unlimited memory: reserved bytes are then the same for every card with these kernels."""
         return DeviceCapacity(capacity_bytes=None, settings=self.settings, caches=self.caches).endless
 
-    # -- what is found out ---------------------------------------------------------------------------------------------
-
     def describe(self) -> ModelFacts:
-        """Reads the model's config. Raises ModelError, and UsageError for what does not go with it."""
+        """Reads the model's config. Raises ModelError, and UsageError for arguments that contradict it."""
         capability, words = self.hardware.capability, {"compute_capability": self.hardware.capability}
 
         def ask() -> ModelFacts:
@@ -194,24 +185,20 @@ class Rehearsals:
         return answered(self.store, self.job, "model", words, ModelFacts, ask)
 
     def count_lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
-        """Token lengths of the data, counted once and then kept.
-
-        Raises:
-            DatasetError, ModelNotFoundError: there is nothing to count, or nothing to count with, and it is needed.
-        """
+        """Counts the tokens of the data once. Raises DatasetError, or ModelNotFoundError if they must be counted."""
         job = self.job
         try:
             profile = self._profile(on_counting)
         except ModelNotFoundError as error:
             if not job.pins_length:
                 raise
-            why = f"The tokens of the data were not counted: {error.message}"
-            return Lengths(longest=job.prompt_length, why_not=why, images=job.images)
+            why_not = f"The tokens of the data were not counted: {error.message}"
+            return Lengths(longest=job.prompt_length, why_not=why_not, images=job.images)
         images = job.images if profile.images is None else profile.images.worst
         return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile, images=images)
 
     def lengths_to_estimate(self, facts: ModelFacts) -> Lengths:
-        """Counts tokens where an estimate is asked for by their lengths, and prompts of unknown length."""
+        """Counts tokens for an estimate, only if it depends on them."""
         job = self.job
         counts = is_maximized(job.arguments.get(MAX_LENGTH))
         if job.is_online:
@@ -236,20 +223,20 @@ class Rehearsals:
         return kept_or_asked(self.store, "profile", key, DataProfile, lambda: worker.profile(job, on_counting))
 
     def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> Subject:
-        """Returns the same with what is known of the model and the rows; asks for what is not given."""
+        """Adds the facts of the model and the lengths of rows; asks a worker for those not given."""
         known = {each.name: getattr(self, each.name) for each in fields(Rehearsals)}
         return Subject(**known, facts=facts or self.describe(), lengths=lengths or self.count_lengths())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject(Rehearsals):
-    """Adds to a job on a device what a search and its predictions need of its model and rows."""
+    """Adds the facts of the model and the lengths of rows, which searches and predictions need."""
 
     facts: ModelFacts
     lengths: Lengths
 
     def with_named_rows(self) -> Self:
-        """Adds the token lengths of data that the job names, if they were not read yet and can be."""
+        """Adds the token lengths of the job's data, if they can be read."""
         if self.lengths.profile is not None or not self.job.names_data:
             return self
         try:
@@ -258,7 +245,7 @@ class Subject(Rehearsals):
             return replace(self, lengths=replace(self.lengths, why_not=error.message))
 
     def row_length(self, knobs: Knobs) -> int:
-        """Returns the longest row of a batch, in tokens: packed blocks are full; online it is the longest prompt."""
+        """Returns the longest row in tokens: a packed block, or the longest prompt of an online method."""
         if self.job.is_online:
             return self.lengths.longest or PROMPT_UNKNOWN
         limits = [self.job.row_limit(knobs), self.lengths.longest if knobs.pads_rows else None]
@@ -302,7 +289,7 @@ class Subject(Rehearsals):
         return self.workers.first.rehearse(self.rehearsed_job, knobs, self.row_length(knobs), kernels)
 
     def space(self) -> Space:
-        """Returns what a search may move; raises UsageError, BatchSplitError and ContextLengthError."""
+        """Returns the search space. Raises UsageError, BatchSplitError and ContextLengthError."""
         profile, nodes, longest = self.lengths.profile, self.hardware.topology.nodes, self.lengths.longest
         space = make_space(self.defaults, self.job, self.facts, longest=longest, profile=profile, nodes=nodes)
         if profile is not None:

@@ -27,10 +27,9 @@ _OF_MACHINES: dict[str, Any] = {"kind": int, "commands": (TRAIN,), "group": Grou
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """Holds a training as requested by flags and YAML, by the Python verbs, or by a trainer's call.
+    """Holds a requested training; TRL's parser has not read its arguments yet.
 
-    TRL's arguments are not read yet. The :class:`Job` made of it holds exactly the arguments that TRL's parser
-    accepted, goes to other processes, and is recorded in ``plan.json``.
+    :meth:`job` makes a :class:`Job` of it, with exactly the arguments that TRL's parser accepted.
     """
 
     method: str
@@ -52,7 +51,7 @@ class RunRequest:
     also_known: tuple[str, ...] = ()
     """Names of our own flags, which did-you-mean may suggest."""
     accelerate: Mapping[str, Any] | None = None
-    """The content of the user's config of ``accelerate launch``, as :func:`with_accelerate` read it."""
+    """The content of the user's config of ``accelerate launch``."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that the request pins beside those of ``autofit``."""
     simulate: bool = setting(
@@ -93,15 +92,15 @@ class RunRequest:
         help="continue with N machines or more when one is lost and does not come back (default: all)",
     )
     place: Place | None = None
-    """This machine's place among several, from ``run.several_machines.placed``; None if there is only one."""
+    """This machine's place among several; None if there is only one."""
     command: tuple[str, ...] = field(default=(), compare=False)
     """The part of the command line that is the same on all machines."""
     plan: Plan | None = None
-    """The plan to follow, as ``planning.read_request.with_plan`` read it; None to make one."""
+    """The plan to follow; None to make one."""
 
     @property
     def own(self) -> dict[str, Any]:
-        """Returns our own settings that may contradict one of TRL's, or each other."""
+        """Returns autofit's settings that may contradict TRL's arguments, or each other."""
         names = ("gpu", "gpus", "nodes", "effective_batch_size", "prompt_length", "image_sizes")
         ways = {"simulate": self.simulate, "plan_only": self.plan_only, "forbid": sorted(self.autofit.forbid)}
         return {name: getattr(self.autofit, name) for name in names} | ways
@@ -136,12 +135,7 @@ class RunRequest:
         return is_field or not {*self.flags, *self.config}.isdisjoint(names)
 
     def job(self, arguments: Mapping[str, Any], python_call: PythonCall | None = None) -> Job:
-        """Returns the requested job.
-
-        Args:
-            arguments: Exactly what the user gave of TRL's, as its parser has read it.
-            python_call: What a script hands to a trainer beside its config.
-        """
+        """Returns the job with the arguments that TRL's parser read, and the objects of a script's call."""
         autofit = self.autofit
         return Job(
             method=self.method,
@@ -163,8 +157,6 @@ class RunRequest:
         )
 
 
-# -- who started this process ------------------------------------------------------------------------------------------
-
 _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Variables that torchrun and MPI set for the processes that they start (``accelerate/utils/environment.py:
 get_cpu_distributed_information``)."""
@@ -177,15 +169,11 @@ _SHARDS = (
 
 
 def check_launch(*, is_placed: bool = False) -> None:
-    """Refuses to be one of several processes: each would begin a run of its own, whose training waits for the others.
+    """Raises UsageError if torchrun, accelerate or MPI started this process, or their variables are set.
 
-    ``LOCAL_RANK`` alone makes accelerate wait for them (``accelerate/state.py: PartialState.__init__``).
-
-    Args:
-        is_placed: Whether this is the only such process of one of several machines.
-
-    Raises:
-        UsageError: torchrun, accelerate or MPI started this process, or their variables are set.
+    Each process would begin its own run, whose training waits for the others. ``LOCAL_RANK`` alone makes accelerate
+    wait (``accelerate/state.py: PartialState.__init__``). ``is_placed`` allows the only process of one of several
+    machines.
     """
     sizes = [os.environ.get(name, "") for name in _WORLD_SIZES]
     is_one_of_several = any(size.isdigit() and int(size) > 1 for size in sizes) and not is_placed

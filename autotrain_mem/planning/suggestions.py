@@ -16,23 +16,22 @@ from autotrain_mem.types import Estimate, Hardware, Knobs, Owner
 from autotrain_mem.types.hardware import lacks_bf16
 
 CARDS_NAMED = 2
-"""How many larger cards are named: the next one, and one more for those who cannot get it."""
+"""The number of larger cards to name."""
 
 SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """The owners of memory that FSDP divides among its cards."""
 
-MORE = (2, 4, 8)
-"""Multiples of the number of cards that are tried; a machine holds up to eight."""
 MOST_CARDS = 8
+"""The largest number of cards in a machine."""
 
 Shared = Callable[[Knobs, int], Estimate | None]
 """Rehearses settings on this many cards that share the model; None if that is refused."""
 
 
 def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:
-    """Names what a run that does not fit here would fit: the next larger cards, and more of this one.
+    """Names where a run that does not fit would fit: on the next larger cards, and on more of this card.
 
-    On another card by what this one's rehearsal reserves; with other kernels it may be a few percent more or less.
+    Another card is judged by the bytes that this one reserves; other kernels may need a few percent more or less.
 
     Args:
         shared: Rehearses settings on more cards; None for arithmetic alone.
@@ -47,7 +46,7 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
     """Finds the fewest cards that hold the run under FSDP2: by the bytes that are divided, confirmed by a rehearsal."""
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
     whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
-    # What waits on the host to save bytes need not, where shards save them.
+    # Where shards save the bytes, nothing has to be offloaded.
     let_go: dict[str, Any] = {
         row.knobs[0]: False for row in whole if row.offloads and row.knobs[0] not in job.arguments
     }
@@ -56,8 +55,8 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
         return
     rows, owners = knobs.effective_batch_size, estimate.memory.owners_at_peak
     divided = sum(owners.get(owner, 0) for owner in SHARDED)
-    counts = [topology.devices * times for times in MORE if topology.devices * times <= MOST_CARDS]
-    for count in (each for each in counts if rows % each == 0):
+    counts = [topology.devices * times for times in (2, 4, 8)]
+    for count in (each for each in counts if each <= MOST_CARDS and rows % each == 0):
         each_bytes = estimate.required_bytes - divided + divided * knobs.shards // count
         if each_bytes > estimate.budget_bytes:
             continue
@@ -72,15 +71,11 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
 
 
 def _larger_cards(rehearsals: Rehearsals, estimate: Estimate) -> list[Hardware]:
-    """Returns the smallest cards of the catalog that would hold the run, smallest first, the fastest of each size.
-
-    Cards with and without bfloat16 compute differently, so only cards like this one are named.
-    """
+    """Returns the smallest cards that would hold the run, with the same half precision; the fastest of each size."""
     job, sleep = rehearsals.job, estimate.vllm_sleep
     halves = lacks_bf16(rehearsals.hardware.capability)
 
     def needed_bytes(card: Hardware) -> int:
-        """Returns the bytes needed on a card, with a colocated vLLM engine, whose part is a share of the card."""
         share_bytes = vllm_share_bytes(job, card)
         if sleep is None:
             return card.non_torch_bytes + estimate.reserved.peak_reserved_bytes + share_bytes

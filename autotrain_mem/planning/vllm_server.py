@@ -1,4 +1,4 @@
-"""Budgets what vLLM takes: the GPUs of a server that generates for those that train, or its share of these."""
+"""Budgets vLLM: the GPUs of its server, or its share of the GPUs that train."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _MOST_PERCENT = 95
 
 
 def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
-    """The server of ``--vllm_mode server``, on cards like those that train; None without one.
+    """Returns the server of ``--vllm_mode server``, on cards like those that train; None without one.
 
-    TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's own command there
-    (``trl/trainer/grpo_config.py``): what is given of them is what that command says.
+    TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's command
+    (``trl/trainer/grpo_config.py``), so these arguments go there.
 
     Raises:
-        DoesNotFitError: the weights and one completion are more than the server may take of its cards.
+        DoesNotFitError: the weights and one completion exceed the server's share of its cards.
     """
     given, hardware = subject.job.arguments, subject.hardware
     if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "server":
         return None
-    # Where the trainer looks for it (``trl/generation/vllm_generation.py: _init_vllm``).
+    # ``trl/generation/vllm_generation.py: _init_vllm``
     host, port = _host(given.get), int(given.get("vllm_server_port", SERVER_PORT))
     if url := given.get("vllm_server_base_url"):
         port = urlsplit(str(url)).port or SERVER_PORT
@@ -57,34 +57,29 @@ def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
 
 
 def gpus_served_here(argument: Callable[[str], Any], nodes: int) -> int:
-    """Counts the GPUs of this machine that a server takes which runs beside a training.
+    """Counts the GPUs of this machine that a vLLM server takes; 0 if it runs elsewhere, or for several machines.
 
-    Args:
-        argument: Returns the value of one of TRL's arguments, None where it is not given.
-        nodes: Machines that train: of several, it is on none that is known.
+    ``argument`` returns the value of one of TRL's arguments, or None.
     """
     is_served = argument("use_vllm") and (argument("vllm_mode") or VLLM_MODE) == "server"
     if not is_served or nodes > 1 or _host(argument) not in _HERE:
         return 0
     gpus = str(argument("vllm_tensor_parallel_size") or 1)
-    return int(gpus) if gpus.isdigit() else 1  # what is no number TRL's parser refuses
+    return int(gpus) if gpus.isdigit() else 1  # TRL's parser rejects anything else
 
 
 def check_colocated(subject: Subject, knobs: Knobs) -> None:
-    """Refuses an engine in the processes that train whose share of their cards does not hold what it needs.
+    """Raises DoesNotFitError if vLLM's share of the training GPUs does not hold its weights and one completion.
 
-    vLLM itself says so minutes later, when all weights are loaded ("No available memory for the cache blocks",
-    ``vllm/v1/core/kv_cache_utils.py: check_enough_kv_cache_memory``).
-
-    Raises:
-        DoesNotFitError: its weights and the cache of one completion are more than its share.
+    vLLM itself raises "No available memory for the cache blocks" only after loading all weights
+    (``vllm/v1/core/kv_cache_utils.py: check_enough_kv_cache_memory``).
     """
     hardware, engine = subject.hardware, _engine(subject, knobs, utilization=VLLM_SHARE)
     if not subject.vllm_share_bytes or engine.fits:
         return
     held_bytes = (engine.weights_bytes or 0) + (engine.completion_bytes or 0)
     share = math.ceil(100 * (held_bytes + OVERHEAD_BYTES) / hardware.total_bytes)
-    cures = [f"--vllm_gpu_memory_utilization {share / 100:.2f} gives it as much"] if share < _MOST_PERCENT else []
+    cures = [f"--vllm_gpu_memory_utilization {share / 100:.2f} gives it enough"] if share < _MOST_PERCENT else []
     if (gpus := hardware.topology.devices) > engine.gpus:
         cures.append(f"--vllm_tensor_parallel_size {gpus} divides it among {gpus} of the GPUs")
     cures.append("--vllm_mode server generates on GPUs of its own")

@@ -1,10 +1,9 @@
-"""Chooses what an adapter is where a plan turns LoRA on and the user names no value: targets, rank, learning rate.
+"""Chooses an adapter's targets, rank and learning rate if a plan turns LoRA on.
 
 Sources: John Schulman and Thinking Machines Lab, "LoRA Without Regret" (doi 10.64434/tml.20250929), TRL's guide to it
 (``docs/source/lora_without_regret.md``) and Unsloth's "LoRA hyperparameters guide". An adapter on every linear layer
-learns as full fine-tuning does as long as it has room for what the data say; on attention alone it does not, at any
-rank. ``lora_alpha`` stays what TRL makes it, 32: PEFT scales an adapter by alpha / rank, with which the best learning
-rate is nearly the same at every rank.
+learns like full fine-tuning while its rank suffices for the data. ``lora_alpha`` stays TRL's 32: PEFT scales by
+alpha / rank, with which the best learning rate is nearly the same at every rank.
 """
 
 from __future__ import annotations
@@ -26,16 +25,15 @@ NEAR = 4
 """Factor by which a learning rate may differ without advice: sweeps in steps of 3 to 4 find no difference."""
 
 RANKS = (16, 32, 64, 128, 256)
-"""TRL's default (``trl/trainer/model_config.py: lora_r``), which is Unsloth's too, up to what "LoRA Without Regret"
-found to follow full fine-tuning on large data."""
+"""From TRL's default (``trl/trainer/model_config.py: lora_r``) to the largest rank of "LoRA Without Regret"."""
 
 SMALLEST_RANK = 8
-"""PEFT's default (``peft/tuners/lora/config.py: r``): what memory may take a rank down to."""
+"""PEFT's default (``peft/tuners/lora/config.py: r``), the smallest rank that a lack of memory leads to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """Holds the settings that come with LoRA where the plan turns it on, under TRL's names, each with its reason."""
+    """Holds the settings that come with LoRA if the plan turns it on, and their reasons."""
 
     lora_r: int
     lora_target_modules: tuple[str, ...] | None
@@ -43,25 +41,21 @@ class Adapter:
     why: Mapping[str, str] = field(hash=False)
 
     def settings(self, pinned: Collection[str]) -> dict[str, Any]:
-        """Returns the knobs and their values, without those that the user gave and those that stay TRL's."""
+        """Returns the knobs to set, without those that the user gave."""
         names = ("lora_r", "lora_target_modules", "learning_rate")
         chosen = {name: getattr(self, name) for name in names if name not in pinned}
         return {name: value for name, value in chosen.items() if value is not None}
 
 
 ADAPTED = ("lora_r", "lora_alpha", "lora_target_modules", "learning_rate")
-"""Knobs that say what an adapter is and how it learns."""
+"""Knobs of an adapter."""
 
 
 def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile | None) -> Adapter:
-    """Chooses an adapter for this job.
+    """Chooses an adapter for this job; ``base`` has the knobs that the user gave.
 
-    Example: Qwen2.5-0.5B on 19 million tokens: an adapter on all linear layers has 0.55 million parameters for each of
-    its ranks, so rank 64 is the first with as many parameters as there are tokens.
-
-    Args:
-        base: The knobs asked for; those that the user gave stay, since they are pinned.
-        profile: Of the data; None where nobody counted.
+    Example: for Qwen2.5-0.5B, an adapter on all linear layers has 0.55 million parameters for each rank, so with 19
+    million tokens rank 64 is the first with as many parameters as tokens.
     """
     rank, why_rank = _rank(job, facts, profile)
     why_targets = "all of attention: PEFT adapts no fused experts as layers"
@@ -81,7 +75,7 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
 
 
 def adapter_learning_rate(base: Knobs, job: Job) -> float:
-    """Returns the learning rate of an adapter, by TRL's default: 2e-4 for SFT's 2e-5. For Adam-like optimizers."""
+    """Returns the learning rate of an adapter under Adam, from TRL's default: 2e-4 for SFT's 2e-5."""
     default = base.learning_rate if "learning_rate" not in job.arguments else None
     full = default or METHODS[job.method].defaults["learning_rate"]
     return float(f"{LEARNING_RATE_FACTOR * full:.6g}")
@@ -90,8 +84,8 @@ def adapter_learning_rate(base: Knobs, job: Job) -> float:
 def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int, str]:
     """Finds the smallest rank whose adapter has about as many parameters as the data have bits of information.
 
-    Text has about a bit a token, and a parameter holds about two, so that Thinking Machines asks for as many parameters
-    as tokens; a preference, a label or an episode's reward tells about one bit.
+    A token has about one bit, and a parameter holds about two, so Thinking Machines asks for as many parameters as
+    tokens; a preference, a label or an episode's reward has about one bit.
     """
     learns_tokens, width = method_of(job.method).learns_tokens, facts.adapter_width
     bits = None if profile is None else profile.kept_tokens(None) if learns_tokens else profile.rows

@@ -1,7 +1,7 @@
-"""Lists what a plan leaves to the user: questions where more harm is much faster, and advice on given settings.
+"""Lists a plan's questions, where more harm is much faster, and its advice on settings that are left to the user.
 
-Proposals say what would pay and a plan may not do by itself: it changes the rows of a batch, their order or their end.
-Padding-free batches of the same rows come with packing: TRL truncates no rows for ``--padding_free`` alone.
+Proposals change the rows of a batch, their order or their end, which a plan may not do by itself. Padding-free batches
+of the same rows come with packing: TRL truncates no rows for ``--padding_free`` alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 MUCH_FASTER = 1.25
-"""The gain in speed from which a coarser level is offered as a question. Predicted speeds are off by up to 15 % either
-way, mostly the same way for both; what gains less than a quarter may gain nothing."""
+"""The speedup from which a coarser level is offered: predicted speeds are off by up to 15 % either way."""
 
 
 def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tuple[Proposal, ...]:
-    """Returns the questions whether to take a level that does more harm, where it is much faster.
+    """Returns the levels to ask about: they do more harm and are much faster.
 
     Example: ``--max_slowdown 1.2 --fit rounding``, since "rounding (dtype bfloat16, optim adamw_8bit) would be 1.3 x as
     fast".
@@ -34,7 +33,7 @@ def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tu
     for each in alternatives:
         if not each.fits or (each.ratio or 0.0) < MUCH_FASTER or each.level in (level, SHORTER_ROWS):
             continue
-        # The search passes over what it chose, and goes no further than this level.
+        # With these flags the search passes over its choice and stops at this level.
         below = max(1.0, math.floor(10 * (each.ratio or 1.0) * 0.95) / 10)
         rounds = any(step.name == each.level and step.own == ROUNDING for step in LEVELS)
         harmful = [row for row in LADDER if row.harm >= Harm.ROUNDING]
@@ -48,7 +47,7 @@ def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tu
 
 
 def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[Proposal, ...]:
-    """Lists what would make the training worth more, where the user's own words keep a plan from choosing it."""
+    """Lists improvements that the user's own settings rule out."""
     offers, rate = [], knobs.learning_rate
     is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
     wanted = adapter_learning_rate(defaults, job)
@@ -82,9 +81,9 @@ def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[
 
 
 PADDING_PAYS = 0.1
-"""The least share of a step's computation to save: less is within the error of a predicted step time."""
+"""The least share of a step's computation to save; less is within the error of a predicted step time."""
 WORST_BATCH_PAYS = 0.2
-"""The factor by which the worst batch has to shrink: from 4 rows on, that is room for another row."""
+"""The least share by which the worst batch has to shrink: with 4 rows or more, that is room for another row."""
 SHARES = (0.999, 0.99)
 """Percentiles of the rows that are proposed as ``max_length``, the gentlest first."""
 
@@ -100,13 +99,9 @@ MEGA_BATCHES = 50
 
 
 def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: str | None) -> tuple[Proposal, ...]:
-    """Lists what to propose beside a plan; nothing that the user has decided already.
+    """Lists the proposals that the data suggest, unless the user has decided on them.
 
-    Args:
-        profile: Of the job's data.
-        knobs: The plan's.
-        flash_attention: The implementation that this card, dtype and model can use, one of :data:`FLASH_ATTENTION`;
-            None where there is none.
+    ``flash_attention`` is the implementation of :data:`FLASH_ATTENTION` that this card, dtype and model support.
     """
     if job.is_online or not knobs.pads_rows:
         return ()
@@ -132,7 +127,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
         offers.append(Proposal(flags="--train_sampling_strategy group_by_length", why=why))
     if job.method_facts.long_rows == "kept" or job.pins_length:
         return tuple(offers)
-    # The gentlest percentile by which the worst batch gets so much smaller that it pays.
+    # The gentlest percentile that pays.
     planned = min(limit or profile.longest, max(profile.longest, profile.longest_evaluated))
     percentiles = [(share, profile.percentile(share)) for share in SHARES]
     for share, length in [each for each in percentiles if each[1] <= (1 - WORST_BATCH_PAYS) * planned][:1]:
@@ -147,7 +142,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
 
 
 def _padding_of_groups(profile: DataProfile, knobs: Knobs, limit: int) -> float:
-    """Returns about the share of padding in batches of like lengths: each is padded to the end of its sorted slice."""
+    """Estimates the padding in batches of like lengths, which are padded to the end of their sorted slice."""
     steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
     slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
     ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]
@@ -156,7 +151,7 @@ def _padding_of_groups(profile: DataProfile, knobs: Knobs, limit: int) -> float:
 
 
 def context_cut(profile: DataProfile, context_length: int | None, method: str) -> str | None:
-    """Describes what the model's context cuts of the data where ``max_length`` is beyond it; None if nothing."""
+    """Describes the rows that the model's context cuts; None if there are none."""
     rows = profile.truncated_rows(context_length)
     if not rows or context_length is None:
         return None

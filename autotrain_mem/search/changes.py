@@ -1,6 +1,6 @@
-"""Lists what a plan changes against the settings asked for, and why, with the numbers that decided it.
+"""Lists a plan's changes to the requested settings, each with a measured reason.
 
-A reason is measured: it tells what was rehearsed with just that change taken back, or with more saved elsewhere.
+The reason compares the plan with a rehearsal that lacks just this change, or that saves more elsewhere.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ from autotrain_mem.types.methods_table import METHODS
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:
-    """Returns every difference between the plan and ``space.base``, in the ladder's order; empty when there is none.
+    """Returns every difference between the plan and ``space.base``, in the ladder's order.
 
-    Args:
-        too_slow: Plans of less harm that fit, and were passed over for their speed.
+    ``too_slow`` are plans of less harm that fit, and were passed over for their speed.
 
     Example: ``Lever(name="use_peft", before=False, after=True, harm=WHAT_IS_TRAINED, why="full fine-tuning needs at
     least 31.2 GiB, the budget is 11.1 GiB: a LoRA adapter is trained and the base model stays frozen")``.
@@ -57,7 +56,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
         why = _why(row, space, knobs, memo, too_slow)
         levers.append(Lever(name=lever_name(row), before=before, after=after, harm=harm, why=why))
     of_adapter = []
-    if adapter is not None and knobs.use_peft:  # the settings of the adapter that the plan turns on, if not TRL's
+    if adapter is not None and knobs.use_peft:
         why_adapter = dict(adapter.why)
         if knobs.lora_r < adapter.lora_r:
             larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == adapter.lora_r]
@@ -75,7 +74,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
 
 
 def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:
-    """Returns whether weights are frozen in the precision that they are saved in, whoever turned the adapter on."""
+    """Returns whether weights are frozen in the precision of the checkpoint."""
     return row.name == HALF_WEIGHTS and knobs.use_peft and space.checkpoint_dtype == knobs.dtype == half_of(knobs)
 
 
@@ -86,7 +85,7 @@ def _value(row: LeverRow, knobs: Knobs) -> Any:
 
 
 def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
-    """Returns whether a lever of time is released, which does no harm: more rows at once, or no recomputation."""
+    """Returns whether a lever of time is released: more rows at once, or no recomputation."""
     if row.name == MICRO_BATCH:
         return knobs.per_device_train_batch_size > base.per_device_train_batch_size
     return row.name == CHECKPOINTING and not knobs.recomputes
@@ -143,7 +142,7 @@ def _why_shared(knobs: Knobs, memo: Memo) -> str:
 
 
 def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
-    """Describes the next larger micro-batch that was rehearsed: it does not fit, or is no faster; empty without one."""
+    """Describes the next larger micro-batch that was rehearsed; empty without one."""
     larger = [each for each in memo.estimates if _rows(each) > knobs.per_device_train_batch_size]
     alike = sorted((each for each in larger if _alike(each.knobs, knobs, but=())), key=_rows)
     if failed := [each for each in alike if not each.fits]:
@@ -152,7 +151,7 @@ def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
-    """Returns whether two points differ in nothing but batches, segments and these knobs."""
+    """Returns whether two points differ only in batches, segments and these knobs."""
     batches = [name for lever in BATCHES for name in LEVERS[lever].knobs]
     kept = {name: getattr(other, name) for name in (*batches, EXPANDABLE, *but)}
     return replace(one, **kept) == other
@@ -168,7 +167,7 @@ def _rows_need(space: Space, estimate: Estimate) -> str:
 
 
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
-    """Describes the memory or speed without a lever, by what was rehearsed; empty where that says nothing.
+    """Describes the memory or speed without a lever; empty if no rehearsal shows it.
 
     The plan with just this change taken back comes first. Then, for a lever of time, settings that lack it alone, with
     no more rows and at least the other levers of time; for others, the least that levels without the lever need.
@@ -218,7 +217,7 @@ def _least(estimates: Sequence[Estimate]) -> str:
 
 
 def against(required_bytes: int, budget_bytes: int) -> str:
-    """``31.2 GiB, the budget is 11.1 GiB``; where both would read the same, what is missing."""
+    """``31.2 GiB, the budget is 11.1 GiB``; or the missing bytes, if both would read the same."""
     required, budget = format_bytes(required_bytes), format_bytes(budget_bytes)
     if required == budget:
         return f"{format_bytes(required_bytes - budget_bytes)} more than the budget of {budget}"

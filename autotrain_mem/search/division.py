@@ -1,4 +1,4 @@
-"""Finds the micro-batches that divide a job's batches: its effective batch, and those that GRPO, RLOO and PPO add."""
+"""Finds the micro-batches that divide a job's effective batch, and its groups and mini-batches (GRPO, RLOO, PPO)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHITENED_AT_LEAST = 8
 """Rows of a mini-batch over which PPO whitens rewards: ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts it."""
 
 NAMED_AT_MOST = 6
-"""How many alternatives an error lists: more than a user reads at a glance helps nobody."""
+"""The number of alternatives that an error lists."""
 
 
 def divisors(number: int) -> list[int]:
@@ -39,7 +39,7 @@ def either(numbers: list[int]) -> str:
 
 
 def check_positive(numbers: Mapping[str, Any]) -> None:
-    """Raises UsageError for flags whose number is not a whole one of at least 1, for all of them at once."""
+    """Raises UsageError for all flags whose value is not a positive integer."""
     wrong = [f"--{name} {value}" for name, value in numbers.items() if not isinstance(value, int) or value < 1]
     if wrong:
         raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
@@ -51,13 +51,13 @@ def share(knobs: Knobs) -> int:
 
 
 def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
-    """Rows of a micro-batch that the trainer would take, largest first; None where the effective batch alone decides.
+    """Returns the micro-batches that the trainer accepts, largest first; None if the effective batch alone decides.
 
     Raises:
-        BatchSplitError: none would do, or not those that were given.
-        UsageError: the sizes of groups and generations make no sense together.
+        BatchSplitError: no micro-batch divides the batches, or the given one does not.
+        UsageError: the sizes of groups and generations contradict each other.
     """
-    # TRL divides by these unasked: no rows, and it ends in a division by zero or in an empty generation.
+    # TRL divides by these without a check.
     names = (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)
     check_positive({name: value for name in names if (value := job.arguments.get(name)) is not None})
     pinned = [name for name in (ROWS, STEPS) if name in job.arguments]
@@ -91,10 +91,8 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
 
 
 def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | None:
-    """A generation holds whole groups; it is the effective batch unless its size or its steps are given.
-
-    ``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``.
-    """
+    """A generation holds whole groups; it is the effective batch unless its size or its steps are given
+    (``trl/trainer/grpo_config.py: __post_init__``, ``rloo_config.py``)."""
     size, steps = job.arguments.get(GENERATION), job.arguments.get(GENERATION_STEPS)
     if group < SMALLEST_GROUP:
         raise UsageError(
@@ -171,10 +169,10 @@ def nearest(numbers: list[int], to: int) -> list[int]:
 
 
 def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, ...] | None:
-    """Each process's share of the effective batch makes whole mini-batches, and these whole micro-batches.
+    """Each process's share of the effective batch has whole mini-batches, and these have whole micro-batches.
 
-    ``trl/experimental/ppo/ppo_trainer.py: __init__`` asks the first; with the second not true, its loop would run more
-    micro-steps than are accumulated.
+    ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts the first; without the second, its loop would run more
+    micro-steps than it accumulates.
     """
     effective, rows, processes = knobs.effective_batch_size, share(knobs), knobs.processes
     if rows % batches:

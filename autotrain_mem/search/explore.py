@@ -1,8 +1,8 @@
-"""The fastest plan that fits at one level of harm, in few rehearsals.
+"""Finds the fastest plan that fits at one level of harm, in few rehearsals.
 
-Best first: of the points that may fit, the one that can be fastest is rehearsed next, and what it shows of memory and
-time rules others out. It ends when no point left can be faster than the best that was seen to fit, so nothing is missed
-that a whole grid would find, but for what a guess at the border takes for too large; the border is rehearsed as well.
+Best first: the next rehearsal is the point that may be fastest among those that may fit, and its memory and time rule
+others out. The search ends when no remaining point can be faster than the best that fits. It finds what a whole grid
+would find, except for points that a guess takes for too large; the points at the border are rehearsed as well.
 """
 
 from __future__ import annotations
@@ -19,34 +19,32 @@ from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, taken_back
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
 
 TIE = 0.005
-"""Speeds closer than this share are the same: the prediction knows no better, and more headroom is worth more."""
+"""Speeds closer than this share count as equal: the prediction is no better, and more headroom is worth more."""
 
 ROUGHLY = 0.1
 """The same for a plan that is only shown beside another."""
 
 MIDDLE_EVERY = 3
-"""Each third guess is the middle, so that a misleading curve costs at most three times what bisection would."""
+"""Every third guess is the middle, so that a misleading curve costs at most three times as much as bisection."""
 
 LENGTH_TURNS = 6
-"""Guesses at a length after the shortest and the one asked for: with these two, at most 8 rehearsals."""
+"""Guesses at a length, after the shortest and the requested one."""
 
 EASING_TURNS = 2
-"""Guesses at the rows that are generated at once, after the fewest and those asked for."""
+"""Guesses at the rows generated at once, after the fewest and the requested ones."""
 
 
 def best_of(
     level: Level, memo: Memo, *, confirmed: bool = True, meanwhile: Callable[[Estimate], object] = lambda choice: None
 ) -> Estimate | None:
-    """The plan of one level, or None where nothing on it fits.
+    """Returns the plan of one level, or None if nothing on it fits.
 
-    A choice that the whole model overturns, or rows of every length over a run, makes way for the next: each turn
-    rehearses a point whole that was not.
-    Where an adapter that the level turns on is too large, a smaller one is taken: the largest that should fit.
+    If the whole model, or rows of mixed lengths over a run, overturn the choice, the next one is tried. If an adapter
+    that the level turns on is too large, the largest rank that should fit is taken.
 
     Args:
-        confirmed: It is to be taken: rehearse the choice on the whole model, and what is beside it as far as few layers
-            may be wrong about it.
-        meanwhile: What else needs to be asked if the choice stays, while it is rehearsed.
+        confirmed: Rehearse the choice on the whole model, and its neighbours where few layers may mislead.
+        meanwhile: Called with the choice before it is confirmed, to rehearse the points that it is compared with.
     """
     found = _best(level, memo, confirmed=confirmed)
     while confirmed and found is not None:
@@ -62,7 +60,7 @@ def best_of(
     floor = next(iter(memo.known([level.least])), None)
     if found is not None or floor is None or floor.fits:
         return found
-    # Weights, gradients and optimizer state of an adapter grow as its rank does, and what is reserved grows with them.
+    # An adapter's weights, gradients and optimizer state are proportional to its rank.
     excess, kept, trained = floor.required_bytes - floor.budget_bytes, floor.reserved, floor.memory.trained
     state = floor.memory.owners_at_peak.get(Owner.OPTIMIZER_STATE, 0)
     held = 0 if trained is None else 2 * trained.bytes + state
@@ -74,17 +72,17 @@ def best_of(
 
 
 def _nearly_fits(estimate: Estimate) -> bool:
-    """Returns whether a point is so little too large that its copies with few layers may be wrong."""
+    """Returns whether a point may fit after all, within the error of copies with few layers."""
     return not estimate.fits and estimate.required_bytes <= estimate.budget_bytes * LEEWAY
 
 
 def _around(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
-    """Returns the next larger point of a choice's line, and those that lack one of its levers and may fit."""
+    """Returns the next larger point on a choice's line, and points without one of its levers that may fit."""
     around = []
     rows, checkpointing = knobs.per_device_train_batch_size, knobs.gradient_checkpointing
     shortened = (each for each in level.at_every_length if each[0].per_device_train_batch_size == rows)
     for line in shortened if level.lengths else level.lines:
-        # Whatever kind of segments was chosen, and however many completions are generated at once.
+        # Neither the kind of segments nor the completions generated at once identify a line.
         alike = replace(at(knobs, line[0]), gradient_checkpointing=checkpointing, max_length=line[0].max_length)
         if alike.growing(False) == line[0].growing(False):
             around = [each for each in line if _demand(each) > _demand(knobs)][:1]
@@ -110,8 +108,7 @@ def _best(level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
     found = _fastest(level, memo, TIE if confirmed else ROUGHLY)
     if found is None:
         return None
-    # As many rows generated at once as fit: of a small micro-batch few are until then, which says nothing of its
-    # training. To generate as many takes each setting as long.
+    # Generate as many rows at once as fit: the time of generation then hardly depends on the micro-batch.
     best = most_that_fits(level.space, eased(level.space, found.knobs), memo, turns=EASING_TURNS)
     if best is None or best.knobs == found.knobs:
         return best
@@ -124,18 +121,17 @@ def _best(level: Level, memo: Memo, *, confirmed: bool) -> Estimate | None:
 
 
 def _seconds(estimate: Estimate, *, training: bool) -> float:
-    """Sums up the seconds of a step in which completions are trained on, or those in which they are made and judged."""
+    """Sums up a step's seconds of training on completions, or of generating and scoring them."""
     phases = estimate.time.phases.items()
     return sum(seconds for phase, seconds in phases if (phase not in (Phase.GENERATE, Phase.SCORE)) is training)
 
 
 def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
-    """Returns whether the level's first or last point fits: those with most and with least demand. A plan that is only
-    shown is looked for by what is known of others.
+    """Returns whether the level's most or least demanding point fits.
 
-    The last alone is asked first where that is likely to settle it: the level before tells what one that offloads needs
-    at most, and once weights were beyond the card, others may be as well. Once a run's mixed lengths were looked at, it
-    may be the last that does not fit, and another point that does; and so may the one that accumulates no gradients.
+    If the level offloads, or weights exceeded the card before, the least demanding point is asked first, which likely
+    settles it. After a check of mixed lengths, another point than the least demanding may be the one that fits, as may
+    the one that accumulates no gradients. A level that is only shown is judged by known points.
     """
     most, least = level.most, level.least
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
@@ -152,24 +148,24 @@ def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
 
 
 def fits_at_once(level: Level, memo: Memo) -> bool:
-    """Returns whether the whole batch at once fits where the fewest rows do not; rehearsed only where it may."""
+    """Returns whether the whole batch in one micro-batch fits; rehearses it only if that is likely."""
     return may_fit_at_once(level.space, memo(level.least), level.at_once) and surely_fits(memo, level.at_once)
 
 
 def surely_fits(memo: Memo, knobs: Knobs) -> bool:
-    """Returns whether a point fits; a near miss on copies with few layers is rehearsed on the whole model."""
+    """Returns whether a point fits; rehearses a near miss on the whole model."""
     if _nearly_fits(memo(knobs)):
         memo.ask([knobs], whole=True)
     return memo(knobs).fits
 
 
 def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
-    """Rehearses what can be fastest until nothing left can be faster; gentler levels' lines help to guess."""
+    """Rehearses the point that may be fastest until no other can be faster; gentler levels help to guess."""
     gentler = [each for each in levels(level.space) if each.harm <= level.harm and not each.lengths]
     own, every = level.lines, tuple(line for each in gentler for line in each.lines)
     while True:
         seen = sights(memo, own, every)
-        # The fastest that was seen to fit; of those as fast the one with fewest levers, then with most headroom.
+        # The fastest that fits; of equals the one with fewest levers, then with most headroom.
         fitting = [(number, each) for number, sight in enumerate(seen) for each in sight.known if each.fits]
         fastest = max((each.tokens_per_second for _, each in fitting), default=0.0)
         tied = [(number, each) for number, each in fitting if each.tokens_per_second >= fastest * (1 - tie)]
@@ -183,9 +179,9 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
 
 
 def longest_rows(level: Level, memo: Memo, *, turns: int) -> Estimate | None:
-    """The longest rows that fit on a level that shortens them; None where not even the shortest do.
+    """Returns the longest rows that fit on a level that shortens them; None if not even the shortest fit.
 
-    One at once needs least as long as what is accumulated is small; beyond its border the whole batch at once may fit.
+    One row at a time needs least while little is accumulated; beyond its border the whole batch at once may fit.
     """
     least, at_once = level.at_every_length
     best = most_that_fits(level.space, least, memo, turns=turns)
@@ -196,18 +192,17 @@ def longest_rows(level: Level, memo: Memo, *, turns: int) -> Estimate | None:
 
 
 def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: int | None = None) -> Estimate | None:
-    """The last point that fits, given that the next one was rehearsed and does not; None when the first does not.
+    """Returns the last point that fits, and rehearses the next one, which does not; None if the first does not fit.
 
-    Peak memory is close to linear in the tokens of a micro-batch, so the first and last point give a slope and the
-    third rehearsal lands at the border. Both sides of the border are rehearsed, since reserved bytes are not strictly
-    monotone and no slope is trusted. With points 1, 2, 4, 8 rows and a border at 4: rehearses 1, 8, then 4.
+    Peak memory is nearly linear in the tokens of a micro-batch, so the first and the last point give a slope, and the
+    third rehearsal is near the border. With points 1, 2, 4, 8 rows and a border at 4: rehearses 1, 8, then 4.
 
-    Without accumulation a phase is bent: few tokens peak where all gradients are there, many where none are yet. Then a
-    line between both sides is above it, and one through two points that do not fit is not: the lower of both counts.
+    Without accumulation a phase's curve has a bend. There a line between both sides overestimates, while a line through
+    two points that do not fit does not: the lower of both counts.
 
     Args:
         points: Ordered by demand, not empty.
-        turns: How many guesses may follow the first and last point; the best so far is returned then.
+        turns: The most guesses after the first and last point.
     """
     low, high = 0, len(points) - 1
     if not memo(points[low]).fits:
@@ -229,6 +224,6 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
 
 
 def at(setting: Knobs, point: Knobs) -> Knobs:
-    """Returns a setting with the batches and checkpointing of another point; its own sharding stays."""
+    """Returns a setting with the batches and checkpointing of another point."""
     free = (name for lever in FREE for name in LEVERS[lever].knobs)
     return replace(setting, **{name: getattr(point, name) for name in free})

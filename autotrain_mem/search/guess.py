@@ -23,21 +23,20 @@ GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVA
 """Phases whose peaks grow with the rows."""
 
 LEAST_SLOWER = 1.02
-"""The least slowdown by offloading: copies to the host use the memory bandwidth that the kernels wait for."""
+"""The least slowdown by offloading: copies to the host use memory bandwidth."""
 FEWER_ROWS_FASTER = 1.06
-"""How much faster fewer rows may be: the most seen in rehearsals of 0.5B to 1.5B models (5 %), rounded."""
+"""The largest speedup by fewer rows: 5 % in rehearsals of 0.5B to 1.5B models, rounded."""
 SHARED_FASTER = 1.05
-"""How much faster a point may be than predicted from one with another sharding: communication is computed from the
-bytes of weights and gradients, not counted."""
+"""The largest speedup over a prediction from another sharding, whose communication is estimated from bytes."""
 LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
-"""How far above the budget a guess may be (from one point, or from two and more) for the point to be rehearsed:
-reserved bytes are not strictly monotone, and are 1 to 2 % off a line."""
+"""A guess up to this factor of the budget, from one point or from several, is worth a rehearsal: reserved bytes deviate
+from a line by 1 to 2 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """The speed of a point that was not rehearsed, in tokens per second; infinite if no similar point was."""
+    """Holds a guessed speed in tokens per second; infinite if no similar point was rehearsed."""
 
     knobs: Knobs
     at_best: float
@@ -45,10 +44,7 @@ class Speed:
 
 
 def speed(memo: Memo, sight: LineHistory, knobs: Knobs) -> Speed:
-    """Guesses the speed from points of the same line, by their work, and from lines with fewer levers that cost time.
-
-    Such a lever makes a step of the same rows slower; by how much is known only of recomputation.
-    """
+    """Guesses the speed from points of the same line, and from lines with fewer levers that cost time."""
     at_best, expected = float("inf"), float("inf")
     for known in sight.gentler:
         nearest = _nearest(known, knobs)
@@ -65,11 +61,11 @@ def speed(memo: Memo, sight: LineHistory, knobs: Knobs) -> Speed:
 
 
 def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
-    """More rows are as fast as the work says; fewer are no faster than more, but for two things that work is blind to.
+    """Returns an upper bound of the speed from points of one line: more rows are as fast as the work predicts.
 
-    One row has no padding, and so no mask to compute with; and a loss in chunks writes a gradient of all tokens for
-    each of them. Once fewer rows were seen to be slower, still fewer are slower too: all but a single one. Without a
-    mask keys and values are not repeated for each head either, and so not copied to the host as often.
+    Fewer rows are no faster than more, with two exceptions. A loss in chunks writes a gradient of all tokens for each
+    chunk; once fewer rows were slower, still fewer are slower, too. One row has no padding, so it needs no mask, and
+    keys and values are not repeated for each head, nor copied to the host as often.
     """
     nearest = _nearest(known, knobs)
     by_work = memo.speed(nearest, knobs)
@@ -84,18 +80,15 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     return same * FEWER_ROWS_FASTER if is_unmasked else min(max(by_work, same), same * FEWER_ROWS_FASTER)
 
 
-# -- which points may fit ----------------------------------------------------------------------------------------------
-
-
 def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
-    """Returns whether a point that does not accumulate may fit where fewer rows of the same setting do not."""
+    """Returns whether a point that does not accumulate may fit although fewer rows do not."""
     return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
 
 
 def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Speed | None:
     """Returns the next point of a line to rehearse, if the line may hold one faster than ``beyond``; else None.
 
-    It is the largest that should fit, or else the smallest that could: if that one does not fit, no larger one does.
+    It is the largest point that should fit, or else the smallest that might.
     """
     guessed = [speed(memo, sight, knobs) for knobs in may_fit(space, sight)]
     faster = [each for each in guessed if each.at_best > beyond]
@@ -119,7 +112,7 @@ def may_fit(space: Space, sight: LineHistory) -> list[Knobs]:
 
 
 def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
-    # No more rows were seen not to fit, here or, by more than bytes stray, on a line that needs less.
+    # As many rows or fewer failed on this line or, by more than the leeway, on a line that needs less.
     failed = [each for each in sight.known if not each.fits]
     harder = [each for known in sight.harder for each in known]
     failed += [each for each in harder if each.required_bytes > each.budget_bytes * LEEWAY]
@@ -130,7 +123,7 @@ def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
         return may_fit_at_once(space, sight.known[0], knobs)
     if sight.known:
         return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes * LEEWAY
-    for known in sight.heavier:  # what is needed beside the weights of a heavier base
+    for known in sight.heavier:  # all but the weights of a base with more bits
         weights = _nearest(known, knobs).memory.owners_at_peak.get(Owner.WEIGHTS, 0)
         if required_bytes(space, known, knobs) - weights > known[0].budget_bytes * LEEWAY_OF_ONE:
             return False
@@ -141,7 +134,7 @@ def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
         is_one = len(known) == 1 and saving_levers(nearest.knobs) == saving_levers(knobs)
         if least > known[0].budget_bytes * (LEEWAY_OF_ONE if is_one else LEEWAY):
             return False
-    for known in sight.shared_harder:  # activations are no fewer with fewer levers, or with more rows
+    for known in sight.shared_harder:  # fewer levers, or more rows, keep no fewer activations
         nearest = _nearest(known, knobs)
         fewer = with_rows(knobs, min(_rows(knobs), _rows(nearest.knobs)))
         least = _scaled(space, nearest, fewer) + min(0.0, _accumulated(nearest, knobs))
@@ -150,14 +143,10 @@ def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
     return True
 
 
-# -- what a point needs ------------------------------------------------------------------------------------------------
-
-
 def _with_levers(
     space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
 ) -> float:
-    """Guesses from points with fewer levers, by what these levers save elsewhere, and from points with another
-    sharding."""
+    """Guesses the bytes from points with fewer levers, by usual savings, or from points with another sharding."""
     nearest = _nearest(known, knobs)
     pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
     if not pulled:
@@ -170,9 +159,9 @@ def _with_levers(
 
 
 def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
-    """Guesses from one point of a line: activations grow with the rows, other bytes need not.
+    """Guesses the bytes from one point of a line: activations grow with the rows, other bytes need not.
 
-    Temporary bytes are those of one chunk of the loss, whatever the rows, or of all logits.
+    Temporary bytes belong to one chunk of the loss, whatever the rows, or to all logits.
     """
     if _rows(knobs) <= _rows(one.knobs) or one.memory.peak_phase not in GROWING:
         return _scaled(space, one, knobs)
@@ -182,7 +171,7 @@ def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
 
 
 def required_bytes(space: Space, known: Sequence[Estimate], knobs: Knobs) -> float:
-    """Guesses what a point needs, from rehearsed points of its line, or from one with another sharding."""
+    """Guesses the bytes of a point from rehearsed points of its line, or of a line with another sharding."""
     if len(known) == 1:
         return _scaled(space, known[0], knobs)
     pairs = list(pairwise(sorted(known, key=lambda each: _rows(each.knobs))))
@@ -198,26 +187,26 @@ def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> flo
 
 
 def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> float:
-    """Bytes that a point needs which lies that share of the way from one rehearsed point to another of its line.
+    """Interpolates the bytes of a point at this share of the way between two rehearsed ones.
 
     By phase, because the optimizer step does not grow with the micro-batch: between 1 row (step 10 GiB, backward
-    6 GiB) and 8 rows (10 and 20 GiB) the peak leaves 10 GiB at 3 rows, where a line through 10 and 20 would not.
+    6 GiB) and 8 rows (10 and 20 GiB) the peak stays 10 GiB up to 3 rows, unlike a line through 10 and 20.
     """
     first, last = (
         {phase: held + _accumulated(known, knobs, phase) for phase, held in known.memory.phases.items()}
         for known in (small, large)
     )
     peaks = {phase: first[phase] + share * (last[phase] - first[phase]) for phase in first.keys() & last.keys()}
-    # What the allocator holds beside the peak, and what is held outside it.
+    # The cache, and bytes outside the allocator.
     beside, beside_large = (each.required_bytes - each.memory.peak_allocated_bytes for each in (small, large))
     return _largest(peaks, small, knobs) + (beside + share * (beside_large - beside))
 
 
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
-    """Returns the gradient bytes that a phase holds with these knobs and not at a rehearsed point; may be negative.
+    """Returns the gradient bytes that a phase holds with these knobs beyond a rehearsed point; may be negative.
 
-    Gradients are freed after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so only the later micro-steps
-    of a step find any. Without accumulation the peak may come before or after they exist.
+    Gradients are freed after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so only later micro-steps
+    find any. Without accumulation the peak may come before or after they exist.
     """
     memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
     accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)
@@ -234,14 +223,14 @@ def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) ->
 def _scaled(
     space: Space, known: Estimate, knobs: Knobs, *, kept: float = 1.0, step: float = 1.0, taken: float = 0.0
 ) -> float:
-    """Guesses from one point: what a phase holds beyond the model and its optimizer's state grows as the rows do.
+    """Guesses the bytes from one point: a phase's bytes beyond the model and its optimizer state grow with the rows.
 
-    What the allocator holds beside stays the same share of the peak: of 256 rows it is most of a small card.
+    The cache stays the same share of the peak: with 256 rows it is most of a small card.
 
     Args:
-        kept: Share of that which is left by levers.
-        step: Share of what the optimizer step holds beyond them.
-        taken: Bytes of optimizer state that levers take off the device.
+        kept: Share of the growing bytes that levers leave.
+        step: Share of the optimizer step's own bytes that levers leave.
+        taken: Bytes of optimizer state that levers move off the device.
     """
     ratio = kept * space.micro_batch_tokens(knobs) / space.micro_batch_tokens(known.knobs)
     static, gathered = static_bytes(known), known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)
@@ -256,13 +245,13 @@ def _scaled(
 
 
 def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, taken: float = 0.0) -> float:
-    """Returns the largest phase peak, if the phases equal those of a known point except for the sharding."""
+    """Returns the largest phase peak, adapted to the sharding."""
     held, static = known.memory.owners_at_peak, static_bytes(known) - taken
     if not peaks:
         return static
     if shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
         return max(peaks.values())
-    # The weights that are whole: all of them, at least in half precision, where none are let go of.
+    # Whole weights: all of them, at least in half precision, if none are resharded.
     before = held.get(Owner.GATHERED_WEIGHTS, 0)
     whole = float(before)
     if knobs.sharding == "fsdp2-no-reshard":
@@ -280,7 +269,7 @@ def static_bytes(known: Estimate) -> int:
 
 
 def _nearest(known: Sequence[Estimate], knobs: Knobs) -> Estimate:
-    """Returns the point with the nearest number of rows; of two, the larger, whose kernels are closer to full speed."""
+    """Returns the point with the nearest number of rows; of two, the larger, whose kernels are more efficient."""
     return min(known, key=lambda each: (abs(_rows(each.knobs) - _rows(knobs)), -_rows(each.knobs)))
 
 

@@ -1,13 +1,9 @@
-"""Finds the largest value of one knob that a card holds, with all that the user gave kept.
+"""Finds the largest value of one knob that a card holds, with everything that the user gave.
 
-Each level is asked with its least demanding point, since the value is wanted and no speed; what is left of the card is
-then the plan's to use. Beyond that point's border the whole batch at once, which accumulates no gradients, may fit.
-
-The answer is of the first level that holds the smallest value, unless its plan is passed over as any other would be,
-for its speed or a limit: then it is the next one's.
-
-Peaks are close to linear in the value, phase by phase, so two rehearsals lead near the border, and both of its sides
-are rehearsed, in the end on the whole model.
+Each level is asked with its least demanding point. Beyond that point's border the whole batch at once, which
+accumulates no gradients, may fit. The answer comes from the first level that holds the smallest value, or from the next
+one if its plan is passed over for its speed or a limit. Peaks are nearly linear in the value, phase by phase, so two
+rehearsals lead near the border; both of its sides are rehearsed on the whole model in the end.
 """
 
 from __future__ import annotations
@@ -31,11 +27,10 @@ TURNS = 12
 """The most guesses for one level; plain bisection of 16,384 values takes 14."""
 
 FAR = 8
-"""The least ratio of the second value to the smallest: closer ones may both peak in the optimizer's step, which does
-not grow."""
+"""The least ratio of the second value to the smallest: closer ones may both peak in the optimizer step."""
 
 STEEPER = 1.5
-"""The slope of a line through one point, relative to proportionality: the second point is worth most if it fits."""
+"""The assumed slope at a single point, relative to proportionality, so that the second point likely fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,17 +43,17 @@ class Question:
     space: Callable[[int], Space]
     """Returns the job's space with this value."""
     stopped_by: str
-    """Why there is no larger value, in a few words."""
+    """Why there is no larger value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boundary:
-    """The last value of a level that fits, and the next one, which does not."""
+    """Holds the last value of a level that fits, and the next one, which does not."""
 
     index: int
     estimate: Estimate
     beyond: Estimate | None
-    """None where the last of all values fits."""
+    """None if the last of all values fits."""
 
     def most(self, question: Question) -> LargestValue:
         """Returns the boundary as an answer."""
@@ -70,8 +65,7 @@ class Boundary:
 
 
 def find_most(question: Question, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
-    """Returns the plan with the largest value that fits; None if not even the smallest fits, or no plan keeps the
-    limits."""
+    """Returns the plan with the largest value that fits; None if no value fits and keeps the limits."""
     tried: set[str] = set()
     best: SearchResult | None = None
     name = next((level.name for level in answering(question) if _holds(question, level, memo)), None)
@@ -88,7 +82,7 @@ def find_most(question: Question, memo: Memo, limits: Limits | None = None) -> S
 
 
 def answering(question: Question) -> tuple[Level, ...]:
-    """Returns the levels that an answer may come from: rows are not cut to get more of something else."""
+    """Returns the levels that an answer may come from: all that cut no rows."""
     return tuple(level for level in levels(question.space(question.values[0])) if not level.lengths)
 
 
@@ -102,7 +96,7 @@ def _holds(question: Question, level: Level, memo: Memo) -> bool:
 
 
 def find_border(question: Question, level: str, memo: Memo) -> Boundary | None:
-    """Finds the border of one level; None where its smallest value does not fit."""
+    """Finds the border of one level; None if its smallest value does not fit."""
     border = _border(_Points(question, level, memo, attrgetter("least")), 0)
     following = 0 if border is None else border.index + 1
     if following == len(question.values):
@@ -112,8 +106,8 @@ def find_border(question: Question, level: str, memo: Memo) -> Boundary | None:
 
 
 def _at_once(question: Question, level: str, memo: Memo, following: int) -> tuple[_Points, int | None]:
-    """Returns the points of the whole batch at once, and the value from which they may fit where fewer rows do not:
-    None where nothing is accumulated, or too much. Of rows at once it is the last value, which accumulates nothing."""
+    """Returns the points of the whole batch at once, and the value from which they may fit although fewer rows do not;
+    None if nothing is accumulated, or they are too large."""
     accumulated = _Points(question, level, memo, attrgetter("least"))(following)
     points, ends = _Points(question, level, memo, attrgetter("at_once")), (following, len(question.values) - 1)
     start = next((each for each in ends if points.knobs(each).gradient_accumulation_steps == 1), None)
@@ -124,15 +118,15 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
 
 
 def _border(points: _Points, start: int) -> Boundary | None:
-    """Finds the boundary of such points from a value on; None if that value does not fit.
+    """Finds the boundary from a value on; None if that value does not fit.
 
-    Both of its sides are rehearsed on the whole model in the end; what that overturns is looked for again.
+    Both sides are rehearsed on the whole model in the end; if that overturns them, the search is repeated.
     """
     if not points.holds(start):
         return None
     end = len(points.question.values)
     low, high = _narrowed(points, start, end)
-    points.whole = True  # copies of few layers led here; from here on none is asked
+    points.whole = True
     points.ask([side for side in (low, high) if side < end])
     if low > start and not points(low).fits:
         low, high = _narrowed(points, start, low)
@@ -144,7 +138,7 @@ def _border(points: _Points, start: int) -> Boundary | None:
 
 
 def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:
-    """Moves both sides of the border together; the lower fits, and the upper does not, or is past the last value."""
+    """Narrows the border; the lower side fits, and the upper does not, or is past the last value."""
     for turn in range(1, TURNS + 1):
         if high - low <= 1:
             break
@@ -189,10 +183,10 @@ class _Points:
         return surely_fits(self._memo, self.knobs(index))
 
     def guess(self, low: int, high: int, *, at_least: int) -> int:
-        """Returns the last value between both sides that should fit, as many further than the lower at least.
+        """Returns the last value between both sides that should fit, and at least ``at_least`` above the lower one.
 
-        By the lower of two lines: through both sides of the border (or the two nearest below it), and through the upper
-        side and what is beyond it (see :func:`~autotrain_mem.search.explore.most_that_fits`).
+        The lower of two lines counts: through both sides of the border (or the two nearest below it), and through the
+        upper side and the point beyond it (:func:`~autotrain_mem.search.explore.most_that_fits`).
         """
         values, budget_bytes, inside = self.question.values, self(low).budget_bytes, range(low + 1, high)
         if self.known == [0]:
@@ -204,13 +198,11 @@ class _Points:
         alone, static = self(low), static_bytes(self(low)) + self(low).outside_bytes
 
         def needs(index: int) -> float:
-            """Returns the bytes guessed at a value. From one point alone, what is neither model nor optimizer state is
-            taken to grow faster than the value (``STEEPER``)."""
+            """Guesses the bytes at a value; from one point, all but model and optimizer state grow (``STEEPER``)."""
             if not lines:
                 return static + STEEPER * (alone.required_bytes - static) * values[index] / values[low]
             shares = [(start, end, (values[index] - first) / span) for start, end, first, span in lines]
             return min(linear(start, end, share, start.knobs) for start, end, share in shares)
 
-        # What a line says only grows, so that it can be bisected.
         fitting = bisect_left(inside, True, key=lambda index: needs(index) > budget_bytes)
         return min(max(low + fitting, low + at_least), high - 1)

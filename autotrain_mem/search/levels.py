@@ -1,11 +1,9 @@
-"""The levels of harm for one job: which settings each may choose from. The search takes the first that fits.
+"""Makes the levels of harm for one job, with the settings of each. The search takes the first that fits.
 
-A level is finer than ``Harm``: an adapter on a bfloat16 base, on an 8-bit and on a 4-bit one are levels of their own,
-since each gives up more of what is trained on than the one before.
+A level is finer than ``Harm``: adapters on a bfloat16, an 8-bit and a 4-bit base are three levels.
 
-Forbidding a lever forbids its direction only, so ``--forbid gradient_checkpointing`` plans without recomputation and
-``--forbid micro_batch`` never shrinks the micro-batch. A knob that the user gave is pinned: no lever on it is pulled,
-whether allowed or not.
+Forbidding a lever forbids its direction only: ``--forbid gradient_checkpointing`` plans without recomputation, and
+``--forbid micro_batch`` never shrinks the micro-batch. A knob that the user gave is pinned: no lever moves it.
 """
 
 from __future__ import annotations
@@ -51,24 +49,24 @@ FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "
 
 
 def lever_name(row: LeverRow) -> str:
-    """Names a lever as a plan calls it: by its knob, and by itself where it moves several (``micro_batch``)."""
+    """Returns a lever's name in plans: its knob, or its own name if it moves several (``micro_batch``)."""
     return row.name if row.name == MICRO_BATCH else row.knobs[0]
 
 
 def harm_of(row: LeverRow, space: Space) -> Harm:
-    """Returns a lever's harm in this job: none where frozen weights are rounded to the precision they are saved in."""
+    """Returns a lever's harm in this job: none if frozen weights keep the checkpoint's precision."""
     if row.name == HALF_WEIGHTS and loses_nothing(space.base, space.checkpoint_dtype):
         return Harm.NONE
     return row.harm
 
 
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
-    """Returns the names if each is a lever; raises UsageError with what was probably meant, for all at once."""
+    """Returns the names if each is a lever; otherwise raises UsageError with suggestions for all."""
     names = frozenset(names)
     unknown = sorted(names - LEVERS.keys())
     if not unknown:
         return names
-    meant = {  # the lever that moves the knob of this name, or else the one that is spelt most like it
+    meant = {  # the lever that moves the knob of this name, or else the one with the most similar name
         name: [row.name for row in LADDER if name in row.knobs] or get_close_matches(name, LEVERS, n=1, cutoff=0.5)
         for name in unknown
     }
@@ -80,7 +78,7 @@ def check_forbid(names: Iterable[str]) -> frozenset[str]:
 
 
 def allowed(row: LeverRow, space: Space) -> bool:
-    """Returns whether this job's method, pins and limits let the lever be pulled."""
+    """Returns whether this job's method, pins and limits allow the lever."""
     possible = {name: (getattr(space.base, name),) for name in row.needs} | {SHARDING: shardings(space)}
     return (
         row.suits(METHODS[space.method])
@@ -98,7 +96,7 @@ def allowed(row: LeverRow, space: Space) -> bool:
 
 
 def pull_all(space: Space, names: Iterable[str]) -> Knobs:
-    """Returns the requested knobs with these levers pulled, and with those that come with them where allowed."""
+    """Returns the requested knobs with these levers pulled, and with the allowed ones that come with them."""
     knobs = space.base
     for row in (LEVERS[name] for name in names):
         for name in row.along:
@@ -152,27 +150,24 @@ LEVELS = (
 )
 """Batches, sharding and checkpointing are free on each level.
 
-Offloading also changes nothing but time, but it depends on the host's memory and link, which no data sheet of a card
-tells, so a plan without it comes first. An adapter's optimizer state is too small to be worth offloading, and a
-quantized base is faster than one whose activations are offloaded. An adapter learns more than a whole model in which
-most updates are lost to rounding. Shorter rows come last.
+Offloading costs only time, but it depends on the host's memory and link, which a card's data sheet does not tell, so a
+plan without it comes first. An adapter's optimizer state is too small to be worth offloading, and a quantized base is
+faster than offloaded activations. An adapter learns more than a whole model that loses most updates to rounding.
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
-"""Any of the levels before shorter rows, with images made smaller (``planning.plan``)."""
-
+"""Any of the levels before shorter rows, with smaller images (``planning.plan``)."""
 
 Line = tuple[Knobs, ...]
 """One setting, with or without checkpointing, at every allowed micro-batch, smallest first.
 
-Memory grows along the line except at its end, where the whole batch is one micro-batch: nothing is accumulated there,
-and no gradients exist when a forward pass begins.
+Memory grows along the line except at its end, where the whole batch is one micro-batch and no gradients accumulate.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """Holds what a plan may choose from at one level of harm. ``lengths`` is empty but on the level that cuts rows.
+    """Holds the settings of one level of harm. ``lengths`` is empty except on the level that cuts rows.
 
     Example, for TRL's defaults: ``rounding`` has bf16 weights, an 8-bit optimizer, both, and those with offloading.
     """
@@ -181,14 +176,14 @@ class Level:
     space: Space
     harm: Harm
     settings: tuple[Knobs, ...]
-    """What its levers make of the requested knobs, gentlest first; batches, checkpointing and sharding stay free."""
+    """The requested knobs with its levers, gentlest first; batches, checkpointing and sharding stay free."""
     lengths: tuple[int, ...] = ()
     offloads: bool = False
     """Whether each of its settings needs the host's memory."""
     loses: bool = False
-    """Whether each of its settings loses updates; like shorter rows, such a level is never chosen for its speed."""
+    """Whether each of its settings loses updates; such a level is never chosen for its speed."""
     ranks: tuple[int, ...] = ()
-    """Smaller ranks of the adapter that the level turns on, the largest first, for where its own does not fit."""
+    """Smaller ranks of the level's adapter, the largest first, to try if its own does not fit."""
 
     def of_rank(self, rank: int) -> Level:
         """Returns the level with an adapter of a smaller rank."""
@@ -204,14 +199,13 @@ class Level:
 
     @property
     def most(self) -> Knobs:
-        """Returns the point with fewest levers and most rows; with several processes, also with the smallest shards."""
+        """Returns the point with fewest levers, most rows and the smallest shards."""
         gentlest = least_shared(self.space, self.settings[0])
         return line(self.space, gentlest, checkpointing=checkpointing_choices(self.space)[0])[-1]
 
     @property
     def least(self) -> Knobs:
-        """Returns the point that needs least; if it does not fit, nothing on the level does, except perhaps
-        :attr:`at_once`."""
+        """Returns the point that needs least, except perhaps for :attr:`at_once`."""
         return self._shortest(self._least_line[0])
 
     @property
@@ -221,12 +215,12 @@ class Level:
 
     @property
     def floors(self) -> tuple[Knobs, Knobs]:
-        """Returns :attr:`least` and :attr:`at_once`; one of them needs the least memory of the level."""
+        """Returns both points of which one needs the least memory of the level."""
         return self.least, self.at_once
 
     @property
     def at_every_length(self) -> tuple[Line, Line]:
-        """Returns both floors at every length, and last at the length asked for."""
+        """Returns both floors at every length, and last at the requested length."""
         lengths = (*self.lengths, self.settings[-1].max_length)
         least, at_once = (tuple(replace(floor, max_length=each) for each in lengths) for floor in self.floors)
         return least, at_once
@@ -240,7 +234,7 @@ class Level:
         return replace(knobs, max_length=self.lengths[0]) if self.lengths else knobs
 
 
-@lru_cache(maxsize=64)  # a search asks for those of its job at every turn
+@lru_cache(maxsize=64)
 def levels(space: Space) -> tuple[Level, ...]:
     """Returns a job's levels, least harm first; the first holds the job as asked for. Raises as
     :func:`check_forbid`."""
@@ -280,14 +274,14 @@ def strongest(climbed: Sequence[Level]) -> Level:
 
 
 def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
-    """Returns every set of the level's levers with every set of offloading levers, fewest levers of time first."""
+    """Yields every set of the level's levers with every set of offloading levers, fewest offloading levers first."""
     free = [name for name in ROUNDING if harm_of(LEVERS[name], space) is Harm.NONE and moves(name, space)]
     own = tuple(name for name in step.own if name not in free)
     pulled = [chosen for chosen in _sets(own, space) if chosen or not step.own]
-    if free:  # only the job as asked for is offered without what costs nothing as well
+    if free:  # levers that cost nothing are always pulled, except in the job as requested
         pulled = [*([()] if step == LEVELS[0] else []), *((*free, *chosen) for chosen in pulled)]
     offloads = [chosen for chosen in _sets(step.offloads, space) if chosen or not step.offloads]
-    offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # leaves least on the device
+    offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # needs least, so it is last
     for offloaded, chosen in product(offloads, pulled):
         replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
         setting = pull_all(space, (*chosen, *offloaded))
@@ -303,7 +297,7 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 
 
 def _least(space: Space) -> Knobs:
-    """Returns the settings that need least of all levels; without levers on whole parameters if shards need less."""
+    """Returns the settings that need least of all levels."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
     most = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
     names = [name for name in most if moves(name, space)]
@@ -318,26 +312,22 @@ def _least(space: Space) -> Knobs:
 
 
 def _ranks(space: Space, setting: Knobs) -> tuple[int, ...]:
-    """Lists the smaller ranks of an adapter that a level turns on, 32, 16 and 8 of 64; none of the user's own."""
-    is_fixed = space.adapter is None or not setting.use_peft or "lora_r" in space.pinned
-    if is_fixed:
+    """Lists the smaller ranks of a level's adapter: 32, 16 and 8 for 64; none if the user chose it."""
+    if space.adapter is None or not setting.use_peft or "lora_r" in space.pinned:
         return ()
     halves = (setting.lora_r >> shift for shift in range(1, setting.lora_r.bit_length()))
     return tuple(rank for rank in halves if rank >= SMALLEST_RANK)
 
 
-# -- the points of a level ---------------------------------------------------------------------------------------------
-
-
 def checkpointing_choices(space: Space) -> tuple[bool, ...]:
-    """Values that gradient_checkpointing may take, the fastest first. Turning it off is no harm, so never forbidden."""
+    """Returns the allowed values of gradient_checkpointing, the fastest first. Turning it off is never forbidden."""
     lever = LEVERS["gradient_checkpointing"]
     if space.pinned.intersection(lever.knobs) or not lever.suits(METHODS[space.method]):
         return (space.base.gradient_checkpointing,)
     return (False,) if lever.name in space.forbid else (False, True)
 
 
-@lru_cache(maxsize=256)  # as many as one search has
+@lru_cache(maxsize=256)
 def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
     """Returns one setting at every micro-batch allowed."""
     lever = LEVERS["micro_batch"]
@@ -346,7 +336,7 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
     chosen = replace(setting, gradient_checkpointing=checkpointing)
 
     def at_rows(rows: int) -> Knobs:
-        """Returns the setting at these rows; the other batches follow the micro-batch if they may."""
+        """Returns the setting at these rows; other batches follow the micro-batch if allowed."""
         levers = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
         following = [name for lever in levers for name in _following(space, lever)]
         return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})
@@ -355,14 +345,12 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
 
 
 def _following(space: Space, lever: str) -> tuple[str, ...]:
-    """Returns the lever's knobs that the job has and that may move."""
     row = LEVERS[lever]
     return tuple(name for name in row.knobs if allowed(row, space) and getattr(space.base, name) is not None)
 
 
 def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
-    """Returns the point itself, then with 2, 4, ... times the rows generated at once, and last with the requested
-    number.
+    """Returns the point itself, then with 2, 4, ... times the rows generated at once, up to the requested number.
 
     Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
     """

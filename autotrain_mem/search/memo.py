@@ -1,4 +1,4 @@
-"""Remembers every rehearsal, so that none is made twice, and what was rehearsed of similar lines."""
+"""Caches rehearsals, and relates those of similar lines to each other."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
 
 OnAttempt = Callable[[Candidate], None]
-"""Called with every configuration that has been rehearsed."""
+"""Called with every rehearsed configuration."""
 
 
 class Predictor(Protocol):
-    """Answers the planner's questions; only it sees the job, the device and the workers."""
+    """Predicts the search's points; only it knows the job, the device and the workers."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
-        """Returns what these points need, 1 to 20 seconds each, on the ``whole`` model or copies with fewer layers."""
+        """Rehearses points on the ``whole`` model or copies with fewer layers, 1 to 20 seconds each."""
 
     def exceeds(self, knobs: Knobs) -> bool:
         """Returns whether the number of parameters alone shows that a point does not fit."""
 
     def foresee(self, knobs: Knobs) -> None:
-        """Announces that a point will be asked for on the whole model: it may be begun while others are asked."""
+        """Starts rehearsing the whole model of a point that will be asked for."""
 
     def over_steps(self, estimate: Estimate) -> Estimate:
-        """Adds what rows of every length make the allocator reserve over a run, where that is known; takes a second."""
+        """Adds the bytes that rows of mixed lengths make the allocator reserve over a run, if known; takes a second."""
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """Tokens per second of a point with another micro-batch, more levers that only slow it, or another sharding."""
+        """Predicts the speed with another micro-batch or sharding, or more levers that only cost time."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
-        """Returns what a run would fit, each in a few words; ``rehearsed``, which takes seconds, or else computed."""
+        """Returns devices that a run would fit, each in a few words; ``rehearsed`` takes seconds."""
 
 
 class Memo:
-    """Caches a predictor's answers and keeps what was asked, in order.
+    """Caches a predictor's answers and keeps the attempts in order.
 
-    ``expandable_segments`` costs nothing and needs no rehearsal of its own. If the job allows it, it is on for a point
+    ``expandable_segments`` costs nothing and needs no rehearsal of its own: if the job allows it, it is on for a point
     that does not fit without it and needs less with it.
     """
 
@@ -52,18 +52,18 @@ class Memo:
         self.predictor = predictor
         self._on_attempt = on_attempt
         self._may_expand = allowed(LEVERS[EXPANDABLE], space)
-        # By knobs without expandable segments: where the user decides on them, all of a search's knobs agree.
+        # Keys are knobs without expandable segments: if the user sets them, all knobs of a search agree.
         self._estimates: dict[Knobs, Estimate] = {}
         self._attempts: list[Candidate] = []
         self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}
 
     def __call__(self, knobs: Knobs) -> Estimate:
-        """Returns what a point needs; rehearses it if necessary."""
+        """Returns the estimate of a point; rehearses it if necessary."""
         self.ask([knobs])
         return self._estimates[knobs.growing(False)]
 
     def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
-        """Rehearses those of the points that are not known yet, in one call."""
+        """Rehearses the unknown ones of these points, in one call."""
         asked = [knobs for knobs in dict.fromkeys(map(self._native, points)) if not self._is_known(knobs, whole)]
         if not asked:
             return
@@ -74,7 +74,7 @@ class Memo:
             self._on_attempt(self._attempts[-1])
 
     def foresee(self, knobs: Knobs) -> None:
-        """Starts rehearsing the whole model of a point that will be asked for, while others are asked."""
+        """Starts rehearsing the whole model of a point that will be asked for."""
         native = self._native(knobs)
         if not self._is_known(native, whole=True):
             self.predictor.foresee(native)
@@ -86,12 +86,12 @@ class Memo:
             self._estimates[knobs.growing(False)] = self._expanded(self.predictor.over_steps(estimate))
 
     def known(self, points: Sequence[Knobs]) -> list[Estimate]:
-        """Returns the estimates of those of the points that were rehearsed."""
+        """Returns the known estimates of these points."""
         found = (self._estimates.get(knobs.growing(False)) for knobs in points)
         return [estimate for estimate in found if estimate is not None]
 
     def speed(self, known: Estimate, knobs: Knobs) -> float:
-        """Returns the tokens per second of a point that was not rehearsed, by the work of one that was."""
+        """Returns the tokens per second of a point, predicted from the work of a rehearsed one."""
         key = (known.knobs, known.memory.rehearsed_layers, knobs)
         if key not in self._speeds:
             self._speeds[key] = self.predictor.tokens_per_second(known, knobs)
@@ -102,7 +102,7 @@ class Memo:
         return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
 
     def of_each_weights(self, points: Sequence[Knobs]) -> list[Knobs]:
-        """Returns the first point with each kind of weights, except those known to exceed the budget."""
+        """Returns the first point with each kind of weights, unless they exceed the budget."""
         first: dict[object, Knobs] = {}
         for knobs in points:
             first.setdefault(_weights(knobs), knobs)
@@ -120,7 +120,7 @@ class Memo:
 
     @property
     def attempts(self) -> tuple[Candidate, ...]:
-        """Returns every rehearsal in order, as a plan records it."""
+        """Returns every rehearsal in order."""
         return tuple(self._attempts)
 
     def _native(self, knobs: Knobs) -> Knobs:
@@ -137,7 +137,7 @@ class Memo:
 
 
 def _is_beyond_loading(estimate: Estimate) -> bool:
-    """Returns whether the loaded model alone is too large, without its first batch, which may hold images."""
+    """Returns whether the loaded model is too large without its first batch, which may hold images."""
     memory = estimate.memory
     loaded_bytes = memory.phases.get(Phase.LOAD, 0) - memory.owners_at_peak.get(Owner.OTHER, 0)
     return loaded_bytes + estimate.outside_bytes > estimate.budget_bytes
@@ -146,13 +146,13 @@ def _is_beyond_loading(estimate: Estimate) -> bool:
 _weights = attrgetter(
     *("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant", "sharding", "dp_replicate_size", "fsdp_offload_params")
 )
-"""Reads the knobs that decide the weights' bytes; LoRA is one, since it may make a reference model unnecessary."""
+"""Reads the knobs that decide the weights' bytes; LoRA may make a reference model unnecessary."""
 
 
 def candidate(
     estimate: Estimate, *, level: str = "", beside: Estimate | None = None, would_fit: tuple[str, ...] = ()
 ) -> Candidate:
-    """Keeps the figures of an estimate: of a rehearsal, or of a level's offer beside the chosen plan."""
+    """Makes a record of an estimate: a rehearsal, or a level's alternative ``beside`` the plan."""
     ratio = None
     if beside is not None and beside.tokens_per_second and estimate.fits:
         ratio = estimate.tokens_per_second / beside.tokens_per_second
@@ -169,12 +169,12 @@ def candidate(
 
 
 HALF_BITS = 16
-"""Bits per weight of a base that is not quantized: half precision, or more."""
+"""Bits per weight of a base that is not quantized."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineHistory:
-    """Holds what was rehearsed of a line, and of lines that differ from it only in levers that save bytes.
+    """Holds the estimates of a line, and of lines that differ only in levers that save bytes.
 
     Example: for a line with recomputation, ``gentler`` holds the estimates of the same setting without it, and
     ``harder`` those with activations offloaded too.
@@ -183,18 +183,18 @@ class LineHistory:
     line: Line
     known: Sequence[Estimate]
     gentler: Sequence[Sequence[Estimate]]
-    """Estimates of each line with fewer such levers, which needs more and is faster; and of each with no more of them
-    that shares the model in another way. The most similar line comes last."""
+    """Estimates of lines with fewer such levers, which need more and are faster, or with the same levers and another
+    sharding; the most similar line comes last."""
     harder: Sequence[Sequence[Estimate]]
-    """Estimates of each line with more of them, which needs less."""
+    """Estimates of lines with more such levers, which need less."""
     shared_harder: Sequence[Sequence[Estimate]]
-    """Estimates of each line with more of them that shares the model in another way."""
+    """Estimates of lines with more such levers and another sharding."""
     heavier: Sequence[Sequence[Estimate]]
-    """Estimates of each line with the same adapter on a base of more bits, which needs no less."""
+    """Estimates of lines with the same adapter on a base with more bits, which need no less."""
 
 
 def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[LineHistory]:
-    """Returns the history of each line, from all lines looked at."""
+    """Returns the history of each line, from the rehearsals of all lines."""
     rehearsed = [(other[0], known) for other in among if (known := memo.known(other))]
 
     def history(line: Line) -> LineHistory:
@@ -208,12 +208,11 @@ def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Lin
     return [history(line) for line in lines]
 
 
-@lru_cache(maxsize=65536)  # pairs of lines, each of which is compared again in every turn of a search
+@lru_cache(maxsize=65536)  # a search compares all pairs of lines at every turn
 def _relations(one: Knobs, other: Knobs) -> tuple[str, ...]:
-    """Names the fields of a line's :class:`LineHistory` to which another line's estimates belong.
+    """Names the fields of :class:`LineHistory` to which another line's estimates belong.
 
-    Lines with the same levers and other shardings are each other's ``gentler``: the shards' effect is computed both
-    ways.
+    Lines with the same levers and other shardings are each other's ``gentler``.
     """
     levers, others = saving_levers(one), saving_levers(other)
     names = []
@@ -239,10 +238,9 @@ _others = attrgetter("use_peft", "lora_r", "dtype", "base_bits", "use_bnb_nested
 
 
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:
-    """Returns what lines of one setting have in common, without the levers that only save bytes."""
+    """Returns the setting without the levers that only save bytes."""
     row = LEVERS[EIGHT_BIT]
-    (name,) = row.knobs
-    value = getattr(knobs, name)
+    value = getattr(knobs, row.knobs[0])
     return row.to if value in row.moves_from else value, *_others(knobs)
 
 

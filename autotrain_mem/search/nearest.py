@@ -1,4 +1,4 @@
-"""Reports, if nothing allowed fits, what is missing, and the nearest settings that fit."""
+"""Reports the missing bytes and the nearest settings that fit, if nothing allowed fits."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ _PHASES = {
 }
 
 FOLLOWING = {EVALUATED_ROWS: "eval_batch", "local_rollout_forward_batch_size": "rollout_batch"}
-"""Batches that follow the micro-batch -> their levers. A suggestion names them if the job keeps them from following."""
+"""Batches that follow the micro-batch -> their levers. A suggestion names them if the job pins them."""
 
 LENGTH_TURNS = 3
-"""Guesses at a length for a suggestion: one near the longest is good enough, and an error should come soon."""
+"""Guesses at a length for a suggestion, which need not be the longest."""
 
 
 def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     """Returns the error for a search that found nothing; rehearses a few more points to find a way out."""
-    # Finds what needs least of all that is allowed; of those that need the same, the one that demands least.
-    # Levels whose weights alone are beyond the card were passed over without a rehearsal.
+    # The search rehearses no level whose weights alone exceed the card, but one of these may need least.
     memo.ask([strongest([level for level in levels(space) if not level.lengths]).least])
     least = min(reversed(memo.estimates), key=lambda estimate: estimate.required_bytes)
     fitting = confirmed(space, memo)
@@ -62,7 +61,7 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
 
 
 def confirmed(space: Space, memo: Memo) -> Estimate | None:
-    """Returns the nearest settings, rehearsed on the whole model; each turn does so for one point."""
+    """Returns the nearest settings that fit, rehearsed on the whole model."""
     asked: set[Knobs] = set()
     fitting = nearest(space, memo)
     while fitting is not None and fitting.knobs not in asked:
@@ -75,10 +74,9 @@ def confirmed(space: Space, memo: Memo) -> Estimate | None:
 def nearest(space: Space, memo: Memo) -> Estimate | None:
     """Finds the settings of least harm that fit if pins and limits are lifted, and lifts as few of these as possible.
 
-    Each level is first asked with all of them lifted, so that one rehearsal settles it. None if no level fits.
+    Each level is first asked with all of them lifted. None if no level fits.
     """
-    # The job with all limits gone but those on batches and checkpointing, then without each of these, one by one.
-    # Offloading is among a level's settings, and sharding goes with some of them: their limits go with the first step.
+    # Limits on batches and checkpointing are lifted last, one by one; all others at once.
     loose = replace(space, fit="all")
     for row in LADDER:
         if row.name not in FREE:
@@ -91,7 +89,7 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
             continue
         if level.lengths:
             return longest_rows(level, memo, turns=LENGTH_TURNS)
-        # The fewest of a level's levers that fit, and then as many of the pins on the levers of time as fit with them
+        # The fewest of a level's levers that fit, and then as many of the pins on the levers of time
         accumulates, at_each_step = memo(level.least).fits, [replace(level, space=step) for step in steps]
         floors = [each.least if accumulates else each.at_once for each in at_each_step]
         settings = (least_shared(steps[-1], each) for each in level.settings)
@@ -108,8 +106,7 @@ def _without(space: Space, lever: str, knobs: tuple[str, ...]) -> Space:
 def suggestion(space: Space, knobs: Knobs) -> str:
     """Returns the flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``.
 
-    A micro-batch that the search may choose is not named. A pinned one gives way to the effective batch, so that more
-    rows at once can be taken where they fit; its flags are named to be left out.
+    A pinned micro-batch is replaced by the effective batch, and its flags are named to be removed.
     """
     base = space.base
     batch, effective = "", f"--effective_batch_size {space.effective_batch_size}"

@@ -1,4 +1,4 @@
-"""Climbs the levels of harm until one holds a plan, and takes the fastest of that level."""
+"""Climbs the levels of harm to the first that holds a plan, and takes the fastest plan of that level."""
 
 from __future__ import annotations
 
@@ -21,45 +21,42 @@ from autotrain_mem.types.gpu_comparison import LargestValue
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """Holds settings that were rehearsed and fit, what they change, and everything that was tried."""
+    """Holds the chosen settings, their levers, and all attempts."""
 
     level: str
     estimate: Estimate
     attempts: tuple[Candidate, ...]
     levers: tuple[Lever, ...]
     alternatives: tuple[Candidate, ...]
-    """Points of gentler levels that do not fit or are too slow, and of the next one, least harm first."""
+    """Points of gentler levels that do not fit or are too slow, and of the next level, least harm first."""
     most: LargestValue | None = None
     """The largest value that fits, if one was asked for."""
 
 
 class Limits(Protocol):
-    """A limit of a plan beside its memory budget, such as a deadline."""
+    """Limits a plan beyond its memory budget, such as by a deadline."""
 
     def keeps(self, estimate: Estimate) -> bool:
-        """Returns whether a plan that fits may be taken."""
+        """Returns whether a plan that fits may be chosen."""
 
     def broken(self, fitting: Sequence[Estimate]) -> PlanError:
-        """Returns the error for a search in which these fit, but none may be taken."""
+        """Returns the error for a search in which these fit, but none may be chosen."""
 
 
 def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:
-    """Returns the error for a search that found nothing: what breaks the limits, or the nearest settings that fit, for
-    which a few points more are rehearsed."""
+    """Returns the error for a search without a result; may rehearse a few more points for its hint."""
     fitting = [estimate for estimate in memo.estimates if estimate.fits]
     return limits.broken(fitting) if fitting and limits else does_not_fit(space, memo)
 
 
 def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
-    """Returns the fastest plan at the first level of harm at which anything fits, unless the next is far faster; with
-    its alternatives. None where nothing fits that keeps the limits.
+    """Returns the fastest plan at the first level of harm at which anything fits, unless the next is far faster.
+
+    None if nothing fits that keeps the limits. Levels that are too large by the number of parameters alone are asked
+    last; if one of them fits after all, the levels are climbed again.
 
     Example: an effective batch of 8 where 4 rows fit without checkpointing. Rehearsed are 8 rows without checkpointing
-    (do not fit) and 1 row with it (fits), then 4 rows without it (fit), which nothing else can beat: three rehearsals,
-    and those of the next level.
-
-    Levels that are too large by the number of parameters alone are asked last, while the choice is confirmed: if one of
-    them fits after all, the levels are climbed again as if nothing had been known.
+    (do not fit) and 1 row with it (fits), then 4 rows without it (fit), which nothing else can beat.
 
     Raises:
         UsageError: ``space.forbid`` names an unknown lever.
@@ -80,9 +77,9 @@ class _Climb:
     limits: Limits | None
     levels: tuple[Level, ...]
     too_large: Mapping[str, Knobs] = field(default_factory=dict)
-    """Level -> its point that needs least, which is too large by the number of parameters alone."""
+    """Level -> its least demanding point, if the number of parameters alone is too large."""
     passed: dict[str, Estimate] = field(default_factory=dict)
-    """Level -> its best plan, which is too slow or breaks a limit; or else the least that it needs."""
+    """Level -> its best plan, if too slow or beyond a limit; or else its least demanding point."""
 
     def plan(self) -> SearchResult | None:
         passed, keeps = self.passed, self._keeps
@@ -90,7 +87,7 @@ class _Climb:
             if level.name in self.too_large:
                 continue
             if any(each.fits and (level.lengths or (level.loses and keeps(each))) for each in passed.values()):
-                break  # rows are cut and updates lost to fit, never to be done sooner
+                break  # rows are cut, and updates lost, only to fit, not for speed
             before, after = self.levels[:number], self.levels[number + 1 :]
             best = best_of(level, self.memo, meanwhile=partial(self._look_around, level, before, after))
             passed |= self._floors(self.levels[: number + (best is None)])
@@ -113,18 +110,17 @@ class _Climb:
         return self.limits is None or self.limits.keeps(estimate)
 
     def _floors(self, before: tuple[Level, ...]) -> dict[str, Estimate]:
-        """Finds the least that each level without a plan needs, among those that were rehearsed."""
+        """Returns the known point that needs least of each level without a plan."""
         floors = [(level.name, self.memo.known(level.floors)) for level in before if level.name not in self.passed]
         least = {name: min(known, key=lambda each: each.required_bytes) for name, known in floors if known}
         return {name: floor for name, floor in least.items() if not floor.fits}
 
     def _is_compared(self, level: Level, best: Estimate) -> bool:
-        """Returns whether to compare a choice with the next level. DDP is not: it is never passed over for its speed,
-        while shards are gathered for each layer, and for each sampled token."""
+        """Returns whether to compare a choice with the next level. DDP is not: no sharding is faster."""
         return level.offloads or self.space.base.processes == 1 or best.knobs.is_sharded
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:
-        """Rehearses the points that a choice is compared with, while it is confirmed."""
+        """Rehearses the points that a choice is compared with."""
         memo = self.memo
         larger = [self.too_large[each.name] for each in before if each.name in self.too_large]
         memo.ask(memo.of_each_weights(larger))
@@ -133,8 +129,7 @@ class _Climb:
             self._next_level(after)
 
     def _faster_by_now(self, before: tuple[Level, ...], best: Estimate) -> tuple[str, Estimate] | None:
-        """Finds the plan of a level that was passed over for its speed, if later rehearsals show a faster one: with
-        several processes, later levels rehearse points of earlier ones that had looked worse."""
+        """Returns the plan of a level that was passed over for its speed, if later rehearsals found a faster one."""
         for level in before:
             if level.name in self.passed and self.passed[level.name].fits:
                 again = best_of(level, self.memo)
@@ -143,14 +138,14 @@ class _Climb:
         return None
 
     def _next_level(self, further: tuple[Level, ...]) -> dict[str, Estimate]:
-        """Returns the fastest plan of the next level that gives up more, if any, except levels used only to fit."""
+        """Returns the fastest plan of the next level, except for levels that offload or are used only to fit."""
         for level in takewhile(lambda level: level.harm is not Harm.DATA and not level.loses, further):
             if not level.offloads and (best := best_of(level, self.memo, confirmed=False)):
                 return {level.name: best}
         return {}
 
     def _found(self, level: str, estimate: Estimate, following: Mapping[str, Estimate]) -> SearchResult:
-        """Returns a choice with the levels around it, without those that do more harm and gain no speed."""
+        """Returns a choice with its alternatives, except those that do more harm and are no faster."""
         is_timed = bool(estimate.tokens_per_second)
         faster = {name: each for name, each in following.items() if not is_timed or slowdown(estimate, each) > 1 + TIE}
         beside = {**self.passed, **faster}
@@ -174,5 +169,5 @@ class _Climb:
 
 
 def slowdown(one: Estimate, other: Estimate) -> float:
-    """Returns how much longer a token takes with the first: 1.5 for half as long again; 1 if no time is known."""
+    """Returns the ratio of the first's time per token to the other's; 1 if unknown."""
     return other.tokens_per_second / one.tokens_per_second if one.tokens_per_second else 1.0

@@ -14,10 +14,10 @@ from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
 
 FASTEST_FIRST: tuple[Sharding, ...] = ("ddp", "fsdp2-no-reshard", "fsdp2", "hsdp")
-"""Shardings that a search tries; of equally fast ones the first is taken. DeepSpeed is used only if the user asks."""
+"""Shardings that a search tries; the first of equally fast ones wins. DeepSpeed is used only if the user asks."""
 
 WITH_SHARED_TOKENS: tuple[Sharding, ...] = ("fsdp2-no-reshard", "fsdp2")
-"""Shardings that go with context parallelism: torch has it in FSDP2 only, and HSDP beside it is not rehearsed."""
+"""Shardings for context parallelism: torch supports it in FSDP2 only, and HSDP beside it is not rehearsed."""
 
 LEAST_FIRST: tuple[Sharding | None, ...] = (
     *("fsdp2", "zero3", "hsdp", "fsdp2-no-reshard", "zero2", "zero1", "ddp", None),
@@ -29,17 +29,15 @@ SAVES: dict[Sharding | None, frozenset[str]] = {
     "hsdp": frozenset({"shards", "reshards"}),
     "fsdp2": frozenset({"shards", "reshards", "all nodes"}),
 }
-"""What each sharding saves on a device; one that saves a subset of another's needs more."""
+"""Savings of each sharding; a subset of another's savings needs more memory."""
 
 
 def shardings(space: Space) -> tuple[Sharding | None, ...]:
-    """Returns the ways in which this job's processes may share its model; of equals, the fastest first."""
+    """Returns the shardings that this job allows, fastest first."""
     row = LEVERS[SHARDING]
     suits = row.suits(METHODS[space.method])
     is_fixed = not space.pinned.isdisjoint(row.knobs) or row.name in space.forbid or not suits
-    if space.base.processes == 1 or is_fixed or not space.may_shard:
-        return (space.base.sharding,)
-    if space.base.sp_size > 1:
+    if space.base.processes == 1 or is_fixed or not space.may_shard or space.base.sp_size > 1:
         return (space.base.sharding,)
     if space.base.cp_size > 1:
         return WITH_SHARED_TOKENS
@@ -47,18 +45,18 @@ def shardings(space: Space) -> tuple[Sharding | None, ...]:
 
 
 def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
-    """Returns the setting in every way of sharing that goes with it; empty if none does."""
+    """Returns the setting with every sharding that it supports."""
     if not space.base.has_group:
         return (setting,)
-    groups = space.base.dp_replicate_size or space.nodes  # of HSDP: each node has a whole set of shards
+    groups = space.base.dp_replicate_size or space.nodes  # each node has a whole set of HSDP's shards
     ways = [
         replace(setting, sharding=each, dp_replicate_size=groups if each == "hsdp" else None)
         for each in shardings(space)
     ]
 
     def goes_together(way: Knobs) -> bool:
-        """Returns whether the setting can be sharded. FSDP does not halve trained weights: with mixed precision
-        accelerate makes trained parameters float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
+        """Returns whether the setting supports the sharding. Under mixed precision accelerate makes FSDP's trained
+        parameters float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
         is_cast = way.is_sharded and not way.zero_stage
         if is_cast and not way.use_peft and way.dtype != space.base.dtype:
             return False
@@ -71,14 +69,13 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
 
 
 def least_shared(space: Space, setting: Knobs) -> Knobs:
-    """Returns the way of sharing in which a process needs least."""
+    """Returns the setting with the sharding that needs least."""
     return min(shared(space, setting), key=lambda way: LEAST_FIRST.index(way.sharding))
 
 
 LONG_ROW_TOKENS = 32768
-"""Rows from this length on may share tokens in a plan without harm. With checkpointing a row of 32,768 tokens keeps 8.6
-GB of an 8B model's activations (32 layers x 4096 x 2 bytes a token). Shorter rows mostly fit with checkpointing, and
-are faster unshared."""
+"""The least row length for shared tokens. With checkpointing 32,768 tokens keep 8.6 GB of an 8B model's activations (32
+layers x 4096 x 2 bytes a token); shorter rows mostly fit, and are faster unshared."""
 
 NOT_WITH: dict[str, tuple[str, str]] = {
     "packing": ("the mask that keeps packed rows apart is dropped", "--packing false"),
@@ -89,7 +86,7 @@ NOT_WITH: dict[str, tuple[str, str]] = {
     "fp16": ("float16's scaler beside it is not rehearsed yet", "--bf16"),
     "assistant_only_loss": ("it is not rehearsed beside shared tokens yet", "--assistant_only_loss false"),
 }
-"""Argument -> why it does not go with shared tokens, and the flag that does."""
+"""Argument -> why shared tokens do not support it, and the flag to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,15 +94,15 @@ class SharedTokens:
     """Describes one way for several processes to share the tokens of a row."""
 
     name: str
-    """The knob that sets their number."""
+    """The knob that sets the number of processes."""
     shardings: tuple[Sharding, ...]
-    """Shardings that it goes with; the last divides most."""
+    """Supported shardings; the last divides most."""
     owner: str
-    """Why no other sharding goes."""
+    """Why no other sharding is supported."""
     attention: str
-    """Pattern of the ``attn_implementation`` values that it goes with."""
+    """Pattern of the supported ``attn_implementation`` values."""
     attends: str
-    """Why no other attention goes."""
+    """Why no other attention is supported."""
     in_half_precision: bool
     """Whether its kernels need half precision, from compute capability 8.0 (``rehearsal.cuda.attention_kernels``)."""
     parts: int
@@ -139,15 +136,12 @@ WAYS = {
 
 
 def way_of(job: Job) -> SharedTokens:
-    """Returns the way that goes with the user's sharding; torch's if none is given."""
+    """Returns the way for the user's sharding; context parallelism if none is given."""
     return WAYS[SHARED_SEQUENCE if job.arguments.get("sharding") in ZEROS else SHARED_TOKENS]
 
 
 def degrees(space: Space, job: Job) -> tuple[int, ...]:
-    """Lists by how many GPUs a row may be shared, fewest first: 2, 4 and 8 of 8; none if it is not to be tried.
-
-    Rows must be long, the model's layers must attend to all earlier tokens, and no argument of the user may forbid it.
-    """
+    """Lists the numbers of GPUs that may share a row, fewest first: 2, 4 and 8 of 8; none if settings rule it out."""
     given, way = job.arguments, way_of(job)
     is_said = not space.pinned.isdisjoint((*SHARE_TOKENS, "dp_replicate_size")) or way.name in space.forbid
     others = (

@@ -1,6 +1,6 @@
-"""Holds what the search may move: the settings asked for, the pins, and the ways to split the effective batch.
+"""Holds the search space: the requested settings, the pins, and the ways to split the effective batch.
 
-Lengths are tokens, batch sizes are rows; a micro-batch is one device's, the effective batch that of all.
+Lengths are tokens, batch sizes are rows; a micro-batch is that of one device, the effective batch that of all.
 """
 
 from __future__ import annotations
@@ -20,26 +20,22 @@ from autotrain_mem.types.hardware import Capability, lacks_bf16
 from autotrain_mem.types.model import ModelFacts
 
 UNKNOWN_ROW_TOKENS = 1024
-"""TRL 1.12's default ``max_length`` (``SFTConfig``), used if neither rows nor model limit a row. It only ranks plans
-and guides the search; whether a plan fits is always rehearsed."""
+"""TRL 1.12's default ``max_length`` (``SFTConfig``), used to guide the search if nothing limits a row."""
 
-
-WHOLE_ONLY = ("save_only_model",)
-"""Arguments that do not go with shards (``checks.sharding: REFUSED``), besides knobs."""
-SAYS_SHARING = "deepspeed"
-"""The user's DeepSpeed config, which sets how the model is divided: the search tries no other way."""
+FIXES_SHARDING = ("save_only_model", "deepspeed")
+"""Arguments that forbid shards (``checks.sharding: REFUSED``), or set how the model is divided."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """Holds everything the search needs of a job.
+    """Holds everything that the search needs to know of a job.
 
     Example: TRL's defaults and ``--effective_batch_size 12`` give ``base`` 6 x 2 (the largest divisor of 12 that is
     not above TRL's 8), and 12 x 1, 6 x 2, 4 x 3, 3 x 4, 2 x 6 and 1 x 12 as the splits to choose from.
     """
 
     base: Knobs
-    """TRL's defaults overlaid with everything the user pinned; its max_length is the length asked for."""
+    """TRL's defaults with the user's arguments; its max_length is the requested one."""
     pinned: frozenset[str] = frozenset()
     """Names of the knobs that the user gave. ``max_length: auto`` is a request, not a pin."""
     effective_batch_size: int
@@ -54,30 +50,30 @@ class Space:
     least_length: int = 0
     """The least ``max_length`` allowed, in tokens (``DataProfile.least_length``)."""
     rows_allowed: tuple[int, ...] | None = None
-    """Micro-batches to choose from, largest first, if the trainer does not take all divisors."""
+    """Micro-batches to choose from, largest first; None for all divisors."""
     max_slowdown: float = MAX_SLOWDOWN
-    """A plan is skipped if it is this many times slower than the best plan of the next level."""
+    """A plan is passed over if it is this many times slower than the best plan of the next level."""
     method: str = "sft"
     nodes: int = 1
-    """The number of machines; processes are spread evenly over them."""
+    """The number of machines."""
     may_shard: bool = True
-    """Whether the search may divide the model: no argument forbids it (``checks.sharding``), or sets how."""
+    """Whether the search may divide the model."""
     shares_tokens: bool = False
     """Whether the model's layers allow several processes to share the tokens of a row."""
     model: str = "the model"
     """The model's name in messages."""
     adapter: Adapter | None = None
-    """Settings that come with LoRA if the plan turns it on; None if the user did."""
+    """Settings that come with LoRA if the plan turns it on; None if the user turned it on."""
     checkpoint_dtype: str | None = None
     """The dtype of the saved weights; None if unknown."""
 
     @property
     def share(self) -> int:
-        """Counts the rows of an optimizer step that each process has, with those that share its rows."""
+        """Counts the rows of an optimizer step for each process, or group that shares rows."""
         return self.effective_batch_size // self.base.data_parallel_size
 
     def row_tokens(self, knobs: Knobs) -> int:
-        """Returns the tokens of the longest possible row: packed rows are full, prompts have a completion."""
+        """Returns the tokens of the longest possible row: a packed block, or a prompt with its completion."""
         if self.base.completion_length:
             return (self.longest or UNKNOWN_ROW_TOKENS) + self.base.completion_length
         longest = self.longest if self.base.pads_rows else None
@@ -85,7 +81,7 @@ class Space:
         return min(known, default=UNKNOWN_ROW_TOKENS)
 
     def micro_batch_tokens(self, knobs: Knobs) -> int:
-        """Returns the tokens of one micro-batch, to which activations are proportional."""
+        """Returns the tokens of one micro-batch."""
         return knobs.per_device_train_batch_size * self.row_tokens(knobs)
 
 
@@ -93,8 +89,8 @@ SHORTEST = 64
 FINE_GRID = 16
 COARSE_GRID = 64
 COARSE_FROM = 256
-"""Lengths tried, in tokens: 64, 80, ... 256, 320, 384 and so on. Attention kernels work on tiles of 64 or 128 tokens,
-so that a finer grid buys little; below 256 a step of 64 would cut too much of a row."""
+"""Lengths to try, in tokens: 64, 80, ... 256, 320, 384 and so on. Attention kernels work on tiles of 64 or 128 tokens,
+so a finer grid gains little; below 256 a step of 64 would cut too much of a row."""
 
 
 def lengths_below(longest: int, least: int) -> tuple[int, ...]:
@@ -104,7 +100,7 @@ def lengths_below(longest: int, least: int) -> tuple[int, ...]:
 
 
 def micro_batches(space: Space) -> tuple[int, ...]:
-    """Lists the micro-batches to choose from, largest first; only one if rows or steps are pinned."""
+    """Lists the micro-batches to choose from, largest first."""
     if space.pinned & {ROWS, STEPS}:
         return (space.base.per_device_train_batch_size,)
     return space.rows_allowed or tuple(divisors(space.share)[::-1])
@@ -127,20 +123,12 @@ def make_space(
     profile: DataProfile | None = None,
     nodes: int = 1,
 ) -> Space:
-    """Returns the space of one job.
-
-    Args:
-        defaults: The installed TRL's default of each knob.
-        job: The job; an argument that the user gave is pinned.
-        facts: The facts of the job's model.
-        longest: Tokens of the longest row; None if the dataset was not read.
-        profile: The data's lengths; None if they were not read.
-        nodes: Machines that the processes run on.
+    """Returns the space of one job. ``longest`` and ``profile`` are None if the data were not read.
 
     Raises:
-        UsageError: numbers that are not positive whole ones, all in one message.
+        UsageError: numbers that are not positive integers, all in one message.
         BatchSplitError: the pinned sizes do not make up the effective batch.
-        ContextLengthError: the pinned max_length, or prompt and completion together, are beyond the model's context.
+        ContextLengthError: the pinned max_length, or prompt and completion together, exceed the model's context.
     """
     names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
     given = {name: value for name, value in without_maximized(job.arguments).items() if name in names}
@@ -151,8 +139,8 @@ def make_space(
     if job.effective_batch_size is not None:
         counts["effective_batch_size"] = job.effective_batch_size
     check_positive(counts)
-    # DPO's reference scores the data in batches of evaluation's size when that is done before training
-    # (trl/trainer/dpo_trainer.py: _precompute_ref_logps).
+    # DPO's reference scores the data in batches of evaluation's size (trl/trainer/dpo_trainer.py:
+    # _precompute_ref_logps).
     evaluates = job.is_evaluated or job.arguments.get("precompute_ref_log_probs")
     used = defaults if evaluates else replace(defaults, per_device_eval_batch_size=None)
     overlaid = replace(used, **given)
@@ -183,7 +171,7 @@ def make_space(
     if allowed is not None and overlaid.per_device_train_batch_size not in allowed:
         smaller = [rows for rows in allowed if rows < overlaid.per_device_train_batch_size]
         overlaid = with_rows(overlaid, max(smaller, default=min(allowed)))
-    # vLLM's sleep mode refuses such segments (``vllm/device_allocator/cumem.py: CuMemAllocator``).
+    # vLLM's sleep mode rejects expandable segments (``vllm/device_allocator/cumem.py: CuMemAllocator``).
     implied = {EXPANDABLE} if job.arguments.get("use_vllm") else set()
     return Space(
         base=overlaid,
@@ -198,7 +186,7 @@ def make_space(
         rows_allowed=allowed,
         max_slowdown=job.max_slowdown,
         nodes=nodes,
-        may_shard=not any(job.arguments.get(name) for name in (*WHOLE_ONLY, SAYS_SHARING)),
+        may_shard=not any(job.arguments.get(name) for name in FIXES_SHARDING),
         shares_tokens=facts.shares_tokens,
         method=job.method,
         model=job.model,
@@ -207,11 +195,11 @@ def make_space(
     )
 
 
-_COUNTS = (*(ROWS, STEPS, EVALUATED_ROWS, *COMPLETION_KNOBS, "num_generations", "local_rollout_forward_batch_size"),)
+_COUNTS = (ROWS, STEPS, EVALUATED_ROWS, *COMPLETION_KNOBS, "num_generations", "local_rollout_forward_batch_size")
 
 
 def _check_completion(knobs: Knobs, prompt: int, context_length: int | None) -> None:
-    """Checks that prompt and completion fit the context together, since nothing cuts a prompt."""
+    """Checks that prompt and completion fit the context together."""
     name, tokens = knobs.completion_knob, knobs.completion_length
     if not tokens or context_length is None or prompt + tokens <= context_length:
         return
@@ -233,7 +221,7 @@ def check_prompt(prompt: int, context_length: int) -> None:
 
 
 def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
-    """Returns the micro-batch that the user's arguments and TRL's defaults give before any tuning."""
+    """Returns the requested micro-batch."""
     rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.data_parallel_size
     if effective % processes:
         groups, fewer = f"{defaults.processes} GPUs", _dividing(effective, defaults.processes, nodes)
@@ -266,12 +254,12 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
         return int(rows)
     if steps:
         return share // int(steps)
-    # TRL's micro-batch where it divides the effective batch, else the next smaller one that does
+    # TRL's micro-batch if it divides the effective batch, else the next smaller one that does
     return max(rows for rows in divisors(share) if rows <= defaults.per_device_train_batch_size)
 
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:
-    """Names the numbers of GPUs that divide an effective batch, nearest to the given one that does not."""
+    """Names the nearest numbers of GPUs that divide an effective batch."""
     counts, devices = divisors(effective), processes // nodes
     if nodes == 1:
         return f"--gpus {either(nearest(counts, processes))}"
@@ -280,18 +268,15 @@ def _dividing(effective: int, processes: int, nodes: int) -> str:
     return f"another number of GPUs in all: {either(nearest(counts, processes))}"
 
 
-# -- mixed precision by the card --------------------------------------------------------------------------------------
-
 HALF = ("float16", "bfloat16")
 
 
 def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: Capability) -> Knobs:
-    """Returns the base of a search in the precision of its card; unchanged if the user gave ``bf16`` or ``fp16``, or
-    pinned weights whose gradients the scaler would refuse.
+    """Returns the base of a search with ``fp16`` on cards without bfloat16, unless the user set ``bf16`` or ``fp16``,
+    or pinned weights whose gradients the scaler would reject.
 
-    TRL's own default is bfloat16 everywhere (``trl/trainer/base_config.py: __post_init__``). A card before Ampere
-    emulates it (``torch/cuda/__init__.py: is_bf16_supported``), without tensor cores and without a fused attention
-    kernel. For a T4 ``fp16`` is on, and TRL's float32 weights stay; :func:`half_of` says how a lever may load them.
+    TRL's default is bfloat16 everywhere (``trl/trainer/base_config.py: __post_init__``). A card before Ampere emulates
+    it (``torch/cuda/__init__.py: is_bf16_supported``), without tensor cores and without a fused attention kernel.
     """
     precise = replace(base, fp16=True)
     if lacks_bf16(compute_capability) and not {"bf16", "fp16"} & arguments.keys() and can_scale(precise):
@@ -300,32 +285,27 @@ def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: C
 
 
 def half_of(knobs: Knobs) -> str:
-    """Returns the half precision of a frozen base: the dtype of the layers' products, so that no weight is cast."""
+    """Returns the half precision of a frozen base: the autocast dtype, so that no weight is cast."""
     return "float16" if knobs.fp16 else "bfloat16"
 
 
 def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
-    """Returns whether the base is frozen and saved in half precision already, so that rounding loses nothing.
+    """Returns whether the base is frozen and already saved in half precision, so that rounding loses nothing.
 
-    PEFT keeps an adapter in float32 beside such a base (``peft/tuners/tuners_utils.py: cast_adapter_dtype``); TRL makes
-    that of a quantized base bfloat16 in any case (``trl/trainer/sft_trainer.py: __init__``).
+    PEFT keeps the adapter in float32 (``peft/tuners/tuners_utils.py: cast_adapter_dtype``).
     """
     return base.use_peft and checkpoint_dtype == half_of(base)
 
 
 def loses_updates(knobs: Knobs) -> bool:
-    """Returns whether trained weights are bfloat16 and most are too large for a step of Adam, about the learning rate,
-    to change them. Shards have float32 copies (``search.shardings``)."""
+    """Returns whether trained weights are bfloat16 and mostly too large to be changed by a step of Adam, about the
+    learning rate. Shards have float32 copies (``search.shardings``)."""
     is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
-    return (
-        is_half
-        and knobs.is_adam
-        and not knobs.sums_up_rounding
-        and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT
-    )
+    loses = knobs.is_adam and not knobs.sums_up_rounding
+    return is_half and loses and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT
 
 
 def can_scale(knobs: Knobs) -> bool:
-    """Returns whether the scaler accepts the trained weights' gradients: it refuses those in half precision
-    (``torch/amp/grad_scaler.py: _unscale_grads_``). An adapter is all float32."""
+    """Returns whether the scaler accepts the trained weights' gradients: it rejects half precision
+    (``torch/amp/grad_scaler.py: _unscale_grads_``). An adapter is float32."""
     return not knobs.fp16 or knobs.use_peft or knobs.dtype not in HALF

@@ -39,7 +39,7 @@ def test_a_plan_hands_its_config_on() -> None:
     ("config", "argv", "words"),
     [
         ("nowhere", (), "nowhere cannot be read"),
-        ("{", (), "is no JSON"),
+        ("{", (), "is not JSON"),
         ('{"r": 8}', (), "names no peft_type"),
         (VERA, ("--use_peft", "false"), "--use_peft false and --peft_config contradict"),
         (VERA, ("--lora_r", "4", "--use_dora"), "--lora_r, --use_dora and --peft_config both say"),

@@ -23,7 +23,7 @@ class Unreadable(FakeWorker):
     [
         (FakeWorker, None, {}, ["nothing says how long they are; give --dataset"]),
         (Unreadable, "rows.jsonl", {}, ["the data could not be read: There is no file rows.jsonl"]),
-        (FakeWorker, "rows.jsonl", {}, ["the steps of this rehearsal cannot be played again"]),
+        (FakeWorker, "rows.jsonl", {}, ["the steps of this rehearsal cannot be replayed"]),
         *((FakeWorker, data, {"packing": True}, []) for data in ("rows.jsonl", None)),
         (FakeWorker, "rows.jsonl", {"padding_free": True}, []),
     ],
