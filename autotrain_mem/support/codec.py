@@ -1,8 +1,7 @@
-"""The codec converts frozen nouns to JSON; msgspec reads them back and checks every value's type.
+"""Converts frozen dataclasses ("nouns") to JSON; msgspec reads them back and checks the types.
 
-A noun is a dataclass. Its JSON is an object with a key for each field; tuples and frozen sets become lists, enums their
-values. A noun whose keys differ from its fields declares that in a class attribute ``json_form``. If the fields cannot
-be read from keys of the same name, a static method ``unfolded`` rearranges the JSON before it is read.
+A noun's JSON has a key for each field; tuples and frozen sets become lists, enums their values. A class attribute
+``json_form`` declares other keys; a static method ``unfolded`` rearranges such JSON before it is read.
 
 >>> from autotrain_mem import Incident, Phase
 >>> from autotrain_mem.support import codec
@@ -34,7 +33,7 @@ SCHEMA = "schema"
 
 
 class CodecError(ValueError):
-    """A value is not the JSON of its noun; the message gives the path to it."""
+    """Raised for a value that is not the JSON of its noun; the message has its path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,16 +43,15 @@ class Form:
     schema: str = ""
     """The value of the key ``schema``; empty for none."""
     derived: Mapping[str, str] = field(default_factory=dict)
-    """Additional key -> the attribute that it holds, with dots for an attribute's attribute (None if one on the way is
-    None). Ignored when the noun is read."""
+    """Additional key -> a dotted path of attributes; None if one on the path is None. Ignored when the noun is read."""
     inline: Collection[str] = ()
-    """Fields that hold nouns whose keys are written among this noun's own."""
+    """Fields with nouns whose keys become keys of this noun."""
     optional: Collection[str] = ()
     """Fields that are left out if None or equal to the default."""
     hidden: Collection[str] = ()
     """Fields that are never written."""
     objects: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Field with a mapping or pairs -> the two keys of the objects in the list that it is written as."""
+    """Field with a mapping or pairs -> the two keys of each object in its list."""
 
 
 def to_json(value: Any) -> Any:
@@ -63,8 +61,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, AutofitError):
         return value.to_json()
     if isinstance(value, Mapping):
-        is_count = all(type(key) is int for key in value)  # counts in order, so that the same ones read the same
-        items = sorted(value.items()) if is_count else value.items()
+        are_counts = all(type(key) is int for key in value)  # sorted, so that equal mappings have equal JSON
+        items = sorted(value.items()) if are_counts else value.items()
         return {str(_plain(key)): to_json(each) for key, each in items}
     if isinstance(value, frozenset):
         value = sorted(value)
@@ -104,11 +102,11 @@ def from_json(noun: type[Noun], value: Any) -> Noun:
     Raises:
         CodecError: a key is missing, or a value has not its field's type. Unknown keys are ignored.
     """
-    import msgspec  # 10 ms that an early refusal need not wait for
+    import msgspec  # takes 10 ms
 
     unfolded = getattr(noun, "unfolded", None)
     try:
-        # An array is the one type that msgspec does not know.
+        # msgspec knows all types except array.
         content = unfolded(value) if unfolded else value
         return msgspec.convert(content, noun, str_keys=True, dec_hook=lambda kind, each: array("q", each))
     except msgspec.ValidationError as error:

@@ -1,42 +1,42 @@
-"""Every error a user can meet, each with its exit code.
+"""The errors of this package and their exit codes.
 
 ::
 
-    AutofitError                     1   anything below; also what we did not foresee
-    ├── UsageError                   2   a flag or a YAML key: unknown, malformed, contradictory
-    ├── MissingExtraError            3   an optional package is not installed, or not in the version that is needed
+    AutofitError                     1   any error below, or an unforeseen one
+    ├── UsageError                   2   a flag or a YAML key is unknown, malformed or contradictory
+    ├── MissingExtraError            3   an optional package is missing, or its version is too old
     ├── HardwareError
-    │   ├── NoGpuError              10   no GPU here and none named
-    │   ├── UnknownGpuError         11   a GPU name that the catalog does not hold
-    │   ├── UnreadableGpuError      12   a GPU that is here but does not say what it has, or that torch cannot use
-    │   └── HostMemoryError         13   too little host memory to load or to offload
+    │   ├── NoGpuError              10   this machine has no GPU, and none is named
+    │   ├── UnknownGpuError         11   the catalog does not have this GPU
+    │   ├── UnreadableGpuError      12   NVML cannot read the GPU, or torch cannot use it
+    │   └── HostMemoryError         13   host memory is too small to load or to offload
     ├── ModelError
-    │   ├── ModelNotFoundError      20   no config.json there, or a hub id that cannot be reached
-    │   ├── UnsupportedModelError   21   an architecture that the installed transformers or TRL cannot train
-    │   ├── ContextLengthError      22   max_length beyond the model's context
-    │   ├── ModelConfigError        23   a config.json that cannot be read
-    │   └── TokenizerError          24   a tokenizer that does not go with the model or the trainer
+    │   ├── ModelNotFoundError      20   there is no config.json, or the hub cannot be reached
+    │   ├── UnsupportedModelError   21   the installed transformers or TRL cannot train this architecture
+    │   ├── ContextLengthError      22   max_length exceeds the model's context
+    │   ├── ModelConfigError        23   config.json cannot be read
+    │   └── TokenizerError          24   the tokenizer does not work with the model or the trainer
     ├── DatasetError
-    │   ├── DatasetNotFoundError    30   no such file, folder or hub id
-    │   ├── EmptyDatasetError       31   no rows
-    │   ├── MalformedDatasetError   32   a line that cannot be read
-    │   └── DatasetFormatError      33   the columns that the trainer needs are not there
+    │   ├── DatasetNotFoundError    30   there is no such file, folder or hub id
+    │   ├── EmptyDatasetError       31   there are no rows
+    │   ├── MalformedDatasetError   32   a line cannot be read
+    │   └── DatasetFormatError      33   columns that the trainer needs are missing
     ├── RewardFunctionError         35   a reward function raised, or did not return one number per completion
     ├── PlanError
     │   ├── BatchSplitError         40   the effective batch does not divide
     │   ├── DoesNotFitError         41   nothing allowed fits the budget
-    │   ├── PlanFileError           42   a plan to explain that is not there, or is none
-    │   └── LimitError              43   what fits takes longer than --within, or costs more than --budget
-    ├── RehearsalError              50   the installed trainer raised while being rehearsed
-    │   ├── WorkerDiedError         51   the rehearsal's process ended
-    │   └── WorkerTimeoutError      52   the rehearsal took longer than its limit
-    ├── TrainingError               60   the training process raised or ended
-    │   ├── GpuOutOfMemoryError     61   the card was full
-    │   └── OutputFolderError       62   the output folder cannot be written, or holds another run
+    │   ├── PlanFileError           42   the file to explain does not exist, or is not a plan
+    │   └── LimitError              43   every fitting plan exceeds --within or --budget
+    ├── RehearsalError              50   the installed trainer raised during a rehearsal
+    │   ├── WorkerDiedError         51   the rehearsal's process exited
+    │   └── WorkerTimeoutError      52   the rehearsal exceeded its time limit
+    ├── TrainingError               60   the training process raised or exited
+    │   ├── GpuOutOfMemoryError     61   the card ran out of memory
+    │   └── OutputFolderError       62   the output folder is not writable, or has another run
     └── InterruptedByUser          130   Ctrl-C, SIGTERM, SIGHUP or SIGUSR1
 
-An error says what happened; its ``hint`` says what to do, with the exact flag; ``str(error)`` says both. Of this
-package only ``cli.main`` catches them.
+The message is the problem, the ``hint`` the fix with the exact flag; ``str(error)`` joins both. Only ``cli.main``
+catches these errors for the user.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class AutofitError(Exception):
       max_lenght: did you mean max_length?
 
     Args:
-        message: What is wrong, in one sentence with the values that matter.
-        hint: What to do about it, with exact flags; may span lines. Empty when nothing helps.
-        details: What a parent may make a better message of, as JSON: a ``Shortage`` of a full card.
+        message: The problem, in one sentence with the values that matter.
+        hint: The fix, with exact flags; may have several lines. Empty if there is none.
+        details: JSON from which a parent may make a better message: the ``Shortage`` of a full card.
     """
 
     exit_code: ClassVar[int] = 1
@@ -83,7 +83,7 @@ class AutofitError(Exception):
 
 
 class UsageError(AutofitError):
-    """Raised for a request that is unknown, malformed or contradictory; the message names all problems.
+    """Raised for unknown, malformed or contradictory arguments; the message names all problems.
 
     >>> from autotrain_mem import AutoFit, UsageError
     >>> try:
@@ -183,7 +183,7 @@ class BatchSplitError(PlanError):
 
 
 class DoesNotFitError(PlanError):
-    """Raised if nothing that is allowed fits the budget; the message says what is missing and what would fit.
+    """Raised if nothing allowed fits the budget; the message has the shortage and what would fit.
 
     >>> from autotrain_mem import AutoFit, DoesNotFitError, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)

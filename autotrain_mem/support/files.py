@@ -1,4 +1,4 @@
-"""Writes files in one step, so that they are whole or absent, and reads files that cannot be trusted."""
+"""Writes files atomically, and reads untrusted files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REASONS = {
     errno.EISDIR: ("a folder of that name is in the way", "Move it away, or give {place} elsewhere."),
     errno.ENAMETOOLONG: ("its name is too long", "Give {place} with a shorter name."),
 }
-"""Error number of the operating system -> what it means to the user, and what to do about it."""
+"""errno -> its meaning to the user, and the fix."""
 
 PARTIAL = ".partial"
 """Suffix of a file that is being written."""
@@ -45,13 +45,13 @@ A_LINK = "it is a symbolic link, which is not followed"
 def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
     """Replaces ``path`` in one step; if the write fails, the old file stays.
 
-    NaN, which JSON lacks, is written as the text ``"nan"``: null would look like a loss that was not measured.
+    Writes NaN, which JSON lacks, as ``"nan"``: null would look like a loss that was not measured.
 
     Args:
-        place: How the user names another place, for the hint.
+        place: The flag for another place, with its value, for the hint.
 
     Raises:
-        OutputFolderError: the file cannot be written; the hint says what to do.
+        OutputFolderError: the file cannot be written.
     """
     text = json.dumps(_finite(payload), indent=2, allow_nan=False) + "\n"
     try:
@@ -61,11 +61,8 @@ def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDE
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666, *, flushes: bool = True) -> None:
-    """Replaces a file with another in one step; if that raises OSError, the old one stays.
-
-    Args:
-        flushes: If False, a power cut may leave the new name without its content.
-    """
+    """Replaces a file in one step; if that raises OSError, the old one stays. Without ``flushes`` a power cut may leave
+    the new name without its content."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
         with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
@@ -75,15 +72,15 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666, *, flushes: bool
                 os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
-        with contextlib.suppress(OSError):  # the error that matters is already on its way
+        with contextlib.suppress(OSError):  # the first error matters
             unfinished.unlink(missing_ok=True)
 
 
 class JsonLines:
-    """Appends JSON objects to a file, one a line; its folder is created if missing.
+    """Appends JSON objects to a file, one a line; creates its folder.
 
-    The file is opened for each line, so that a crash loses none. A line that was cut short (a kill, a full disk) is
-    ended first; no JSON reader accepts it.
+    The file is opened for each line, so that a crash loses none. An incomplete last line (a kill, a full disk) gets a
+    line break first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,16 +94,16 @@ class JsonLines:
             with open(self.path, "ab+", opener=open_own) as file:
                 if file.tell() and file.seek(-1, 2) >= 0 and file.read(1) != b"\n":
                     file.write(b"\n")
-        self._is_mended = False  # until it is known to be whole
+        self._is_mended = False  # until the line is complete
         with open(self.path, "a", encoding="utf-8", opener=open_own) as file:
             file.write(json.dumps(line) + "\n")
         self._is_mended = True
 
 
 def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, follows_links: bool = False) -> int:
-    """Opens a regular file in a folder that others may write to: follows no link and waits for no pipe.
+    """Opens a regular file in a folder that others may write to, without following links or waiting for a pipe.
 
-    Raises OSError, also for anything but a regular file.
+    Raises OSError, also for devices, pipes, sockets and folders.
     """
     flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follows_links else getattr(os, "O_NOFOLLOW", 0))
     try:
@@ -129,13 +126,13 @@ def read_start(path: Path, most_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def open_ordinary(path: Path) -> Iterator[BinaryIO]:
-    """Opens a regular file, or a link to one, to read. Raises OSError for anything else: a device may have no end."""
+    """Opens a regular file, or a link to one, to read. Raises OSError for anything else: a device may be endless."""
     with os.fdopen(open_own(path, follows_links=True), "rb") as file:
         yield file
 
 
 def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:
-    """Explains why a file cannot be written, and where it could be."""
+    """Returns the error for a file that cannot be written."""
     unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
     reason, hint = _REASONS.get(error.errno or 0, unforeseen)
     return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place))
@@ -148,7 +145,7 @@ def check_replaceable(
     is_one: Callable[[Path], bool],
     error: type[OutputFolderError | PlanFileError] = OutputFolderError,
 ) -> None:
-    """Raises, before there is anything to write, if a file is not writable or holds anything but ``what``.
+    """Checks, before there is anything to write, that a file is writable and is missing or a ``what``.
 
     Args:
         is_one: Returns whether a file may be replaced. Raises OSError if it cannot be read.
@@ -166,7 +163,7 @@ def check_replaceable(
     except OSError as problem:
         raise refusal(file, problem, place) from problem
     if is_taken:
-        message = f"{file} is there and is no {what}, so it is not written over."
+        message = f"{file} exists and is not a {what}, so it is not overwritten."
         raise error(message, hint=f"Move it away, or give {place} elsewhere.")
 
 

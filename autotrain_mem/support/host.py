@@ -1,14 +1,13 @@
-"""Describes this machine except its cards: memory and cores for this process, disks, network, compiler.
+"""Describes this machine except its cards: memory, cores, disks, network, compiler.
 
-The limits of this process's control group and of those above it are read from the kernel's files; the tightest counts:
+The tightest limit of this process's control group and its parents counts, from the kernel's files:
 
 - version 2, ``memory.max``, ``memory.current`` and ``memory.stat``: kernel, Documentation/admin-guide/cgroup-v2.rst,
   "Memory Interface Files";
 - version 1, ``memory.limit_in_bytes``, ``memory.usage_in_bytes`` and ``memory.stat``: cgroup-v1/memory.rst.
 
-File pages on the kernel's two lists can be reclaimed, so they count as free, as in ``MemAvailable`` of the whole
-machine (``mm/show_mem.c: si_mem_available``). ``ulimit -v``, the machine's swap and a swap limit are ignored: memory
-that has to be swapped is too slow to train in.
+File pages can be reclaimed, so they count as free, as in ``MemAvailable`` (``mm/show_mem.c: si_mem_available``).
+``ulimit -v``, swap and swap limits are ignored: swapped memory is too slow for training.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class HostMemory:
 
 
 _MOUNTS = {"": ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "memory": ("sys/fs/cgroup/memory",)}
-"""Controller in a line of ``/proc/self/cgroup`` (``number:controllers:path``), of version 2 and of version 1 -> the
-folders at which such groups may be mounted."""
+"""Controller in a line of ``/proc/self/cgroup`` (``number:controllers:path``), for versions 2 and 1 -> the folders at
+which such groups may be mounted."""
 
 
 def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
     """Returns the memory of the machine, or of its container if that has less. ``root`` holds ``/proc``, ``/sys``."""
-    import psutil  # 20 ms that the command's help can do without
+    import psutil  # takes 20 ms
 
     memory = psutil.virtual_memory()
     limits = list(container_limits(root))
@@ -68,10 +67,8 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 
 
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
-    """Yields the limit of each control group of this process and of those above it; nothing without control groups.
-
-    A group without a limit has ``max`` in version 2, and a number beyond any machine's memory in version 1.
-    """
+    """Yields the limits of this process's control group and its parents. A group without a limit has ``max`` in version
+    2, and a number beyond any machine's memory in version 1."""
     versions = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
     for mount, path in _groups(root):
         for folder in (root / mount / group for group in (path, *path.parents)):
@@ -88,11 +85,9 @@ def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
 
 
 def oom_kills(root: pathlib.Path = ROOT) -> int:
-    """Counts processes that the kernel killed for lack of memory: in this control group, or else on the machine.
-
-    Sources: ``memory.events``, ``oom_kill`` (cgroup-v2.rst); ``memory.oom_control`` (cgroup-v1/memory.rst, since Linux
-    4.13); ``/proc/vmstat`` (``mm/vmstat.c: vmstat_text``).
-    """
+    """Counts the kernel's OOM kills in this control group, or else on the machine: ``memory.events`` (cgroup-v2.rst),
+    ``memory.oom_control`` (cgroup-v1/memory.rst, since Linux 4.13), or ``/proc/vmstat`` (``mm/vmstat.c:
+    vmstat_text``)."""
     groups = [root / mount / path for mount, path in _groups(root)]
     counts = [group / name for group in groups for name in ("memory.events", "memory.oom_control")]
     for file in (*counts, root / "proc/vmstat"):
@@ -123,10 +118,8 @@ def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
 
 
 def interface_to(address: str) -> str | None:
-    """Returns the network interface over which this machine reaches an address, such as ``eth0``; None if it does not.
-
-    Sends nothing: it only connects a datagram socket (connect(2), udp(7)).
-    """
+    """Returns the network interface to an address, such as ``eth0``; None if it cannot be reached. Sends nothing: only
+    connects a datagram socket (connect(2), udp(7))."""
     import psutil
 
     try:
@@ -141,9 +134,7 @@ def interface_to(address: str) -> str | None:
 
 
 def missing_to_compile(environment: Mapping[str, str]) -> list[str]:
-    """Returns the tools that ``PATH`` lacks of those by which torch compiles DeepSpeed's operators for the host.
-
-    ``torch/utils/cpp_extension.py: verify_ninja_availability, get_cxx_compiler``. ``environment`` is the training's.
-    """
+    """Returns the tools that the training's ``PATH`` lacks to compile DeepSpeed's operators for the host
+    (``torch/utils/cpp_extension.py: verify_ninja_availability, get_cxx_compiler``)."""
     compiler = shlex.split(environment.get("CXX", "c++"))[:1] or ["c++"]
     return [name for name in ("ninja", *compiler) if shutil.which(name, path=environment.get("PATH")) is None]

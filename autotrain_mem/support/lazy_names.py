@@ -10,10 +10,7 @@ from pathlib import Path
 
 
 def lazily_imported(package: str, file: str, name: str) -> object:
-    """Returns a name for a package's ``__getattr__``: one of those that it imports for type checkers.
-
-    Args:
-        file: The package's own file.
+    """Returns a name for the ``__getattr__`` of a package with this ``file``, if it imports it for type checkers.
 
     Raises:
         AttributeError: the package imports no such name.
@@ -33,5 +30,5 @@ def _modules(file: str) -> Mapping[str, str]:
 
 
 def html_of(shown: object) -> str:
-    """Returns a result's HTML for a notebook; the module that renders it is imported on first use."""
+    """Returns a result's HTML for a notebook; imports the renderer on first use."""
     return str(importlib.import_module("autotrain_mem.report.first_screen").html_of(shown))

@@ -1,7 +1,6 @@
-"""Exchanges JSON lines with child processes: the parent's side and the child's.
+"""Exchanges JSON lines with child processes over stdin and stdout; other output of a child goes to its log.
 
-Requests go to the child's stdin, answers come from its stdout; everything else that the child prints goes to its log.
-A child ends with its parent, whose end closes its stdin.
+A child exits when its parent exits, since that closes its stdin.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from autotrain_mem.support.files import open_own
 
 LOG_TAIL_CHARACTERS = 2000
 ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if name in signal.Signals.__members__)
-"""Sent by a terminal that closes, and by Slurm before the time is up (sbatch(1), ``--signal``) to all processes of a
-step. Windows has neither."""
+"""Sent by a closing terminal, and by Slurm to all processes of a step before its time limit (sbatch(1), ``--signal``).
+Windows has neither."""
 _HAS_GROUPS = hasattr(os, "killpg")
-"""Windows has no process groups of this kind."""
+"""Windows has no such process groups."""
 GRACE_SECONDS = 10.0
-"""How long a child may take to end after a request to do so, before it is killed."""
+"""Seconds between a request to exit and a kill."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")
-"""All but the last state of a progress bar, which a terminal shows in one line."""
+"""All but the last state of a progress bar."""
 
 
 class ChildDied(Exception):
-    """The child ended without an answer. ``code`` is its exit status, negative for a signal."""
+    """Raised if the child exited without an answer. ``code`` is its exit status, negative for a signal."""
 
     def __init__(self, code: int | None, log_tail: str) -> None:
         super().__init__(f"the child process ended with status {code}")
@@ -46,7 +45,7 @@ class ChildDied(Exception):
 
 
 class ChildTimeout(Exception):
-    """No answer within the limit."""
+    """Raised if there is no answer within the time limit."""
 
 
 class Child:
@@ -55,9 +54,9 @@ class Child:
     Args:
         module: Run as ``python -m module``.
         environment: Variables in addition to this process's own.
-        log: Where the child's stderr goes; None for a temporary file that is removed with the child.
-        has_children: Whether it starts processes. Its own process group then keeps the terminal's Ctrl-C away, and ends
-            with it: a process left over would keep its stdout open, and the parent waiting.
+        log: The file for the child's stderr; None for a temporary file.
+        has_children: Whether it starts processes. It then gets its own process group, which does not receive Ctrl-C and
+            is killed with it: an orphan would keep its stdout open, and the parent waiting.
         keeps_open: File descriptors that it inherits.
         on_line: Called in a reader thread with each line of the answers, and with None at their end, instead of
             :meth:`receive`.
@@ -99,7 +98,7 @@ class Child:
         return self._process.poll() is None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one object. Raises ChildDied if the child no longer reads."""
+        """Sends one object. Raises ChildDied."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -127,7 +126,7 @@ class Child:
             return answer
 
     def log_tail(self) -> str:
-        """Returns the end of the child's log; empty if another thread has stopped the child and closed the log."""
+        """Returns the end of the child's log; empty if another thread stopped the child and closed the log."""
         try:
             self._log.seek(0, os.SEEK_END)
             self._log.seek(max(0, self._log.tell() - LOG_TAIL_CHARACTERS))
@@ -168,7 +167,7 @@ class Child:
         self._process.kill()
 
     def end_orphans(self) -> None:
-        """Kills what a dead child left behind. A process group's id is not reused while it has members."""
+        """Kills the processes of a dead child. The id of a process group is not reused while it has members."""
         if self._leads_group and not self.alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -180,17 +179,17 @@ class Child:
         self._on_line(None)
 
     def death(self) -> ChildDied:
-        """Returns how the child ended, after waiting for its end."""
+        """Waits for the child's exit and returns its error."""
         code = self._process.wait()
         self.end_orphans()
         return ChildDied(code, self.log_tail())
 
 
 class LossyStream:
-    """Wraps a text stream that may fail: a full disk, a closed terminal, a reader that ended.
+    """Wraps a text stream that may fail: a full disk, a closed terminal, a reader that exited.
 
     Args:
-        on_loss: Is called with the first error, except in processes that are forked later.
+        on_loss: Called with the first error, except in forked processes.
     """
 
     def __init__(self, stream: TextIO, on_loss: Callable[[OSError], None] = lambda error: None) -> None:
@@ -225,12 +224,12 @@ class LossyStream:
 
 
 class Channel:
-    """Represents the child's side. Takes over stdin and stdout: from then on ``print`` writes to the log.
+    """Represents the child's side. Takes over stdin and stdout, so that ``print`` writes to the log.
 
     Args:
-        ignore_interrupt: Whether to leave Ctrl-C to the parent, which ends this process itself.
-        on_message: Called with each object as it arrives, whatever the process is doing.
-        on_close: Called when the parent closes its end, before the process ends.
+        ignore_interrupt: Whether to leave Ctrl-C to the parent, which stops this process itself.
+        on_message: Called in a reader thread with each object as it arrives.
+        on_close: Called when the parent closes its end, before this process exits.
         on_loss: Called once for each stream when the log can no longer be written; later output is dropped.
     """
 
@@ -244,14 +243,14 @@ class Channel:
     ) -> None:
         if ignore_interrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for each in ENDING_SIGNALS:  # they reach the parent too, which asks this process to end
+        for each in ENDING_SIGNALS:  # they reach the parent too, which stops this process
             signal.signal(each, signal.SIG_IGN)
         self._out: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
         self._sending = threading.Lock()
         os.dup2(2, 1)
         out = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         sys.stdout, sys.stderr = LossyStream(out, on_loss), LossyStream(sys.stderr, on_loss)
-        # A fork of this process closes its sys.stdin, and would wait for ever for the thread that reads from it here.
+        # A fork closes its sys.stdin, and would wait forever for the thread that reads from it here.
         self._in: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
         self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -265,7 +264,7 @@ class Channel:
         return not self._requests.empty()
 
     def receive(self) -> dict[str, Any]:
-        """Returns the parent's next object. If the parent closes its end, the process ends, here or anywhere else."""
+        """Returns the parent's next object. When the parent closes its end, the reader thread ends the process."""
         return self._requests.get()
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -275,7 +274,7 @@ class Channel:
                 self._out.write(json.dumps(message) + "\n")
                 self._out.flush()
         except BrokenPipeError:
-            self._reader.join(GRACE_SECONDS)  # the parent is gone: the reader cleans up and ends the process
+            self._reader.join(GRACE_SECONDS)  # the parent exited: the reader cleans up and ends the process
             raise
 
     def _read(self) -> None:
@@ -286,5 +285,5 @@ class Channel:
         with contextlib.suppress(Exception):  # no parent is left to report it to
             self._on_close()
         if _HAS_GROUPS and os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # with the processes that it started (see Child: has_children)
-        os._exit(0)  # no parent is left to answer; an ordinary exit would wait for the run
+            os.killpg(0, signal.SIGKILL)  # with its own children (see Child: has_children)
+        os._exit(0)  # an ordinary exit would wait for the run

@@ -1,7 +1,4 @@
-"""Rejects models and data that are missing here, or on a Hugging Face Hub that cannot be reached.
-
-The hub's own clients find that out after half a minute.
-"""
+"""Rejects missing models and data, and an unreachable Hugging Face Hub, for which its clients take half a minute."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _CHECK_PATH = "Check the path that --dataset gives."
 
 
 def saved_model(flag: str) -> str:
-    """Returns the hint that says which values a model's flag takes."""
+    """Returns the hint with the values of a model's flag."""
     return f"Give {flag} a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
 
 
@@ -45,8 +42,8 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     """Reads ``config.json`` of a model's folder; None for a name that may be a hub id.
 
     Raises:
-        ModelNotFoundError: it is a file, or a folder without a model.
-        ModelConfigError: the file is not JSON, or not a model's config.
+        ModelNotFoundError: the path is a file, or a folder without a model.
+        ModelConfigError: config.json is not JSON, or not a model's config.
     """
     path = Path(name)
     if path.is_file():
@@ -58,7 +55,7 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     file = path / "config.json"
     if not file.is_file() and (path / "adapter_config.json").is_file():
         raise ModelNotFoundError(
-            f"{path} holds a LoRA adapter and not the model that it belongs to.",
+            f"{path} holds a LoRA adapter without its base model.",
             hint=f"Merge it into its base first, and give {flag} the result: peft's AutoPeftModelForCausalLM (a reward "
             "model: AutoPeftModelForSequenceClassification) has from_pretrained, merge_and_unload and save_pretrained.",
         )
@@ -69,7 +66,7 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     except json.JSONDecodeError as error:
         raise ModelConfigError(
             f"{file} is not JSON: line {error.lineno}, column {error.colno} ({error.msg}).",
-            hint="Download or save the model again: the file is probably cut short.",
+            hint="Download or save the model again: the file is probably truncated.",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ModelConfigError(f"{file} cannot be read: {error}.", hint="Download or save the model again.") from error
@@ -80,8 +77,8 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
 
 _OF_ALL_IMAGES = {"PIL": "Pillow"}
 _OF_A_FAMILY = {"smolvlm": {"num2words": "num2words"}}
-"""Packages that a processor imports when it is made (``transformers/models/smolvlm/processing_smolvlm.py: __init__``).
-Without torchvision, Pillow alone processes images."""
+"""Packages that a processor imports (``transformers/models/smolvlm/processing_smolvlm.py: __init__``). Without
+torchvision, Pillow alone processes images."""
 VISION_EXTRA = 'Run: pip install "autotrain_mem[vision]"'
 
 
@@ -90,10 +87,7 @@ def check_image_packages(model: str, model_type: str) -> None:
     needed = _OF_ALL_IMAGES | _OF_A_FAMILY.get(model_type, {})
     missing = [package for name, package in needed.items() if find_spec(name) is None]
     if missing:
-        are = "is" if len(missing) == 1 else "are"
-        raise MissingExtraError(
-            f"{model} reads images, and {' and '.join(missing)} {are} not installed.", hint=VISION_EXTRA
-        )
+        raise MissingExtraError(f"{model} reads images, which needs {' and '.join(missing)}.", hint=VISION_EXTRA)
 
 
 def is_path(name: str) -> bool:
@@ -102,8 +96,8 @@ def is_path(name: str) -> bool:
 
 
 def check_data_path(name: str) -> None:
-    """Raises DatasetNotFoundError, EmptyDatasetError, or, for a kind of file that is not read, MalformedDatasetError. A
-    name that is not a path is a hub id."""
+    """Raises DatasetNotFoundError, EmptyDatasetError, or, for other kinds of files, MalformedDatasetError; other names
+    are hub ids."""
     path = Path(name)
     if path.suffix.lower() in DATA_KINDS and not path.is_dir():
         if not path.is_file():
@@ -111,16 +105,13 @@ def check_data_path(name: str) -> None:
         if path.stat().st_size == 0:
             raise EmptyDatasetError(f"{path} is empty.", hint=ONE_ROW)
     elif path.is_file():
-        raise MalformedDatasetError(f"{name} is not a kind of file that is read here.", hint=WHAT_IS_READ)
+        raise MalformedDatasetError(f"The file type of {name} is not supported.", hint=WHAT_IS_READ)
     elif is_path(name) and not path.exists():
         raise DatasetNotFoundError(f"No file or folder {name}.", hint=_CHECK_PATH)
 
 
-# -- the Hugging Face Hub ---------------------------------------------------------------------------------------------
-
 OFFLINE_HINT = (
-    "Check the spelling and the connection. Offline, give the folder that holds config.json (weights are needed to "
-    "train, not to plan)."
+    "Check the spelling and the connection. Offline, give a folder with config.json (only training needs weights)."
 )
 _PORTS = {"http": 80, "https": 443}
 _SECONDS = 2.0
@@ -132,19 +123,19 @@ def unreachable() -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "with HF_HUB_OFFLINE the hub is not asked for one"
-    return f"the hub cannot be reached ({constants.ENDPOINT}) to look for one"
+        return "HF_HUB_OFFLINE forbids to look on the hub"
+    return f"the hub ({constants.ENDPOINT}) cannot be reached"
 
 
 def why_not_asked() -> str:
-    """Returns why the hub cannot answer, before it is asked; empty if it may answer."""
-    from urllib.request import getproxies  # 16 ms to import
+    """Returns why the hub cannot answer; empty if it may answer."""
+    from urllib.request import getproxies  # takes 16 ms
 
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return unreachable()
-    if getproxies():  # a host behind a proxy cannot be tried from here
+    if getproxies():  # only the proxy can reach the hub
         return ""
     parts = urlsplit(constants.ENDPOINT)
     try:
@@ -157,14 +148,13 @@ def why_not_asked() -> str:
 
 
 def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
-    """Returns the error for a name without a folder; ``why`` says why the hub does not have it either."""
-    return ModelNotFoundError(f"No model {model!r}: there is no folder of that name here, and {why}.", hint=hint)
+    """Returns the error for a name without a folder; ``why`` is the reason why the hub does not have it either."""
+    return ModelNotFoundError(f"No model {model!r}: there is no such folder, and {why}.", hint=hint)
 
 
 def no_id(model: str) -> ModelNotFoundError:
-    """Makes the error for a name that is not a valid hub id."""
-    hint = "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B."
-    return no_model(model, "no hub id is written so", hint)
+    """Returns the error for a name that is not a valid hub id."""
+    return no_model(model, "it is not a hub id", "Give a folder, or a hub id such as Qwen/Qwen2.5-0.5B.")
 
 
 def check_cached(model: str, revision: str | None) -> None:
@@ -194,8 +184,7 @@ def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> N
         return
     if why := why_not_asked():
         raise DatasetNotFoundError(
-            f"No dataset {name!r}: there is no file or folder of that name here, none that was loaded from the hub "
-            f"before lies in {kept}, and {why}.",
+            f"No dataset {name!r}: there is no such file or folder, it is not cached in {kept}, and {why}.",
             hint=WHAT_IS_READ,
         )
 

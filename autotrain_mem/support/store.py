@@ -1,12 +1,11 @@
 """Caches JSON values by JSON keys on disk, in one small file each. A failure of the cache never fails its caller.
 
-A file is the JSON of ``{"kind": ..., "key": ..., "value": ...}``, compressed by gzip, whose checksum detects damage. It
-replaces an older one in one step, so that several processes can write the same key, but is not flushed: a crash of the
-machine can leave it torn.
+A file is ``{"kind": ..., "key": ..., "value": ...}`` in gzip, whose checksum detects damage. It is replaced in one
+step, so that several processes can write the same key, but not flushed: a crash of the machine can damage it.
 
-- A file that is damaged, unreadable or another's is deleted and reported once.
+- A file that is damaged, unreadable or has another key is deleted and reported once.
 - A folder that cannot be written (full disk, read-only, no home) is reported once, and not written to again.
-- Beyond ``LIMIT_BYTES`` the least recently used files are deleted, at the first put of each store.
+- Beyond ``LIMIT_BYTES`` the first put of each store deletes the least recently used files.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from autotrain_mem.support.files import PARTIAL, replace_file
 from autotrain_mem.support.units import KIB, MIB
 
 LIMIT_BYTES = 200 * MIB
-"""The largest size of the folder. A kept rehearsal is some 10 KiB, a dataset's profile as much: thousands of them."""
+"""The largest size of the folder: thousands of rehearsals and profiles of some 10 KiB."""
 KEPT_SHARE = 0.75
 """The share of the limit that remains after old files were deleted."""
 PAGE_BYTES = 4 * KIB
 """A file takes whole pages on disk."""
 ABANDONED_SECONDS = 3600.0
-"""Age from which a half-written file counts as left by a killed process."""
+"""Age at which a half-written file is deleted."""
 
 _SUFFIX = ".json.gz"
 _GZIP = 31
@@ -54,12 +53,9 @@ def cache_folder() -> pathlib.Path | None:
 class Store:
     """Keeps values between runs.
 
-    After ``store.put("profile", {"dataset": "gsm8k"}, {"longest": 512})``, in a later process too,
-    ``store.get("profile", {"dataset": "gsm8k"}) == {"longest": 512}``.
-
     Args:
         folder: Created when first needed. None keeps nothing.
-        on_damage: Is called with a message, once for damaged files and once for a folder that cannot be written.
+        on_damage: Called with a message, once for damaged files and once for a folder that cannot be written.
     """
 
     def __init__(
@@ -84,13 +80,13 @@ class Store:
         try:
             kept = json.loads(zlib.decompress(path.read_bytes(), wbits=_GZIP))
             if not isinstance(kept, dict) or _canonical([kept.get("kind"), kept.get("key")]) != _canonical([kind, key]):
-                damage = "a file is another's"
+                damage = "a file has another key"
         except FileNotFoundError:
             return None
         except OSError as error:
             damage = _reason(error)
         except (ValueError, zlib.error):
-            damage = "a file is not as it was written"
+            damage = "a file is corrupt"
         if damage:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -111,7 +107,7 @@ class Store:
             replace_file(_path(self._folder, kind, key), content, flushes=False)
         except OSError as error:
             self._writable = False
-            self._say("unwritable", f"nothing is kept in {self._folder} ({_reason(error)}): the next run starts afresh")
+            self._say("unwritable", f"the cache in {self._folder} cannot be written ({_reason(error)})")
             return
         if not self._has_looked:
             self._has_looked = True
@@ -121,9 +117,6 @@ class Store:
         if what not in self._said:
             self._said.add(what)
             self._on_damage(message)
-
-
-# -- one file --------------------------------------------------------------------------------------------------------
 
 
 def _path(folder: pathlib.Path, kind: str, key: Mapping[str, Any]) -> pathlib.Path:
@@ -138,9 +131,6 @@ def _canonical(value: Any) -> bytes:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-# -- the folder ------------------------------------------------------------------------------------------------------
 
 
 def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:

@@ -19,8 +19,8 @@ def parse_bytes(text: str) -> int:
     """Reads a size such as ``"12GiB"``, ``"0.5 GiB"`` or ``"300MiB"``.
 
     Raises:
-        ValueError: the text is not a number followed by B, KiB, MiB or GiB. Decimal units (GB) are rejected, since the
-            two readings of "24 GB" differ by 1.6 GiB.
+        ValueError: the text is not a number followed by B, KiB, MiB or GiB. Decimal units are rejected: "24 GB" is 1.6
+            GiB less than 24 GiB.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -89,9 +89,6 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
-# -- what comes from a file, a name or another process ----------------------------------------------------------------
-
-
 _LAYOUT = "\n\t"
 
 
@@ -109,5 +106,5 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Does the same and removes line breaks, which would end a comment."""
+    """Escapes like :func:`printable` and removes line breaks, which would end a comment."""
     return printable(" ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Lists what is installed, for the keys of the cache: results of other versions are not reused."""
+"""Lists installed versions for the keys of the cache: results of other versions are not reused."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ TESTED = {
     "bitsandbytes": ((0, 50), (0, 50)),
 }
 """Package whose private names are used -> the oldest and the newest tested minor version. The whole suite runs on the
-versions of scripts/constraints.txt, its core also on trl 1.16 (scripts/newest) and torch 2.14.1; with torch 2.15 only
-plans were made."""
+versions of scripts/constraints.txt, its core also on trl 1.16 (scripts/newest) and torch 2.14.1; torch 2.15 was tested
+with plans only."""
 OFTEN_EDITED = ("trl",)
-"""Packages that users patch in place, small enough to read each file (13 ms): a digest of the content is the same
-wherever it is installed, so that a plan can be carried to another machine."""
+"""Packages that users patch in place, small enough to read (13 ms): their digest is the same on every machine."""
 DEVELOPMENT = ".dev"
-"""Marks the version of a checkout, which stays the same while its files change."""
+"""Marks a checkout, whose files change without its version."""
 
 OURS = pathlib.Path(__file__).parents[1]
 
@@ -42,14 +41,14 @@ OURS = pathlib.Path(__file__).parents[1]
 def versions_key() -> dict[str, str | None]:
     """Returns ``{"python": "3.11.9", "torch": "2.13.0", ..., "flash-attn": None, "autotrain_mem": "<digest>"}``.
 
-    Equal for equal code, wherever it is installed. Imports none of the packages; takes about 30 ms.
+    Equal for equal code on any machine. Imports none of the packages; takes about 30 ms.
     """
     return _key(content_digest(OURS), read=OFTEN_EDITED)
 
 
 @functools.cache
 def local_key() -> dict[str, str | None]:
-    """Returns the same from sizes and dates of files: valid on this machine only, but in 8 ms, for an early refusal."""
+    """Returns such a key from sizes and dates of files: valid on this machine only, but in 8 ms."""
     return _key(content_digest(OURS, read=False), read=())
 
 
@@ -67,11 +66,10 @@ def _key(ours: str, *, read: Collection[str]) -> dict[str, str | None]:
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """Reads versions from the names of folders that installers leave; None for a package that is not installed.
+    """Reads versions from folders such as ``torch-2.13.0+cu130.dist-info``; None for a package that is not installed.
 
-    ``torch-2.13.0+cu130.dist-info`` gives name and version (packaging.python.org, "Recording installed projects"), and
-    the first on ``sys.path`` counts, as for ``importlib.metadata``. That also reads every package's description, in 30
-    ms, so it is used only for the older layout ``.egg-info``.
+    The first on ``sys.path`` counts (packaging.python.org, "Recording installed projects"). ``importlib.metadata``,
+    which reads all descriptions in 30 ms, is used only for the older layout ``.egg-info``.
     """
     known: dict[str, str] = {}
     for folder in sys.path:
@@ -79,13 +77,12 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
             for entry in os.listdir(folder or "."):
                 if match := _INSTALLED.fullmatch(entry):
                     known.setdefault(_normal(match["name"]), match["version"] or _OTHERWISE)
-    found = {package: known.get(_normal(package)) for package in packages}
-    if _OTHERWISE in found.values():
-        import importlib.metadata  # it takes longer than all else that an early refusal imports
+    versions = {package: known.get(_normal(package)) for package in packages}
+    for package in [package for package, version in versions.items() if version == _OTHERWISE]:
+        import importlib.metadata  # slow
 
-        older = {package: importlib.metadata.version(package) for package in found if found[package] == _OTHERWISE}
-        return {**found, **older}
-    return found
+        versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 _INSTALLED = re.compile(r"(?P<name>[^-]+)(?:-(?P<version>[^-]+)\.dist-info|.*\.egg-info)")
@@ -97,7 +94,7 @@ def _normal(name: str) -> str:
 
 
 def untested(installed: Mapping[str, str | None]) -> list[str]:
-    """Returns advice on each package that is older or newer than the tested versions; none for missing ones.
+    """Returns advice on each installed package that is older or newer than the tested versions.
 
     >>> untested({"torch": "2.99.0", "trl": "1.12.0", "peft": None})
     ['torch 2.99.0 is newer than 2.15, the newest that autofit was tested with: plans may fail or be off']
@@ -123,8 +120,8 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def content_digest(folder: pathlib.Path, *, read: bool = True) -> str:
-    """Digests the names and contents of all Python files of a folder: a copy elsewhere has the same digest. If not
-    ``read``, sizes and dates replace the contents, which is faster."""
+    """Digests the names and contents of all Python files of a folder; without ``read``, sizes and dates instead of
+    contents, which is faster."""
     digest = hashlib.blake2b(digest_size=16)
     found = (os.path.join(parent, name) for parent, _, names in os.walk(str(folder)) for name in names)
     for path in sorted(path for path in found if path.endswith(".py")):

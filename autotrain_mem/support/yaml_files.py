@@ -1,7 +1,4 @@
-"""Reads YAML files: those of users, which are not trusted, and the built-in recipes for ``--recipe NAME``.
-
-The table of recipes is made from the comments at the top of each: its first line, and its ``card``.
-"""
+"""Reads users' YAML files, which are not trusted, and the headers of built-in recipes (``--recipe NAME``)."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ from autotrain_mem.support.units import KIB, format_bytes
 LARGEST_CONFIG_BYTES = 256 * KIB
 """The largest YAML file that is read: PyYAML reads some 100 KiB a second."""
 MOST_VALUES = 100_000
-"""The most values of a YAML file, with a copy for each alias: a few lines of nested aliases can stand for billions."""
+"""The most values of a YAML file, with a copy for each alias: nested aliases can stand for billions."""
 
 
 def read_yaml(path: str, flag: str) -> dict[str, Any]:
-    """Reads a mapping with JSON values. Raises UsageError if the file cannot be read, is not YAML, is too large or not
-    a mapping; its hint gives ``flag``, which named the file."""
+    """Reads a mapping with JSON values from the file that ``flag`` names. Raises UsageError if it cannot be read, is
+    not YAML, is too large or not a mapping."""
     import yaml
 
     hint = f"Write key: value in {path}, one a line."
@@ -61,8 +58,7 @@ def read_yaml(path: str, flag: str) -> dict[str, Any]:
 
 
 def _count(node: Any, counted: dict[int, float]) -> float:
-    """Counts the values below a YAML node, itself included, with a copy for each alias; infinite if one contains
-    itself."""
+    """Counts a YAML node and the values below it, with a copy for each alias; infinite if one contains itself."""
     if id(node) not in counted:
         counted[id(node)] = math.inf
         parts = node.value if isinstance(node.value, list) else []
@@ -70,8 +66,6 @@ def _count(node: Any, counted: dict[int, float]) -> float:
         counted[id(node)] = 1 + sum(_count(each, counted) for pair in pairs for each in pair)
     return counted[id(node)]
 
-
-# -- the recipes that come along ---------------------------------------------------------------------------------------
 
 _PLACES = tuple(Path(__file__).parents[up] / "recipes" for up in (1, 2))
 """Folders of the recipes in an installed package and in a checkout (pyproject.toml:
@@ -101,7 +95,7 @@ class Recipe:
 
     @property
     def method(self) -> str:
-        """Returns one of ``methods_table.METHODS``, with which the recipe's name begins."""
+        """Returns the recipe's method, the beginning of its name."""
         return self.name.partition("-")[0]
 
 

@@ -34,18 +34,17 @@ SCRATCH = "AUTOFIT_SCRATCH"
 """The variable with the worker's own folder: TMPDIR may be shared."""
 
 TIME_LIMIT_SECONDS = 600.0
-"""For one answer, or between two reports of its progress. A rehearsal takes seconds, counting the tokens of a large
-dataset minutes."""
+"""Time limit of one answer, or between two progress reports: counting the tokens of a large dataset takes minutes."""
 
 
 class Worker:
-    """Asks one worker process, which starts with :meth:`start` or the first question. Use it as a context manager.
+    """Sends questions to one worker process, which starts with :meth:`start` or the first question.
 
-    A worker that died or hung is replaced at the next question.
+    Use it as a context manager. A worker that died or hung is replaced at the next question.
     """
 
     def __init__(self) -> None:
-        # Made here, since a killed worker cleans up nothing. If this process is killed, the worker removes it.
+        # Whichever process survives removes it: a killed one cleans up nothing.
         self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._asked = threading.Lock()
@@ -102,12 +101,8 @@ class Worker:
         return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}
 
     def describe(self, job: Job, compute_capability: Capability) -> ModelFacts:
-        """Returns what the model's config says.
-
-        Raises:
-            ModelError: there is no such model, or the method cannot train it.
-            UsageError: the settings do not work with this model or on this card.
-        """
+        """Returns the facts of the model's config. Raises ModelError, or UsageError for settings that do not work with
+        this model or card."""
         return codec.from_json(ModelFacts, self._ask("describe", job=job, compute_capability=compute_capability))
 
     def layers_to_name(self, job: Job) -> tuple[str, ...]:
@@ -121,25 +116,17 @@ class Worker:
     def preflight(
         self, job: Job, compute_capability: Capability, *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:
-        """Returns problems that are found without a rehearsal, see :class:`checks.preflight_checks.Setup`.
-
-        Raises:
-            ModelError: there is no such model, or the method cannot train it.
-        """
+        """Returns what :data:`checks.table.PREFLIGHT` finds without a rehearsal. Raises ModelError."""
         facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
         answer = self._ask("preflight", job=job, compute_capability=compute_capability, **facts)
         return codec.from_json(Preflight, answer)
 
     def fingerprint(self, job: Job) -> Fingerprint:
-        """Returns a digest of what :meth:`profile` depends on: :func:`data.fingerprint.fingerprint`."""
+        """Returns a digest of everything that :meth:`profile` depends on: :func:`data.fingerprint.fingerprint`."""
         return codec.from_json(Fingerprint, self._ask("fingerprint", job=job))
 
     def profile(self, job: Job, on_progress: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
-        """Returns the dataset's token lengths; calls ``on_progress`` a few times a second.
-
-        Raises:
-            DatasetError: the data are missing or cannot be trained on.
-        """
+        """Returns the dataset's token lengths; calls ``on_progress`` a few times a second. Raises DatasetError."""
         return codec.from_json(DataProfile, self._ask("profile", on_progress, job=job))
 
     def rehearse(
@@ -158,11 +145,10 @@ class Worker:
     def _living(self) -> Child:
         with self._lock:
             if self._child is None and self._over:
-                raise WorkerDiedError("The rehearsal's process was ended before it began.", hint="Run it again.")
+                raise WorkerDiedError("The rehearsal was cancelled before it began.", hint="Run it again.")
             if self._child is None or not (self._child.alive or self._over):
                 if self._child is not None:
                     self._child.stop()
-                # Set twice: the worker writes to it, and removes it if this process ends without doing so.
                 environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name, SCRATCH: self._scratch.name}
                 # Its children count tokens.
                 self._child = Child("autotrain_mem.worker.server", environment, has_children=True)
@@ -180,9 +166,9 @@ class Worker:
             except ChildDied as death:
                 cause = f"exit status {death.code}"
                 if death.code is not None and death.code < 0:
-                    cause = f"it was killed by signal {-death.code}"
+                    cause = f"killed by signal {-death.code}"
                 raise WorkerDiedError(
-                    f"The rehearsal's process ended during the {operation} step: {cause}.",
+                    f"The rehearsal's process exited during the {operation} step: {cause}.",
                     hint=(death.log_tail[-600:] or "It printed nothing.")
                     + "\nNothing was lost: run the command again. Signal 9 is often the host running out of memory.",
                 ) from death
@@ -190,7 +176,7 @@ class Worker:
                 child.stop(0)
                 raise WorkerTimeoutError(
                     f"The {operation} step took longer than {TIME_LIMIT_SECONDS:.0f} s.",
-                    hint="A very large dataset or model can: give --max_length N to skip counting tokens.",
+                    hint="If the dataset is very large, give --max_length N to skip counting tokens.",
                 ) from timeout
         if "error" in answer:
             error = errors.from_json(answer)
@@ -201,12 +187,11 @@ class Worker:
 
 def _cause(answer: Mapping[str, Any]) -> Exception:
     """Rebuilds the worker's exception: errors of TRL, PEFT or the user's own code as Python's nearest class."""
-    where, raised = RuntimeError(answer["traceback"]), answer.get("raised") or {}
-    kind = getattr(builtins, raised.get("kind", ""), None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+    where, raised = RuntimeError(answer["traceback"]), answer.get("raised")
+    if not raised:
         return where
-    cause: Exception = kind(raised["text"])
+    cause: Exception = getattr(builtins, raised["kind"])(raised["text"])
     cause.__cause__ = where
-    if raised.get("note"):
+    if raised["note"]:
         cause.add_note(raised["note"])
     return cause

@@ -1,4 +1,4 @@
-"""Runs several workers, which import TRL while the parent does other things, and share the questions."""
+"""Runs several workers, which import TRL in the background and share the questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = 2
 WORKER_BYTES = 2 * GIB
 """Host memory of a worker."""
 LOOK_SECONDS = 0.5
-"""How long the main thread waits at a time: Windows handles Ctrl-C only in between."""
+"""Longest single wait of the main thread: Windows handles Ctrl-C only between waits."""
 
 
 class Workers:
@@ -39,7 +39,7 @@ class Workers:
         self._all = started or [Worker() for _ in range(count)]
         self._started = bool(started)
         self._threads = ThreadPoolExecutor(len(self._all), thread_name_prefix="autofit-worker")
-        # As many as threads. Last in, first out: a worker answers faster what it has seen before.
+        # Last in, first out: a worker answers similar questions faster.
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(self._all):
             self._free.put(worker)
@@ -59,12 +59,12 @@ class Workers:
 
     @property
     def first(self) -> Worker:
-        """Returns the worker for what needs only one: flags, model config, data. Starts all: more will follow."""
+        """Returns one worker, for questions such as flags, model config and data. Starts all: more will follow."""
         self.start()
         return self._all[0]
 
     def start(self) -> None:
-        """Starts all workers, which import TRL while the parent does other things."""
+        """Starts all workers."""
         if not self._started:
             self._started = True
             for worker in self._all:
@@ -82,8 +82,8 @@ class Workers:
     def each(self, calls: Sequence[Callable[[Worker], T]]) -> Iterator[T]:
         """Yields all results in the calls' order, each as soon as it is ready; each call has a worker to itself.
 
-        After a call fails, no further call begins, and those that run are finished; then the first failed call's error
-        is raised. An interruption of the wait, such as Ctrl-C, kills the workers for good.
+        After a call fails, no further call begins, running ones finish, and the first failed call's error is raised. An
+        interruption, such as Ctrl-C, kills the workers for good.
         """
         futures = [self.begin(call) for call in calls]
 

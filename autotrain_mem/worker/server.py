@@ -1,7 +1,7 @@
-"""The worker: it imports TRL, reads flags, counts tokens and rehearses, for a parent that does not import TRL.
+"""The worker process: imports TRL, reads flags, counts tokens and rehearses for the parent.
 
-``python -m autotrain_mem.worker.server`` answers requests, one JSON object per line, until its stdin closes. It cannot
-see CUDA (see ``client``), so the result is the same on every machine.
+``python -m autotrain_mem.worker.server`` answers requests, one JSON object per line, until its stdin closes. CUDA is
+hidden from it (see ``client``), so the results are the same on every machine.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def check(job: Job) -> None:
 def preflight(
     job: Job, compute_capability: Capability, to_train: bool, on_cpu: bool, reads_data: bool, scratch: str
 ) -> Preflight:
-    """Finds problems of a job that can be known in advance, and the number of parameters in its weights' files."""
+    """Finds problems of a job without a rehearsal, and the number of parameters in its weights' files."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.model_files import download, item_bytes, parameters_on_disk, read_config
     from autotrain_mem.checks.preflight_checks import UNFORESEEN, setup_of
@@ -137,8 +137,8 @@ def rehearse(
     from autotrain_mem.rehearsal.rehearse import rehearse as rehearse_trainer
 
     read_config(job)
-    gc.collect()  # a trainer is full of reference cycles: this one starts without the last one's
-    gc.freeze()  # imported objects stay, and need not be examined again
+    gc.collect()  # frees the previous trainer, which has many reference cycles
+    gc.freeze()  # imported objects need not be examined again
     return rehearse_trainer(job, knobs, length, scratch, compute_capability, layers, chunks)
 
 
@@ -154,17 +154,12 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any] | str]] = {
     "profile": ("Counting the tokens of the data", "autotrain_mem.data.token_lengths:profile"),
     "rehearse": ("Rehearsing the trainer", rehearse),
 }
-"""Operation -> its name in errors, and the function that answers it, imported on first use. The types of the function's
-parameters determine how a request is read (``support.codec``); it may also take a ``scratch`` folder to write to, and
-``on_progress``."""
+"""Operation -> its name in errors, and its function, imported on first use. The function's type hints determine how a
+request is read (``support.codec``); it may also take ``scratch``, a folder, and ``on_progress``."""
 
 
 def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
-    """Runs a request and returns its result, or its error, as JSON.
-
-    Args:
-        on_progress: Called with the progress of an answer that takes minutes.
-    """
+    """Runs a request and returns its result, or its error, as JSON."""
     step, operation = OPERATIONS[request["operation"]]
     os.environ.update(request.get("environment", {}))
     try:
@@ -176,7 +171,7 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
             return {"ok": codec.to_json(function(**read, **{name: beside[name] for name in beside if name in kinds}))}
     except AutofitError as error:
         return {**error.to_json(), "traceback": traceback.format_exc()}
-    except Exception as error:  # an installed library raised: its message is the cause, and the worker goes on
+    except Exception as error:  # raised by an installed library or the user's code
         from_python = request.get("job", {}).get("python_call") is not None
         refused = failure(step, error, from_python=from_python).to_json()
         return {**refused, "raised": passed_on(error), "traceback": traceback.format_exc()}
@@ -184,10 +179,10 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
 
 @contextlib.contextmanager
 def deferred_compile() -> Iterator[None]:
-    """Functions that are decorated with ``torch.compile`` in this block are compiled at their first call, if any.
+    """Delays ``torch.compile`` of functions in this block to their first call.
 
-    bitsandbytes decorates its optimizers on import (``backends/default/ops.py: _try_torch_compile``), for which torch
-    imports all of its inductor: a sixth of the time to import TRL. No rehearsal calls them.
+    bitsandbytes compiles its optimizers on import (``backends/default/ops.py: _try_torch_compile``), so that torch
+    imports its inductor: a sixth of the time to import TRL. No rehearsal calls these functions.
     """
     import torch
 
@@ -211,42 +206,39 @@ _BEGIN_OF_GROUP = (
     *("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "ACCELERATE_GRADIENT_", "ACCELERATE_CONFIG_DS_", "FSDP_"),
     "PARALLELISM_CONFIG_",
 )
-"""Prefixes of variables that describe a process's group, by torchrun
-(``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``) and MPI (``accelerate/state.py:
-_prepare_backend``), or sharding, by accelerate. A rehearsal of one of several processes sets its own."""
+"""Prefixes of variables that describe a process group (torchrun:
+``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``; MPI: ``accelerate/state.py:
+_prepare_backend``) or accelerate's sharding. A rehearsal of one of several processes sets its own."""
 
 
 def leave_group() -> None:
-    """Removes the variables of a group: as a second rank 0, a rehearsal would wait for the parent's group for ever."""
+    """Removes the variables of a process group: a rehearsal as a second rank 0 would wait for it forever."""
     for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_BEGIN_OF_GROUP)]:
         del os.environ[name]
 
 
 class ScratchFolders:
-    """Removes the temporary folders that a killed parent leaves: the worker's own, and those with a script's rows."""
+    """Removes the temporary folders of a killed parent: the worker's own, and those with a script's rows."""
 
     def __init__(self) -> None:
         own = os.environ.get(SCRATCH)
         self._folders = {pathlib.Path(own)} if own else set()
 
     def note(self, request: Mapping[str, Any]) -> None:
-        """Notes the folder of a script's file, if a question names one."""
+        """Records the folder of a script's file, if a request names one."""
         call = (request.get("job") or {}).get("python_call")
         if call is not None:
             self._folders.add(pathlib.Path(call["path"]).parent)
 
     def remove(self) -> None:
-        """Removes them all; other workers of the same parent may be doing the same."""
+        """Removes all recorded folders; other workers of the same parent may do the same."""
         for folder in self._folders:
-            if not folder.name.startswith(PREFIX):
-                continue
-            # Renamed first, so that a process that still writes there finds no folder.
-            renamed = folder.with_name(f"{folder.name}-over-{os.getpid()}")
-            try:
-                folder.rename(renamed)
-            except OSError:  # another worker was first; or Windows, where a file in it is open
-                renamed = folder
-            shutil.rmtree(renamed, ignore_errors=True)
+            if folder.name.startswith(PREFIX):
+                # Renamed first, so that a process that still writes there finds no folder.
+                renamed = folder.with_name(f"{folder.name}-over-{os.getpid()}")
+                with contextlib.suppress(OSError):  # another worker was first; or Windows, where a file in it is open
+                    folder = folder.rename(renamed)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
@@ -259,9 +251,8 @@ def main() -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}  # else DeepSpeed prints what it found
     import torch
 
-    torch.set_num_threads(1)  # fake tensors compute nothing; threads would only get in each other's way
-    # Imports what nearly every question needs before one is asked. A broken library is reported by the first question
-    # that needs it.
+    torch.set_num_threads(1)  # fake tensors compute nothing
+    # Nearly every request needs these imports; the first one that does reports a broken library.
     with contextlib.suppress(Exception), deferred_compile():
         from trl import SFTTrainer  # noqa: F401
 

@@ -1,8 +1,4 @@
-"""Explains exceptions of the installed libraries, or of the user's own code in them: whose they are, and where.
-
-For a command the message speaks of flags. For a script it names the script's line: its classes and functions run in the
-worker as they would in the script.
-"""
+"""Explains exceptions of the installed libraries and of the user's own code: for a script with its line."""
 
 from __future__ import annotations
 
@@ -18,34 +14,29 @@ from autotrain_mem.support.errors import RehearsalError
 _PACKAGES = ("site-packages", "dist-packages")
 """Folders of installed packages; the second is Debian's."""
 _TYPED = ("<stdin>", "<ipython-input")
-"""File names of code that a user typed without a file; dataclasses and torch.fx have similar names for code that they
-generate."""
+"""File names of code that a user typed; dataclasses and torch.fx use similar names for generated code."""
 
 
 def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError:
     """Turns an exception into an error that explains it to the user.
 
     Args:
-        step: What was being done, as in "Rehearsing the trainer".
-        from_python: Whether a script's trainer asked, whose user gave no flags.
+        step: The current step, such as "Rehearsing the trainer".
+        from_python: Whether the job comes from a script, which has arguments instead of flags.
     """
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if from_python and (own := _hint_of_own(error)):
-        return RehearsalError(f"{step} failed: {said}", hint=own)
-    asks = "argument" if from_python else "flag"
+        return RehearsalError(f"{step} failed: {text}", hint=own)
+    option = "argument" if from_python else "flag"
     if isinstance(error, ImportError):
-        hint = f"Install what it names, or remove the {asks} that asks for it."
+        hint = f"Install the package that it names, or remove the {option} that needs it."
     else:
-        hint = f"Change the {asks} that it names, if it names one."
-        hint += "" if from_python else " --debug shows the traceback."
-    return RehearsalError(f"{step} failed in the installed libraries: {said}", hint=hint)
+        hint = f"Change the {option} that it names, if any." + ("" if from_python else " --debug shows the traceback.")
+    return RehearsalError(f"{step} failed in the installed libraries: {text}", hint=hint)
 
 
 def _hint_of_own(error: Exception) -> str:
-    """Names the innermost line of the user's own code in the error's traceback; empty if there is none.
-
-    Example: "It was raised in Broken.__init__ (script.py:27), while it was rehearsed."
-    """
+    """Names the innermost line of the user's own code in the error's traceback; empty if there is none."""
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [each for each in frames if library_of(each[0].f_code.co_filename) == ""]
     if not own:
@@ -60,7 +51,7 @@ def _hint_of_own(error: Exception) -> str:
         )
     library = library_of(frames[-1][0].f_code.co_filename)
     where = f"{library}, called by {place}" if library else place
-    return f"It was raised in {where}, while it was rehearsed."
+    return f"It was raised in {where}, during a rehearsal."
 
 
 def _reads_a_value(error: Exception) -> bool:
@@ -73,28 +64,25 @@ def _reads_a_value(error: Exception) -> bool:
 def passed_on(error: Exception) -> dict[str, Any] | None:
     """Describes an error of TRL, PEFT or the user's own code, so that the script's process can raise it too.
 
-    ``{"kind": "ValueError", "text": ..., "note": "It was raised in ..."}``: the nearest class of Python's own, and the
-    place; None for errors of other libraries.
+    ``{"kind": "ValueError", "text": ..., "note": "It was raised in ..."}`` with the nearest built-in class; None for
+    errors of other libraries.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if _reads_a_value(error) or not frames or library_of(frames[-1].filename) not in ("trl", "peft", ""):
         return None
     text: Any = str(error)
     if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str | int | float | None):
-        text = error.args[0]  # a KeyError shows its key as Python writes it
+        text = error.args[0]  # a KeyError shows the repr of its key
     for kind in type(error).__mro__:
         if getattr(builtins, kind.__name__, None) is kind:
-            with contextlib.suppress(TypeError):  # UnicodeDecodeError takes more than a text, and its base does not
+            with contextlib.suppress(TypeError):  # UnicodeDecodeError takes more than a text, unlike its base
                 kind(text)
                 return {"kind": kind.__name__, "text": text, "note": _hint_of_own(error)}
     return None
 
 
 def library_of(filename: str) -> str:
-    """Returns the installed package of a code file, "Python" for the standard library; empty for the user's own code.
-
-    Example: ``/usr/lib/python3/dist-packages/torch/nn/modules/module.py`` is ``torch``.
-    """
+    """Returns the package of a code file: "torch", "Python" for the standard library; empty for the user's own code."""
     if filename.startswith("<"):
         return "" if filename.startswith(_TYPED) else "Python"
     path, package = pathlib.Path(filename), pathlib.Path(__file__).parents[1]

@@ -58,6 +58,6 @@ def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(
     (tmp_path / "config.json").write_text((model_folder("qwen2") / "config.json").read_text())
     for method in ("online_dpo", "grpo"):
         name = "reward_model_path" if method == "online_dpo" else "reward_model_name_or_path"
-        with pytest.raises(ModelNotFoundError, match="by which a reward model reads completions"):
+        with pytest.raises(ModelNotFoundError, match="has no tokenizer, which it needs to read completions"):
             trl_arguments.reward_tokenizer(Flags(method=method, given={name: str(tmp_path)}, own={}))
     trl_arguments.reward_tokenizer(Flags(method="ppo", given={"reward_model_path": str(tmp_path)}, own={}))

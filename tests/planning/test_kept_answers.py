@@ -173,7 +173,7 @@ def test_a_typo_is_told_by_the_flags_that_were_kept_before_anything_starts(
         (AutoFit(gpu="rtx309"), "tiny", UnknownGpuError, "rtx309"),
         (AutoFit(gpu="a100-80gb", gpus=4, sp_size=3), "tiny", UsageError, "does not divide 4 GPUs"),
         (AutoFit(gpu="a100-80gb", gpus=2, sharding="zero2"), "tiny", UsageError, "which is not installed"),
-        (AutoFit(gpu="a100-80gb"), "somebody/no-such-model", ModelNotFoundError, "with HF_HUB_OFFLINE the hub"),
+        (AutoFit(gpu="a100-80gb"), "somebody/no-such-model", ModelNotFoundError, "HF_HUB_OFFLINE forbids"),
     ],
 )
 def test_what_needs_no_trl_is_refused_before_a_worker_is_made(

@@ -172,7 +172,7 @@ def test_a_plan_is_written_over_any_plan_or_an_empty_file_and_over_nothing_else(
         assert Plan.load(path) == PLAN
     for before in ("words", "[1]", '{"schema": "autofit.estimate/1"}', '{"schema": "autofit.plan/6"'):
         path.write_text(before)
-        with pytest.raises(PlanFileError, match=r"notes\.json is there and is no plan, so it is not written over"):
+        with pytest.raises(PlanFileError, match=r"notes\.json exists and is not a plan, so it is not overwritten"):
             PLAN.save(path)
         assert path.read_text() == before
 
@@ -199,7 +199,7 @@ def test_a_file_too_large_for_a_plan_is_not_read_to_its_end(tmp_path: Path) -> N
         file.truncate(20 * GIB)  # takes no room on the disk
     with pytest.raises(PlanFileError, match=r"huge\.json is no plan: it is larger than 8\.00 MiB"):
         Plan.load(path)
-    with pytest.raises(PlanFileError, match="is no plan, so it is not written over"):
+    with pytest.raises(PlanFileError, match="is not a plan, so it is not overwritten"):
         PLAN.save(path)
 
 

@@ -25,7 +25,7 @@ def test_an_older_snapshot_is_overwritten_and_a_link_stays_a_link(tmp_path: Path
     [
         ("folder", "a folder of that name is in the way"),
         ("fifo", "it is a device, a pipe or a socket, not a file"),
-        ("notes.md", "notes.md is there and is no snapshot, so it is not written over"),
+        ("notes.md", "notes.md exists and is not a snapshot, so it is not overwritten"),
     ],
 )
 def test_a_target_that_cannot_be_written_is_refused_before_there_is_a_snapshot(

@@ -47,16 +47,14 @@ def test_a_hub_that_takes_no_connection_is_not_waited_for(
     assert why_not_asked() == ""
     check_cached("nobody/nothing", None)
     listening.close()
-    with pytest.raises(
-        ModelNotFoundError, match=r"No model 'nobody/nothing': .* the hub cannot be reached \(http://127"
-    ):
+    with pytest.raises(ModelNotFoundError, match=r"No model 'nobody/nothing': .* the hub \(http://127"):
         check_cached("nobody/nothing", None)
     monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": "http://proxy"})
     check_cached("nobody/nothing", None)
 
 
 def test_a_name_that_is_no_id_of_the_hubs_is_told_as_that(listening: socket.socket) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and no hub id is written so"):
+    with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and it is not a hub id"):
         check_cached("my model", None)
 
 
@@ -76,7 +74,7 @@ def test_rows_that_were_loaded_before_are_kept_under_their_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DatasetNotFoundError, match=f"No dataset '{ROWS}': .* with HF_HUB_OFFLINE the hub"):
+    with pytest.raises(DatasetNotFoundError, match=f"No dataset '{ROWS}': .* HF_HUB_OFFLINE forbids"):
         check_kept_rows(ROWS, {"HF_DATASETS_CACHE": str(tmp_path)})
     check_kept_rows(str(tmp_path), {})
     (tmp_path / "datasets" / "trl-lib___some_rows").mkdir(parents=True)

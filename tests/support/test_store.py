@@ -110,7 +110,7 @@ def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pat
     (other,) = set(path.parent.iterdir()) - {path}
     os.replace(other, path)
     assert store.get("kind", KEY) is None
-    assert messages == [f"the cache in {path.parent} was damaged (a file is another's): rebuilt"]
+    assert messages == [f"the cache in {path.parent} was damaged (a file has another key): rebuilt"]
 
 
 @pytest.mark.parametrize("call", ["pathlib.Path.mkdir", "builtins.open", "os.replace"])

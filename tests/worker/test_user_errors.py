@@ -52,8 +52,8 @@ def reads_a_value() -> None:
 def test_a_script_reads_which_line_of_its_own_raised_or_called_the_library_that_did() -> None:
     own, library = (failure(STEP, raised_by(act), from_python=True) for act in (own_bug, in_a_library))
     assert own.message == "Rehearsing the trainer failed: ValueError: my own bug"
-    assert own.hint == f"It was raised in {at(own_bug, 1)}, while it was rehearsed."
-    assert library.hint == f"It was raised in torch, called by {at(in_a_library, 1)}, while it was rehearsed."
+    assert own.hint == f"It was raised in {at(own_bug, 1)}, during a rehearsal."
+    assert library.hint == f"It was raised in torch, called by {at(in_a_library, 1)}, during a rehearsal."
 
 
 def test_a_script_that_reads_a_tensors_value_is_told_where_and_what_to_do() -> None:
@@ -101,7 +101,7 @@ def test_what_is_passed_on_prints_the_same_and_is_caught_by_the_same_words(error
     again = _cause(told)
     assert type(again) is kind
     assert str(again) == str(error)
-    assert again.__notes__ == [f"It was raised in {at(of_kind, 2).replace('of_kind', 'act')}, while it was rehearsed."]
+    assert again.__notes__ == [f"It was raised in {at(of_kind, 2).replace('of_kind', 'act')}, during a rehearsal."]
 
 
 def test_what_peft_refuses_is_passed_on_and_what_other_libraries_raised_is_not() -> None:
