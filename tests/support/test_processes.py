@@ -1,4 +1,4 @@
-"""Child processes: what they answer, how they end, and that none is left over."""
+"""Tests what child processes answer, how they end, and that none is left over."""
 
 import contextlib
 import dataclasses
@@ -84,15 +84,13 @@ def make(tmp_path: pathlib.Path) -> Iterator[Make]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def ends(pid: int) -> bool:
-    """Whether a process ends soon."""
+    """Returns whether a process ends soon."""
     deadline = time.monotonic() + SOON
     while is_running(pid):
         if time.monotonic() > deadline:
@@ -112,9 +110,7 @@ def death_of(child: Child) -> ChildDied:
     return caught.value
 
 
-def test_a_child_whose_log_takes_no_more_goes_on_and_says_so(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_survives_a_full_log_and_reports_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "open_own", os.open)  # else a device is no log
     code = """
         import sys
@@ -133,17 +129,9 @@ def test_a_child_whose_log_takes_no_more_goes_on_and_says_so(
     child.stop()
 
 
-def test_what_ends_a_run_ends_no_child_by_itself(make: Make) -> None:
-    child = make()
-    ask(child, do="echo", what="ready")
-    for number in ENDING_SIGNALS:
-        os.kill(child.pid, number)
-    assert ask(child, do="echo", what="here") == {"said": "here"}
-
-
 @contextmanager
 def parent(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process that runs this code and prints the id of a child of its own; whatever happens, that one is ended."""
+    """Runs code that prints the process id of its own child, which is killed in the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,
@@ -160,49 +148,43 @@ def parent(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_child_answers_in_the_order_it_is_asked_with_any_value_that_json_knows(make: Make) -> None:
+def test_a_child_answers_in_order_ignores_ending_signals_logs_what_it_prints_and_can_fork(make: Make) -> None:
     child, values = make(), [1, "line\nbreak", "Grüße, 模型 \u2028", "x" * 3_000_000, None, {"a": [1.5, True]}]
     for value in values:
         child.send({"do": "echo", "what": value})
     assert [child.receive(SOON)["said"] for _ in values] == values
-
-
-def test_what_a_child_prints_goes_to_its_log_and_never_into_an_answer(make: Make) -> None:
-    child = make()
+    child.interrupt()
+    for number in ENDING_SIGNALS:
+        os.kill(child.pid, number)
     assert ask(child, do="print", what="x" * (2 * LOG_TAIL_CHARACTERS)) == {"printed": True}
     assert ask(child, do="print", what='{"looks": "like an answer"}') == {"printed": True}
     tail = child.log_tail()
     assert len(tail) <= LOG_TAIL_CHARACTERS
-    assert '{"looks": "like an answer"}' in tail
-    assert "from a grandchild" in tail
-    assert "and on stderr" in tail
+    for text in ('{"looks": "like an answer"}', "from a grandchild", "and on stderr"):
+        assert text in tail
+        True
+    ] * 3
+    assert ask(child, do="fork") == {"code": 0}, "a fork does not wait for the thread that reads"
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_child_that_ends_is_a_death_with_its_status_and_last_words_after_all_its_answers(
-    code: int, make: Make
-) -> None:
+@pytest.mark.parametrize("code", [0, 3, -signal.SIGKILL])
+def test_the_death_of_a_child_has_its_status_and_last_words_and_comes_after_all_answers(code: int, make: Make) -> None:
     child = make()
-    for request in ({"do": "echo", "what": 1}, {"do": "echo", "what": 2}, {"do": "exit", "code": code}):
-        child.send(request)
-    assert [child.receive(SOON), child.receive(SOON)] == [{"said": 1}, {"said": 2}]
+    child.send({"do": "echo", "what": 1})
+    child.send({"do": "exit", "code": code} if code >= 0 else {"do": "sleep"})
+    assert child.receive(SOON) == {"said": 1}
+    if code < 0:
+        os.kill(child.pid, -code)
     death = death_of(child)
-    assert (death.code, death.log_tail) == (code, "last words")
+    assert (death.code, death.log_tail) == (code, "last words" if code >= 0 else "")
     assert not child.alive
-    assert death_of(child).code == code, "asked again it is the same death"
-
-
-def test_a_child_that_is_killed_is_a_death_by_that_signal_for_who_waits_and_who_sends(make: Make) -> None:
-    child = make()
-    child.send({"do": "sleep"})
-    os.kill(child.pid, signal.SIGKILL)
-    assert death_of(child).code == -signal.SIGKILL
+    assert death_of(child).code == code, "it can be asked again"
     with pytest.raises(ChildDied) as caught:
         child.send({"do": "echo", "what": "x" * 1_000_000})
-    assert caught.value.code == -signal.SIGKILL
+    assert caught.value.code == code
 
 
-def test_who_waits_while_another_thread_stops_the_child_hears_of_its_end(make: Make) -> None:
+def test_a_child_that_another_thread_stops_raises_in_the_waiting_one(make: Make) -> None:
     child = make()
     heard: list[Exception] = []
 
@@ -221,22 +203,16 @@ def test_who_waits_while_another_thread_stops_the_child_hears_of_its_end(make: M
         child.receive(SOON)
 
 
-def test_a_busy_child_lives_on_after_a_timeout_leaves_interrupts_to_its_parent_and_ends_when_stopped(
-    make: Make,
-) -> None:
+def test_a_busy_child_survives_a_timeout_and_exits_when_stopped(make: Make) -> None:
     child = make()
-    ask(child, do="echo", what=1)
-    child.interrupt()
-    assert ask(child, do="echo", what=2) == {"said": 2}
     child.send({"do": "sleep"})
-    pid, started = child.pid, time.monotonic()
+    pid = child.pid
     with pytest.raises(ChildTimeout):
         child.receive(timeout_seconds=0.2)
-    assert time.monotonic() - started < 5
     assert child.alive
     started = time.monotonic()
     child.stop()
-    assert time.monotonic() - started < 9, "it ended by itself, before it would have been killed"
+    assert time.monotonic() - started < 9, "it exited by itself, before it would have been killed"
     assert not is_running(pid)
     child.stop()
     assert not child.alive
@@ -282,7 +258,7 @@ def worker(forge: Forge) -> Iterator[Worker]:
 
 
 @pytest.mark.slow
-def test_an_error_in_the_worker_is_raised_here_and_the_worker_lives_on_and_leaves_nothing(
+def test_a_workers_error_is_raised_here_and_the_worker_survives_and_leaves_no_files(
     job: Job, worker: Worker, tmp_path: pathlib.Path
 ) -> None:
     first = worker.pid
@@ -315,7 +291,7 @@ def test_an_interrupted_counting_leaves_no_process_and_no_folder(worker: Worker,
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_or_takes_too_long_says_so_and_the_next_question_gets_a_new_one(
+def test_a_worker_that_is_killed_or_too_slow_is_reported_and_replaced(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Worker() as worker:
@@ -327,8 +303,8 @@ def test_a_worker_that_is_killed_or_takes_too_long_says_so_and_the_next_question
             worker.rehearse(job, KNOBS, 16, (8, 0))
         killer.join()
         assert "host running out of memory" in caught.value.hint
-        monkeypatch.setattr(client, "TIME_LIMIT_SECONDS", 2.0)  # enough to begin, not enough to import TRL
-        with pytest.raises(WorkerTimeoutError, match="longer than 2 s"):
+        monkeypatch.setattr(client, "TIME_LIMIT_SECONDS", 1.0)  # less than importing TRL takes
+        with pytest.raises(WorkerTimeoutError, match="longer than 1 s"):
             worker.rehearse(job, KNOBS, 16, (8, 0))
         assert worker.pid != killed
         assert not is_running(killed)
@@ -336,17 +312,16 @@ def test_a_worker_that_is_killed_or_takes_too_long_says_so_and_the_next_question
 
 
 def members(group: int) -> list[int]:
-    """Processes of a group, dead ones that nobody has waited for included."""
+    """Returns the processes of a group, zombies included."""
     found = []
-    for folder in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[2]) == group:
-                found.append(int(folder.name))
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == group:
+                found.append(pid)
     return found
 
 
 def scratch(worker: Worker) -> pathlib.Path:
-    """Where whatever the worker writes is."""
     return pathlib.Path(worker._scratch.name)
 
 
@@ -355,8 +330,7 @@ def names_in(folder: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(tmp_path: pathlib.Path) -> None:
-    """Here while it imports for seconds; above a child that waits, and one that does something else."""
+def test_a_worker_whose_parent_is_killed_exits_and_removes_the_parents_folders(tmp_path: pathlib.Path) -> None:
     code = """
         import pathlib, tempfile, time
         from autotrain_mem.worker.client import Worker
@@ -376,10 +350,9 @@ def test_a_worker_ends_when_its_parent_is_killed_and_removes_what_that_one_left(
         assert names_in(tmp_path) == []
 
 
-def killed_from_outside(child: Child) -> None:
-    """As by the host that runs out of memory: the death is told though one of its own holds its stdout."""
+def killed_by_the_system(child: Child) -> None:
     os.kill(child.pid, signal.SIGKILL)
-    death_of(child)
+    death_of(child)  # although its own child keeps its stdout open
 
 
 def killed(child: Child) -> None:
@@ -387,14 +360,10 @@ def killed(child: Child) -> None:
     child.stop()
 
 
-@pytest.mark.parametrize("end", [killed, Child.stop, killed_from_outside], ids=lambda end: end.__name__)
-def test_a_child_that_ends_takes_its_own_children_with_it(end: Callable[[Child], None], make: Make) -> None:
+@pytest.mark.parametrize("end", [killed, Child.stop, killed_by_the_system], ids=lambda end: end.__name__)
+def test_a_child_takes_its_own_children_with_it(end: Callable[[Child], None], make: Make) -> None:
     child = make(has_children=True)
     left: int = ask(child, do="leave")["left"]
     assert is_running(left)
     end(child)
     assert ends(left)
-
-
-def test_a_fork_of_a_child_does_not_wait_for_the_thread_that_reads(make: Make) -> None:
-    assert ask(make(), do="fork") == {"code": 0}
