@@ -1,4 +1,4 @@
-"""A stand-in for the pynvml module: cards, their MIG instances, and the processes on them."""
+"""A fake of the pynvml module: cards, their MIG instances, and the processes on them."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -7,11 +7,11 @@ from autotrain_mem.support.units import MIB
 
 
 class FakeNvmlError(Exception):
-    """What NVML raises for a question that it does not answer."""
+    pass
 
 
 class FakeNotSupported(FakeNvmlError):
-    """Raised for memory that is the host's."""
+    pass
 
 
 @dataclass(eq=False)
@@ -33,28 +33,26 @@ class FakeGpu:
     reserved_mib: int = 452
     """The driver's part."""
     computing: dict[int, int | None] = field(default_factory=dict)
-    """Bytes of each process that computes on it, None where the system does not tell them."""
+    """Bytes of each process that computes; None if unknown."""
     drawing: dict[int, int | None] | None = field(default_factory=dict)
-    """None on a card that draws nothing."""
+    """Bytes of each process that draws; None without graphics."""
     unlisted_bytes: int = 0
-    """Held by processes that are not listed, or listed without their bytes."""
     capability: tuple[int, int] = (8, 6)
     cores: int | None = 10496
     clock: int = 2100
     instances: list[FakeInstance | None] | None = None
-    """None: not split. A None inside is an empty place."""
+    """None if it is not split; None inside for an empty place."""
     lost: str = ""
-    """Why it does not answer at all."""
+    """NVML's error if it cannot read the card."""
     bridged_to: tuple[str, ...] = ()
-    """UUIDs of the cards that NVLink reaches."""
+    """UUIDs of the cards that NVLink connects."""
     nvlinks: int = 0
-    """How many links of NVLink are up."""
+    """Links of NVLink that are up."""
     pcie: tuple[int, int] = (4, 16)
     """Generation and lanes."""
     has_peers: bool = True
-    """Whether it reaches other cards over PCI Express."""
     shares_memory: bool = False
-    """Its memory is the host's, as GB10's is."""
+    """Whether its memory is the host's, as for GB10."""
 
 
 @dataclass
@@ -63,9 +61,8 @@ class FakeNvml:
 
     gpus: list[FakeGpu] = field(default_factory=list)
     driver: str | None = "580.65.06"
-    """None where there is no driver."""
     cuda: int = 13000
-    """The newest CUDA that the driver can do."""
+    """The newest CUDA that the driver supports."""
     started: int = 0
 
     NVMLError = FakeNvmlError

@@ -139,7 +139,7 @@ def test_what_is_broken_is_said_with_its_cure(
     assert "1 thing does not work" in summary(health)
 
 
-def test_folders_that_nobody_may_write_to_are_broken(examine: Examine) -> None:
+def test_unwritable_folders_are_broken(examine: Examine) -> None:
     health = examine({"is_writable": False, "AUTOFIT_CACHE": "/kept"})
     assert {each.name: each.fix for each in health.findings if each.state is Soundness.BROKEN} == {
         **{name: f"export {name}=FOLDER" for name in ("HF_HOME", "AUTOFIT_CACHE", "TMPDIR")},
@@ -179,10 +179,10 @@ def test_what_is_odd_is_noted_and_breaks_nothing(
         ({"unplanned": "AMD's GPUs (ROCm)"}, "torch is built for AMD's GPUs (ROCm), which"),
     ],
 )
-def test_a_machine_without_a_gpu_is_told_what_works_there(examine: Examine, changes: dict[str, Any], says: str) -> None:
+def test_a_machine_without_a_gpu_is_not_broken(examine: Examine, changes: dict[str, Any], says: str) -> None:
     health = examine(NO_DRIVER | changes)
-    finding = next(each for each in health.findings if each.name == "driver")
-    assert (finding.state, finding.text.startswith(says)) == (Soundness.NOTE, True)
+    (finding,) = (each for each in only(health) if each.name == "driver")
+    assert finding.text.startswith(says)
     assert (health.broken, health.trains) == (0, False)
     assert "--simulate" in summary(health)
 
@@ -218,19 +218,10 @@ def test_the_command_ends_with_1_where_something_is_broken_and_a_paste_holds_no_
     assert private_free(f"{tmp_path}/x") == "~/x"
 
 
-@pytest.mark.parametrize(
-    ("older", "read", "idle"),
-    [
-        ("max_split_size_mb:64", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
-        ("", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
-    ],
-)
-def test_of_both_names_of_the_allocators_variable_the_one_that_torch_does_not_read_is_to_be_unset(
-    examine: Examine, older: str, read: str, idle: str
-) -> None:
+@pytest.mark.parametrize(("older", "idle"), [("max_split_size_mb:64", "PYTORCH_ALLOC_CONF"), ("", VARIABLES[2])])
+def test_the_allocators_variable_that_torch_ignores_is_to_be_unset(examine: Examine, older: str, idle: str) -> None:
     variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": older}
     (finding,) = (each for each in only(examine(variables)) if each.name == "allocator")
-    assert finding.text == f"{read} and {idle} are both set: torch reads only {read}"
     assert finding.fix == f"unset {idle}"
-    counts = AllocatorSettings(max_split_bytes=64 * MIB) if older else AllocatorSettings(grows=True)
-    assert environment_settings({}) == counts
+    settings = AllocatorSettings(max_split_bytes=64 * MIB) if older else AllocatorSettings(grows=True)
+    assert environment_settings({}) == settings

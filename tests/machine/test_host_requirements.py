@@ -1,4 +1,4 @@
-"""Host memory to load and offload, disk to save: what a plan needs is held against what is there."""
+"""Tests the checks of host memory for loading and offloading, and of disk space for saving."""
 
 import pathlib
 from dataclasses import replace
@@ -24,7 +24,7 @@ OF_RUN = ("processes", "memory", "download")
 
 
 def rehearsed(**bytes_of: int) -> MemoryEstimate:
-    """What a rehearsal tells of host and disk."""
+    """Returns an estimate with these bytes on host and disk."""
     return memory_of(peak_phase=Phase.SAVE, phases={Phase.SAVE: 1}, **bytes_of)
 
 
@@ -38,6 +38,13 @@ def load(on_cpu: bool = False, parameters: int = 7 * BILLIONS, steps: int | None
 def looked_at(one: Load, *, memory: int = PLENTY, disk: int = PLENTY) -> tuple[Finding, ...]:
     there = HostMemory(total_bytes=memory, available_bytes=memory, source="made up")
     return room_findings(one, memory=there, free_disk_bytes=disk)
+
+
+def only_below(one: Load, needed: int) -> Finding:
+    """Returns the finding with one byte of host memory less than needed; there is none with that byte."""
+    assert not looked_at(one, memory=needed)
+    (finding,) = looked_at(one, memory=needed - 1)
+    return finding
 
 
 ADAMW = {"saved_model_bytes": 28 * BILLIONS, "saved_state_bytes": 56 * BILLIONS}
@@ -54,12 +61,9 @@ FULL = {"use_peft": False, "dtype": "float32"}
         ({"dtype": "bfloat16", "load_in_4bit": True}, int(3.5 * BILLIONS)),
     ],
 )
-def test_on_a_cpu_the_weights_must_find_room(words: dict[str, Any], needed: int) -> None:
-    one = load(on_cpu=True, **words)
-    assert not looked_at(one, memory=needed)
-    (finding,) = looked_at(one, memory=needed - 1)
+def test_weights_must_fit_into_host_memory_on_a_cpu(words: dict[str, Any], needed: int) -> None:
     with pytest.raises(HostMemoryError, match="host memory"):
-        settle([finding])
+        settle([only_below(load(on_cpu=True, **words), needed)])
 
 
 @pytest.mark.parametrize(
@@ -73,63 +77,45 @@ def test_on_a_cpu_the_weights_must_find_room(words: dict[str, Any], needed: int)
 def test_each_of_several_processes_on_a_cpu_loads_the_weights_unless_they_share_them(
     words: dict[str, Any], needed: int
 ) -> None:
-    one = load(on_cpu=True, processes=4, **FULL, **words)
-    assert not looked_at(one, memory=needed)
-    (finding,) = looked_at(one, memory=needed - 1)
-    assert finding.kind == "error"
+    assert only_below(load(on_cpu=True, processes=4, **FULL, **words), needed).kind == "error"
 
 
 def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -> None:
     words = {**FULL, "on_cpu": True, "parameters": 1, "processes": 2}
     words["memory"] = replace(rehearsed(pinned_host_bytes=GIB), peak_allocated_bytes=3 * GIB)
     needed = 2 * (3 * GIB + HOST_NON_TORCH_BYTES)
-    assert not looked_at(load(**words), memory=needed)
-    (finding,) = looked_at(load(**words), memory=needed - 1)
+    finding = only_below(load(**words), needed)
     assert (finding.kind, "in 2 processes" in finding.message) == ("error", True)
-    assert not looked_at(load(**words | {"processes": 1}), memory=1 * GIB), "one card's memory is the run's own to meet"
+    assert not looked_at(load(**words | {"processes": 1}), memory=1 * GIB), "a single process is not checked"
     offloads = words | {"sharding": "zero2", "offload_optimizer_device": "cpu"}
-    assert not looked_at(load(**offloads), memory=needed + 2 * GIB), "whose host's memory is no simulated card's"
-    (finding,) = looked_at(load(**offloads | {"processes": 1}), memory=needed // 2 + GIB - 1)
-    assert finding.kind == "error"
+    assert only_below(load(**offloads), needed + 2 * GIB).kind == "error"
+    assert only_below(load(**offloads | {"processes": 1}), needed // 2 + GIB).kind == "error"
 
 
 def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_shards_must_find_room() -> None:
-    four = load(**FULL, processes=4, sharding="ddp")
-    assert not looked_at(four, memory=4 * 28 * BILLIONS)
-    (finding,) = looked_at(four, memory=4 * 28 * BILLIONS - 1)
+    finding = only_below(load(**FULL, processes=4, sharding="ddp"), 4 * 28 * BILLIONS)
     assert (finding.kind, "--sharding fsdp2" in finding.cure) == ("warning", True)
     assert not looked_at(load(**FULL | {"sharding": "fsdp2"}, processes=4), memory=1)
     quantized = {"use_peft": True, "load_in_4bit": True, "sharding": "ddp"}
     assert not looked_at(load(**quantized, processes=4), memory=1), "these are made on the card"
-    shards = load(use_peft=False, dtype="bfloat16", sharding="fsdp2", fsdp_offload_params=True, processes=4)
-    shards = replace(shards, memory=rehearsed(**ADAMW))
-    needed = 4 * 28 * BILLIONS  # float32 under mixed precision: parameter, gradient and two moments, of all together
-    assert not looked_at(shards, memory=needed)
-    (finding,) = looked_at(shards, memory=needed - 1)
+    sharded = {"dtype": "bfloat16", "sharding": "fsdp2", "fsdp_offload_params": True, "processes": 4}
+    # float32 under mixed precision: parameter, gradient and two moments, of all processes together
+    finding = only_below(load(use_peft=False, memory=rehearsed(**ADAMW), **sharded), 4 * 28 * BILLIONS)
     assert (finding.kind, "--fsdp_offload_params need" in finding.message) == ("error", True)
-    adapter = load(
-        use_peft=True, load_in_4bit=False, dtype="bfloat16", sharding="fsdp2", fsdp_offload_params=True, processes=4
-    )
-    assert not looked_at(adapter, memory=14 * BILLIONS)
-    assert looked_at(adapter, memory=14 * BILLIONS - 1)
+    assert only_below(load(use_peft=True, **sharded), 14 * BILLIONS).kind == "error"
 
 
 def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> None:
     memory = rehearsed(pinned_host_bytes=6 * GIB, saved_model_bytes=GIB, saved_state_bytes=2 * GIB)
     activations = {"memory": memory, "activation_offloading": True, "use_peft": True}
-    assert not looked_at(load(**activations), memory=6 * GIB)
-    (finding,) = looked_at(load(**activations), memory=6 * GIB - 1)
+    finding = only_below(load(**activations), 6 * GIB)
     assert finding.error == "HostMemoryError"
     assert finding.message.startswith("On the host, --activation_offloading need 6.00 GiB of memory")
     assert "--forbid activation_offloading. Fewer rows at once" in finding.cure
     assert not looked_at(load(**FULL), memory=1 * GIB), "a card's weights pass through the host one by one"
-    both = activations | {"optimizer_offload": True}
-    assert not looked_at(load(**both, parameters=1, processes=2, sharding="ddp"), memory=2 * 8 * GIB), (
-        "and the optimizer's state"
-    )
-    (finding,) = looked_at(load(**both, parameters=1, processes=2, sharding="ddp"), memory=2 * 8 * GIB - 1)
-    assert "--activation_offloading" in finding.message
-    assert "--optimizer_offload" in finding.message
+    both = activations | {"optimizer_offload": True}  # with the optimizer's state
+    finding = only_below(load(**both, parameters=1, processes=2, sharding="ddp"), 2 * 8 * GIB)
+    assert "--activation_offloading and --optimizer_offload need" in finding.message
 
 
 ZERO = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
@@ -137,9 +123,7 @@ ZERO = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
 
 def test_what_was_rehearsed_of_deepspeeds_offload_must_find_room_for_every_process_of_the_machine() -> None:
     memory = rehearsed(pinned_host_bytes=6 * GIB, unpinned_host_bytes=10 * GIB)
-    one = load(**FULL, **ZERO, memory=memory, processes=2)
-    assert not looked_at(one, memory=2 * 16 * GIB)
-    (finding,) = looked_at(one, memory=2 * 16 * GIB - 1)
+    finding = only_below(load(**FULL, **ZERO, memory=memory, processes=2), 2 * 16 * GIB)
     assert finding.message.startswith("On the host, --offload_optimizer_device cpu need 32.0 GiB of memory")
     assert "--use_peft" in finding.cure
 
@@ -151,8 +135,7 @@ def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
     config = {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "swap")}}}
     words = {**FULL, "sharding": "zero3", "offload_optimizer_device": "nvme", "deepspeed": config}
     fits = load(**words, memory=rehearsed(unpinned_host_bytes=5 * GIB, nvme_bytes=16 * GIB), processes=2)
-    assert not looked_at(fits, memory=10 * GIB)
-    (finding,) = looked_at(fits, memory=10 * GIB - 1)
+    finding = only_below(fits, 10 * GIB)
     assert "--offload_optimizer_device nvme need 10.0 GiB of memory" in finding.message
     assert "sub_group_size" in finding.cure
     (finding,) = looked_at(load(**words, memory=rehearsed(nvme_bytes=16 * GIB + 1), processes=2))
