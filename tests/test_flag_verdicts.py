@@ -74,7 +74,7 @@ def verdict(method: str, name: str) -> Verdict | None:
 def test_what_refuses_and_what_a_search_moves_agree_with_the_table() -> None:
     """A lever is rehearsed with the value that a plan gives it, and so is what is refused beside shards alone."""
     moved = {knob for row in LADDER for knob in (*row.knobs, *row.also)} - NOT_TRLS
-    beside_shards = {row.name for row in sharding.REFUSED} - {*APPLIED, *LAUNCHED, "save_only_model"}
+    beside_shards = {name for row in sharding.REFUSED for name in row.names} - {*APPLIED, *LAUNCHED, "save_only_model"}
     for name in moved | beside_shards:
         refused = set() if name in moved else {Verdict.REFUSED}  # by a method that goes with no shards
         assert {verdict(method, name) for method in METHODS} <= {Verdict.REHEARSED, Verdict.IDLE, *refused}, name

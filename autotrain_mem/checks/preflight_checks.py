@@ -22,7 +22,7 @@ from autotrain_mem.data.load import columns_read
 from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.settings.flag_verdicts import FlagGroup, Verdict, group_of
+from autotrain_mem.settings.flag_verdicts import Verdict, group_of
 from autotrain_mem.settings.optimizer_verdicts import is_projecting, optimizer_of
 from autotrain_mem.support.errors import (
     AutofitError,
@@ -253,49 +253,32 @@ def chat_template(setup: Setup) -> None:
 
 def idle(setup: Setup) -> Problems:
     """Warns of flags without effect, once for each reason, and of flags without a verdict."""
-    job = setup.job
-    unknown = [name for name in _asked(job.arguments, setup.filled) if group_of(job.method, name) is None]
-    if unknown:
+    job, given = setup.job, setup.job.arguments
+    groups = {name: group_of(job.method, name) for name in _asked(given, setup.filled)}
+    if unknown := [f"--{name}" for name, group in groups.items() if group is None]:
         yield Finding(
             kind="warning",
-            message=f"{', '.join(f'--{name}' for name in unknown)}: newer than this autofit, which does not know "
-            "whether it changes memory. Rehearsals pass it to TRL's trainer.",
+            message=f"{', '.join(unknown)}: newer than this autofit, which does not know whether it changes memory. "
+            "Rehearsals pass it to TRL's trainer.",
             cure="",
         )
-    idle_names: dict[FlagGroup, list[str]] = {}
-    for name in _asked(job.arguments, setup.filled):
-        if group := _idle_group(setup, name):
-            idle_names.setdefault(group, []).append(name)
-    for group, names in idle_names.items():
-        yield _warning(names, job.method, group.why)
-    for start, switch in _SWITCHES.items():
-        value = job.arguments.get(switch)
-        if value and str(getattr(value, "value", value)) != "no":
-            continue
-        asked = [name for name in _asked(job.arguments, setup.filled) if name.startswith(start)]
-        if names := [name for name in asked if not _idle_group(setup, name)]:
-            yield _warning(names, job.method, f"--{switch} is not given")
-    if job.arguments.get(_TARGETS) and not is_projecting(optimizer_of(setup.filled.training)):
-        yield _warning([_TARGETS], job.method, "only optimizers of GaLore and APOLLO read it, and --optim names none")
-
-
-_TARGETS = "optim_target_modules"
-
-
-def _idle_group(setup: Setup, name: str) -> FlagGroup | None:
-    group = group_of(setup.job.method, name)
-    if group is None or group.verdict is not Verdict.IDLE or (group.in_commands and setup.job.python_call is not None):
-        return None
-    return group
-
-
-def _warning(names: list[str], method: str, why: str) -> Finding:
-    flags = ", ".join(f"--{name}" for name in names)
-    return Finding(
-        kind="warning",
-        message=f"{flags} {'has' if len(names) == 1 else 'have'} no effect with {method}: {why}.",
-        cure=f"Remove {'it' if len(names) == 1 else 'them'}.",
-    )
+    reasons: dict[str, list[str]] = {}
+    for name, group in groups.items():
+        is_idle = group is not None and group.verdict is Verdict.IDLE
+        switches = [switch for prefix, switch in _SWITCHES.items() if name.startswith(prefix)]
+        if group is not None and is_idle and not (group.in_commands and job.python_call is not None):
+            reasons.setdefault(group.why, []).append(name)
+        elif switches and str(getattr(given.get(switches[0]), "value", given.get(switches[0]) or "no")) == "no":
+            reasons.setdefault(f"--{switches[0]} is not given", []).append(name)
+    if given.get("optim_target_modules") and not is_projecting(optimizer_of(setup.filled.training)):
+        reasons["only optimizers of GaLore and APOLLO read it, and --optim names none"] = ["optim_target_modules"]
+    for why, names in reasons.items():
+        flags = ", ".join(f"--{name}" for name in names)
+        yield Finding(
+            kind="warning",
+            message=f"{flags} {'has' if len(names) == 1 else 'have'} no effect with {job.method}: {why}.",
+            cure=f"Remove {'it' if len(names) == 1 else 'them'}.",
+        )
 
 
 _SWITCHES = {

@@ -46,18 +46,6 @@ def test_a_good_job_has_no_findings(method: str, model_folder: Folder) -> None:
     assert found(model_folder("qwen2"), method) == []
 
 
-def test_deepspeeds_compiler_is_missed_before_training_and_never_for_a_plan(
-    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preflight_checks, "missing_to_compile", lambda environment: ["ninja", "c++"])
-    offloads = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
-    (finding,) = found(model_folder("qwen2"), to_train=True, **offloads)
-    assert (finding.kind, "PATH lacks ninja and c++" in finding.message) == ("warning", True)
-    assert not found(model_folder("qwen2"), **offloads)
-    assert not found(model_folder("qwen2"), to_train=True, on_cpu=True, **offloads), "a simulated card steps otherwise"
-    assert not found(model_folder("qwen2"), to_train=True, sharding="zero3")
-
-
 def test_what_raises_unforeseen_is_passed_over(
     model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,53 +62,68 @@ ELSEWHERE = "some-org/some-data"
 
 
 @pytest.mark.parametrize(
-    ("method", "dataset", "prompt_length", "words", "does_without"),
+    ("method", "prompt_length", "words", "planned_for"),
     [
-        ("sft", ELSEWHERE, None, {"max_length": 64}, "rows that fill max_length, 64"),
-        ("grpo", ELSEWHERE, 64, {}, "prompts of 64 tokens"),
-        ("grpo", ELSEWHERE, None, {}, ""),
-        ("sft", ELSEWHERE, None, {}, ""),  # they say the length
-        ("sft", ELSEWHERE, None, {"max_length": "auto"}, ""),
-        ("sft", ELSEWHERE, None, {"max_length": 64, "to_train": True}, ""),  # or are trained on
-        ("sft", "./nowhere", None, {"max_length": 64}, ""),  # a path, where nothing lies
+        ("sft", None, {"max_length": 64}, "rows that fill max_length, 64"),
+        ("grpo", 64, {}, "prompts of 64 tokens"),
+        ("grpo", None, {}, ""),
+        ("sft", None, {}, ""),
+        ("sft", None, {"max_length": "auto"}, ""),
+        ("sft", None, {"max_length": 64, "to_train": True}, ""),
+        ("sft", None, {"max_length": 64, "dataset": "./nowhere"}, ""),
     ],
 )
-def test_a_plan_does_without_data_that_the_hub_does_not_give_where_the_length_is_given(
-    method: str,
-    dataset: str,
-    prompt_length: int | None,
-    words: dict[str, Any],
-    does_without: str,
-    model_folder: Folder,
+def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given(
+    method: str, prompt_length: int | None, words: dict[str, Any], planned_for: str, model_folder: Folder
 ) -> None:
-    one = setup(model_folder("qwen2"), method, dataset=dataset, **words)
+    one = setup(model_folder("qwen2"), method, **{"dataset": ELSEWHERE, **words})
     (finding,) = collect(table.PREFLIGHT, replace(one, job=replace(one.job, prompt_length=prompt_length)))
-    assert (finding.kind, finding.error) == ("warning" if does_without else "error", "DatasetNotFoundError")
-    if does_without:
-        assert f"{dataset} could not be read" in finding.message
-        assert does_without in finding.message
+    assert (finding.kind, finding.error) == ("warning" if planned_for else "error", "DatasetNotFoundError")
+    assert planned_for in finding.message
 
 
-def test_bf16_on_a_card_that_emulates_it_is_told(model_folder: Folder) -> None:
-    (finding,) = found(model_folder("qwen2"), card=(7, 5), bf16=True)
-    assert (finding.kind, "7.5" in finding.message, "--fp16" in finding.cure) == ("warning", True, True)
-    assert not found(model_folder("qwen2"), card=(8, 0), bf16=True)
-    assert not found(model_folder("qwen2"), card=(7, 5))
+FLASH = "flash_attention_2"
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
-    [("flash_attention_2", "pip install flash-attn"), ("kernels-community/flash-attn2", "pip install kernels")],
+    ("words", "says", "harmless"),
+    [
+        (
+            {"bf16": True, "card": (7, 5)},
+            "warning: --bf16 is emulated",
+            [{"card": (8, 0)}, {"bf16": None}],
+        ),
+        ({"tf32": True, "card": (7, 5)}, "error: --tf32 needs", [{"card": (8, 0)}, {"on_cpu": True}]),
+        (
+            {"attn_implementation": FLASH, "to_train": True},
+            "pip install flash-attn",
+            [{"to_train": False}, {"on_cpu": True}, {"attn_implementation": "sdpa"}],
+        ),
+        (
+            {"attn_implementation": "kernels-community/flash-attn2", "to_train": True},
+            "pip install kernels",
+            [{"to_train": False}],
+        ),
+        (
+            {"sharding": "zero3", "offload_optimizer_device": "cpu", "to_train": True},
+            "PATH lacks ninja and c++",
+            [{"to_train": False}, {"on_cpu": True}, {"offload_optimizer_device": None}],
+        ),
+    ],
 )
-def test_flash_attention_must_be_there_to_train(
-    name: str, command: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+def test_what_the_card_or_an_installation_lacks_is_found_only_if_it_is_needed(
+    words: dict[str, Any],
+    says: str,
+    harmless: list[dict[str, Any]],
+    model_folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(preflight_checks, "missing_to_compile", lambda environment: ["ninja", "c++"])
     monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
-    (finding,) = found(model_folder("qwen2"), attn_implementation=name, to_train=True)
-    assert (finding.error, finding.cure.startswith(command)) == ("MissingExtraError", True)
-    assert not found(model_folder("qwen2"), attn_implementation=name)
-    assert not found(model_folder("qwen2"), attn_implementation=name, to_train=True, on_cpu=True)
-    assert not found(model_folder("qwen2"), attn_implementation="sdpa", to_train=True)
+    (finding,) = found(model_folder("qwen2"), **words)
+    assert says in f"{finding.kind}: {finding}"
+    for change in harmless:
+        assert not found(model_folder("qwen2"), **words | change)
 
 
 def test_flash_attention_may_be_chosen_where_card_dtype_and_package_allow(
@@ -222,29 +225,23 @@ def test_tokens_without_a_row_count_when_a_batch_would_hold_them(
         assert judged(monkeypatch, model_folder("qwen2"), tokenizer, rows, chat_template_path="own.jinja")
 
 
-@pytest.mark.parametrize("method", ["sft", "grpo"])
-def test_a_tokenizer_that_cannot_pad_is_told(
-    method: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+def test_a_tokenizer_must_be_able_to_pad_and_for_reward_models_not_by_its_end(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = FakeTokenizer()
+
+    def findings(method: str, **words: Any) -> list[Finding]:
+        return judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method, **words)
+
     tokenizer.pad_token = tokenizer.eos_token = None
-    (finding,) = judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method)
-    assert finding.error == "TokenizerError"
-    assert ("--pad_token" in finding.cure) == (method == "sft")
-    tokenizer.eos_token = "end"  # every trainer takes it in the place of padding
-    assert not judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method)
-
-
-@pytest.mark.parametrize(("method", "hurts"), [("sft", False), ("reward", True)])
-def test_padding_that_is_the_end_hurts_who_looks_for_the_end_by_padding(
-    method: str, hurts: bool, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = FakeTokenizer()
-    tokenizer.pad_token = tokenizer.eos_token
-    findings = judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method)
-    assert [finding.kind for finding in findings] == ["warning"] * hurts
-    if hurts:
-        assert not judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method, pad_token="word")
+    for method in ("sft", "grpo"):
+        (finding,) = findings(method)
+        assert (finding.error, "--pad_token" in finding.cure) == ("TokenizerError", method == "sft")
+    tokenizer.eos_token = "end"  # trainers pad with it
+    assert findings("sft") == findings("grpo") == []
+    tokenizer.pad_token = "end"
+    assert findings("sft") == findings("reward", pad_token="word") == []
+    assert [finding.kind for finding in findings("reward")] == ["warning"]
 
 
 def test_a_template_that_is_given_is_enough(model_folder: Folder, chat: str, tmp_path: pathlib.Path) -> None:
@@ -285,7 +282,7 @@ def said(model_folder: Folder) -> Said:
         one = setup(model_folder("qwen2"), method, **given)
         call = PythonCall(path="nowhere", holds_model=False, holds_rows=False, digest="")
         one = replace(one, job=replace(one.job, python_call=call)) if from_python else one
-        return [str(finding) for finding in collect((preflight_checks.idle, preflight_checks.tf32), one)]
+        return [str(finding) for finding in collect((preflight_checks.idle,), one)]
 
     return warned
 
@@ -314,23 +311,12 @@ def test_a_flag_that_does_nothing_is_named_with_its_method_or_its_switch(
 
 
 @pytest.mark.newest
-def test_what_is_trls_default_is_no_news_and_several_of_one_reason_are_one_warning(said: Said) -> None:
+def test_defaults_and_what_scripts_read_are_no_warnings_and_one_reason_is_one_warning(said: Said) -> None:
     assert said("dpo", label_smoothing_factor=0.0, do_predict=False, per_device_train_batch_size=8) == []
     (warning,) = said(do_eval=True, do_predict=True)
     assert warning.startswith("--do_eval, --do_predict have no effect with sft: ")
-
-
-@pytest.mark.newest
-def test_what_compute_metrics_reads_is_idle_in_commands_alone(said: Said) -> None:
     assert len(said(prediction_loss_only=True)) == 1
     assert said(prediction_loss_only=True, from_python=True) == []
-
-
-@pytest.mark.newest
-def test_tf32_is_refused_for_a_card_that_has_none(said: Said) -> None:
-    (message,) = said(tf32=True, card=(7, 5))
-    assert "compute capability 7.5" in message
-    assert said(tf32=True, card=(8, 0)) == []
 
 
 @pytest.mark.newest
