@@ -1,4 +1,4 @@
-"""A plan is confirmed by a probe, or moves by what was measured, or is given up with what was measured."""
+"""A probe confirms a plan, replaces it by a plan that fits, or ends with the measurements."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,14 +37,14 @@ def plan(estimate: Estimate) -> Plan:
 
 @dataclass
 class FakeBackend:
-    """A model of 20 MiB whose rows are predicted at 10 MiB each, and take what ``needed`` says."""
+    """A model of 20 MiB, whose rows are predicted at 10 MiB each and take the MiB of ``needed``."""
 
     needed: Callable[[int], int]
     cards: list[Hardware] = field(default_factory=list)
-    """One for each look; the last one stays."""
+    """The device at each look; the last one stays."""
     row_tokens: int | None = ROW_TOKENS
     is_pressed: bool = False
-    """The first probe gives its cache back."""
+    """The first probe releases its cache."""
     non_torch_bytes: int | None = 0
     corrections: list[Correction] = field(default_factory=list)
     planned_on: list[Hardware] = field(default_factory=list)
@@ -89,7 +89,7 @@ def as_predicted(count: int) -> int:
 CHOSEN = plan(of(4))
 
 
-def test_a_plan_that_fits_is_confirmed_as_it_is_and_not_probed_again_while_it_fits() -> None:
+def test_a_plan_that_fits_stays_and_is_not_probed_again_while_it_fits() -> None:
     backend, events = FakeBackend(as_predicted), list[Mapping[str, Any]]()
     made = confirmed(CHOSEN, backend, events.append)
     assert made == replace(CHOSEN, experience=made.experience)
@@ -100,13 +100,23 @@ def test_a_plan_that_fits_is_confirmed_as_it_is_and_not_probed_again_while_it_fi
     backend = FakeBackend(as_predicted)
     assert confirmed(made, backend) == made
     assert not backend.probed
-    backend = FakeBackend(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
-    assert confirmed(made, backend).knobs == rows(2), "less is free now than it needed"
-    assert backend.probed == [2]
 
 
-def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
-    """4 rows are predicted to need 60 MiB and need 108: so 2 rows are taken to need 64, and do."""
+def test_a_plan_moves_if_less_memory_is_free_than_when_it_was_made_or_probed() -> None:
+    probed = confirmed(CHOSEN, FakeBackend(as_predicted))
+    for before in (CHOSEN, probed):
+        events = list[Mapping[str, Any]]()
+        backend = FakeBackend(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)])
+        made = confirmed(before, backend, events.append)
+        assert events[0] == {"event": "room", "before_bytes": 104 * MIB, "now_bytes": 50 * MIB}
+        assert (made.knobs, made.estimate.budget_bytes) == (rows(2), 46 * MIB)
+        assert backend.probed == [2]
+    with pytest.raises(DoesNotFitError, match=r"needs 60\.0 MiB .* but only 50\.0 MiB of toy are free now"):
+        confirmed(CHOSEN, FakeBackend(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)]), may_move=False)
+
+
+def test_a_probe_that_does_not_fit_corrects_the_prediction() -> None:
+    """4 rows are predicted to need 60 MiB and need 108, so 2 rows are expected to need 64, and do."""
     events = list[Mapping[str, Any]]()
     made = confirmed(CHOSEN, FakeBackend(lambda count: 22 * count), events.append)
     assert [event["event"] for event in events] == ["probing", "probe", "replanned", "probing", "probe"]
@@ -117,7 +127,7 @@ def test_a_misfit_moves_the_plan_to_what_fits_by_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("needed", "start", "fits", "probed"),
     [
-        pytest.param(lambda n: 20 * n + 2, 4, [False, True], [4, 2], id="the card holds it and the budget does not"),
+        pytest.param(lambda n: 20 * n + 2, 4, [False, True], [4, 2], id="more than the budget, less than the card"),
         pytest.param(lambda n: 5 * n, 2, [True, True], [2, 8], id="far less than predicted moves up once"),
         pytest.param(lambda n: 5 * n if n < 8 else 90, 2, [True, False], [2, 8], id="the first one stays"),
         pytest.param(lambda n: 8 * n, 2, [True], [2], id="a little less moves nothing"),
@@ -133,8 +143,7 @@ def test_a_plan_moves_by_what_its_probes_need(
     assert confirmed(plan(of(start)), FakeBackend(needed)) == made, "the same probes lead to the same plan"
 
 
-def test_a_plan_that_fits_after_one_that_did_not_is_predicted_as_measured() -> None:
-    """Else the report would call what those failures were feared to mean an error of the prediction."""
+def test_after_a_failed_probe_the_plans_prediction_is_its_measurement() -> None:
     made = confirmed(CHOSEN, FakeBackend(lambda count: 90 if count == 4 else 5 * count))
     assert [each.fits for each in made.experience.probes] == [False, True]
     assert made.estimate.memory.peak_allocated_bytes == made.estimate.reserved.peak_reserved_bytes
@@ -155,7 +164,7 @@ def test_three_probes_are_made_at_most_and_the_error_says_what_they_measured() -
     assert raised.value.hint == "--gpu larger"
 
 
-def test_rows_that_are_shorter_than_planned_for_and_settings_of_the_users_move_nothing() -> None:
+def test_probes_of_shorter_rows_and_of_the_users_settings_move_nothing() -> None:
     backend = FakeBackend(lambda count: count, row_tokens=ROW_TOKENS - 1)
     assert confirmed(plan(of(2)), backend).knobs == rows(2)
     assert backend.probed == [2]
@@ -165,14 +174,7 @@ def test_rows_that_are_shorter_than_planned_for_and_settings_of_the_users_move_n
     assert "--no_probe" in raised.value.hint
 
 
-def test_who_came_since_the_plan_was_made_counts_before_the_first_probe() -> None:
-    backend, events = FakeBackend(as_predicted, cards=[replace(CARD, free_bytes=50 * MIB)]), list[Mapping[str, Any]]()
-    made = confirmed(CHOSEN, backend, events.append)
-    assert events[0] == {"event": "room", "before_bytes": 104 * MIB, "now_bytes": 50 * MIB}
-    assert (made.knobs, made.estimate.budget_bytes) == (rows(2), 46 * MIB)
-
-
-def test_a_cache_that_was_given_back_is_a_misfit_and_what_is_held_outside_torch_is_planned_with() -> None:
+def test_a_released_cache_does_not_fit_and_memory_outside_torch_is_planned_with() -> None:
     backend = FakeBackend(as_predicted, is_pressed=True)
     assert confirmed(CHOSEN, backend).knobs == rows(2)
     assert backend.probed == [4, 2]
@@ -183,12 +185,12 @@ def test_a_cache_that_was_given_back_is_a_misfit_and_what_is_held_outside_torch_
     assert made.knobs == rows(2)
 
 
-def test_what_is_probed() -> None:
+def test_only_a_trainers_own_process_on_a_gpu_without_vllm_is_probed() -> None:
     assert is_probed(JOB, CARD, vllm_share_bytes=0)
-    assert not is_probed(JOB, replace(CARD, origin="cpu"), vllm_share_bytes=0), "it measures nothing"
-    assert not is_probed(JOB, CARD, vllm_share_bytes=GIB), "it cannot be told apart"
+    assert not is_probed(JOB, replace(CARD, origin="cpu"), vllm_share_bytes=0)
+    assert not is_probed(JOB, CARD, vllm_share_bytes=GIB)
     call = PythonCall(path="call", holds_model=False, holds_rows=True, digest="")
-    assert not is_probed(replace(JOB, python_call=call), CARD, vllm_share_bytes=0), "a drop-in trainer holds its card"
+    assert not is_probed(replace(JOB, python_call=call), CARD, vllm_share_bytes=0), "a drop-in trainer"
 
 
 class Closing(api.Workers):
@@ -198,8 +200,8 @@ class Closing(api.Workers):
         self.ended += 1
 
 
-def test_the_search_is_repeated_with_workers_of_its_own_and_what_was_measured(tmp_path: Any) -> None:
-    """A backward that needs 18 GiB more leads to another level; what is kept stays as it was rehearsed."""
+def test_the_search_is_repeated_with_workers_of_its_own_and_the_correction(tmp_path: Any) -> None:
+    """A backward pass that needs 18 GiB more leads to another level; rehearsals are not repeated."""
     worker, card = FakeWorker(longest=300), toy(32)
     workers: Any = Closing(started=[worker])
     asked_of = replace(rehearsals(worker, JOB, card), workers=workers)

@@ -1,4 +1,4 @@
-"""Another plan for a run under way: less memory, and the same training; or what would have fit."""
+"""A running training gets another plan and resumes from its own checkpoints; or the error names settings that fit."""
 
 import errno
 import json
@@ -58,14 +58,14 @@ def test_a_plan_that_ran_out_of_memory_is_followed_by_the_same_training_in_clear
     assert less.knobs.effective_batch_size == PLAN.knobs.effective_batch_size
     assert _moved(PLAN.knobs, less.knobs) <= MOVABLE
     assert much_less is None or much_less.estimate.required_bytes < less.estimate.required_bytes
-    # 100 rows in eights are 12 steps; in fours, of which two make a step, 13: where rows are dropped they stay divided
+    # dataloader_drop_last: 100 rows in eights are 12 steps, in twice four rows 13
     assert "per_device_train_batch_size" in _moved(PLAN.knobs, less.knobs)
     whole = _less(dataloader_drop_last=True)
     assert whole is None or "per_device_train_batch_size" not in _moved(PLAN.knobs, whole.knobs)
 
 
 def on_machines_of(nodes: int, devices: int = 2, **knobs: Any) -> tuple[Rehearsals, Plan]:
-    """A plan of 16 rows a step on four such machines, gone on with on fewer."""
+    """Replans 16 rows per step, planned for four such machines, on ``nodes`` machines."""
     before = replace(PLAN.knobs, processes=4 * devices, per_device_train_batch_size=1, **knobs)
     before = replace(before, gradient_accumulation_steps=16 // (4 * devices))
     plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=before))
@@ -75,18 +75,19 @@ def on_machines_of(nodes: int, devices: int = 2, **knobs: Any) -> tuple[Rehearsa
     return on_machines(asked, plan, Topology(nodes=nodes, devices=devices))
 
 
+HSDP = {"sharding": "hsdp", "dp_replicate_size": 4}
+
+
 @pytest.mark.parametrize(
     ("nodes", "devices", "before", "after"),
     [
         (2, 2, {"sharding": "fsdp2"}, ("fsdp2", None)),
-        (2, 2, {"sharding": "hsdp", "dp_replicate_size": 4}, ("hsdp", 2)),
-        (1, 2, {"sharding": "hsdp", "dp_replicate_size": 4}, ("fsdp2", None)),
+        (2, 2, HSDP, ("hsdp", 2)),
+        (1, 2, HSDP, ("fsdp2", None)),
         (1, 1, {"sharding": "fsdp2"}, (None, None)),
     ],
 )
-def test_on_fewer_machines_a_step_has_as_many_rows(
-    nodes: int, devices: int, before: dict[str, Any], after: Any
-) -> None:
+def test_on_fewer_machines_a_step_has_as_many_rows(nodes: int, devices: int, before: Any, after: Any) -> None:
     asked, plan = on_machines_of(nodes, devices, **before)
     assert plan.knobs.processes == devices * nodes
     assert plan.knobs.effective_batch_size == 16
@@ -100,7 +101,7 @@ def test_machines_that_do_not_divide_the_rows_say_so() -> None:
         on_machines_of(3, 1, sharding="ddp")
 
 
-def test_what_the_user_gave_is_not_moved() -> None:
+def test_the_users_settings_do_not_change() -> None:
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
     rows = {name: getattr(PLAN.knobs, name) for name in names}
     plan = replace(PLAN, job=replace(PLAN.job, forbid=frozenset({"activation_offloading", "optimizer_offload"})))
@@ -108,12 +109,12 @@ def test_what_the_user_gave_is_not_moved() -> None:
     assert less is None or _moved(plan.knobs, less.knobs) == {"expandable_segments"}
 
 
-def test_what_the_plan_moved_to_the_host_comes_back() -> None:
+def test_offloading_that_the_plan_chose_is_undone() -> None:
     plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=replace(PLAN.knobs, activation_offloading=True)))
     back = with_less_on_host(rehearsals(counting(), plan.job), plan)
     assert back is not None
     assert not back.knobs.activation_offloading
-    assert with_less_on_host(rehearsals(counting(), PLAN.job), PLAN) is None, "it moved nothing"
+    assert with_less_on_host(rehearsals(counting(), PLAN.job), PLAN) is None, "it offloads nothing"
     after = replace(PLAN.knobs, gradient_checkpointing=True, optimizer_offload=True)
     before = replace(PLAN.knobs, gradient_checkpointing=False)
     assert flags_of(before, after) == "--gradient_checkpointing true --optimizer_offload"
@@ -131,36 +132,38 @@ def _run(folder: Path, job: Job = JOB) -> Any:
     return run
 
 
+def _first_step(folder: Path, request: object = True) -> int:
+    """Returns the step at which a run that is resumed so begins."""
+    return int(_run(folder, _resuming(request)).first_checkpoint().step)
+
+
 def _resuming(request: object) -> Job:
     return replace(JOB, arguments={**JOB.arguments, "resume_from_checkpoint": request})
 
 
-def test_what_befalls_a_run_is_in_its_plan_file_at_once(tmp_path: Path) -> None:
-    run, learned = _run(tmp_path), LearnedLimits(train_tokens=512)
-    run.record({"event": "incident", "incident": codec.to_json(INCIDENT), "learned": codec.to_json(learned)})
-    run.record({"event": "restart", "restart": codec.to_json(RESTART)})
-    kept = Plan.load(tmp_path).experience
-    assert (kept.incidents, kept.restarts, kept.learned) == ((INCIDENT,), (RESTART,), learned)
-    assert [event["event"] for event in run.events] == ["incident", "restart"]
-
-
-def test_a_full_disk_ends_no_run_and_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experience_is_in_the_plan_file_at_once_and_a_full_disk_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    run = _run(tmp_path)
+    run, learned = _run(tmp_path), LearnedLimits(train_tokens=512)
+    restart = {"event": "restart", "restart": codec.to_json(RESTART)}
+    run.record({"event": "incident", "incident": codec.to_json(INCIDENT), "learned": codec.to_json(learned)})
     with monkeypatch.context() as patch:
         patch.setattr(files, "replace_file", full)
-        for _ in range(2):
-            run.record({"event": "restart", "restart": codec.to_json(RESTART)})
-    assert [event["event"] for event in run.events] == ["note", "restart", "restart"]
-    assert "plan.json: the disk is full. The run continues without it." in run.events[0]["message"]
-    run.record({"event": "restart", "restart": codec.to_json(RESTART)})
+        run.record(restart)
+        run.record(restart)
+    kept = Plan.load(tmp_path).experience
+    assert (kept.incidents, kept.restarts, kept.learned) == ((INCIDENT,), (), learned)
+    assert [event["event"] for event in run.events] == ["incident", "note", "restart", "restart"]
+    assert "plan.json: the disk is full. The run continues without it." in run.events[1]["message"]
+    run.record(restart)
     assert Plan.load(tmp_path).experience.restarts == (RESTART,) * 3
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Resumed, it trains nothing: what trained before stays on record."""
+    """It trains nothing when it is resumed."""
     end = {"event": "end", "interrupted": False, "seconds": 0.8, "memory": None, "steps": 9}
     monkeypatch.setattr(supervised, "supervise", lambda *_, **__: end)
     reports = []
@@ -178,21 +181,21 @@ def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeyp
 def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-10").mkdir()
     with pytest.raises(OutputFolderError, match="holds no whole checkpoint"):
-        _run(tmp_path, _resuming(True)).first_checkpoint()
+        _first_step(tmp_path)
     with pytest.raises(OutputFolderError, match=r"trainer_state\.json is missing"):
-        _run(tmp_path, _resuming(str(tmp_path / "torn-checkpoint-10"))).first_checkpoint()
+        _first_step(tmp_path, tmp_path / "torn-checkpoint-10")
     checkpoint(tmp_path, 5)
     (tmp_path / "checkpoint-12").mkdir()
     rotten = checkpoint(tmp_path, 13)
     write_manifest(rotten, reach_disk(rotten) | {"optimizer.pt": 0})
     with pytest.raises(OutputFolderError, match=r"Cannot resume from .*: optimizer\.pt is not as it was written"):
-        _run(tmp_path, _resuming(str(rotten))).first_checkpoint()
+        _first_step(tmp_path, rotten)
     run = _run(tmp_path, _resuming(True))
     assert run.first_checkpoint().step == 5
     assert [event["event"] for event in run.events] == ["torn", "torn"]
 
 
-def test_of_the_checkpoints_in_its_folder_a_run_goes_on_with_its_own_alone(tmp_path: Path) -> None:
+def test_a_run_resumes_only_from_its_own_checkpoints(tmp_path: Path) -> None:
     for step in (5, 10):
         checkpoint(tmp_path, step)
     write_manifest(checkpoint(tmp_path, 120), {}, "another run")
@@ -205,12 +208,12 @@ def test_of_the_checkpoints_in_its_folder_a_run_goes_on_with_its_own_alone(tmp_p
     assert _run(tmp_path).newest(ending) is None
 
 
-def test_the_run_that_was_in_the_folder_last_is_gone_on_with(tmp_path: Path) -> None:
+def test_the_last_run_of_the_folder_is_resumed(tmp_path: Path) -> None:
     first = _run(tmp_path)
     first.output.begin(LastRun(number=first._number, start=None))
     write_manifest(checkpoint(tmp_path, 120), {}, "another run")
     with pytest.raises(OutputFolderError, match="no whole checkpoint of its last run") as raised:
-        _run(tmp_path, _resuming(True)).first_checkpoint()
+        _first_step(tmp_path)
     assert f"another run: --resume_from_checkpoint {tmp_path / 'checkpoint-120'}" in raised.value.hint
     write_manifest(checkpoint(tmp_path, 10), {}, first._number)
     again = _run(tmp_path, _resuming(True))
@@ -218,10 +221,10 @@ def test_the_run_that_was_in_the_folder_last_is_gone_on_with(tmp_path: Path) -> 
     branch = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-10")))
     branch.output.begin(LastRun(number=branch._number, start=branch.first_checkpoint().path))
     write_manifest(checkpoint(tmp_path, 15), {}, first._number)
-    assert _run(tmp_path, _resuming(True)).first_checkpoint().step == 10, "where the branch began"
+    assert _first_step(tmp_path) == 10, "where the branch began"
 
 
-def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_written_is_removed(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_folder_counts_and_an_unfinished_one_is_removed(tmp_path: Path) -> None:
     elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
     unfinished = folder / "checkpoint-10"
     for each in (elsewhere, folder, unfinished):
@@ -233,10 +236,10 @@ def test_a_checkpoint_of_another_folder_counts_first_and_one_that_was_being_writ
     assert run.newest(ending).path == named
     assert not unfinished.exists()
     (named / "optimizer.pt").unlink()
-    assert run.newest(ending) is None, "what it began with may be gone by now"
+    assert run.newest(ending) is None, "the first checkpoint may be gone by now"
 
 
-def test_a_run_that_begins_takes_over_what_was_learned_and_not_what_befell() -> None:
+def test_a_new_run_takes_over_what_was_learned_but_no_incidents() -> None:
     befallen = replace(PLAN.experience, learned=LearnedLimits(train_tokens=512), restarts=(RESTART,))
     plan = replace(PLAN, experience=befallen)
     assert as_begun(plan).experience == replace(befallen, restarts=())
@@ -249,7 +252,7 @@ CARD = toy(20)
 
 
 def sizes(job: Job, knobs: Knobs) -> list[int]:
-    """A row takes 1 GiB, or a half where it is recomputed; weights take 8 GiB, an adapter's 2."""
+    """A row takes 1 GiB, with checkpointing a half; the weights take 8 GiB, with an adapter 2."""
     row = GIB // 2 if knobs.gradient_checkpointing else GIB
     return [2 * GIB if knobs.use_peft else 8 * GIB, row * knobs.per_device_train_batch_size]
 
@@ -265,7 +268,7 @@ def chosen(asked: Rehearsals) -> Estimate:
 
 
 def shortage(needed_bytes: int, others_bytes: int = 0) -> Shortage:
-    """A run that held all but 2 GiB of what it needed, and asked for these."""
+    """Returns the shortage of a run that failed to allocate the last 2 GiB."""
     held = needed_bytes - 2 * GIB
     return Shortage(
         phase=Phase.BACKWARD,
@@ -285,17 +288,16 @@ def test_the_smallest_change_is_that_of_least_harm() -> None:
     asked = toys()
     flags = smallest_change(asked, chosen(asked), shortage(16 * GIB))
     assert flags == "--per_device_train_batch_size 1 --gradient_accumulation_steps 8"
-    # where no batch is small enough more harm is done
     asked = toys(per_device_train_batch_size=8, gradient_accumulation_steps=1, use_peft=False)
     flags = smallest_change(asked, chosen(asked), shortage(13 * GIB, others_bytes=11 * GIB))
     assert flags is not None
     assert "--use_peft" in flags
 
 
-@pytest.mark.parametrize("reason", ["nothing", "failing"])
-def test_there_may_be_none(reason: str) -> None:
+def test_nothing_is_suggested_if_nothing_fits_or_the_search_fails() -> None:
     worker = FakeWorker(sizes, context_length=2048)
     asked = toys(worker)
     plan = chosen(asked)
-    worker.failing = frozenset({"sft"} if reason == "failing" else ())
     assert smallest_change(asked, plan, shortage(20 * GIB, others_bytes=19 * GIB)) is None
+    worker.failing = frozenset({"sft"})
+    assert smallest_change(asked, plan, shortage(16 * GIB)) is None

@@ -1,4 +1,4 @@
-"""Steps between the two ends of a generation, written from what the last of them did."""
+"""Skipped decode steps are written from the events of the last step."""
 
 import itertools
 
@@ -23,7 +23,7 @@ TEMPORARY, LOGITS, SCORES, LEFT = 7, 5000, 9, 11
 
 
 class Generation:
-    """A cache of one tensor, logits that live into the next step, scores that stay, and what the prefill leaves."""
+    """A cache of one tensor, logits that live into the next step, permanent scores, and a block of the prefill."""
 
     def __init__(self, skipped: int, *, scores: bool = False) -> None:
         self.ledger = Ledger()
@@ -60,7 +60,7 @@ class Generation:
         return ledger.trace()
 
     def step(self, shorter: int, size_bytes: int) -> int:
-        """Each step: a temporary, the longer cache beside the shorter, new logits beside the old."""
+        """Runs a step: a temporary, the longer cache beside the shorter, new logits beside the old."""
         ledger = self.ledger
         temporary = self._born("temporary", TEMPORARY)
         longer = self._born("cache", size_bytes)
@@ -89,35 +89,28 @@ def story(trace: Trace) -> list[tuple[str, int, str]]:
 
 
 def assert_lives(trace: Trace) -> None:
-    """Nothing is born while it is alive, nor dies while it is not."""
+    """Blocks are allocated only while free, and freed only while allocated."""
     alive: set[int] = set()
     for event in trace.events:
-        if event > 0:
-            assert event not in alive
-            alive.add(event)
-        else:
-            alive.remove(-event)
+        assert (abs(event) in alive) is (event < 0)
+        alive ^= {abs(event)}
 
 
 @pytest.mark.parametrize("scores", [False, True])
 @pytest.mark.parametrize("skipped", [1, 2, 3, 10, 11])
 def test_with_room_for_all_the_record_is_that_of_all_steps(skipped: int, scores: bool) -> None:
-    """What each step leaves for good, its scores, is born at its step."""
     written = Generation(skipped, scores=scores).jump_and_step()
     assert story(written) == story(Generation(skipped, scores=scores).all_steps())
     assert_lives(written)
 
 
 def test_without_room_for_whole_steps_the_cache_still_grows_step_by_step_or_in_longer_strides() -> None:
-    written = Generation(20).jump_and_step(events=2 * GROWTH_OF_A_LAYER * 20)
-    grown = [-size // TOKEN for _, size, name in story(written) if name == "cache" and size < 0]
-    assert grown == list(range(PREFILL, PREFILL + 21))
-    assert len([name for _, size, name in story(written) if name == "temporary" and size > 0]) < 20
-    written = Generation(100).jump_and_step(events=2 * GROWTH_OF_A_LAYER * 10)
-    grown = [-size // TOKEN for _, size, name in story(written) if name == "cache" and size < 0]
-    assert len(grown) < 20
-    assert grown[-1] == PREFILL + 100
-    assert {later - earlier for earlier, later in itertools.pairwise(grown)} == {10}
+    for skipped, stride in ((20, 1), (100, 10)):
+        written = Generation(skipped).jump_and_step(events=2 * GROWTH_OF_A_LAYER * skipped // stride)
+        grown = [-size // TOKEN for _, size, name in story(written) if name == "cache" and size < 0]
+        assert grown[-1] == PREFILL + skipped
+        assert {later - earlier for earlier, later in itertools.pairwise(grown)} == {stride}
+        assert len([name for _, size, name in story(written) if name == "temporary" and size > 0]) < skipped // stride
 
 
 @settings(max_examples=60, deadline=None)
