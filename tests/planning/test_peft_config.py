@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotrain_mem.checks.flag_checks import Flags, adapter
+from autotrain_mem.checks.flag_checks import Flags, quantization
 from autotrain_mem.exports.tools import check
 from autotrain_mem.planning.read_request import with_peft_config
 from autotrain_mem.planning.run_request import RunRequest
@@ -59,11 +59,14 @@ def test_what_cannot_be_is_refused(config: object, argv: tuple[str, ...], words:
     ("given", "words"),
     [
         ({"peft_config": '{"peft_type": "SHIRA"}'}, "SHIRA is not supported yet"),
-        ({"peft_config": '{"peft_type": "LOHA"}', "load_in_8bit": True}, "--load_in_8bit does not go with LOHA"),
+        (
+            {"peft_config": '{"peft_type": "LOHA"}', "load_in_8bit": True, "use_peft": True},
+            "--load_in_8bit does not go with LOHA",
+        ),
     ],
 )
 def test_a_script_hears_the_same(given: dict[str, object], words: str) -> None:
-    (finding,) = collect([adapter], Flags(method="sft", given=given))
+    (finding,) = collect([quantization], Flags(method="sft", given=given))
     assert words in finding.message
 
 
