@@ -1,4 +1,4 @@
-"""Quantized bases: a rehearsal gives them what bitsandbytes gives them; ``test_parity`` trains on them."""
+"""A rehearsal loads and runs quantized layers like bitsandbytes; ``test_parity`` trains on them."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -65,8 +65,7 @@ def weights(model: Any) -> dict[str, tuple[Any, ...]]:
 def test_a_quantized_base_keeps_what_the_real_one_keeps(
     family: str, name: str, dtype: str, model_folder: Folder
 ) -> None:
-    """The dtype that a weight unpacks to decides how large it is that the backward pass holds whole for a moment. A
-    fake table of codes would spoil a real quantization later: bitsandbytes keeps one for the whole process."""
+    """bitsandbytes keeps tables of codes for the whole process, which must not become fake."""
     given, codes = {"dtype": dtype, "quantization_config": quantization(name)}, dict(functional.name2qmap)
     fake = fake_load(model_folder(family), **given)
     assert functional.name2qmap == codes
@@ -82,14 +81,13 @@ def test_a_quantized_base_keeps_what_the_real_one_keeps(
 def described(module: Any) -> list[Any]:
     weight = getattr(module, "weight", None)
     state = getattr(weight, "quant_state", None)
-    of_state = [getattr(state, name, None) for name in ("shape", "dtype", "blocksize", "quant_type", "nested")]
-    return of_state + [
-        getattr(weight, name, None) for name in ("compress_statistics", "quant_storage", "bnb_quantized")
-    ]
+    of_weight = [getattr(weight, name, None) for name in ("compress_statistics", "quant_storage", "bnb_quantized")]
+    names = ("shape", "dtype", "blocksize", "quant_type", "nested")
+    return [*of_weight, *(getattr(state, name, None) for name in names)]
 
 
 @pytest.mark.parametrize("name", ["nf4-double", "int8"])
-def test_a_checkpoint_that_is_quantized_already_rehearses_unasked_and_not_with_another_quantization(
+def test_a_quantized_checkpoint_rehearses_with_its_own_quantization_only(
     name: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     load(model_folder("qwen2"), dtype="bfloat16", quantization_config=quantization(name)).save_pretrained(tmp_path)
@@ -101,7 +99,7 @@ def test_a_checkpoint_that_is_quantized_already_rehearses_unasked_and_not_with_a
 
 
 @pytest.mark.parametrize("method", ["gptq", "compressed-tensors", "llm_int8_has_fp16_weight"])
-def test_what_is_quantized_in_a_way_that_is_not_rehearsed_is_refused_by_name(method: str) -> None:
+def test_other_quantizations_are_refused_by_name(method: str) -> None:
     from transformers import BitsAndBytesConfig, Qwen2Config
 
     keeps_float16 = method == "llm_int8_has_fp16_weight"
@@ -119,7 +117,7 @@ def linear_4bit(inputs: int, outputs: int, nested: bool) -> Any:
 
 
 def births_on_cuda(layer: Any, x: torch.Tensor, backward: bool = False) -> list[int]:
-    """Sizes of what one pass allocates, beside the layer and its input."""
+    """Returns the sizes that one pass allocates."""
     recorder = Recorder()
     recorder.adopt_model(layer)
     for name, tensor in (*statistics(layer), ("input", x)):
@@ -132,14 +130,14 @@ def births_on_cuda(layer: Any, x: torch.Tensor, backward: bool = False) -> list[
     return sizes(recorder.trace())[before:]
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_4bit_product_dequantizes_the_whole_weight_but_for_few_tokens(nested: bool) -> None:
-    layer, few = linear_4bit(128, 256, nested), FUSED_UP_TO_TOKENS
-    births = births_on_cuda(layer, torch.randn(few + 1, 128, dtype=torch.bfloat16, requires_grad=True))
-    assert 128 * 256 * 2 in births
-    assert births.count(128 * 256 // 64 * 4) == (2 if nested else 0), "scales, then scales and their offset"
-    assert (few + 1) * 256 * 2 in births
-    assert births_on_cuda(layer, torch.randn(few, 128, dtype=torch.bfloat16)) == [few * 256 * 2]
+def test_a_4bit_product_dequantizes_the_whole_weight_except_for_few_tokens() -> None:
+    few = FUSED_UP_TO_TOKENS
+    for nested, scales in ((False, 0), (True, 2)):  # scales, then scales and their offset
+        layer = linear_4bit(128, 256, nested)
+        births = births_on_cuda(layer, torch.randn(few + 1, 128, dtype=torch.bfloat16, requires_grad=True))
+        assert {128 * 256 * 2, (few + 1) * 256 * 2} <= {*births}
+        assert births.count(128 * 256 // 64 * 4) == scales
+        assert births_on_cuda(layer, torch.randn(few, 128, dtype=torch.bfloat16)) == [few * 256 * 2]
 
 
 def test_a_layer_in_evaluation_keeps_its_packing() -> None:
@@ -154,7 +152,7 @@ def test_a_layer_in_evaluation_keeps_its_packing() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 20.0], ids=["no outliers", "outliers"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_an_8bit_layer_computes_what_the_layer_without_the_rules_computes(scale: float, bias: bool) -> None:
+def test_an_8bit_layer_computes_the_same_with_and_without_the_rules(scale: float, bias: bool) -> None:
     torch.manual_seed(0)
     layer = bitsandbytes.nn.Linear8bitLt(64, 32, bias=bias, has_fp16_weights=False, threshold=6.0).to("cpu").eval()
     x = torch.randn(10, 64).clamp(-3, 3)
@@ -171,12 +169,11 @@ def test_an_8bit_product_holds_int32_and_float16_results() -> None:
     layer.train()
     x = torch.randn(10, 64, dtype=torch.bfloat16).clamp(-3, 3).requires_grad_()
     births = births_on_cuda(layer, x, backward=True)
-    for expected in (10 * 96 * 4, 10 * 96 * 2, 10 * 64 * 2, 10 * 64, 10 * 4, 96 * 64 * 2):
-        assert expected in births
+    assert {10 * 96 * 4, 10 * 96 * 2, 10 * 64 * 2, 10 * 64, 10 * 4, 96 * 64 * 2} <= {*births}
 
 
 def state_sizes(model: Any, embedding_bits: int | None) -> list[dict[str, int]]:
-    """Bytes of the state of every parameter after one step."""
+    """Returns the bytes of every parameter's state after one step."""
     if embedding_bits is not None:
         manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
         manager.register_module_override(model.model.embed_tokens, "weight", {"optim_bits": embedding_bits})
@@ -189,7 +186,7 @@ def state_sizes(model: Any, embedding_bits: int | None) -> list[dict[str, int]]:
 
 
 def test_8bit_optimizer_state_has_the_real_sizes(model_folder: Folder) -> None:
-    """Embeddings and parameters below 4096 elements keep 32-bit state; the rest a byte, and a scale per 256."""
+    """Embeddings and parameters below 4096 elements have 32-bit state; the rest 8-bit state, and a scale per 256."""
     with cuda_bitsandbytes():
         real = state_sizes(load(model_folder("qwen2")), embedding_bits=32)
     with fake_run.fake_tensors() as mode, without_weights(materialize), cuda_bitsandbytes():
@@ -201,5 +198,5 @@ def test_8bit_optimizer_state_has_the_real_sizes(model_folder: Folder) -> None:
     assert fake[0] == {"state1": embedding * 4, "state2": embedding * 4}
     scales = {"absmax1": gate // 256 * 4, "absmax2": gate // 256 * 4, "qmap1": 1024, "qmap2": 1024}
     assert {"state1": gate, "state2": gate, **scales} in fake
-    with cuda_bitsandbytes():  # it remembers by position what keeps 32 bits; a worker rehearses many runs
+    with cuda_bitsandbytes():  # bitsandbytes remembers by position which parameters had 32 bits in the last run
         assert state_sizes(load(model_folder("qwen2")), embedding_bits=None)[0]["state1"] == embedding

@@ -1,7 +1,4 @@
-"""Triton kernels, rehearsed: what Liger's keep and make, and models that take them; TRL's fused head.
-
-The figures follow the host code of liger-kernel 0.8.5, which was run on fake tensors with idle kernels to compare.
-"""
+"""Rehearsed Triton kernels allocate like Liger's, whose host code (0.8.5) ran on fake tensors, and TRL's fused head."""
 
 import importlib.util
 import sys
@@ -29,7 +26,7 @@ ROWS, TOKENS, HIDDEN, VOCABULARY = 2, 24, 64, 300
 
 
 def births(run: Callable[..., Any], *shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> list[int]:
-    """Sizes born while ``run`` works on fake tensors of these shapes that require gradients."""
+    """Returns the sizes that ``run`` allocates, given fake tensors of these shapes that require gradients."""
     with QuickFakeMode() as mode:
         given = [torch.empty(shape, dtype=dtype).requires_grad_() for shape in shapes]
         recorder = Recorder(KnownValues(mode).run)
@@ -53,7 +50,7 @@ def test_a_norm_keeps_one_number_per_row_and_overwrites_its_gradient(in_place: b
     assert births(run, shape, (HIDDEN,), shape) == forward + partial_sums
 
 
-def test_a_gated_product_makes_its_result_alone_and_a_rotation_works_where_queries_and_keys_lie() -> None:
+def test_a_gated_product_allocates_only_its_result_and_a_rotation_nothing() -> None:
     def gate(gate: torch.Tensor, up: torch.Tensor, grad: torch.Tensor) -> None:
         torch.autograd.grad(triton_kernels.GatedProduct.apply(gate, up), (gate, up), grad.detach())
 
@@ -62,11 +59,11 @@ def test_a_gated_product_makes_its_result_alone_and_a_rotation_works_where_queri
         triton_kernels.Rotation.apply(*rows_first, cos.detach(), cos.detach())
 
     shape = (ROWS, TOKENS, 192)
-    assert births(gate, shape, shape, shape) == [ROWS * TOKENS * 192 * 2], "and no gradient"
+    assert births(gate, shape, shape, shape) == [ROWS * TOKENS * 192 * 2]
     assert births(rotate, (ROWS, TOKENS, 4, 16), (ROWS, TOKENS, 2, 16), (1, TOKENS, 16)) == []
 
 
-def test_a_chunk_of_logits_weighs_as_much_as_the_hidden_states() -> None:
+def test_a_chunk_of_logits_has_about_the_bytes_of_the_hidden_states() -> None:
     sizes = [(16384, 32000, 4096), (40, 300, 64), (4096, 151_936, 896), (4, 32000, 4096), (5, 64, 64)]
     assert [chunk_tokens(*size) for size in sizes] == [2048, 8, 32, 1, 5]
 
@@ -85,15 +82,11 @@ def head(
     return births(run, (ROWS * TOKENS, HIDDEN), (VOCABULARY, HIDDEN), dtype=dtype)
 
 
-def test_the_head_holds_one_chunk_of_logits_and_both_gradients() -> None:
-    chunk = chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN) * VOCABULARY * 2
-    made = head(weight_trains=True)
-    assert made.count(chunk) == 1
-    assert made.count(VOCABULARY * HIDDEN * 2) == 1
-    assert max(made) == VOCABULARY * HIDDEN * 2
+CHUNK = chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN)
+CHUNKS = -(-ROWS * TOKENS // CHUNK)
 
 
-def test_a_frozen_head_gets_no_gradient_and_an_evaluation_makes_logits_alone() -> None:
+def test_a_frozen_head_gets_no_gradient_and_an_evaluation_only_makes_logits() -> None:
     trained = head(weight_trains=False)
     evaluated = head(weight_trains=False, hidden_trains=False, dtype=FP32)
     assert VOCABULARY * HIDDEN * 2 not in trained
@@ -102,39 +95,31 @@ def test_a_frozen_head_gets_no_gradient_and_an_evaluation_makes_logits_alone() -
 
 
 def test_every_chunk_casts_float32_weights_under_autocast_and_makes_a_second_gradient_of_them_without() -> None:
-    chunks = -(-ROWS * TOKENS // chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN))
-    assert head(weight_trains=True, dtype=FP32, autocast=True).count(VOCABULARY * HIDDEN * 2) >= chunks
-    assert head(weight_trains=True, dtype=FP32).count(VOCABULARY * HIDDEN * 4) == 1 + chunks
+    assert head(weight_trains=True, dtype=FP32, autocast=True).count(VOCABULARY * HIDDEN * 2) >= CHUNKS
+    assert head(weight_trains=True, dtype=FP32).count(VOCABULARY * HIDDEN * 4) == 1 + CHUNKS
 
 
 @pytest.mark.parametrize(("version", "again"), [("0.8.2", 1), ("0.8.3", 0), (None, 0)])
-def test_an_older_head_makes_each_chunks_gradient_of_the_weight_twice_more(
+def test_the_head_holds_one_chunk_of_logits_and_both_gradients_and_an_older_one_more(
     version: str | None, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_kernels, "installed_versions", lambda names: dict.fromkeys(names, version))
-    chunk = chunk_tokens(ROWS * TOKENS, VOCABULARY, HIDDEN)
-    chunks, made = -(-ROWS * TOKENS // chunk), head(weight_trains=True)
-    assert made.count(VOCABULARY * HIDDEN * 2) == 1 + again * chunks
-    assert made.count(VOCABULARY * HIDDEN * 4) == again * chunks
-    assert made.count(chunk * VOCABULARY * 2) == 1 + again * (chunks - 1)
+    made = head(weight_trains=True)
+    assert made.count(VOCABULARY * HIDDEN * 2) == 1 + again * CHUNKS
+    assert made.count(VOCABULARY * HIDDEN * 4) == again * CHUNKS
+    assert made.count(CHUNK * VOCABULARY * 2) == 1 + again * (CHUNKS - 1)
+    assert again or max(made) == VOCABULARY * HIDDEN * 2
 
 
 def config(family: str) -> Any:
     import transformers
 
-    names = {"gemma3_text": "Gemma3Text", "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-    return getattr(transformers, f"{names[family]}Config")(
-        hidden_size=HIDDEN,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=VOCABULARY,
-    )
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+    return transformers.AutoConfig.for_model(family, **sizes, num_attention_heads=4, num_key_value_heads=2)
 
 
 def training_step(family: str, switches: dict[str, Any] | None, with_liger: bool) -> tuple[list[int], int, Any]:
-    """Births and peak bytes of one step of a tiny fake model, and what its forward pass returned."""
+    """Returns the sizes and the peak of one step of a tiny fake model, and the output of its forward pass."""
     from transformers import AutoModelForCausalLM, trainer
 
     def build() -> Any:
@@ -155,7 +140,7 @@ def training_step(family: str, switches: dict[str, Any] | None, with_liger: bool
 
 
 @pytest.mark.parametrize("family", LIGER_MODELS)
-def test_a_model_with_ligers_kernels_makes_no_logits_and_needs_less(family: str) -> None:
+def test_a_model_with_ligers_kernels_allocates_no_logits_and_needs_less(family: str) -> None:
     made, peak, output = training_step(family, None, with_liger=True)
     plain, plain_peak, _ = training_step(family, None, with_liger=False)
     logits = ROWS * TOKENS * VOCABULARY * 2
@@ -167,7 +152,7 @@ def test_a_model_with_ligers_kernels_makes_no_logits_and_needs_less(family: str)
 
 
 def test_each_kernel_and_the_head_can_be_switched_off() -> None:
-    """TRL 1.16 takes the layers without the head."""
+    """TRL 1.16 uses the layers without the head."""
     everything, _, _ = training_step("llama", None, with_liger=True)
     for switch in ("rope", "rms_norm", "swiglu"):
         assert len(training_step("llama", {switch: False}, with_liger=True)[0]) > len(everything)
@@ -176,7 +161,7 @@ def test_each_kernel_and_the_head_can_be_switched_off() -> None:
     assert len(made) < len(training_step("llama", None, with_liger=False)[0])
 
 
-def test_a_model_that_is_not_imitated_and_a_real_one_are_refused() -> None:
+def test_other_models_real_tensors_and_switches_are_refused() -> None:
     from transformers import AutoModelForCausalLM, GPT2Config, trainer
 
     gpt2 = GPT2Config(n_layer=1, n_embd=64, n_head=4)
@@ -185,9 +170,6 @@ def test_a_model_that_is_not_imitated_and_a_real_one_are_refused() -> None:
             model = AutoModelForCausalLM.from_config(one)
             with pytest.raises(UsageError, match=reason):
                 trainer.apply_liger_kernel(model, None)
-
-
-def test_what_cannot_be_rehearsed_is_said() -> None:
     assert why_not_liger("llama") is why_not_liger("qwen3", {"rope": False, "cross_entropy": False}) is None
     assert "cross_entropy" in str(why_not_liger("llama", {"cross_entropy": True}))
     assert "not for phi3" in str(why_not_liger("phi3"))
@@ -222,7 +204,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def trained(fake: bool, stand_ins: bool = True, weights: torch.dtype = torch.float32) -> tuple[list[int], Any, Any]:
-    """Births of a forward and a backward pass, with the model's and the batch's, the outputs, and the model."""
+    """Returns the sizes of a forward and a backward pass without the weights, the outputs, and the model."""
 
     def step(model: Any, batch: Any) -> Any:
         outputs = model(**batch, fused_lm_head=True)
@@ -238,7 +220,7 @@ def trained(fake: bool, stand_ins: bool = True, weights: torch.dtype = torch.flo
 @pytest.mark.newest
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_fake_tensors_allocate_what_real_ones_do_and_nothing_is_known_of_their_loss(weights: torch.dtype) -> None:
-    """A kernel that does nothing leaves zeros, which a trainer would decide by."""
+    """A kernel that does nothing would leave zeros, on which a trainer's decisions would depend."""
     births, outputs, model = trained(fake=True, weights=weights)
     assert births == trained(fake=False, weights=weights)[0]
     assert known_value(outputs.loss) is None
@@ -248,7 +230,7 @@ def test_fake_tensors_allocate_what_real_ones_do_and_nothing_is_known_of_their_l
 @needs_fused_head
 @pytest.mark.newest
 def test_values_and_gradients_are_those_of_trls_own_path() -> None:
-    """float32 throughout; sums run over other rows, so the last digits differ."""
+    """In float32; the order of sums differs, and so do the last digits."""
     _, mine, model = trained(fake=False)
     _, theirs, reference = trained(fake=False, stand_ins=False)
     for name in ("loss", "log_probs", "entropy"):
@@ -259,8 +241,8 @@ def test_values_and_gradients_are_those_of_trls_own_path() -> None:
 
 @needs_fused_head
 @pytest.mark.newest
-def test_only_tokens_with_a_label_are_scored_and_a_tile_is_folded_without_copies() -> None:
-    """TRL's PyTorch path holds the tile in float32 several times over, and half precision weights in float32."""
+def test_only_tokens_with_a_label_are_scored_and_tiles_are_not_copied() -> None:
+    """TRL's PyTorch path holds several float32 copies of the tile, and one of half-precision weights."""
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
     births, tile = trained(fake=True)[0], _CHUNKED_LOGPROB_CHUNK_SIZE * 4
@@ -275,7 +257,7 @@ def test_only_tokens_with_a_label_are_scored_and_a_tile_is_folded_without_copies
     assert theirs.count(WORDS * HIDDEN * 4) > 1
 
 
-def test_without_the_head_nothing_is_rehearsed_while_its_absence_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_without_the_head_do_not_have_its_absence_as_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trl.kernels", None)
     with pytest.raises(ValueError, match="the user's") as raised, fused_head_stand_ins():
         raise ValueError("the user's")

@@ -1,4 +1,4 @@
-"""Known FLOPs, bytes and kernels are planted with real tensors, and must be found in the right column."""
+"""The FLOPs, bytes and kernels of real tensors are counted."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def linear() -> torch.nn.Linear:
     return torch.nn.Linear(INPUTS, OUTPUTS, bias=False)
 
 
-def test_a_linear_layer_reads_weights_that_do_not_grow_and_tokens_that_do() -> None:
+def test_only_the_weights_of_a_linear_layer_are_fixed_bytes() -> None:
     layer, rows = linear(), torch.ones(TOKENS, INPUTS)
     with recorded(model=layer) as recorder:
         layer(rows)
@@ -54,7 +54,7 @@ def test_a_linear_layer_reads_weights_that_do_not_grow_and_tokens_that_do() -> N
     assert (product.kind, product.dtype, product.launches) == (Kind.MATMUL, "float32", 1)
 
 
-def test_what_is_told_to_be_of_weights_does_not_grow_whatever_its_shape() -> None:
+def test_bytes_of_weights_are_fixed_whatever_their_shape() -> None:
     flat = torch.ones(TOKENS)
     with recorded() as recorder:
         flat.clone()
@@ -80,19 +80,11 @@ def test_flops_are_those_of_torchs_own_counter() -> None:
 
 def viewing() -> Callable[[], Any]:
     tensor = torch.ones(TOKENS, INPUTS)
-
-    def step() -> None:
-        tensor.view(-1).unsqueeze(0).expand(4, -1).t()
-        tensor[2:, ::2].detach()
-        torch.empty(1000)
-        tensor.split(4)
-
-    return step
+    return lambda: (tensor.view(-1).unsqueeze(0).expand(4, -1).t(), tensor[2:, ::2], tensor.split(4), torch.empty(9))
 
 
 def embedding() -> Callable[[], Any]:
-    layer, ids = torch.nn.Embedding(50_000, INPUTS), torch.arange(TOKENS)
-    return lambda: layer(ids)
+    return partial(torch.nn.Embedding(50_000, INPUTS), torch.arange(TOKENS))
 
 
 def listed(chunks: int) -> Callable[[], Any]:
@@ -101,19 +93,19 @@ def listed(chunks: int) -> Callable[[], Any]:
 
 
 COSTS: dict[str, tuple[Callable[[], Callable[[], Any]], int, int]] = {
-    "views and memory that is only taken cost nothing": (viewing, 0, 0),
+    "views and allocations cost nothing": (viewing, 0, 0),
     "a copy does not read what it overwrites": (
         lambda: partial(torch.empty(TOKENS).copy_, torch.empty(TOKENS, dtype=torch.float64)),
         TOKENS * (FLOAT + 8),
         1,
     ),
     "an embedding reads the rows that it returns": (embedding, 2 * TOKENS * INPUTS * FLOAT + TOKENS * 8, 1),
-    "an expanded tensor is as long as its storage": (
+    "an expanded tensor has the bytes of its storage": (
         lambda: torch.empty(1, INPUTS).expand(1000, INPUTS).sum,
         (INPUTS + 1) * FLOAT,
         1,
     ),
-    "a list of tensors goes in launches of 320 chunks": (lambda: listed(400), 2 * 65536 * 400 * FLOAT, 2),
+    "a list of tensors takes launches of 320 chunks": (lambda: listed(400), 2 * 65536 * 400 * FLOAT, 2),
 }
 
 
@@ -129,7 +121,7 @@ def test_an_operator_moves_what_its_kernel_moves(name: str) -> None:
     assert sum(work.launches for work in works) == launches
 
 
-def test_fused_attention_tells_its_flops_and_skips_what_a_causal_mask_hides() -> None:
+def test_fused_attention_counts_the_flops_that_a_causal_mask_leaves() -> None:
     query, key = torch.empty(2, 8, 64, 16), torch.empty(2, 4, 64, 16)
     with cuda_attention((8, 0)), recorded() as recorder:
         half = [tensor.bfloat16().requires_grad_() for tensor in (query, key, key)]
@@ -144,7 +136,7 @@ def test_fused_attention_tells_its_flops_and_skips_what_a_causal_mask_hides() ->
 
 
 @pytest.mark.parametrize("phase", [Phase.LOAD, Phase.EVALUATE, Phase.SAVE])
-def test_what_does_not_come_in_every_step_is_not_counted(phase: Phase) -> None:
+def test_only_phases_of_every_step_are_counted(phase: Phase) -> None:
     with recorded(phase) as recorder:
         torch.ones(3)
         assert found(recorder) == ()
@@ -163,8 +155,8 @@ def a_step(recorder: Recorder, *, makes_state: bool) -> None:
 
 
 @pytest.mark.parametrize("after", [Phase.EVALUATE, Phase.FORWARD], ids=lambda phase: phase.value)
-def test_the_last_whole_step_counts_and_what_follows_it_is_none_of_its_own(after: Phase) -> None:
-    """The first makes the state of the optimizer; PPO makes statistics after one, in what counts as a forward."""
+def test_the_last_whole_step_counts_without_what_follows(after: Phase) -> None:
+    """The first step creates the optimizer's state; PPO computes statistics after a step, in a forward phase."""
     with recorded(Phase.LOAD) as recorder:
         a_step(recorder, makes_state=True)
         a_step(recorder, makes_state=False)
@@ -186,7 +178,7 @@ def test_the_last_whole_step_counts_and_what_follows_it_is_none_of_its_own(after
         ("ppo", {"num_ppo_epochs": 2}, 2, 8),
     ],
 )
-def test_a_trainers_spec_says_for_how_long_it_trains_on_what_is_generated(
+def test_a_trainers_spec_has_the_micro_steps_per_generation(
     method: str, arguments: dict[str, Any], passes: int, micro_steps: int, tmp_path: Path
 ) -> None:
     length = {"response_length": 8} if method == "ppo" else {"max_completion_length": 8, "num_generations": 4}
@@ -197,7 +189,7 @@ def test_a_trainers_spec_says_for_how_long_it_trains_on_what_is_generated(
     assert (spec.passes, spec.micro_steps_per_generation) == (passes, micro_steps)
 
 
-def test_decode_steps_that_are_skipped_are_counted_on_the_mean_length_of_the_cache() -> None:
+def test_skipped_decode_steps_count_with_the_mean_length_of_the_cache() -> None:
     longest = 11
     with recorded(Phase.GENERATE) as recorder:
         torch.ones(5, longest).mul_(2.0)
