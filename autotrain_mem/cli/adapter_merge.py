@@ -27,7 +27,7 @@ def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *,
     """Merges in the base's dtype, and returns size and dtype. The folder appears complete or not at all.
 
     Raises:
-        HostMemoryError, OutputFolderError: memory or disk space does not suffice, or the folder exists by now.
+        HostMemoryError, OutputFolderError: memory or disk space does not suffice, or the folder exists already.
         ModelNotFoundError: the base is missing or cannot be reached.
         UsageError: the base is a quantized checkpoint, or the adapter does not change weights.
     """
@@ -69,8 +69,7 @@ def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *,
             text = card.read_text(encoding="utf-8", errors="replace").replace("library_name: peft\n", "")
             (unfinished / CARD_NAME).write_text(text, encoding="utf-8")
         if target.exists():  # created meanwhile
-            message = f"{target} exists by now, and is not written over."
-            raise OutputFolderError(message, hint="Give --out a new folder.")
+            raise OutputFolderError(f"{target} exists already.", hint="Give --out a new folder.")
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -93,7 +92,7 @@ def check_room(weight_bytes: int, folder: Path) -> None:
         raise HostMemoryError(
             f"Merging takes {format_bytes(int(ROOM * weight_bytes))} of host memory, and "
             f"{format_bytes(available_bytes)} are available.",
-            hint="Close other programs, or take a machine with more memory.",
+            hint="Close other programs, or use a machine with more memory.",
         )
     if weight_bytes > free_bytes:
         raise OutputFolderError(
@@ -104,13 +103,10 @@ def check_room(weight_bytes: int, folder: Path) -> None:
 
 
 def check_merges(model: Any) -> None:
-    """Raises UsageError for an adapter that does not change weights, such as prompt tuning.
-
-    ``peft/peft_model.py: PeftModel.__getattr__`` passes the attribute on to the base model, which has no merge method.
-    """
+    """Raises UsageError for an adapter that does not change weights, such as prompt tuning, and so has no merge."""
     if not hasattr(model, "merge_and_unload"):
         kind = next(iter(model.peft_config.values())).peft_type.value
         raise UsageError(
-            f"An adapter of the kind {kind} is not merged: it adds tokens or states, and changes no weight.",
-            hint="Load it beside its base model with PEFT's AutoPeftModelForCausalLM.",
+            f"A {kind} adapter cannot be merged: it adds tokens or states, and changes no weight.",
+            hint="Load it together with its base model, by PEFT's AutoPeftModelForCausalLM.",
         )

@@ -23,8 +23,8 @@ from autotrain_mem.support.errors import ModelNotFoundError, OutputFolderError, 
 from autotrain_mem.support.versions import installed_versions
 
 _CHAT = """\
-Starts `transformers serve` with the model that a run trained, and `transformers chat` to talk to it. They load no
-adapters: an adapter is merged first, by `autofit merge RUN`.
+Starts `transformers serve` with the model that a run trained, and `transformers chat` to talk to it. Merge an adapter
+first, with `autofit merge RUN`: `transformers serve` loads none.
 """
 
 
@@ -74,8 +74,8 @@ def answers(url: str) -> bool:
 
 
 _MERGE = """\
-Merges the adapter that a run trained into its base model's weights, in the base's own type, and writes the model to a
-new folder, which any tool can load that loads the base. Works in host memory, and checks first that memory and disk
+Merges the adapter that a run trained into its base model's weights, in the base's dtype, and writes the model to a new
+folder. Any tool that loads the base can load it. The merge runs in host memory, and first checks that memory and disk
 suffice. Nothing is overwritten.
 """
 
@@ -86,7 +86,7 @@ def merge(argv: Sequence[str]) -> int:
     parser.add_run()
     base_help = "where the base model is now: a folder or a hub id (default: where the adapter was trained from)"
     parser.add_argument("--base", metavar="MODEL", help=base_help)
-    code_help = "let the model's own code run, where it has some"
+    code_help = "let the model's own code run, if it has any"
     parser.add_argument("--trust_remote_code", action="store_true", help=code_help)
     parser.add_argument("--out", metavar="FOLDER", help="a new folder (default: RUN-merged, beside the run)")
     options = parser.read(argv)
@@ -98,16 +98,16 @@ def merge(argv: Sequence[str]) -> int:
         )
     target = Path(options.out).expanduser() if options.out else merged_folder(run)
     if target.exists():
-        raise OutputFolderError(f"{target} exists, and is not written over.", hint="Give --out a new folder.")
+        raise OutputFolderError(f"{target} exists already.", hint="Give --out a new folder.")
     if not target.absolute().parent.is_dir():
         raise OutputFolderError(
-            f"There is no folder {target.absolute().parent} to write to.", hint="Make it, or give --out another."
+            f"There is no folder {target.absolute().parent} to write to.", hint="Create it, or give another --out."
         )
     run = with_base(run, options.base)
     if run.base_bits is not None:
         warn(
-            f"the adapter was trained on the base in {run.base_bits} bits, and is laid over its full weights here: "
-            "these differ a little from what it has learned beside, so compare an answer or two"
+            f"the adapter was trained on the base quantized to {run.base_bits} bits, and is merged into its unquantized "
+            "weights, which differ a little: compare a few answers before and after"
         )
     with waiting(Console(stderr=True), "merging the adapter into its base"), quiet_libraries():
         from autotrain_mem.cli.adapter_merge import merge_adapter  # torch and transformers
@@ -137,17 +137,16 @@ def with_base(run: TrainedRun, base: str | None) -> TrainedRun:
 
 
 _PUSH = """\
-Runs `hf upload` for weights, configs, tokenizer and the model card, and nothing else: no checkpoints, no logs, no
-plan.json, run.json or training_args.bin, which may name paths of this machine or hold tokens. A missing repository is
-created, private unless --public is given; an existing one gets a new commit.
+Runs `hf upload` for weights, configs, tokenizer and the model card only. Checkpoints, logs, plan.json, run.json and
+training_args.bin stay here: they may name paths of this machine or hold tokens. A missing repository is created,
+private unless --public is given; an existing one gets a new commit.
 """
 UPLOADED = (
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
     *("*.safetensors.index.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("chat_template*", "*processor_config.json"),
 )
-"""No other files are uploaded: ``training_args.bin`` and checkpoints may hold tokens, plan and logs contain paths of
-this machine."""
+"""The files to upload. Others may hold tokens (``training_args.bin``) or paths of this machine (plan, logs)."""
 
 
 def push(argv: Sequence[str]) -> int:
@@ -155,7 +154,7 @@ def push(argv: Sequence[str]) -> int:
     parser = CommandParser("push", _PUSH)
     parser.add_run()
     parser.add_argument("--to", metavar="ORG/NAME", help="the repository")
-    parser.add_argument("--public", action="store_true", help="make it public, where it is made")
+    parser.add_argument("--public", action="store_true", help="make a new repository public")
     options = parser.read(argv)
     if options.to is None:
         raise UsageError("autofit push needs the name of a repository.", hint="autofit push RUN --to ORG/NAME")
@@ -165,7 +164,7 @@ def push(argv: Sequence[str]) -> int:
         )
     run = find_run(options.run)
     if run.is_adapter and Path(run.base).expanduser().is_dir():
-        warn(f"the adapter names its base by a folder of this machine, {run.base}: others cannot load it from there")
+        warn(f"the adapter names a folder of this machine as its base, {run.base}: nobody else can load it")
     words = ["upload", options.to, str(run.folder), ".", f"--{'no-' * options.public}private"]
     words += [f"--include={pattern}" for pattern in UPLOADED]
     words += ["--exclude=*/*", f"--commit-message=Upload the model trained in {run.folder.resolve().name}"]
@@ -174,8 +173,8 @@ def push(argv: Sequence[str]) -> int:
     if code:
         raise TrainingError(
             f"hf upload failed with exit status {code}.",
-            hint="Run `hf auth login` with a token that may write, or set HF_TOKEN. --to takes a user or an "
-            "organisation that is yours. Where the network broke off, run this again: what arrived is not sent twice.",
+            hint="Run `hf auth login` with a token that may write, or set HF_TOKEN. --to takes your user name or an "
+            "organisation of yours. If the network failed, run this again: uploaded files are not sent twice.",
         )
     sys.stdout.write(f"https://huggingface.co/{options.to}\n")
     return 0

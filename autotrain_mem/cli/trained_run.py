@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.support.errors import OutputFolderError, UsageError
@@ -26,11 +26,7 @@ _A_RUN = "A run is the output folder of `autofit METHOD`, with the model, plan.j
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRun:
-    """Describes a finished training, as read from its output folder.
-
-    Only these few values of ``plan.json`` are read, unchecked: a model that another version of autofit trained is
-    usable even if this version cannot follow its plan.
-    """
+    """Describes a finished training. Few values of ``plan.json`` are read, so that any version's model is usable."""
 
     folder: Path
     method: MethodFacts
@@ -45,12 +41,7 @@ class TrainedRun:
 
 
 def find_run(path: str) -> TrainedRun:
-    """Reads the folder of a finished run.
-
-    Raises:
-        UsageError: the folder does not exist, or holds no run of autofit.
-        OutputFolderError: the run is not finished.
-    """
+    """Reads a run's folder. Raises UsageError if it holds no run, OutputFolderError if the run is not finished."""
     folder = Path(path)
     if not path.strip() or not folder.is_dir():
         raise UsageError(f"There is no folder {path!r}.", hint=_A_RUN)
@@ -58,24 +49,26 @@ def find_run(path: str) -> TrainedRun:
         inside = sorted(str(path.parent) for path in folder.glob(f"*/{PLAN_NAME}"))[:3]  # such as a quickstart's
         hint = f"It holds these runs: {', '.join(inside)}." if inside else _A_RUN
         raise UsageError(f"{path} is not the folder of a run: it holds no {PLAN_NAME}.", hint=hint)
-    plan = _read(folder / PLAN_NAME)
-    method, base, arguments = plan.get("method"), plan.get("model"), _mapping(plan, "job", "arguments")
-    if not isinstance(method, str) or method not in METHODS or not isinstance(base, str):
-        raise UsageError(f"{folder / PLAN_NAME} names no method and model that this autofit knows.", hint=_A_RUN)
+    try:
+        plan = json.loads(read_start(folder / PLAN_NAME, LARGEST_BYTES))
+        method, base = METHODS[plan["method"]], os.fspath(plan["model"])
+        knobs, revision = plan.get("knobs", {}), plan.get("job", {}).get("arguments", {}).get("model_revision")
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        message = f"{folder / PLAN_NAME} names no method and model that this autofit knows."
+        raise UsageError(message, hint=_A_RUN) from error
     has_adapter = _has(folder, ADAPTER_WEIGHTS) and (folder / "adapter_config.json").is_file()
     if not (has_adapter or _has(folder, MODEL_WEIGHTS)) or not (folder / RUN_NAME).is_file():
         has_checkpoints = any(path.is_dir() for path in folder.glob("checkpoint-*"))
-        go_on = f"autofit {method} --output_dir {folder} --resume_from_checkpoint  continues it."
+        resume = f"autofit {method.name} --output_dir {folder} --resume_from_checkpoint  continues it."
         raise OutputFolderError(
             f"The run in {folder} is not finished: it holds no trained model yet.",
-            hint=go_on if has_checkpoints else f"autofit {method} --plan {folder}  trains with its plan again.",
+            hint=resume if has_checkpoints else f"autofit {method.name} --plan {folder}  trains with its plan again.",
         )
-    knobs = _mapping(plan, "knobs")
     return TrainedRun(
         folder=folder,
-        method=METHODS[method],
+        method=method,
         base=base,
-        revision=str(arguments["model_revision"]) if arguments.get("model_revision") else None,
+        revision=str(revision) if revision else None,
         base_bits=next((bits for name, bits in BASE_BITS.items() if knobs.get(name)), None),
         is_adapter=has_adapter,
     )
@@ -83,19 +76,3 @@ def find_run(path: str) -> TrainedRun:
 
 def _has(folder: Path, names: tuple[str, ...]) -> bool:
     return any((folder / name).is_file() for name in names)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Returns a file's content; empty if it cannot be read, so that the caller can say what is missing."""
-    try:
-        content = json.loads(read_start(path, LARGEST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _mapping(content: dict[str, Any], *keys: str) -> dict[str, Any]:
-    for key in keys:
-        inner = content.get(key)
-        content = inner if isinstance(inner, dict) else {}
-    return content
