@@ -1,4 +1,4 @@
-"""A worker removes what a killed parent leaves behind, and compiles nothing as it imports."""
+"""Tests that a worker removes a killed parent's folders, and compiles nothing on import."""
 
 import pathlib
 

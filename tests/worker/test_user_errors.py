@@ -1,4 +1,4 @@
-"""What was raised in a rehearsal is told with whose it is, and reaches a script as Python's own class."""
+"""Tests how exceptions in a rehearsal are explained, and passed on to a script."""
 
 import inspect
 import json
@@ -49,21 +49,21 @@ def reads_a_value() -> None:
         torch.ones(1).item()
 
 
-def test_a_script_reads_which_line_of_its_own_raised_or_called_the_library_that_did() -> None:
+def test_a_script_gets_the_line_of_its_own_code() -> None:
     own, library = (failure(STEP, raised_by(act), from_python=True) for act in (own_bug, in_a_library))
     assert own.message == "Rehearsing the trainer failed: ValueError: my own bug"
     assert own.hint == f"It was raised in {at(own_bug, 1)}, during a rehearsal."
     assert library.hint == f"It was raised in torch, called by {at(in_a_library, 1)}, during a rehearsal."
 
 
-def test_a_script_that_reads_a_tensors_value_is_told_where_and_what_to_do() -> None:
+def test_a_script_that_reads_a_tensors_value_gets_the_line_and_the_fix() -> None:
     error = raised_by(reads_a_value)
-    told = failure(STEP, error, from_python=True)
-    assert told.hint.startswith(f"{at(reads_a_value, 2)} reads the value of a tensor, and in a rehearsal")
-    assert passed_on(error) is None, "a script would read no more than torch's own words"
+    hint = failure(STEP, error, from_python=True).hint
+    assert hint.startswith(f"{at(reads_a_value, 2)} reads the value of a tensor, and in a rehearsal")
+    assert passed_on(error) is None
 
 
-def test_a_command_reads_of_flags_and_a_script_of_arguments_where_the_libraries_alone_raised() -> None:
+def test_a_command_gets_hints_on_flags_and_a_script_on_arguments() -> None:
     command = failure(STEP, raised_by(own_bug), from_python=False)
     script = failure(STEP, ValueError("never raised anywhere"), from_python=True)
     assert "in the installed libraries: ValueError" in command.message
@@ -71,6 +71,8 @@ def test_a_command_reads_of_flags_and_a_script_of_arguments_where_the_libraries_
     assert "--debug" in command.hint
     assert "--" not in script.hint
     assert "argument" in script.hint
+    missing = failure(STEP, ImportError("no module x"), from_python=False)
+    assert missing.hint.startswith("Install the package that it names")
 
 
 class Unmatched(ValueError):
@@ -127,5 +129,5 @@ def test_what_peft_refuses_is_passed_on_and_what_other_libraries_raised_is_not()
         ("/home/me/trl/mine.py", ""),
     ],
 )
-def test_whose_a_file_of_code_is(file: str, library: str) -> None:
+def test_the_library_of_a_code_file(file: str, library: str) -> None:
     assert library_of(file) == library
