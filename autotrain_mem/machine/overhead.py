@@ -41,17 +41,9 @@ KERNELS_BYTES = 160 * MIB
 35 % or less, at most by 156 % (99 MiB on an RTX 3060 that loads weights) or 235 MiB (idle contexts)."""
 
 _RESIDENT_THREADS = {
-    (7, 0): 2048,
     (7, 5): 1024,
-    (8, 0): 2048,
-    (8, 6): 1536,
-    (8, 7): 1536,
-    (8, 9): 1536,
-    (9, 0): 2048,
-    (10, 0): 2048,
-    (10, 3): 2048,
-    (12, 0): 1536,
-    (12, 1): 1536,
+    **dict.fromkeys([(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)], 1536),
+    **dict.fromkeys([(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)], 2048),
 }
 """Most resident threads of one multiprocessor: CUDA C++ Programming Guide, technical specifications per capability."""
 

@@ -47,18 +47,16 @@ def test_processes_are_named_largest_first(nvml: FakeNvml, gpu: FakeGpu) -> None
     assert nvml.started == 0
 
 
-def test_one_that_computes_and_draws_is_one(nvml: FakeNvml, gpu: FakeGpu) -> None:
+def test_a_process_that_computes_and_draws_is_listed_once(nvml: FakeNvml, gpu: FakeGpu) -> None:
     gpu.computing, gpu.drawing = {STRANGER: GIB}, {STRANGER: GIB, STRANGER + 1: 100 * MIB}
-    assert [(other.pid, other.used_bytes) for other in others_on(CARD)] == [
-        (STRANGER, GIB),
-        (STRANGER + 1, 100 * MIB),
-    ]
+    listed = [(other.pid, other.used_bytes) for other in others_on(CARD)]
+    assert listed == [(STRANGER, GIB), (STRANGER + 1, 100 * MIB)]
     gpu.drawing = None
     assert [other.pid for other in others_on(CARD)] == [STRANGER]
 
 
-def test_what_nobody_is_listed_for_is_told_as_others_but_for_the_drivers_own(nvml: FakeNvml, gpu: FakeGpu) -> None:
-    """As in a container, or on Windows, where processes are listed without their bytes."""
+def test_memory_without_a_listed_process_is_reported_except_the_drivers_reserve(nvml: FakeNvml, gpu: FakeGpu) -> None:
+    """As in a container, or on Windows, where NVML lists processes without their bytes."""
     assert others_on(CARD) == ()
     gpu.computing, gpu.unlisted_bytes = {STRANGER: None}, 3 * GIB
     assert others_on(CARD)[0] == OtherProcess(pid=NOBODY, name="", used_bytes=3 * GIB)
@@ -66,7 +64,7 @@ def test_what_nobody_is_listed_for_is_told_as_others_but_for_the_drivers_own(nvm
     assert [held_by(CARD, STRANGER + more) for more in range(3)] == [GIB, None, None]
 
 
-def test_without_nvml_and_of_a_card_that_is_not_here_nobody_is_known(
+def test_no_process_is_known_without_nvml_or_for_a_card_that_is_not_here(
     nvml: FakeNvml, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu.computing = {STRANGER: GIB}

@@ -1,4 +1,4 @@
-"""The catalog of GPUs, and how a name or a size becomes one of them."""
+"""Tests the catalog of GPUs, and the lookup by name or size."""
 
 import pytest
 
@@ -6,6 +6,7 @@ from autotrain_mem.machine import catalog as module
 from autotrain_mem.machine.catalog import catalog, named, recognise
 from autotrain_mem.support.errors import UnknownGpuError
 from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Hardware
 
 
 def test_every_card_has_all_its_figures_and_says_where_they_are_from() -> None:
@@ -28,7 +29,7 @@ def test_every_card_has_all_its_figures_and_says_where_they_are_from() -> None:
         assert share == pytest.approx(nearest, rel=0.16 if card.name.startswith("h") else 0.08), card.name
 
 
-def test_torch_sees_a_little_less_than_the_box_says_and_figures_follow_their_own_arithmetic() -> None:
+def test_total_memory_is_a_little_less_than_the_marketed_one_and_derived_figures_are_right() -> None:
     totals = {row.hardware.name: row.hardware.total_bytes // MIB for row in module._cards()}
     for row in module._cards():
         # L4 and A10G lose 8 % to ECC kept in the same memory and to the driver; B200 is sold as 180 GB, decimal.
@@ -85,12 +86,9 @@ def test_a_name_of_several_cards_is_refused_with_each_of_them(written: str, choi
     ("written", "name", "size_bytes"),
     [("300MiB", "300MiB", 300 * MIB), ("0.5GiB", "0.5GiB", GIB // 2), (" 12 gib ", "12GiB", 12 * GIB)],
 )
-def test_a_size_is_an_imagined_card_of_which_nothing_else_is_known(written: str, name: str, size_bytes: int) -> None:
-    card = named(written)
-    assert (card.name, card.origin) == (name, "imagined")
-    assert card.total_bytes == card.free_bytes == size_bytes
-    assert card.non_torch_bytes == 0
-    assert card.compute_capability is card.bandwidth_bytes_per_second is card.bf16_flops_per_second is None
+def test_a_size_is_an_imagined_card_without_other_figures(written: str, name: str, size_bytes: int) -> None:
+    sizes = {"total_bytes": size_bytes, "free_bytes": size_bytes, "non_torch_bytes": 0}
+    assert named(written) == Hardware(name=name, origin="imagined", source="imagined by its size", **sizes)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +104,7 @@ def test_a_size_is_an_imagined_card_of_which_nothing_else_is_known(written: str,
         ("0GiB", None),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest_if_there_is_one(written: str, meant: str | None) -> None:
+def test_the_error_for_an_unknown_name_has_the_nearest_ones(written: str, meant: str | None) -> None:
     with pytest.raises(UnknownGpuError) as refusal:
         named(written)
     assert meant is None or meant in refusal.value.hint
@@ -131,8 +129,6 @@ def test_an_unknown_name_is_answered_with_the_nearest_if_there_is_one(written: s
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864, None),
     ],
 )
-def test_a_card_that_is_here_is_recognised_by_its_name_and_its_memory(
-    name: str, total_mib: int, key: str | None
-) -> None:
+def test_a_detected_card_is_recognised_by_its_name_and_memory(name: str, total_mib: int, key: str | None) -> None:
     card = recognise(name, total_mib * MIB)
     assert (card and card.name) == key

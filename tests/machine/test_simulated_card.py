@@ -1,4 +1,4 @@
-"""A card that is not there: full at the same byte as the allocator it simulates, and says so in torch's words."""
+"""Tests that a simulated card runs out of memory like the simulated allocator, with torch's message."""
 
 import sys
 import threading
@@ -20,9 +20,7 @@ ROOM_BYTES = 100 * MIB
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 60 * MIB)), max_size=20), st.booleans())
 @settings(deadline=None)
-def test_it_is_full_at_the_same_byte_as_the_allocator_and_says_the_same(
-    program: list[tuple[bool, int]], grows: bool
-) -> None:
+def test_it_behaves_like_the_allocator_and_raises_its_message(program: list[tuple[bool, int]], grows: bool) -> None:
     chosen = AllocatorSettings(grows=grows)
     gpu = SimulatedGpu(CARD, chosen)
     allocator = CachingAllocator(ROOM_BYTES, chosen, total_bytes=128 * MIB, outside_bytes=10 * MIB)
@@ -46,13 +44,13 @@ def test_it_is_full_at_the_same_byte_as_the_allocator_and_says_the_same(
         assert gpu.memory_stats() == allocator.memory_stats()
 
 
-def test_nothing_has_room_where_less_is_free_than_lies_outside_the_allocator() -> None:
+def test_nothing_fits_if_less_is_free_than_the_process_needs_outside_the_allocator() -> None:
     full = SimulatedGpu(Hardware(name="full", origin="imagined", total_bytes=64, free_bytes=5, non_torch_bytes=9))
     with pytest.raises(torch.OutOfMemoryError):
         full.allocate(1, 1)
 
 
-def test_a_block_that_was_refused_or_is_unknown_may_be_freed_and_other_streams_keep_up() -> None:
+def test_refused_and_unknown_blocks_may_be_freed_and_other_streams_keep_up() -> None:
     gpu = SimulatedGpu(CARD)
     with pytest.raises(torch.OutOfMemoryError):
         gpu.allocate(1, 101 * MIB)
@@ -65,8 +63,7 @@ def test_a_block_that_was_refused_or_is_unknown_may_be_freed_and_other_streams_k
     assert gpu.reading().reserved_bytes == 30 * MIB
 
 
-def test_what_dies_while_the_allocator_works_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Garbage is collected in the middle of anything, and in any thread."""
+def test_a_block_that_is_freed_during_an_allocation_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimulatedGpu(CARD)
     malloc = CachingAllocator.malloc
     gpu.allocate(0, MIB)
@@ -77,7 +74,7 @@ def test_what_dies_while_the_allocator_works_waits_for_its_end(monkeypatch: pyte
         elsewhere = threading.Thread(target=gpu.free, args=(1,))
         elsewhere.start()
         elsewhere.join(10)
-        assert not elsewhere.is_alive()  # it waits for nobody
+        assert not elsewhere.is_alive()
         return malloc(allocator, size_bytes, stream)
 
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Why torch cannot use a card that is here, in torch's words with the cure; torch and NVML are stood in for."""
+"""Tests the errors for cards that torch cannot use, with fakes of torch and NVML."""
 
 import sys
 from dataclasses import replace
@@ -35,7 +35,7 @@ def raising(error: Exception) -> Any:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    """A card that torch can use until a test says otherwise."""
+    """A card that torch can use."""
     fake = FakeGpu(UUID)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID)
     for name in ("init", "empty_cache"):
@@ -51,7 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *, cuda: int, built_for: str | None) -> None:
-    """A driver for this CUDA, and a torch built for that one."""
+    """Sets the CUDA versions of the driver and of torch."""
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([gpu], driver="535.104", cuda=cuda))
     monkeypatch.setattr(torch.version, "cuda", built_for)
 
@@ -72,7 +72,7 @@ def refusal() -> tuple[str, str]:
         (RuntimeError("unknown error"), 13000, "13.0", ["need a reboot", "wsl/lib", "CAPABILITIES=compute,utility"]),
     ],
 )
-def test_torch_says_why_and_the_cure_follows_from_driver_and_build(
+def test_the_message_is_torchs_and_the_fix_follows_from_driver_and_build(
     gpu: FakeGpu,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
@@ -87,10 +87,12 @@ def test_torch_says_why_and_the_cure_follows_from_driver_and_build(
     assert [cure for cure in (*cures, "--gpu NAME --plan_only", "--use_cpu") if cure not in hint] == []
 
 
-def test_a_card_for_which_torch_has_no_kernels_is_found_by_the_first_one(
+def test_a_full_card_is_usable_and_one_without_kernels_in_this_build_is_not(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, gpu, cuda=13000, built_for="13.0")
+    check_usable(0)
+    monkeypatch.setattr(torch, "ones", raising(torch.OutOfMemoryError("CUDA out of memory")))
     check_usable(0)
     monkeypatch.setattr(torch, "ones", raising(RuntimeError(KERNELS)))
     gpu.capability = (7, 0)
@@ -100,7 +102,7 @@ def test_a_card_for_which_torch_has_no_kernels_is_found_by_the_first_one(
     assert "whl/cu126" in hint
 
 
-def test_where_expandable_segments_are_set_the_first_allocation_says_that_a_virtual_card_refuses_them(
+def test_a_virtual_card_that_refuses_expandable_segments_is_explained(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, gpu, cuda=13000, built_for="13.0")
@@ -119,13 +121,6 @@ def test_where_expandable_segments_are_set_the_first_allocation_says_that_a_virt
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(UnreadableGpuError, match="refuses expandable segments"):
         grow_segments(torch.device("cuda", 0))
-
-
-def test_a_full_card_is_usable(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
-    monkeypatch.setattr(torch, "ones", refused)
-    check_usable(0)
-    assert refused.called
 
 
 @pytest.mark.parametrize(("processes", "local_rank", "opened"), [(4, "3", "cuda:3"), (1, "3", "cuda:0")])
@@ -183,7 +178,7 @@ def test_a_package_that_hangs_crashes_or_fails_on_import_says_so(
         examine_package(package, {}, 1.0 if package == "hangs" else 60.0)
 
 
-def test_the_child_says_what_torch_tells_of_its_first_card(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_child_sends_torchs_facts_or_its_problem(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, gpu, cuda=13000, built_for="13.0")
     channel = Mock(**{"receive.return_value": {"package": "torch"}})
     monkeypatch.setattr(usable, "Channel", lambda ignore_interrupt: channel)
