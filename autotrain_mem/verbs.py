@@ -266,8 +266,7 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
 
     Args:
         path: A plan's file (``Plan.save``), or the output folder of a training.
-        out: The file to write, which may replace only an earlier report; None for one beside the plan, or
-            ``report.html`` in the folder.
+        out: The file to write, which may replace only an earlier report; None for ``report.html`` beside the plan.
 
     Returns:
         The file.

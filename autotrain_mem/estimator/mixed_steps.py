@@ -283,8 +283,7 @@ class Run:
             self._try(template)
 
     def step(self, *tokens: int) -> int:
-        """Replays a step with this many tokens, in each micro-batch or in all, unless it would change nothing; returns
-        the reserved bytes."""
+        """Replays a step with this many tokens, unless it would change nothing; returns the reserved bytes."""
         if tokens not in self._still:
             before = self._state()
             longest, shorter = self._templates

@@ -29,8 +29,7 @@ class DeviceCapacity:
 
     @property
     def endless(self) -> DeviceCapacity:
-        """Returns one without a limit, and without settings that free cached blocks early, which matter only near a
-        limit."""
+        """Returns a capacity without a limit, and without settings that free cached blocks early."""
         settings = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
         return DeviceCapacity(capacity_bytes=None, settings=settings, caches=self.caches)
 
@@ -101,8 +100,7 @@ class Replay:
     """Runs a trace through one allocator.
 
     A request that is refused gets memory all the same, so that the run continues: the device grows by that much for
-    good. Other streams keep up: what they used is free at the next request, which gives the least that is reserved for
-    them.
+    good. Other streams keep up: what they used is free at the next request.
     """
 
     def __init__(

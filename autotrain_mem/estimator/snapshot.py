@@ -33,8 +33,7 @@ _DEFAULT_POOL = (0, 0)
 def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: str = "") -> Snapshot:
     """Replays a run and keeps everything that the allocator does: about two entries for each event of the trace.
 
-    A run that does not fit goes on after an ``oom``, as if there had been memory enough. ``setting`` is the text of
-    PYTORCH_ALLOC_CONF.
+    A run that does not fit goes on after an ``oom``, as if memory sufficed. ``setting`` is PYTORCH_ALLOC_CONF.
     """
     settings = replace(room.settings, grows=grows)
     history = History(trace)

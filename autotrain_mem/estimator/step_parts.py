@@ -40,8 +40,7 @@ class StepParts:
     trial: TraceSpan
     """The last micro-batch of the first step, without the optimizer's step."""
     beside_trial: tuple[int, ...]
-    """Blocks that are there at the same time: the optimizer's state, and what an earlier micro-batch left: gradients,
-    and workspaces that stay."""
+    """Blocks that live at the same time: optimizer state, and an earlier micro-batch's gradients and workspaces."""
     first: tuple[TraceSpan, ...]
     """The first step: a part for each micro-batch, the last one with the optimizer's step."""
     later: tuple[TraceSpan, ...]

@@ -1,5 +1,4 @@
-"""Draws a rehearsal's memory over its events: what each owner holds and what is reserved, thinned without losing a
-peak."""
+"""Draws a rehearsal's memory over its events: each owner's bytes and the reserved bytes, thinned."""
 
 from __future__ import annotations
 

@@ -53,8 +53,7 @@ def asleep_bytes(job: Job, hardware: Hardware) -> int:
 def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes: int) -> Estimate:
     """Returns the estimate at the moment that needs most: while the engine has its share, or while it sleeps.
 
-    ``estimate`` has the share throughout; ``awake`` covers the moments in which the engine is awake, and is None if it
-    never sleeps.
+    ``estimate`` has the share throughout; ``awake`` is the estimate while it is awake.
     """
     if awake is None:
         return estimate

@@ -181,8 +181,7 @@ def _part(info: Any) -> _Recipe | None:
 
 @functools.cache
 def _is_quick() -> bool:
-    """Returns whether this torch has all private names used here and gives the same answers; otherwise its own path is
-    taken."""
+    """Returns whether this torch has all private names used here and gives the same answers."""
     try:
         with QuickFakeMode(is_quick=True) as mode:
             matrix = torch.empty(2, 3)

@@ -298,8 +298,7 @@ def stand_in(model: Any) -> None:
 
 
 def _quantize(shape: tuple[int, int], dtype: torch.dtype, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Makes bitsandbytes quantize on the meta device; it computes the sizes itself (``bitsandbytes/functional.py:
-    quantize_4bit``).
+    """Makes bitsandbytes quantize on the meta device (sizes as in ``bitsandbytes/functional.py: quantize_4bit``).
 
     Its code table is computed from values and cached for the whole process: here it gets one without values.
     """

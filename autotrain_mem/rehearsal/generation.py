@@ -46,8 +46,7 @@ rehearsed, which is slow but correct."""
 
 @contextmanager
 def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
-    """Within the block, ``generate()`` on fake tensors runs only its first and last step; on real tensors it is
-    unchanged.
+    """Within the block, ``generate()`` on fake tensors runs only its first and last step.
 
     Its result has full length: the prompt with its known values, then an ordinary token at each position; all rows but
     the first end with an end token and padding. Requested scores and logits exist for every token. The steps in between

@@ -96,8 +96,7 @@ def _count(mask: torch.Tensor) -> int:
 
 
 def numbers(tensor: torch.Tensor, **_: Any) -> Any:
-    """Replaces ``tensor.numpy()`` of a fake tensor: returns its value if known, else zeros (an evaluation's losses, for
-    instance)."""
+    """Replaces ``tensor.numpy()`` of a fake tensor: returns its value if known, else zeros."""
     value = known_value(tensor)
     with real_tensors():
         return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() if value is None else value.detach().numpy()

@@ -1,5 +1,4 @@
-"""Shortens a model to few layers, and a loss to few chunks, for a rehearsal; ``estimator.depth`` extrapolates to the
-whole.
+"""Shortens a model to few layers for a rehearsal; ``estimator.depth`` extrapolates to the whole model.
 
 Only the depth in the model's config is changed, as the trainer reads it. A reference loaded from the same checkpoint is
 shortened too; another model, such as a separate reward model, keeps its layers. PPO's models are shortened together.
@@ -72,8 +71,7 @@ def shorten(config: Any, layers: int) -> None:
 
 
 def shorten_model(model: Any, layers: int) -> None:
-    """Cuts a model object for which :func:`model_pattern` finds a pattern to its first ``layers`` layers; each stays as
-    it is, with its own number."""
+    """Cuts a model object with a :func:`model_pattern` to its first ``layers`` layers."""
     from transformers import PreTrainedConfig
 
     deep = _layers_of(model)
@@ -87,8 +85,7 @@ def shorten_model(model: Any, layers: int) -> None:
 
 
 def pattern_of(job: Job, config: Any) -> LayerPattern | None:
-    """Describes how the layers of a job's model repeat, with the adapter that they will have; None where they do not,
-    or where that cannot be seen.
+    """Describes how the layers of a job's model repeat, including their adapter; None if they do not, or if unknown.
 
     It is seen in the model itself, built without weights in 0.03 s. An adapter that is for some layers only is seen in
     no model without it, and finds none of them in a short one. Policy and value model share the names of their layers:

@@ -332,8 +332,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
 
 def _accelerator(args: Any, gradient_accumulation_steps: int) -> Accelerator:
-    """Returns the accelerator that TRL would build, but with the precision of ``args``, as transformers' Trainer builds
-    it.
+    """Returns the accelerator that TRL would build, but with the precision of ``args``, as transformers does.
 
     All accelerators of a process share one state, which keeps the first one's precision. An existing state with another
     precision is reset, as transformers does whenever it creates arguments (``training_args.py: _setup_devices``).

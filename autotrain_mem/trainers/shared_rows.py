@@ -18,8 +18,7 @@ from transformers import trainer as transformers_trainer
 class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed is untyped
     """DeepSpeed's adapter, which may start at any micro-batch.
 
-    Each batch of the loader becomes as many micro-batches as there are processes that share a row, one for each
-    process's rows.
+    Each batch of the loader becomes as many micro-batches as there are processes that share a row, one for each.
     """
 
     def __init__(self, adapter: UlyssesSPDataLoaderAdapter, loader: Any = None, left_out: int = 0) -> None:

@@ -119,8 +119,7 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
 
     Args:
         step: The step of the checkpoint just written, which stays.
-        best: The checkpoint with the best model, which stays too; only its name counts, since a run's folder may be
-            moved.
+        best: The checkpoint with the best model, which stays; only its name counts.
     """
     if limit is None or limit <= 0:
         return

@@ -62,8 +62,7 @@ _FATAL = (
     *("illegal instruction", "uncorrectable ecc error", "invalid device context"),
 )
 """After these errors the CUDA context is lost (CUDA Runtime API, cudaError_t: "This leaves the process in an
-inconsistent state"): whatever else the message says, freeing memory does not help. The wording is that of
-``cudaGetErrorString``."""
+inconsistent state"): whatever else the message says, freeing memory does not help (``cudaGetErrorString``)."""
 
 
 def kind_of_text(text: str) -> str | None:
@@ -116,8 +115,7 @@ class RanOut:
 
 
 def attempt(work: Callable[[], Result]) -> Result | RanOut:
-    """Calls ``work`` once; passes on errors other than out of memory. What a failed attempt held is freed before this
-    returns."""
+    """Calls ``work`` once; passes on other errors. Frees what a failed attempt held."""
     try:
         return work()
     except Exception as error:

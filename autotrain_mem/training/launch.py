@@ -28,8 +28,7 @@ SIMULATED_PROCESS = "autotrain_mem.rehearsal.simulated_run"
 LOG_NAME = "train.log"
 PROBE_LOG_NAME = "probe.log"
 SCRATCH_NAME = ".probe"
-"""The folder that a probe saves to. It is inside the run's folder, so that the probe writes to the same disk as the
-training."""
+"""The folder that a probe saves to, on the disk of the run's folder."""
 
 LAST_WORDS_SECONDS = 60.0
 """How long a finished process may take to exit: trackers flush their data at interpreter exit."""
@@ -62,8 +61,7 @@ def train(
         machines: The other machines that train along; None for a single machine.
 
     Raises:
-        InterruptedByUser: Ctrl-C before the first step, or twice. After one Ctrl-C all ranks end after the same step,
-            and this function returns.
+        InterruptedByUser: Ctrl-C before the first step, or twice; after one, all ranks end after the same step.
     """
     progress = Progress(on_event)
     with _started(request, environment, log, machines, () if lock is None else (lock,)) as ranks:
@@ -157,8 +155,7 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
 
 
 def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> AutofitError:
-    """Returns the error that a rank sent. It names the rank if there are several, and the log for the trainer's own
-    errors."""
+    """Returns the error that a rank sent, naming the rank, and the log for the trainer's own errors."""
     error, rank = errors.from_json(message), message.get("rank")
     if isinstance(error, (TrainingError, RewardFunctionError)):
         error.hint = f"{error.hint}\nAll that the trainer printed is in {_log_of(log, rank or 0)}.".strip()

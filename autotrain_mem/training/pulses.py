@@ -23,8 +23,7 @@ microseconds only, and nothing holds the GIL for minutes. transformers and TRL r
 
 SILENT_SECONDS = 1800.0
 """The default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``, and
-``torch/distributed/constants.py: default_pg_timeout``). After it torch ends a collective and names it, but not the
-missing rank."""
+``torch/distributed/constants.py: default_pg_timeout``). After it torch ends the collective."""
 
 ASLEEP_SECONDS = 10.0
 """If this process itself was suspended for this long, missing heartbeats are its own delay."""
@@ -98,8 +97,7 @@ class Pulses:
         return None if odd is None else (odd, f"it is {self._ranks[odd].place}, where others are {common}")
 
     def _missing(self) -> tuple[int, str] | None:
-        """Returns the rank that has not entered a collective in which another rank of its group waits, and the
-        evidence."""
+        """Returns the rank that has not entered a collective in which its group waits, and the evidence."""
         for group in dict.fromkeys(name for rank in self._ranks for name in rank.collectives):
             numbers = {
                 each: rank.collectives[group][0] for each, rank in enumerate(self._ranks) if group in rank.collectives

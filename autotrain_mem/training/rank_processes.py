@@ -54,8 +54,7 @@ class RankTimeout(Exception):
 class RankProcesses:
     """Starts all processes of a training, reads their events as one stream, and stops them together.
 
-    Each process leads its own process group, which the terminal's Ctrl-C does not reach; the group ends with the
-    process.
+    Each process leads a process group, which the terminal's Ctrl-C does not reach, and which ends with it.
 
     Rank 0's events are passed on. Of the other ranks only errors and a probe's answers are passed on, and incidents,
     notes and signs of the watch that no rank has sent before. ``step`` events have the maximum measured on any rank.

@@ -128,8 +128,7 @@ def hold_folder(
         on_event: Gets ``moved_aside`` with the new ``path``, and a ``note`` if the filesystem has no locks.
 
     Raises:
-        OutputFolderError: the folder cannot be made or written, another run is using it, or it holds another run's
-            work.
+        OutputFolderError: the folder cannot be written, is in use, or holds another run's work.
     """
     folder = Path(output_dir)
     with contextlib.ExitStack() as stack:
@@ -205,8 +204,7 @@ def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) ->
     """Raises the errors of :func:`hold_folder` that can be found without creating anything.
 
     Raises:
-        OutputFolderError: the nearest existing folder cannot be written, another run is using the folder, or it
-            holds another run's work.
+        OutputFolderError: the folder cannot be written, is in use, or holds another run's work.
     """
     folder = Path(output_dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
@@ -266,8 +264,7 @@ def _holds(folder: Path) -> list[str]:
 
 
 def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
-    """Refuses a folder with another run or weights, unless they will be moved aside, and one with files that autofit
-    did not write."""
+    """Refuses a folder with another run or weights, unless they will be moved aside, and one with other files."""
     names = _holds(folder)
     if names and not overwrite:
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
@@ -357,8 +354,7 @@ def _read_record(file: int) -> dict[str, Any]:
 
 
 def _write_record(file: int, record: Mapping[str, Any]) -> None:
-    """Writes in place, since the lock belongs to the file; truncates last, so that a killed writer leaves no empty
-    file."""
+    """Writes in place, since the lock belongs to the file; truncates last."""
     content = json.dumps(record).encode()
     os.pwrite(file, content, 0)
     os.ftruncate(file, len(content))

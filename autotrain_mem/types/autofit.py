@@ -200,13 +200,11 @@ class AutoFit(OwnSettings):
         ),
         help="follow this plan instead of searching",
     )
-    """A plan or its file to follow instead of searching. It is rehearsed again if it was made for another card, other
-    versions or other settings."""
+    """A plan or its file to follow instead of searching. It is rehearsed again if anything differs."""
     pin: Collection[str] = setting(frozenset())
     """Drop-in trainers: settings that keep the config's value even if it is TRL's default."""
     tune: Collection[str] = setting(frozenset())
-    """Drop-in trainers: settings that may change even if the config sets them; ``max_length`` among them means the
-    longest row."""
+    """Drop-in trainers: settings that may change even if the config sets them; ``max_length`` to the longest row."""
     guard: bool = setting(True)
     """Whether to run the longest rows before the first step and, when out of memory, to go on with less at once.
     Otherwise trainers and ``fit`` train exactly as TRL does."""

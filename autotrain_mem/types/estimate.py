@@ -55,8 +55,7 @@ class ReservedEstimate:
     """
 
     peak_allocated_bytes: int
-    """``torch.cuda.max_memory_allocated``: the peak of allocated bytes. It includes the ends of blocks that were too
-    small to be split off."""
+    """``torch.cuda.max_memory_allocated``: with the ends of blocks too small to split off."""
     peak_reserved_bytes: int
     """The largest sum of its segments; unlimited if the run does not fit, so that the shortage is known."""
     peak_limited_bytes: int
@@ -245,8 +244,7 @@ class Estimate:
 
     @property
     def mixed(self) -> tuple[int, ...] | None:
-        """Returns the reserved bytes after each of :data:`STEPS` in the allocator mode of these knobs; None if
-        unknown."""
+        """Returns the reserved bytes after each of :data:`STEPS` in these knobs' allocator mode, or None."""
         mixed = self.memory.mixed_lengths
         return None if mixed is None else mixed.modes[self.grows]
 

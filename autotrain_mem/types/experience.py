@@ -81,8 +81,7 @@ class Probe:
     phases: Mapping[Phase, PhasePeak]
     """Peaks of the phases that were reached."""
     row_tokens: int | None = None
-    """Tokens of the longest row, or of the longest prompt if completions are sampled; None if the probe failed before
-    that."""
+    """Tokens of the longest row, or of the longest prompt if completions are sampled; None if unknown."""
     non_torch_bytes: int | None = None
     """Device memory of the process outside torch's allocator; None if unknown."""
     others: tuple[OtherProcess, ...] = ()

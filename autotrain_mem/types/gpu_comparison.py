@@ -148,8 +148,7 @@ class Cards:
     def smallest_lossless(self) -> CardVerdict | None:
         """Finds the smallest set of cards that trains the job unchanged; of equally small ones, the fastest.
 
-        The size of a set is the memory of all its cards. One that must offload counts only if no other trains it
-        unchanged.
+        The size of a set is the memory of all its cards. Offloading counts only if no other fits.
         """
         for level in LOSSLESS:
             if fitting := [each for each in self.verdicts if each.level == level]:

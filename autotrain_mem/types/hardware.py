@@ -23,8 +23,7 @@ class Topology:
     link: str = ""
     """Name of the link within a node, from the catalog (``machine.links``); empty for one device."""
     link_bytes_per_second: int | None = None
-    """Bytes that each device sends, and receives, per second in a collective within a node (bus bandwidth of
-    nccl-tests); None if unknown."""
+    """Bytes that each device sends, and receives, per second in a collective within a node (nccl-tests); or None."""
     network: str = ""
     """Name of the link between nodes; empty for a single node."""
     network_bytes_per_second: int | None = None

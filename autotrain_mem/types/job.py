@@ -66,8 +66,7 @@ class Job:
     forbid: frozenset[str] = frozenset()
     """Names of levers that may not be pulled (see ``search.levels``)."""
     max_slowdown: float = MAX_SLOWDOWN
-    """A plan that is this many times slower per token than the best of the next level of harm is shown, but the next
-    level is taken."""
+    """A plan this many times slower per token than the next level's best is shown, and the next level taken."""
     within_seconds: float | None = None
     """The longest that the whole training may take; None for no limit."""
     budget: float | None = None
@@ -75,8 +74,7 @@ class Job:
     accelerate: Mapping[str, Any] | None = None
     """The keys of the user's own file for ``accelerate launch``, which pins how processes are launched."""
     images: tuple[str, ...] = ()
-    """Image sizes of each rehearsed row, ``"1024x768"`` (width x height): those of the data's worst row, or as given.
-    Empty if rows are text."""
+    """Image sizes of each rehearsed row, ``"1024x768"`` (width x height): of the data's worst row, or given."""
     python_call: PythonCall | None = None
     """What a Python script passed to the trainer besides its config; None for a job in flags. It lasts only while the
     script plans, and is never written to our files."""

@@ -30,8 +30,7 @@ class MethodFacts:
     """The dataset in TRL's own documentation (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py); a plan
     uses its rows if no dataset is given."""
     formats: tuple[tuple[str, ...], ...]
-    """Sets of columns that the trainer reads, in its own order of preference; ``dataset_text_field`` replaces
-    :data:`TEXT_COLUMN`."""
+    """Sets of columns that the trainer reads, in order; ``dataset_text_field`` replaces :data:`TEXT_COLUMN`."""
     row_noun: str = "rows"
     """The noun for a batch's rows."""
     sequences_per_row: int = 1
@@ -68,13 +67,11 @@ class MethodFacts:
     """Whether the constructor already makes the dataloaders and an optimizer over more than one model. Then the
     optimizer cannot be replaced or moved, and the rows cannot be changed."""
     is_experimental: bool = False
-    """Whether it is in ``trl.experimental``, which may change or go in any release according to TRL, and
-    has no script."""
+    """Whether it is in ``trl.experimental``, which may change in any release and has no script."""
 
     @property
     def is_packable(self) -> bool:
-        """Returns whether rows reach the sampler as one sequence, ``input_ids``, so that they can be packed or sampled
-        by length."""
+        """Returns whether rows reach the sampler as one sequence, ``input_ids``."""
         return "packing" in self.knobs
 
     @property

@@ -108,8 +108,7 @@ class ModelFacts:
     flash_attention: str = "it was not looked for"
     """Why a plan for a card of this machine may not choose ``flash_attention_2`` by itself; empty if it may."""
     shares_tokens: bool = False
-    """Whether its layers attend to all earlier tokens, as ring attention requires if processes share the tokens of a
-    row."""
+    """Whether its layers attend to all earlier tokens, as ring attention requires."""
     digest: str = ""
     """A digest of the configs of all models of the job; models with the same digest share cached results."""
     pattern: LayerPattern | None = None
@@ -119,8 +118,7 @@ class ModelFacts:
     lora_targets: str | tuple[str, ...] | None = None
     """The modules that LoRA adapts by default; None if that was not asked."""
     adapted: str | None = None
-    """The modules that a plan adapts when it turns LoRA on, as ``lora_target_modules`` takes them; None if that was not
-    asked."""
+    """The modules that a plan adapts when it turns LoRA on, as ``lora_target_modules`` takes them; None if unknown."""
     adapter_width: int | None = None
     """Approximate parameters of such an adapter for each of its ranks; None if the config does not say."""
     parameters: int | None = None

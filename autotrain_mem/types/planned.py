@@ -188,8 +188,7 @@ class Plan:
         """Reads a plan's file, or the ``plan.json`` in an output folder.
 
         Raises:
-            PlanFileError: it does not exist, is not an ordinary file, is truncated or changed, or is of another version
-                of this schema.
+            PlanFileError: it does not exist, is not an ordinary file, is damaged, or is of another version.
         """
         return read_plan(*plan_file.read_content(path))
 

@@ -140,8 +140,7 @@ class Trace:
 
     ``events`` holds ``+n`` for the allocation and ``-n`` for the free of block ``blocks[n - 1]``, and ``CACHE_EMPTIED``
     between them. A resized storage is freed and allocated again as a new block. A freed block may be allocated again:
-    steps of a generation that are not rehearsed repeat one that is. ``phase_starts`` lists (index of the first event,
-    phase).
+    skipped steps of a generation repeat one. ``phase_starts`` lists (index of the first event, phase).
     """
 
     blocks: tuple[Block, ...]

@@ -126,5 +126,4 @@ class VllmSleep:
 
 SERVER_PORT = 8000
 SERVER_UTILIZATION = 0.9
-"""The default of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments), whose port the
-trainer expects too."""
+"""The default of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments), (also the trainer's)."""

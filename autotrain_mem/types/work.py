@@ -109,8 +109,7 @@ class Workload:
     def of_rows(self, ratio: float) -> Workload:
         """Scales the work to a micro-batch with ``ratio`` times the rows; never overestimates the time.
 
-        Each chunk of a loss writes a gradient for all tokens (the backward of its slices). That part is not scaled up,
-        but it is scaled down.
+        Each chunk of a loss writes a gradient for all tokens (the backward of its slices). It is scaled down only.
         """
         grown = []
         for work in self.work:

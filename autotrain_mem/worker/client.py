@@ -101,8 +101,7 @@ class Worker:
         return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}
 
     def describe(self, job: Job, compute_capability: Capability) -> ModelFacts:
-        """Returns the facts of the model's config. Raises ModelError, or UsageError for settings that do not work with
-        this model or card."""
+        """Returns the facts of the model's config. Raises ModelError or UsageError."""
         return codec.from_json(ModelFacts, self._ask("describe", job=job, compute_capability=compute_capability))
 
     def layers_to_name(self, job: Job) -> tuple[str, ...]:

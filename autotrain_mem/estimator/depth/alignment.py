@@ -1,5 +1,4 @@
-"""Aligns a run with few layers (or chunks of the loss) with a run that has a few more, to find what belongs to one
-layer.
+"""Aligns a run with few layers (or chunks of the loss) with a run of a few more, to find the events of one layer.
 
 The longer run is the shorter one with stretches inserted. Wherever something is done layer by layer (a forward pass,
 its recomputation, its backward pass, an optimizer's list, loading), it has as many extra equal copies as it has extra
@@ -270,8 +269,7 @@ class Search:
     def _may_be_resized(self, i: int, j: int) -> bool:
         """Returns whether two births may be the same block, which grows by as much with each layer.
 
-        A loss passes on scalars and gradients of its inputs, however many chunks it has: no block grows with the
-        chunks.
+        A loss passes on scalars and gradients of its inputs, so no block grows with the chunks.
         """
         short, long = self._short, self._long
         if i >= len(short.symbols) or j >= len(long.symbols) or short.sizeless[i] != long.sizeless[j]:

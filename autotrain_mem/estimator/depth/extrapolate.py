@@ -42,8 +42,7 @@ MOST_MISTAKES = 50
 def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     """Returns the trace of the whole model, or None if the two runs do not determine it.
 
-    The runs have ``depths.short`` and ``depths.long`` layers; of a loss with many chunks the latter has more.
-    ``seconds`` is their sum.
+    The runs have ``depths.short`` and ``depths.long`` layers; and perhaps chunks. ``seconds`` is their sum.
     """
     was_on = gc.isenabled()
     gc.disable()  # it took half of the time: millions of small things are made here, and none points back
@@ -180,8 +179,7 @@ class _Expansion:
         return short.extrapolated(long, self._depths.all_copies / self._depths.copies)
 
     def _stretches(self) -> list[tuple[list[Act], int]]:
-        """Lists the steps of both runs, with the steps of each layer in between and how often they repeat. Raises
-        UnclearError."""
+        """Lists the steps of both runs, with each layer's steps and their repeats. Raises UnclearError."""
         stretches: list[tuple[list[Act], int]] = []
         i = j = 0
 

@@ -26,8 +26,7 @@ LARGEST_PADDING = 0.001
 
 @contextmanager
 def trained_in_full(trainer: Any) -> Iterator[None]:
-    """Within the block, a trainer trains; then every parameter that was used must be the optimizer's, and have its
-    state.
+    """Within the block, a trainer trains; afterwards every used parameter must have optimizer state.
 
     Raises:
         RehearsalError: the prediction would be too low.
@@ -95,8 +94,7 @@ def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) ->
 
 
 def _without_gradient(names: str) -> RehearsalError:
-    """Makes the error for parameters that were used and got no gradient: a vision tower may end in layers that nothing
-    uses."""
+    """Makes the error for parameters without a gradient: a vision tower may end in unused layers."""
     return RehearsalError(
         f"The optimizer made no step on {names}: the loss does not depend on them, or they were lost as they were "
         "divided among the processes.",

@@ -80,8 +80,7 @@ def rehearsed_rank(
 ) -> RehearsedRank | None:
     """Returns the process to rehearse; None for a single one without a group.
 
-    ``accelerate`` is the user's own config, None for ours; ``attention`` is ``attn_implementation``, None for the
-    model's own.
+    ``accelerate`` is the user's config or None; ``attention`` is ``attn_implementation`` or None.
     """
     if not knobs.has_group:
         return None
@@ -135,8 +134,7 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
 
 class _KeepsBuckets:
     """The C++ reducer, without rebuilding its buckets after the first step: for that it reads an order that it wrote
-    into a tensor (``reducer.cpp: rebuild_buckets``). Rebuilt buckets hold the same bytes, in the order in which the
-    gradients came."""
+    into a tensor (``reducer.cpp: rebuild_buckets``). Rebuilt buckets hold the same bytes."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer

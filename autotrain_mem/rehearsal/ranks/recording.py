@@ -141,8 +141,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 # -- what is sent to other processes -----------------------------------------------------------------------------------
 
 _ROUNDS = {"allreduce_": 2, "allreduce_coalesced_": 2}
-"""How often all bytes go around the ring; an all-reduce is a reduce-scatter and an all-gather (nccl-tests,
-PERFORMANCE.md)."""
+"""Times that all bytes go around the ring (nccl-tests, PERFORMANCE.md)."""
 _EXCHANGE = "dim_zero_all_to_all"
 """DeepSpeed's own operator (``deepspeed/sequence/layer.py``): each process keeps its own part of what it exchanges."""
 _OF_TOKENS = ("all_to_all_single", _EXCHANGE)

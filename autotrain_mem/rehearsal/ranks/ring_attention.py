@@ -86,8 +86,7 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Computes one attention over the tokens of all processes of a group: torch's rounds, CUDA's buffers, the CPU's
-    values."""
+    """Computes one attention over a group's tokens, with torch's rounds, CUDA's buffers and the CPU's values."""
 
     @staticmethod
     def forward(

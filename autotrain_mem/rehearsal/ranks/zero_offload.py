@@ -162,8 +162,7 @@ def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
 
 
 class HostAdam:
-    """Replaces ``csrc/adam/cpu_adam_impl.cpp``, which each machine compiles at the first use. It works on host tensors,
-    and takes no memory."""
+    """Replaces ``csrc/adam/cpu_adam_impl.cpp``, which is compiled at first use. It works on host tensors."""
 
     def create_adam(self, *_: Any) -> int:
         return 0
@@ -206,8 +205,7 @@ _SWAPPERS = (partitioned_optimizer_swapper, partitioned_param_swapper, pipelined
 class _Handle:
     """Does at once what ``csrc/aio/py_lib/deepspeed_py_aio_handle.cpp``, which needs libaio, does asynchronously.
 
-    Buffers that are read into or written from are on the host: ``deepspeed/runtime/swap_tensor/``. The bytes of each
-    file are stored in ``sizes``.
+    Buffers that are read into or written from are on the host: ``deepspeed/runtime/swap_tensor/``.
     """
 
     def __init__(self, recorder: RankRecorder, host: HostTensors, sizes: dict[str, int]) -> None:

@@ -95,8 +95,7 @@ class _Calls:
         """For each tensor that carries what is saved, the blocks by their numbers in the script."""
 
     def interface_of(self, registry: Any) -> Callable[..., Interface]:
-        """Replaces sdpa among a registry's; other implementations are left alone, and so are the windows that they
-        get."""
+        """Wraps a registry's sdpa implementation; other implementations get their windows one by one."""
 
         def get_interface(*names: Any) -> Interface:
             interface: Interface = registry.get_interface(*names)

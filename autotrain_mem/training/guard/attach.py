@@ -1,7 +1,6 @@
 """Keeps a training going when the device is full: it computes less at once, with the same mathematics.
 
-If splitting would change the gradient, a torch.OutOfMemoryError says why. Then only a restart with a smaller
-micro-batch helps.
+If splitting would change the gradient, a torch.OutOfMemoryError says why.
 """
 
 from __future__ import annotations

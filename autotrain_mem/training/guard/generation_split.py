@@ -28,8 +28,7 @@ class Generation:
         policy.generate = self.generate
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what ``GenerationMixin.generate`` does. Generating in parts draws other samples than all prompts at
-        once."""
+        """Does what ``GenerationMixin.generate`` does. Generating in parts draws other samples."""
         if args or kwargs.get("input_ids") is None:  # TRL passes prompts as input_ids
             return self._generate(*args, **kwargs)
         whole = Piece(inputs=kwargs, layout=Layout.ROWS, image_token=self._context.image_token)
@@ -81,8 +80,7 @@ class Scoring:
     def judge(
         self, model: Any, input_ids: Any, mask: Any, logits_to_keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Does what the trainer's method does. A call with gradients is part of a micro-step, which is split as a
-        whole."""
+        """Does what the trainer's method does; a call with gradients is split with its micro-step."""
         given = (model, input_ids, mask, logits_to_keep)
         rows = int(input_ids.shape[0])
         at_once = min(batch_size or rows, rows)

@@ -32,8 +32,7 @@ class Rule:
     """Why the sum is not exact; None if it is."""
 
     def as_tried(self, own: OwnLoss | None) -> Rule:
-        """Returns the rule with the basis found for a model's own loss; None means that the loss is not the model's
-        own."""
+        """Returns the rule with the basis found for a model's own loss; None if the model has none."""
         if own is None or own.heeds_count:
             return self
         if own.basis is None:
@@ -65,8 +64,7 @@ def is_models_loss(trainer: Any) -> bool:
 
 
 def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
-    """Returns why dividing the same rows into other micro-batches changes a step's gradient; None if it does not, or if
-    the loss is the user's own."""
+    """Returns why other micro-batches of the same rows change a step's gradient; None if they do not, or if unknown."""
     method = method_of_trainer(trainer)
     if method is None or _own_loss(trainer, method.facts) is not None:
         return None

@@ -212,8 +212,7 @@ class _Nothing(torch.autograd.Function):  # type: ignore[misc]
 
 
 def shares_by_ddp(accelerator: Any) -> bool:
-    """Returns whether each of several processes holds the whole model (``accelerate/utils/dataclasses.py:
-    DistributedType``)."""
+    """Returns whether each process holds the whole model (``accelerate/utils/dataclasses.py: DistributedType``)."""
     is_plain = getattr(accelerator, "parallelism_config", None) is None
     return is_plain and str(accelerator.distributed_type.value).startswith("MULTI_")
 

@@ -43,8 +43,7 @@ FULL_DISK_BYTES = MIB
 (``caffe2/serialize/inline_container.cc: PyTorchStreamWriter::valid`` says ``file write failed``)."""
 
 _ERRORS = (Exception, CheckpointException)
-"""CheckpointException is a BaseException (``torch/distributed/checkpoint/api.py``); every rank raises it, with the
-reasons of all ranks."""
+"""CheckpointException is a BaseException (``torch/distributed/checkpoint/api.py``); every rank raises it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", *(f"os error {number}" for number in _FULL))
 """What the messages of safetensors, which writes in Rust, contain (``std::io::Error``'s format)."""
@@ -194,8 +193,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         return next((word for word in words if word != AGAIN), words[0] if words else "")
 
     def _barriers_that_fail(self) -> AbstractContextManager[Any]:
-        """Within the block, transformers' barrier raises if a rank failed before it; the others would wait for that
-        rank.
+        """Within the block, transformers' barrier raises if a rank failed before it.
 
         Once there is a best model, there is one barrier, between weights and optimizer (``trainer.py:
         _save_checkpoint``).
@@ -321,8 +319,7 @@ _TRACKERS = "transformers.integrations."
 
 
 def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
-    """Drops the logs of a trainer and its trackers when the disk is full, so that the run goes on; a ``note`` says so
-    once.
+    """Drops the logs of a trainer and its trackers when the disk is full; a ``note`` says so once.
 
     A trainer also writes files when it logs: GRPO writes its completions (``trl/trainer/grpo_trainer.py: log``).
     """

@@ -1,5 +1,4 @@
-"""Runs the longest rows once, forward and backward, before the first step, so that a run that does not fit fails at
-once.
+"""Runs the longest rows once, forward and backward, before the first step, to fail early if they do not fit.
 
 It leaves weights, random state and row order unchanged.
 """
@@ -151,8 +150,7 @@ def _rows(trainer: Any) -> Rows:
 
 
 def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:
-    """Within the block, completions have full length, and the user's reward functions are replaced by rewards that
-    differ within a group."""
+    """Within the block, completions have full length, and rewards are made up that differ within a group."""
     if not samples_completions(trainer):
         return nullcontext()
     changes: dict[str, Any] = {}
@@ -246,8 +244,7 @@ def untouched(trainer: Any) -> Iterator[None]:
 
 
 def models_of(trainer: Any) -> list[torch.nn.Module]:
-    """Lists all of a trainer's models, each once: the trained one as it is wrapped, reference, reward, value and
-    teacher models."""
+    """Lists a trainer's models, each once: the wrapped policy, reference, reward, value and teacher models."""
     names = ("model_wrapped", "model", "ref_model", "reward_model", "value_model", "teacher_model")
     candidates = [getattr(trainer, name, None) for name in names]
     candidates += getattr(trainer, "reward_funcs", None) or ()
@@ -272,8 +269,7 @@ def _attributes(kept: Any) -> Undo:
 
 
 def _buffers(module: torch.nn.Module) -> Undo:
-    """Restores a module's buffers, whether replaced or modified in place: batch norm statistics, a growing rotary
-    embedding."""
+    """Restores a module's buffers, such as batch norm statistics."""
     before = dict(module._buffers)
     with torch.no_grad(), _disable_current_modes():  # a simulated card must not count these copies on the host
         copies = {name: buffer.detach().to("cpu", copy=True) for name, buffer in before.items() if buffer is not None}

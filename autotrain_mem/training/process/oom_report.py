@@ -47,8 +47,7 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
 
 
 def _of_message(message: str, device: Device) -> dict[str, Any]:
-    """Reads torch's message; figures missing there, as in cuBLAS and other errors, come from the allocator's current
-    state."""
+    """Reads torch's message; figures that are missing there come from the allocator's current state."""
     hardware, reading = device.hardware, device.read()
     asked, held = _REQUESTED.search(message), _HELD.search(message)
     requested = None if asked is None else _bytes(asked[1])

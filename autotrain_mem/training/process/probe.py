@@ -69,8 +69,7 @@ def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
 
 
 def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
-    """Returns the arguments in which a probe differs from the job: a rehearsal's steps, and no output to hubs or
-    trackers."""
+    """Returns the arguments in which a probe differs from the job: its steps, and no hubs or trackers."""
     saves = str(job.arguments.get("save_strategy", "steps")) != "no"
     return {
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),

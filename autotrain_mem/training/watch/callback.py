@@ -286,8 +286,7 @@ def _wire(peaks: Mapping[Phase, PhasePeak]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """The batch with the longest rows: its number of rows and the tokens of each, with padding; and the tokens of all
-    batches."""
+    """The rows and tokens per row, with padding, of the batch with the longest rows; and the tokens of all batches."""
 
     rows: int
     tokens: int

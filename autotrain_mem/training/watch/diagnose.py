@@ -41,8 +41,7 @@ HOST_SECONDS = 6 * 3600
 HOST_LEFT = 0.05
 """Half of the share of available host memory at which earlyoom begins to kill (10 %, its README)."""
 AGAIN = 4.0
-"""A sign is repeated when it is this many times as severe: a steady leak is reported about five times in a run of
-several days."""
+"""A sign is repeated when it is this many times as severe: a steady leak is reported some five times."""
 
 SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps by as much"
 
@@ -58,8 +57,7 @@ class Sample:
     """The GPU's memory."""
     rows: int | None = None
     tokens: int | None = None
-    """Tokens of a row, with padding, in the batch with the longest rows since the previous log; ``rows`` is that
-    batch's number of rows."""
+    """Tokens of a row, with padding, in the longest batch since the previous log, which has ``rows`` rows."""
     tokens_per_second: float | None = None
     """Tokens per second, with padding, since the previous log, excluding evaluation and saving."""
     host_available_bytes: int | None = None
@@ -155,8 +153,7 @@ class SignDetector:
         )
 
     def _leak(self) -> Sign | None:
-        """Detects memory held after a step that grows with the number of steps, unless rows grow longer, which may hold
-        more."""
+        """Detects memory held after a step that grows from step to step, unless rows grow longer."""
         devices = [sample.device for sample in self._samples if sample.device is not None]
         if len(devices) < WINDOW:
             return None
