@@ -1,6 +1,5 @@
 """One job on many cards: a plan for each, from rehearsals that serve all cards with the same kernels."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from autotrain_mem import api
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Candidate, Hardware, Job, Knobs
+from autotrain_mem.types import Hardware, Job, Knobs
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards
 from autotrain_mem.types.hardware import Topology
 from tests.fake_worker import FakeWorker, rehearsals, toy
@@ -32,13 +31,9 @@ def card(name: str, gib: float, capability: tuple[int, int] = ADA) -> Hardware:
 TINY, SMALL, LARGE = card("tiny", 0.7), card("small", 12), card("large", 24, AMPERE)
 
 
-def compared(
-    worker: FakeWorker, *cards: Hardware, attempts: list[tuple[str, Candidate]] | None = None, fit: Any = "all"
-) -> Cards:
-    job = Job(method="sft", model="m", dataset=None, arguments={"max_length": 512}, fit=fit)
-    reported: list[tuple[str, Candidate]] = [] if attempts is None else attempts
-    asked = rehearsals(worker, job, cards[0])
-    return api.cards(asked, cards, lambda card, attempt: reported.append((card.name, attempt)))
+def compared(worker: FakeWorker, *cards: Hardware) -> Cards:
+    job = Job(method="sft", model="m", dataset=None, arguments={"max_length": 512})
+    return api.cards(rehearsals(worker, job, cards[0]), cards)
 
 
 def levels(cards: Cards) -> dict[str, str]:
@@ -99,17 +94,10 @@ def test_a_card_that_refuses_the_job_does_not_end_the_others_unless_all_do() -> 
     assert len(worker.asked) == 1, "what is wrong whatever the card ends it at once"
 
 
-def test_whoever_listens_hears_of_each_card_in_turn() -> None:
-    attempts: list[tuple[str, Candidate]] = []
-    compared(FakeWorker(), TINY, attempts=attempts)
-    assert budgets(attempts, "tiny") == {TINY.total_bytes - 400 * MIB}, "the least headroom"
-    attempts.clear()
-    compared(FakeWorker(), LARGE, SMALL, attempts=attempts)
-    names = [name for name, _ in attempts]
-    assert names == sorted(names, reverse=True)
-    assert set(names) == {"small", "large"}
-    assert budgets(attempts, "small") == {SMALL.total_bytes - int(0.04 * SMALL.total_bytes)}
-
-
-def budgets(attempts: Sequence[tuple[str, Candidate]], name: str) -> set[int]:
-    return {attempt.budget_bytes for each, attempt in attempts if each == name}
+def test_attempts_are_reported_card_by_card_with_the_budget_of_each() -> None:
+    attempts: list[tuple[str, int]] = []
+    job = Job(method="sft", model="m", dataset=None, arguments={"max_length": 512})
+    asked = rehearsals(FakeWorker(), job, LARGE)
+    api.cards(asked, [LARGE, TINY], lambda card, attempt: attempts.append((card.name, attempt.budget_bytes)))
+    budgets = [("tiny", TINY.total_bytes - 400 * MIB), ("large", LARGE.budget_bytes())]
+    assert list(dict.fromkeys(attempts)) == budgets, "the least headroom, and the default"

@@ -27,7 +27,6 @@ AGAIN = "autofit plan ..."
 
 
 def counting(longest: int = 300, digests: Any = DIGESTS) -> FakeWorker:
-    """Knows its models apart, and how long the rows of its data are."""
     return FakeWorker(longest=longest, digests=digests)
 
 
@@ -149,12 +148,9 @@ def test_another_card_is_judged_by_what_it_has_and_one_without_bfloat16_in_float
 
 
 def test_what_no_longer_fits_is_refused_with_the_sums_and_the_way_out() -> None:
-    with pytest.raises(DoesNotFitError) as raised:
+    with pytest.raises(DoesNotFitError, match=r"does not fit small\.\n  needs   [^\n]*\n  budget  11\.5 GiB") as raised:
         followed(made(), card=SMALL)
-    message = raised.value.message
-    assert message.startswith("here/m with the settings of its plan does not fit small.\n  needs   ")
-    assert "  budget  11.5 GiB (12.0 GiB total, 491.5 MiB headroom)" in message
-    assert "on large; since then: card large -> small" in message
+    assert raised.value.message.endswith("on large; since then: card large -> small")
     assert raised.value.hint == f"Plan again: {AGAIN}"
 
 
@@ -192,17 +188,11 @@ def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_ot
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        (
-            asking(per_device_train_batch_size=3),
-            "decides otherwise: per_device_train_batch_size is 3, and 2 in the plan",
-        ),
+        (asking(per_device_train_batch_size=3), "per_device_train_batch_size is 3, and 2 in the plan"),
         (asking(gradient_checkpointing=True), "gradient_checkpointing is True, and False in the plan"),
         (asking(max_length="p99"), "max_length is p99, and 512 in the plan"),
         (replace(JOB, effective_batch_size=12), "effective_batch_size is 12, and 8 in the plan"),
-        (
-            replace(JOB, forbid=frozenset({"lora", "optimizer_offload"})),
-            "forbid has optimizer_offload, and the plan needs it",
-        ),
+        (replace(JOB, forbid=frozenset({"lora", "optimizer_offload"})), "forbid has optimizer_offload, and the plan"),
         (replace(JOB, model="another"), r"The plan is for here/m, not for another\."),
         (replace(JOB, method="dpo"), r"The plan is for sft, not for dpo\."),
         (replace(JOB, forbid=frozenset({"lara"})), "knows no lever named lara"),

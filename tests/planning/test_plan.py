@@ -67,11 +67,10 @@ def test_images_are_made_as_much_smaller_as_it_takes(max_pixels: int) -> None:
     plan = planned(gib_for(max_pixels))
     assert (plan.knobs.max_pixels, plan.level) == (max_pixels, "smaller images")
     (lever,) = [lever for lever in plan.levers if lever.name == "max_pixels"]
-    assert (
-        f"a row has {image_tokens(max_pixels)} tokens of images at most, in place of {image_tokens(None)}" in lever.why
-    )
+    tokens = image_tokens(max_pixels)
+    assert f"a row has {tokens} tokens of images at most, in place of {image_tokens(None)}" in lever.why
     assert plan.data is not None
-    assert plan.data.longest == image_tokens(max_pixels) + TEXT_TOKENS
+    assert plan.data.longest == tokens + TEXT_TOKENS
 
 
 def test_they_stay_as_they_are_where_that_fits_and_no_text_is_cut_to_keep_them() -> None:

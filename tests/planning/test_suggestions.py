@@ -1,4 +1,4 @@
-"""Where a run that does not fit would fit: on more of the same cards, as rehearsed or by arithmetic."""
+"""Where a run that does not fit would fit, and what an estimate does not count."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
-from autotrain_mem.support.errors import DoesNotFitError
+from autotrain_mem.support.errors import DatasetNotFoundError, DoesNotFitError
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types import DataProfile, Job, Knobs
 from tests.fake_worker import FakeWorker, rehearsals, toy
 
 CARD = toy(8, "toy8", origin="named")
@@ -53,3 +53,32 @@ def test_a_plan_does_not_wait_for_a_rehearsal_of_more_cards() -> None:
     more = [way for each in plan.alternatives for way in each.would_fit if "of these" in way]
     assert {*more} == {f"2 of these (--gpus 2), about {size}.00 GiB each" for size in (5, 6)}
     assert {each.knobs.processes for each in worker.asked} == {1}
+
+
+LARGE = toy(40, "toy", origin="named", compute_capability=(8, 9))
+HOURS = "what rows of every length make the allocator reserve over hours: "
+
+
+class Unreadable(FakeWorker):
+    def profile(self, job: Job, on_counting: object) -> DataProfile:
+        raise DatasetNotFoundError("There is no file rows.jsonl.")
+
+
+@pytest.mark.parametrize(
+    ("worker", "dataset", "words", "reasons"),
+    [
+        (FakeWorker, None, {}, ["nothing says how long they are; give --dataset"]),
+        (Unreadable, "rows.jsonl", {}, ["the data could not be read: There is no file rows.jsonl"]),
+        (FakeWorker, "rows.jsonl", {}, ["the steps of this rehearsal cannot be replayed"]),
+        *((FakeWorker, data, {"packing": True}, []) for data in ("rows.jsonl", None)),
+        (FakeWorker, "rows.jsonl", {"padding_free": True}, []),
+    ],
+)
+def test_the_reason_is_told_unless_all_batches_are_alike(
+    worker: type[FakeWorker], dataset: str | None, words: dict[str, Any], reasons: list[str]
+) -> None:
+    job = Job(method="sft", model="m", dataset=dataset, arguments={"max_length": 512, **words})
+    memory = api.estimate(rehearsals(worker(), job, LARGE)).memory
+    assert memory.mixed_lengths is None
+    told = [each.removeprefix(HOURS) for each in memory.not_counted if each.startswith(HOURS)]
+    assert [each[: len(reason)] for each, reason in zip(told, reasons, strict=True)] == reasons

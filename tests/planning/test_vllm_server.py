@@ -106,22 +106,17 @@ def test_a_plan_shows_the_server_and_keeps_it(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").vllm_server == found
     assert json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["vllm_server"]["command"] == found.command
-    first, second = shown(plan)
-    assert first == "a server on GPUs 6,7, while 0 to 5 train; 7.09 GiB of weights each"
-    assert second == f"start it first: {found.command}"
-    assert shown(GRPO_PLAN) == ()
+    placed = "a server on GPUs 6,7, while 0 to 5 train; 7.09 GiB of weights each"
+    assert (shown(plan), shown(GRPO_PLAN)) == ((placed, f"start it first: {found.command}"), ())
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, (2, 2 * 24 * 64)),
-        ({"num_key_value_heads": None}, (14, 2 * 24 * 64)),
-        ({"head_dim": 128}, (2, 2 * 24 * 128)),
+        *(({}, (2, 2 * 24 * 64)), ({"num_key_value_heads": None}, (14, 2 * 24 * 64))),
+        *(({"head_dim": 128}, (2, 2 * 24 * 128)), ({"kv_lora_rank": 512}, None), ({"num_hidden_layers": None}, None)),
         ({"layer_types": ["sliding_attention", "full_attention"]}, (2, 2 * 24 * 64)),
         ({"layer_types": ["linear_attention", "full_attention"]}, None),
-        ({"kv_lora_rank": 512}, None),
-        ({"num_hidden_layers": None}, None),
     ],
     ids=str,
 )

@@ -149,12 +149,7 @@ def test_a_level_that_is_passed_over_for_its_speed_is_not_the_answers() -> None:
     assert is_border(question("max_length", LENGTHS), swift.level, model, swift.most)
 
 
-def test_where_not_even_the_smallest_value_fits_the_error_names_what_does() -> None:
-    with pytest.raises(DoesNotFitError, match="does not fit toy12"):
-        search_most(question("max_length", LENGTHS, fit="lossless"), LinearMemory(2 * GIB))
-
-
-def test_limits_are_kept() -> None:
+def test_limits_are_kept_and_an_error_names_the_nearest_where_not_even_the_smallest_value_fits() -> None:
     class Nothing:
         def keeps(self, estimate: Estimate) -> bool:
             return False
@@ -164,3 +159,5 @@ def test_limits_are_kept() -> None:
 
     with pytest.raises(PlanError, match="True"):
         search_most(question("max_length", LENGTHS[:20]), LinearMemory(24 * GIB), limits=Nothing())
+    with pytest.raises(DoesNotFitError, match="does not fit toy12"):
+        search_most(question("max_length", LENGTHS, fit="lossless"), LinearMemory(2 * GIB))

@@ -125,21 +125,6 @@ def test_a_plan_is_the_fastest_of_the_first_level_that_fits_and_was_rehearsed_on
         assert set(re.findall(r"([\d.]+ [GM]iB), the budget is", lever.why)) <= needed
 
 
-@given(st.integers(3 * GIB, 5 * GIB), st.sampled_from((700, 3000, 20_000)))
-@settings(max_examples=20, deadline=None)
-def test_length_found_is_the_longest_on_the_grid_that_fits(budget: int, longest: int) -> None:
-    space = space_of(longest=longest, per_device_train_batch_size=8)
-    model = model_of(space, budget)
-    found = found_or_none(space, model)
-    if found is None or harm_of(found) is not Harm.DATA:
-        return
-    length = found.estimate.knobs.max_length
-    assert length is not None
-    following = length + (16 if length < 256 else 64)
-    knobs = replace(found.estimate.knobs, max_length=min(following, longest))
-    assert not model.estimate(knobs).fits
-
-
 def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputing() -> None:
     """The first and the last point of the level, and the first of the next."""
     model = LinearMemory(budget_bytes=200 * GIB)

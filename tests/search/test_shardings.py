@@ -10,9 +10,8 @@ from autotrain_mem.search.shardings import LONG_ROW_TOKENS, degrees, shared, way
 from autotrain_mem.search.space import micro_batches, with_rows
 from autotrain_mem.support.errors import BatchSplitError
 from autotrain_mem.types import Job
-from tests.search.synthetic_memory import TRL, space_of
+from tests.search.synthetic_memory import EIGHT, space_of
 
-EIGHT = replace(TRL, processes=8, sharding="ddp")
 PAIRS = replace(EIGHT, sharding="fsdp2", cp_size=2)
 
 
@@ -26,13 +25,9 @@ def tried(tokens: int = LONG_ROW_TOKENS, *, layers: bool = True, **words: Any) -
 @pytest.mark.parametrize(
     "words",
     [
-        *({"tokens": LONG_ROW_TOKENS - 1}, {"layers": False}),
-        {"cp_size": 2},
-        {"forbid": ("cp_size",)},
-        {"sp_size": 2},
-        {"sharding": "ddp"},
+        *({"tokens": LONG_ROW_TOKENS - 1}, {"layers": False}, {"packing": True}),
+        *({"cp_size": 2}, {"forbid": ("cp_size",)}, {"sp_size": 2}, {"sharding": "ddp"}),
         {"sharding": "zero3", "forbid": ("sp_size",)},
-        {"packing": True},
         {"attn_implementation": "flash_attention_2"},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
     ],

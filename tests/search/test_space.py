@@ -9,7 +9,7 @@ from synthetic_memory import TRL, rows_of, space_of
 
 from autotrain_mem.search.shardings import shardings
 from autotrain_mem.search.space import make_space, precise_for, with_rows
-from autotrain_mem.support.errors import BatchSplitError, UsageError
+from autotrain_mem.support.errors import BatchSplitError
 from autotrain_mem.types import DataProfile, Job
 from autotrain_mem.types.hardware import lacks_bf16
 from autotrain_mem.types.model import ModelFacts
@@ -61,11 +61,6 @@ def test_gpus_that_do_not_divide_the_effective_batch_are_told_how_many_would(
     with pytest.raises(BatchSplitError) as refused:
         make_space(defaults, job, facts, longest=None, nodes=machines)
     assert re.search(hint, str(refused.value.hint))
-
-
-def test_sizes_below_one_are_all_named_at_once() -> None:
-    with pytest.raises(UsageError, match=r"--per_device_train_batch_size 0, --max_length -1, --effective_batch_size 0"):
-        space_of(per_device_train_batch_size=0, max_length=-1, effective_batch_size=0)
 
 
 AUTO = {"max_length": "auto"}
