@@ -42,7 +42,7 @@ _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """Holds one probe beside its uncorrected prediction."""
+    """Holds one probe and its uncorrected prediction."""
 
     predicted: Estimate
     probe: Probe
@@ -175,10 +175,10 @@ def _scale(phase: Phase, points: Sequence[Point]) -> float:
         is_apart = abs(predicted[phase] - before) > LEAST_DISTANCE * max(before, predicted[phase])
         is_one_kind = _kind(other.probe.knobs) == _kind(last.probe.knobs)
         if seen is not None and is_apart and is_one_kind and not (other.probe.refused or last.probe.refused):
-            return _cut((measured[phase] - seen) / (predicted[phase] - before))
+            return _clip((measured[phase] - seen) / (predicted[phase] - before))
     moved_predicted = predicted[phase] - predicted.get(Phase.LOAD, 0)
     moved_measured = measured[phase] - measured.get(Phase.LOAD, predicted.get(Phase.LOAD, 0))
-    return _cut(moved_measured / moved_predicted) if moved_predicted > 0 else 1.0
+    return _clip(moved_measured / moved_predicted) if moved_predicted > 0 else 1.0
 
 
 def _kind(knobs: Knobs) -> Knobs:
@@ -187,7 +187,7 @@ def _kind(knobs: Knobs) -> Knobs:
     return replace(knobs, **without)
 
 
-def _cut(scale: float) -> float:
+def _clip(scale: float) -> float:
     return min(max(scale, SCALES[0]), SCALES[1])
 
 

@@ -126,18 +126,13 @@ def _may_be_given(name: str, plan: Plan, space: Space) -> bool:
     return name in space.pinned and name in plan.job.arguments and not is_maximized(before)
 
 
-# -- what contradicts it -------------------------------------------------------------------------------------------
-
-
 def check_subject(plan: Plan, job: Job, facts: ModelFacts, again: str) -> None:
     """Raises UsageError if the plan is for another method or model; the same model may be in another folder."""
-    for made_for, asked, same in (
-        (plan.method, job.method, plan.method == job.method),
-        (plan.model, job.model, plan.model == job.model or plan.model_digest == facts.digest),
-    ):
-        if not same:
-            ways = f"Train {plan.model} with {plan.method} to follow it, or plan again: {again}"
-            raise UsageError(f"The plan is for {made_for}, not for {asked}.", hint=ways)
+    is_other_model = plan.model != job.model and plan.model_digest != facts.digest
+    if plan.method != job.method or is_other_model:
+        made_for, asked = (plan.model, job.model) if plan.method == job.method else (plan.method, job.method)
+        ways = f"Train {plan.model} with {plan.method} to follow it, or plan again: {again}"
+        raise UsageError(f"The plan is for {made_for}, not for {asked}.", hint=ways)
 
 
 def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
@@ -161,9 +156,6 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     newly = {name: LEVERS[name] for name in sorted(check_forbid(job.forbid) - plan.job.forbid)}
     if pulled := [name for name, row in newly.items() if harms.get(lever_name(row), Harm.NONE - 1) >= row.harm]:
         yield f"forbid has {', '.join(pulled)}, and the plan needs {'it' if len(pulled) == 1 else 'them'}"
-
-
-# -- what has changed ----------------------------------------------------------------------------------------------
 
 
 def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
@@ -211,7 +203,6 @@ def _card_name(hardware: Hardware) -> str:
 
 
 def _changed_arguments(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
-    """Yields the user's changed settings that affect a rehearsal."""
     before, now = plan.job, as_recorded(job)
     if before.dataset != now.dataset:
         yield f"dataset {before.dataset or 'not given'} -> {now.dataset or 'not given'}"

@@ -114,8 +114,6 @@ def kept_or_asked(
     return answer
 
 
-# -- what a rehearsal depends on ---------------------------------------------------------------------------------------
-
 UNSEEN = frozenset(
     (
         *("output_dir", "run_name", "report_to", "logging_steps", "logging_dir", "logging_strategy", "push_to_hub"),
@@ -137,9 +135,6 @@ def job_key(job: Job) -> dict[str, Any]:
     call = None if job.python_call is None else job.python_call.digest
     words = {"method": job.method, "model": job.model, "arguments": seen, "environment": environment}
     return words | {"python_call": call, "accelerate": job.accelerate}
-
-
-# -- what an answer depends on -----------------------------------------------------------------------------------------
 
 
 def _parse_key(request: RunRequest) -> dict[str, Any] | None:
@@ -175,7 +170,6 @@ def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str])
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yields every text in a value, however deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -22,10 +22,8 @@ from autotrain_mem.types import Job, Knobs
 
 MOST_ROWS = 16_384
 """Upper bound of rows in a micro-batch, and of completions per prompt."""
-MOST_TOKENS = 1 << 20
-"""Upper bound of tokens if neither the model's config nor the data have one."""
-MOST_RANK = 4096
-"""Upper bound of the rank if the config does not tell the layers' width."""
+MOST_TOKENS, MOST_RANK = 1 << 20, 4096
+"""Upper bounds of tokens and of the rank if neither the model's config nor the data have one."""
 
 _Asked = tuple[Sequence[int], str]
 """Candidate values, smallest first, and the reason why there is no larger one."""
@@ -126,7 +124,6 @@ def _says_batches(job: Job) -> bool:
 
 
 def _prompts(defaults: Knobs) -> int:
-    """Returns the prompts of an optimizer step by TRL's defaults."""
     return max(1, defaults.effective_batch_size // (defaults.num_generations or 1))
 
 

@@ -21,9 +21,6 @@ SHORTER = (0.125, 0.5)
 MOST_BATCHES = 8
 """The largest number of micro-batches of a step that are replayed."""
 
-TraceOf = Callable[[int], Trace]
-"""Rehearses the same settings with rows of this many tokens."""
-
 
 def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
     """Draws a run's batches; None if row lengths make no difference, or if the data were not read."""
@@ -46,8 +43,8 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
     return not knobs.pads_rows or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
-def replayed(subject: Subject, knobs: Knobs, trace_of: TraceOf) -> MixedLengths | None:
-    """Replays rows of every length; None if that is impossible. Raises RehearsalError."""
+def replayed(subject: Subject, knobs: Knobs, trace_of: Callable[[int], Trace]) -> MixedLengths | None:
+    """Replays rows of every length, from traces by tokens; None if that is impossible. Raises RehearsalError."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
         return None

@@ -158,28 +158,19 @@ def with_shared_tokens(
         shares: dict[str, Any] = {"sharding": way.shardings[-1] if size > 1 else defaults.sharding, way.name: size}
         alike = replace(subject, job=harmless, defaults=replace(defaults, **shares))
         others = alike.space()
-        memo = Memo(others, Predictions(alike, footprints), _heard(tried, on_attempt))
+        memo = Memo(others, Predictions(alike, footprints), on_attempt)
         try:
             found = find(others, memo, limits)
         except RehearsalError:
             if size == 1:
                 raise
             return None  # this model's attention cannot be shared
+        tried += memo.attempts
         if found is not None and found.level == LEVELS[0].name:
             row = LEVERS[way.name]
             lever = Lever(name=row.name, before=1, after=size, harm=row.harm, why=row.reason)
             return None if size == 1 else replace(found, attempts=tuple(tried), levers=(*found.levers, lever))
     return None
-
-
-def _heard(tried: list[Candidate], on_attempt: OnAttempt) -> OnAttempt:
-    """Returns a callback that also records each attempt."""
-
-    def hear(attempt: Candidate) -> None:
-        tried.append(attempt)
-        on_attempt(attempt)
-
-    return hear
 
 
 MOST_STEPS = 4
@@ -195,15 +186,19 @@ def searched_with_images(
     subject. Raises DoesNotFitError.
     """
     tried: list[Candidate] = []
-    hear = _heard(tried, on_attempt)
+
+    def record(attempt: Candidate) -> None:
+        tried.append(attempt)
+        on_attempt(attempt)
+
     try:
-        found = searched(subject, hear, footprints)
+        found = searched(subject, record, footprints)
     except DoesNotFitError:
-        smaller = _with_smaller_images(subject, hear, footprints)
+        smaller = _with_smaller_images(subject, record, footprints)
         if smaller is None:
             raise
     else:
-        smaller = _with_smaller_images(subject, hear, footprints) if found.level == SHORTER_ROWS else None
+        smaller = _with_smaller_images(subject, record, footprints) if found.level == SHORTER_ROWS else None
         if smaller is None:
             return subject, found
     other, found = smaller

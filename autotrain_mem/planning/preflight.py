@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 from dataclasses import dataclass, replace
+from functools import partial
 
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planning.kept_answers import answered
@@ -46,17 +47,13 @@ def check_preflight(
     capability = rehearsals.hardware.capability
     facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
 
-    def ask() -> Preflight:
-        return rehearsals.workers.first.preflight(job, capability, **facts)
-
-    def is_settled(result: Preflight) -> bool:
-        """Returns whether to keep the result: an error, such as one of the network, may not recur."""
+    def has_no_error(result: Preflight) -> bool:
         return not any(finding.kind == "error" or finding.error == _OUT_OF_REACH for finding in result.findings)
 
-    words = {"compute_capability": capability, **facts}
-    result = answered(
-        rehearsals.store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=is_settled
-    )
+    words, store = {"compute_capability": capability, **facts}, rehearsals.store
+    ask = partial(rehearsals.workers.first.preflight, job, capability, **facts)
+    # An error, such as one of the network, may not recur.
+    result = answered(store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=has_no_error)
     return Checked(warnings=settle(result.findings), result=result, trains_on_cpu=on_cpu if to_train else None)
 
 

@@ -123,9 +123,6 @@ def _called(given: Plan | str | Path) -> str:
     return "The plan" if isinstance(given, Plan) else f"The plan in {given}"
 
 
-# -- a job on a device -----------------------------------------------------------------------------------------------
-
-
 def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], None]) -> Rehearsals:
     """Returns the requested job on its device.
 
@@ -169,8 +166,6 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
         prices=prices(None if autofit.prices is None else str(autofit.prices)),
     )
 
-
-# -- a config of PEFT's own --------------------------------------------------------------------------------------------
 
 FLAG = f"--{PEFT_CONFIG}"
 FILE = "adapter_config.json"

@@ -177,12 +177,9 @@ class Rehearsals:
 
     def describe(self) -> ModelFacts:
         """Reads the model's config. Raises ModelError, and UsageError for arguments that contradict it."""
-        capability, words = self.hardware.capability, {"compute_capability": self.hardware.capability}
-
-        def ask() -> ModelFacts:
-            return self.workers.first.describe(self.job, capability)
-
-        return answered(self.store, self.job, "model", words, ModelFacts, ask)
+        job, capability, worker = self.job, self.hardware.capability, self.workers.first
+        words = {"compute_capability": capability}
+        return answered(self.store, job, "model", words, ModelFacts, lambda: worker.describe(job, capability))
 
     def count_lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
         """Counts the tokens of the data once. Raises DatasetError, or ModelNotFoundError if they must be counted."""

@@ -25,7 +25,7 @@ MOST_CARDS = 8
 """The largest number of cards in a machine."""
 
 Shared = Callable[[Knobs, int], Estimate | None]
-"""Rehearses settings on this many cards that share the model; None if that is refused."""
+"""Rehearses settings on several cards that share the model; None if that is refused."""
 
 
 def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:

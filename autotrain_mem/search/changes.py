@@ -74,7 +74,6 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
 
 
 def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:
-    """Returns whether weights are frozen in the precision of the checkpoint."""
     return row.name == HALF_WEIGHTS and knobs.use_peft and space.checkpoint_dtype == knobs.dtype == half_of(knobs)
 
 
@@ -211,7 +210,6 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
 
 
 def _least(estimates: Sequence[Estimate]) -> str:
-    """Returns the least that any of these needs, against its budget."""
     least = min(estimates, key=lambda estimate: estimate.required_bytes)
     return against(least.required_bytes, least.budget_bytes)
 

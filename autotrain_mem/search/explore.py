@@ -160,7 +160,6 @@ def surely_fits(memo: Memo, knobs: Knobs) -> bool:
 
 
 def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
-    """Rehearses the point that may be fastest until no other can be faster; gentler levels help to guess."""
     gentler = [each for each in levels(level.space) if each.harm <= level.harm and not each.lengths]
     own, every = level.lines, tuple(line for each in gentler for line in each.lines)
     while True:

@@ -215,7 +215,7 @@ class Level:
 
     @property
     def floors(self) -> tuple[Knobs, Knobs]:
-        """Returns both points of which one needs the least memory of the level."""
+        """Returns the two points of which one needs the least memory of the level."""
         return self.least, self.at_once
 
     @property

@@ -120,7 +120,6 @@ class _Climb:
         return level.offloads or self.space.base.processes == 1 or best.knobs.is_sharded
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:
-        """Rehearses the points that a choice is compared with."""
         memo = self.memo
         larger = [self.too_large[each.name] for each in before if each.name in self.too_large]
         memo.ask(memo.of_each_weights(larger))

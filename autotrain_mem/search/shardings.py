@@ -96,13 +96,11 @@ class SharedTokens:
     name: str
     """The knob that sets the number of processes."""
     shardings: tuple[Sharding, ...]
-    """Supported shardings; the last divides most."""
+    """Supported shardings; the last divides most. ``owner`` says why there are no others."""
     owner: str
-    """Why no other sharding is supported."""
     attention: str
-    """Pattern of the supported ``attn_implementation`` values."""
+    """Pattern of the supported ``attn_implementation`` values. ``attends`` says why there are no others."""
     attends: str
-    """Why no other attention is supported."""
     in_half_precision: bool
     """Whether its kernels need half precision, from compute capability 8.0 (``rehearsal.cuda.attention_kernels``)."""
     parts: int

@@ -199,7 +199,6 @@ _COUNTS = (ROWS, STEPS, EVALUATED_ROWS, *COMPLETION_KNOBS, "num_generations", "l
 
 
 def _check_completion(knobs: Knobs, prompt: int, context_length: int | None) -> None:
-    """Checks that prompt and completion fit the context together."""
     name, tokens = knobs.completion_knob, knobs.completion_length
     if not tokens or context_length is None or prompt + tokens <= context_length:
         return
@@ -221,7 +220,6 @@ def check_prompt(prompt: int, context_length: int) -> None:
 
 
 def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: int) -> int:
-    """Returns the requested micro-batch."""
     rows, steps, processes = given.get(ROWS), given.get(STEPS), defaults.data_parallel_size
     if effective % processes:
         groups, fewer = f"{defaults.processes} GPUs", _dividing(effective, defaults.processes, nodes)
@@ -259,7 +257,6 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
 
 
 def _dividing(effective: int, processes: int, nodes: int) -> str:
-    """Names the nearest numbers of GPUs that divide an effective batch."""
     counts, devices = divisors(effective), processes // nodes
     if nodes == 1:
         return f"--gpus {either(nearest(counts, processes))}"
