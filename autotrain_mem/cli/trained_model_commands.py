@@ -106,7 +106,7 @@ def merge(argv: Sequence[str]) -> int:
     run = with_base(run, options.base)
     if run.base_bits is not None:
         warn(
-            f"the adapter was trained on the base quantized to {run.base_bits} bits, and is merged into its unquantized "
+            f"the adapter was trained on the base quantized to {run.base_bits} bits, and is merged into unquantized "
             "weights, which differ a little: compare a few answers before and after"
         )
     with waiting(Console(stderr=True), "merging the adapter into its base"), quiet_libraries():
