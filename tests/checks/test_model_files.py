@@ -44,7 +44,7 @@ def size_of(model: str) -> int:
     return found.size_bytes
 
 
-def test_the_hub_says_how_large_its_files_are_and_safetensors_come_alone(hub: dict[str, int]) -> None:
+def test_the_hub_has_the_sizes_and_only_safetensors_are_downloaded(hub: dict[str, int]) -> None:
     hub |= {"config.json": 7, "pytorch_model.bin": 90}
     assert size_of("org/name") == 90
     hub |= {
@@ -55,13 +55,13 @@ def test_the_hub_says_how_large_its_files_are_and_safetensors_come_alone(hub: di
     assert size_of("org/name") == 70
 
 
-def test_without_an_answer_the_config_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_the_size_follows_from_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     weights = sum(weight.numel() for weight in Qwen2ForCausalLM(CONFIG).parameters())
     assert size_of("org/name") == 2 * weights
 
 
-def test_nothing_is_downloaded_that_is_here(
+def test_weights_on_disk_are_not_downloaded(
     hub: dict[str, int], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub["model.safetensors"] = 90

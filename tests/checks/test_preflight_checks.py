@@ -46,9 +46,7 @@ def test_a_good_job_has_no_findings(method: str, model_folder: Folder) -> None:
     assert found(model_folder("qwen2"), method) == []
 
 
-def test_what_raises_unforeseen_is_passed_over(
-    model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unforeseen_exceptions_are_ignored(model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a model's own code")
 
@@ -161,7 +159,7 @@ def test_targets_are_matched_as_peft_matches_them(
     assert all("o_proj" in finding.cure and "lm_head" not in finding.cure for finding in findings)
 
 
-def test_targets_are_those_of_the_architecture_and_of_the_method(model_folder: Folder) -> None:
+def test_targets_depend_on_architecture_and_method(model_folder: Folder) -> None:
     (finding,) = found(model_folder("gpt2"), use_peft=True, lora_target_modules=["q_proj", "v_proj"])
     assert "c_attn, c_proj and c_fc" in finding.cure
     assert not found(model_folder("qwen2"), "reward", use_peft=True, lora_target_modules=["score", "q_proj"])
@@ -211,7 +209,7 @@ def judged(
         (2, "", "error"),  # an ordinary word
     ],
 )
-def test_tokens_without_a_row_count_when_a_batch_would_hold_them(
+def test_tokens_without_an_embedding_count_if_a_batch_may_hold_them(
     rows: int, template: str, kind: str | None, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = FakeTokenizer()
@@ -244,7 +242,7 @@ def test_a_tokenizer_must_be_able_to_pad_and_for_reward_models_not_by_its_end(
     assert [finding.kind for finding in findings("reward")] == ["warning"]
 
 
-def test_a_template_that_is_given_is_enough(model_folder: Folder, chat: str, tmp_path: pathlib.Path) -> None:
+def test_conversations_need_a_chat_template(model_folder: Folder, chat: str, tmp_path: pathlib.Path) -> None:
     bare = shutil.copytree(model_folder("qwen2"), tmp_path / "bare")
     (bare / "chat_template.jinja").unlink()
     (finding,) = found(bare, dataset=chat)
@@ -255,7 +253,7 @@ def test_a_template_that_is_given_is_enough(model_folder: Folder, chat: str, tmp
     assert not found(bare, dataset=str(texts))
 
 
-def test_parameters_are_told_from_the_files_and_of_a_checkpoint_in_the_cache_from_its_index(
+def test_parameters_follow_from_files_or_from_a_cached_index(
     model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folder("qwen2")
@@ -301,7 +299,7 @@ def said(model_folder: Folder) -> Said:
         ("sft", {"packing_strategy": "wrapped"}, "--packing is not given", {"packing": True}),
     ],
 )
-def test_a_flag_that_does_nothing_is_named_with_its_method_or_its_switch(
+def test_a_flag_without_effect_is_named_with_its_method_or_its_switch(
     method: str, given: dict[str, Any], words: str, cured: dict[str, Any] | None, said: Said
 ) -> None:
     (warning,) = said(method, **given)
@@ -320,7 +318,7 @@ def test_defaults_and_what_scripts_read_are_no_warnings_and_one_reason_is_one_wa
 
 
 @pytest.mark.newest
-def test_a_flag_that_nobody_has_looked_at_is_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_without_a_verdict_is_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_checks, "group_of", lambda method, name: None)
     (warning,) = said(neftune_noise_alpha=5.0)
     assert warning.startswith("--neftune_noise_alpha: newer than this autofit")

@@ -41,7 +41,7 @@ def test_what_needs_whole_models_is_refused_with_shards_and_not_with_ddp(given: 
 
 
 @pytest.mark.parametrize("kind", sharding.FSDP)
-def test_what_can_be_sharded_is_taken(kind: str) -> None:
+def test_supported_combinations_are_accepted(kind: str) -> None:
     assert problems(optim="adamw_torch_fused", use_peft=True, load_in_4bit=True, sharding=kind) == []
     assert problems("grpo", sharding=kind) == []
     assert problems("grpo", use_vllm=True, sharding=kind) == problems("gkd", sharding=kind) == []
@@ -51,7 +51,7 @@ def test_what_can_be_sharded_is_taken(kind: str) -> None:
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "ppo"])
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_the_search_combines_nothing_that_is_refused(method: str, nodes: int) -> None:
+def test_the_search_combines_only_what_is_accepted(method: str, nodes: int) -> None:
     defaults = {"sft": TRL, "dpo": TRL, "grpo": ONLINE, "ppo": PPO}[method]
     four = replace(defaults, processes=4 * nodes, sharding="ddp")
     space = replace(space_of(method=method, defaults=four, longest=100), nodes=nodes)
@@ -109,7 +109,7 @@ def test_what_does_not_work_with_shared_tokens_is_refused_with_an_alternative(
 
 
 @pytest.mark.parametrize("method", ["dpo", "ppo"])
-def test_tokens_are_shared_in_sft_alone(method: str) -> None:
+def test_tokens_are_shared_only_in_sft(method: str) -> None:
     assert "is for SFT" in problems(method, cp_size=2)[0]
     assert "is for SFT" in problems(method, sp_size=2)[0]
     assert problems(cp_size=2) == problems(cp_size=2, sharding="fsdp2", pad_to_multiple_of=64) == []

@@ -59,7 +59,7 @@ def test_what_would_fail_later_is_refused_and_its_cure_accepted(
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto", "reward"])
-def test_rows_without_input_ids_are_not_drawn_by_their_length(method: str) -> None:
+def test_rows_without_input_ids_cannot_be_grouped_by_length(method: str) -> None:
     (message,) = problems(method, train_sampling_strategy="group_by_length")
     assert "lack" in message
     assert problems("sft", train_sampling_strategy="group_by_length") == []
@@ -82,7 +82,7 @@ def test_each_refused_flag_is_refused_with_its_cure(name: str) -> None:
     assert not must_be_on or problems(**{name: True}) == []
 
 
-def test_smoothed_labels_are_refused_with_a_chunked_loss_alone() -> None:
+def test_label_smoothing_is_refused_only_with_a_chunked_loss() -> None:
     from trl import SFTConfig
 
     def refused(method: str = "sft", **given: Any) -> list[Any]:
@@ -94,7 +94,7 @@ def test_smoothed_labels_are_refused_with_a_chunked_loss_alone() -> None:
     assert refused(loss_type="nll") == refused("dpo") == []
 
 
-def test_flags_of_a_card_and_of_loading_processes_are_no_mistake_where_neither_is() -> None:
+def test_flags_for_cards_and_data_loader_workers_are_accepted_without_them() -> None:
     """TRL's own dataclasses refuse them on a CPU, where a plan for a card is made."""
     given = {
         "tf32": True,

@@ -60,7 +60,7 @@ def test_vllms_server_takes_gpus_of_this_machine_unless_visible_ones_are_named(m
     assert choose(None, use_cpu=False, spared=1, environment={VISIBLE: "0,1"}).topology.devices == 2
 
 
-def test_all_gpus_that_cuda_shows_are_used_unless_a_card_a_size_or_the_cpu_is_chosen(
+def test_all_visible_gpus_are_used_unless_a_card_a_size_or_the_cpu_is_chosen(
     machine: list[Hardware],
 ) -> None:
     together = Topology(devices=2, uuids=("GPU-1", "GPU-0"))
@@ -88,7 +88,7 @@ def test_all_gpus_that_cuda_shows_are_used_unless_a_card_a_size_or_the_cpu_is_ch
         choose("rtx3060", use_cpu=False, link="nvlink9")
 
 
-def test_of_gpus_that_differ_the_smallest_counts_with_the_speed_of_the_slowest_and_that_is_said(
+def test_the_smallest_budget_and_speed_of_different_gpus_count_with_a_warning(
     machine: list[Hardware],
 ) -> None:
     notes: list[str] = []
@@ -109,7 +109,7 @@ def test_of_gpus_that_differ_the_smallest_counts_with_the_speed_of_the_slowest_a
     assert len(notes) == 2, "equal GPUs need no warning"
 
 
-def test_the_jobs_environment_says_which_card_is_planned_for_and_trained_on(machine: list[Hardware]) -> None:
+def test_the_jobs_environment_selects_the_card(machine: list[Hardware]) -> None:
     environment = {VISIBLE: "1"}
     chosen = choose(None, use_cpu=False, environment=environment)
     both = Topology(devices=2, uuids=("GPU-0", "GPU-1"))
@@ -121,7 +121,7 @@ def test_the_jobs_environment_says_which_card_is_planned_for_and_trained_on(mach
     assert first == replace(machine[0], topology=Topology(uuids=("GPU-1",)))
 
 
-def test_a_plan_for_several_of_a_named_card_takes_as_many_that_are_as_large(machine: list[Hardware]) -> None:
+def test_a_plan_for_several_named_cards_trains_on_as_many_of_that_size(machine: list[Hardware]) -> None:
     two, three = (choose("rtx3060", use_cpu=False, gpus=count) for count in (2, 3))
     assert module.training_device(two, simulate=False).topology.uuids == ("GPU-1", "GPU-0")
     with pytest.raises(NoGpuError, match="3 x rtx3060; this machine has 2 GPUs of that size"):
@@ -160,7 +160,7 @@ VERSION = "__all__ = ['hip', 'xpu']\nhip: Optional[str] = {hip}\nxpu: Optional[s
         ("darwin", "None", "None", "Apple's GPUs (MPS)"),
     ],
 )
-def test_other_makers_gpus_are_told_by_torchs_build_and_refused_with_the_ways_on(
+def test_builds_of_torch_for_other_gpus_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, hip: str, xpu: str, named_as: str
 ) -> None:
     (tmp_path / "version.py").write_text(VERSION.format(hip=hip, xpu=xpu), encoding="utf-8")

@@ -81,7 +81,7 @@ def test_cuda_visible_devices_hides_and_reorders_as_in_cuda(nvml: FakeNvml, monk
     assert nvml.started == 0
 
 
-def test_unlike_cards_are_counted_from_the_fastest_but_by_the_bus_where_that_is_asked_for_or_speed_is_not_told(
+def test_different_cards_are_numbered_from_the_fastest_or_in_the_order_of_the_bus(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = FakeGpu(A, "Tesla T4", total_mib=15360, reserved_mib=448, capability=(7, 5), cores=2560, clock=1590)
@@ -126,7 +126,7 @@ def test_speeds_and_non_torch_bytes_are_the_catalogs_and_for_an_unknown_card_non
         ("0,1,2", None, "GPU 0: GPU is lost, GPU 1: Insufficient Permissions, GPU 2"),
     ],
 )
-def test_a_card_that_is_lost_is_in_the_way_of_none_but_who_names_it(
+def test_a_lost_card_is_an_error_only_if_it_is_selected(
     nvml: FakeNvml, wanted: str | None, shown: list[int] | None, told: str
 ) -> None:
     nvml.gpus[0].lost = "GPU is lost"
@@ -144,7 +144,7 @@ def test_a_card_that_is_lost_is_in_the_way_of_none_but_who_names_it(
 
 @pytest.mark.parametrize("says_zero", [False, True])
 @pytest.mark.parametrize(("is_integrated", "free_gib"), [(True, 100), (False, 5)])
-def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
+def test_torch_measures_memory_that_nvml_does_not_report(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool, free_gib: int, says_zero: bool
 ) -> None:
     """``cudaMemGetInfo`` does not count pages of files, which fill the host's memory and can be taken back."""
@@ -166,7 +166,7 @@ def test_where_nvml_does_not_tell_a_cards_memory_torch_does(
     assert module.free_bytes(device) is None
 
 
-def test_a_card_whose_memory_nobody_tells_is_an_error_with_what_torch_answered(
+def test_a_card_without_a_known_memory_is_an_error_with_torchs_reason(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = Mock(
@@ -181,7 +181,7 @@ def test_a_card_whose_memory_nobody_tells_is_an_error_with_what_torch_answered(
     assert (refusal.value.hint, nvml.started) == ("Update", 0)
 
 
-def test_one_process_asks_for_its_own_device_and_for_what_is_free_of_a_card_whatever_the_others_do(
+def test_a_processs_own_device_and_free_memory_are_read_although_another_card_is_lost(
     nvml: FakeNvml,
 ) -> None:
     nvml.gpus[2].unlisted_bytes = MIB
@@ -194,7 +194,7 @@ def test_one_process_asks_for_its_own_device_and_for_what_is_free_of_a_card_what
     assert module.free_bytes(third) is None
 
 
-def test_a_split_card_shows_its_first_instance_with_that_instances_memory(nvml: FakeNvml) -> None:
+def test_a_split_card_is_its_first_instance(nvml: FakeNvml) -> None:
     split = split_a100(None, FakeInstance(X, 4864, unlisted_bytes=1000 * MIB), FakeInstance(Y, 9856))
     nvml.gpus = [FakeGpu(A), split]  # an instance hides whole cards
     (device,) = detect()
@@ -211,7 +211,7 @@ def test_an_instance_is_chosen_by_its_uuid_or_through_its_card(nvml: FakeNvml) -
     assert {wanted: [device.uuid for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] for wanted in chosen} == chosen
 
 
-def test_a_process_is_shown_its_cards_by_numbers_that_vllm_can_read_in_the_order_of_the_bus(
+def test_cards_are_selected_by_numbers_in_the_order_of_the_bus(
     nvml: FakeNvml,
 ) -> None:
     nvml.gpus[2].clock *= 2  # the fastest, which CUDA would otherwise number 0
@@ -224,7 +224,7 @@ def test_a_process_is_shown_its_cards_by_numbers_that_vllm_can_read_in_the_order
         assert [card.uuid for card in detect(variables)] == list(uuids)
 
 
-def test_a_process_is_shown_its_card_by_uuid_if_a_number_might_mean_another(nvml: FakeNvml) -> None:
+def test_a_card_is_selected_by_uuid_if_its_number_is_ambiguous(nvml: FakeNvml) -> None:
     nvml.gpus[0].lost = "GPU is lost"  # CUDA may count without it
     assert seen_cards((B,)) == {"CUDA_VISIBLE_DEVICES": B}
     nvml.gpus = [FakeGpu(A), split_a100(FakeInstance(X, 7), FakeInstance(Y, 8))]

@@ -129,7 +129,7 @@ NO_KERNEL = GpuPackage(problem="no kernel", fix="whl/cu126")
         ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "allocator", "many times slower", "unset"),
     ],
 )
-def test_what_is_broken_is_said_with_its_cure(
+def test_a_broken_thing_is_reported_with_its_fix(
     examine: Examine, changes: dict[str, Any], name: str, says: str, fix: str
 ) -> None:
     health = examine(changes)
@@ -164,9 +164,7 @@ def test_unwritable_folders_are_broken(examine: Examine) -> None:
         ({"peft": "9.0"}, "peft", "newer than"),
     ],
 )
-def test_what_is_odd_is_noted_and_breaks_nothing(
-    examine: Examine, changes: dict[str, Any], name: str, says: str
-) -> None:
+def test_an_odd_thing_is_noted(examine: Examine, changes: dict[str, Any], name: str, says: str) -> None:
     health = examine({"deepspeed": "0.19.8", **changes})
     assert [says in finding.text for finding in only(health) if finding.name == name] == [True]
     assert health.trains
@@ -187,7 +185,7 @@ def test_a_machine_without_a_gpu_is_not_broken(examine: Examine, changes: dict[s
     assert "--simulate" in summary(health)
 
 
-def test_what_was_tested_is_what_the_project_declares_and_its_suite_installs() -> None:
+def test_tested_versions_equal_the_declared_and_installed_ones() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bounds = (re.match(r"([\w-]+)>=([\d.]+),<([\d.]+)", line) for line in project["dependencies"])
     declared = {match[1]: (version_of(match[2]), version_of(match[3])) for match in bounds if match}
@@ -201,7 +199,7 @@ def test_what_was_tested_is_what_the_project_declares_and_its_suite_installs() -
     assert version_of(newest_trl)[:2] == TESTED["trl"][1]
 
 
-def test_the_command_ends_with_1_where_something_is_broken_and_a_paste_holds_no_names(
+def test_the_command_exits_with_1_if_something_is_broken_and_an_issue_holds_no_names(
     examine: Examine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

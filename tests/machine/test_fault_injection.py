@@ -63,7 +63,7 @@ def process(text: str, folder: pathlib.Path) -> Iterator[Process]:
         yield started
 
 
-def test_the_allocation_of_a_phase_that_is_named_is_refused_in_torchs_words(tmp_path: pathlib.Path) -> None:
+def test_the_named_allocation_of_a_phase_is_refused_with_torchs_message(tmp_path: pathlib.Path) -> None:
     with process("oom:backward:3", tmp_path) as run:
         run.allocate(10)
         run.phase = Phase.BACKWARD
@@ -74,7 +74,7 @@ def test_the_allocation_of_a_phase_that_is_named_is_refused_in_torchs_words(tmp_
     assert run.gpu.memory_stats()["num_ooms"] == 1
 
 
-def test_a_mishap_comes_once_and_of_two_kills_the_second_comes_to_the_second_process(tmp_path: pathlib.Path) -> None:
+def test_each_fault_occurs_once_and_a_second_kill_in_the_second_process(tmp_path: pathlib.Path) -> None:
     for done in (2, 4):
         with process("kill:5 kill:3", tmp_path) as run, pytest.raises(Died):
             run.allocate(10)
@@ -83,7 +83,7 @@ def test_a_mishap_comes_once_and_of_two_kills_the_second_comes_to_the_second_pro
         last.allocate(10)
 
 
-def test_another_process_takes_what_is_free_and_gives_it_back_or_is_still_there_after_a_restart(
+def test_another_process_takes_free_memory_until_it_exits_also_after_a_restart(
     tmp_path: pathlib.Path,
 ) -> None:
     with process("taken:200MiB:2:until:4", tmp_path) as run:
@@ -104,7 +104,7 @@ def test_another_process_takes_what_is_free_and_gives_it_back_or_is_still_there_
 @pytest.mark.parametrize(
     ("text", "ends"), [("kill:save:2", Died), ("disk:save:2", OSError), ("oom:save:2", torch.OutOfMemoryError)]
 )
-def test_the_second_checkpoint_breaks_off_in_the_middle_of_a_file(
+def test_writing_the_second_checkpoint_fails_in_the_middle_of_a_file(
     text: str, ends: type[BaseException], tmp_path: pathlib.Path
 ) -> None:
     with process(text, tmp_path) as run:
@@ -122,7 +122,7 @@ def test_the_second_checkpoint_breaks_off_in_the_middle_of_a_file(
 
 
 @pytest.mark.parametrize(("text", "torn"), [("torn:save:1", "model.safetensors"), ("torn:save:1:optimizer.pt", "")])
-def test_a_checkpoint_is_torn_once_it_is_whole(text: str, torn: str, tmp_path: pathlib.Path) -> None:
+def test_a_complete_checkpoint_is_truncated(text: str, torn: str, tmp_path: pathlib.Path) -> None:
     with process(text, tmp_path) as run:
         run.allocate(5)
         run.save(tmp_path / "checkpoint-1")
@@ -145,7 +145,7 @@ def test_the_clock_is_set_back_between_two_checkpoints(tmp_path: pathlib.Path) -
     assert earlier > later + 3000
 
 
-def test_a_disk_is_full_for_all_but_checkpoints_until_the_training_ends(tmp_path: pathlib.Path) -> None:
+def test_the_disk_is_full_except_for_checkpoints_until_the_training_ends(tmp_path: pathlib.Path) -> None:
     def write(name: str) -> None:
         (tmp_path / name).write_text("line")
 
@@ -165,7 +165,7 @@ def test_a_disk_is_full_for_all_but_checkpoints_until_the_training_ends(tmp_path
     assert names == [MARKS_NAME, "checkpoint-1", "memory.jsonl", "run.json"]
 
 
-def test_nothing_is_left_when_the_run_is_over_and_nothing_is_done_where_nothing_is_asked_for(
+def test_patches_are_undone_and_without_faults_there_are_none(
     tmp_path: pathlib.Path,
 ) -> None:
     before = torch.save

@@ -74,13 +74,11 @@ def test_weights_must_fit_into_host_memory_on_a_cpu(words: dict[str, Any], neede
         ({}, 28 * BILLIONS),  # sharded perhaps
     ],
 )
-def test_each_of_several_processes_on_a_cpu_loads_the_weights_unless_they_share_them(
-    words: dict[str, Any], needed: int
-) -> None:
+def test_each_process_on_a_cpu_loads_the_weights_unless_they_are_sharded(words: dict[str, Any], needed: int) -> None:
     assert only_below(load(on_cpu=True, processes=4, **FULL, **words), needed).kind == "error"
 
 
-def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -> None:
+def test_the_predicted_memory_of_several_simulated_cards_must_fit_into_host_memory() -> None:
     words = {**FULL, "on_cpu": True, "parameters": 1, "processes": 2}
     words["memory"] = replace(rehearsed(pinned_host_bytes=GIB), peak_allocated_bytes=3 * GIB)
     needed = 2 * (3 * GIB + HOST_NON_TORCH_BYTES)
@@ -92,7 +90,7 @@ def test_simulated_cards_hold_what_they_are_predicted_to_hold_in_host_memory() -
     assert only_below(load(**offloads | {"processes": 1}), needed // 2 + GIB).kind == "error"
 
 
-def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_shards_must_find_room() -> None:
+def test_several_loading_processes_are_a_warning_and_offloaded_shards_must_fit() -> None:
     finding = only_below(load(**FULL, processes=4, sharding="ddp"), 4 * 28 * BILLIONS)
     assert (finding.kind, "--sharding fsdp2" in finding.cure) == ("warning", True)
     assert not looked_at(load(**FULL | {"sharding": "fsdp2"}, processes=4), memory=1)
@@ -105,7 +103,7 @@ def test_processes_that_all_load_for_their_cards_are_a_warning_and_offloaded_sha
     assert only_below(load(use_peft=True, **sharded), 14 * BILLIONS).kind == "error"
 
 
-def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> None:
+def test_offloaded_tensors_of_all_processes_must_fit() -> None:
     memory = rehearsed(pinned_host_bytes=6 * GIB, saved_model_bytes=GIB, saved_state_bytes=2 * GIB)
     activations = {"memory": memory, "activation_offloading": True, "use_peft": True}
     finding = only_below(load(**activations), 6 * GIB)
@@ -121,14 +119,14 @@ def test_what_was_rehearsed_of_offloading_must_find_room_in_every_process() -> N
 ZERO = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
 
 
-def test_what_was_rehearsed_of_deepspeeds_offload_must_find_room_for_every_process_of_the_machine() -> None:
+def test_deepspeeds_offload_of_all_processes_must_fit() -> None:
     memory = rehearsed(pinned_host_bytes=6 * GIB, unpinned_host_bytes=10 * GIB)
     finding = only_below(load(**FULL, **ZERO, memory=memory, processes=2), 2 * 16 * GIB)
     assert finding.message.startswith("On the host, --offload_optimizer_device cpu need 32.0 GiB of memory")
     assert "--use_peft" in finding.cure
 
 
-def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
+def test_offloads_to_nvme_must_fit_there_and_their_buffers_on_the_host(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32 * GIB))
@@ -146,9 +144,7 @@ def test_what_goes_on_to_nvme_must_find_room_there_and_its_buffers_on_the_host(
     assert f"{tmp_path} may not be written to" in finding.message
 
 
-def test_weights_that_are_not_here_yet_must_find_room_in_the_cache(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_must_fit_into_the_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=20 * GIB))
     at_hand = Download(size_bytes=20 * GIB, folder=str(tmp_path / "not" / "made"))
     assert not looked_at(load(download=at_hand, use_peft=True))
@@ -163,7 +159,7 @@ def test_weights_that_are_not_here_yet_must_find_room_in_the_cache(
     ("words", "needed"),
     [({}, 4), ({"save_only_model": True}, 2), ({"optim": "sgd"}, 2), ({"save_strategy": "no"}, 1)],
 )
-def test_a_checkpoint_must_find_room_beside_the_model(words: dict[str, Any], needed: int) -> None:
+def test_a_checkpoint_must_fit_beside_the_model(words: dict[str, Any], needed: int) -> None:
     """In models: a checkpoint holds one, and AdamW's two moments."""
     memory = rehearsed(**ADAMW | ({"saved_state_bytes": 0} if "optim" in words else {}))
     one = load(**FULL, **words, memory=memory)
@@ -185,7 +181,7 @@ def test_a_checkpoint_must_find_room_beside_the_model(words: dict[str, Any], nee
         ({"max_steps": 5000, "save_total_limit": 2}, None, 3),
     ],
 )
-def test_too_many_checkpoints_are_told_with_the_limit_that_fits(
+def test_too_many_checkpoints_are_a_warning_with_the_limit_that_fits(
     words: dict[str, Any], steps: int | None, kept: int
 ) -> None:
     one = load(**FULL, steps=steps, **words, memory=rehearsed(**ADAMW))
@@ -201,5 +197,5 @@ def test_too_many_checkpoints_are_told_with_the_limit_that_fits(
     assert not looked_at(unknown, disk=5 * 28 * BILLIONS), "the number of steps is not known"
 
 
-def test_this_machine_is_read_also_for_a_folder_that_is_yet_to_be_made(tmp_path: pathlib.Path) -> None:
+def test_this_machine_is_read_also_for_a_folder_that_does_not_exist(tmp_path: pathlib.Path) -> None:
     assert not room_findings(replace(load(parameters=1), output_dir=tmp_path / "a" / "b"))

@@ -44,7 +44,7 @@ def test_no_public_figure_is_above_the_rule_and_none_far_below() -> None:
     assert all(figure.found_bytes <= figure.predicted_bytes - KERNELS_BYTES for figure in idle)
 
 
-def test_the_plan_is_as_near_as_its_text_says() -> None:
+def test_the_documented_accuracy_is_right() -> None:
     found = [figure.found_bytes for figure in FIGURES]
     above = [figure.predicted_bytes - figure.found_bytes for figure in FIGURES]
     assert min(above) < ROUNDING_BYTES  # the most found is what is planned for

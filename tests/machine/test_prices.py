@@ -16,7 +16,7 @@ def written(tmp_path: Path, text: str) -> str:
     return str(tmp_path / "prices.csv")
 
 
-def test_each_row_that_comes_along_is_of_a_known_card_and_says_who_asks_it_when_and_where() -> None:
+def test_each_listed_price_has_a_known_card_a_provider_a_date_and_a_source() -> None:
     table = listed_prices()
     assert len(table) > 10
     assert set(table) <= {card.name for card in catalog()}
@@ -25,13 +25,13 @@ def test_each_row_that_comes_along_is_of_a_known_card_and_says_who_asks_it_when_
     assert all(0.1 < price.per_hour < 10 for price in table.values()), "of one card for one hour"
 
 
-def test_a_card_that_is_here_is_found_by_what_nvml_calls_it_and_one_without_a_row_has_no_price() -> None:
+def test_a_detected_card_has_a_price_and_a_card_without_a_row_has_none() -> None:
     card = replace(named("rtx4090"), name="NVIDIA GeForce RTX 4090", origin="detected")
     assert price_of(card, listed_prices()) == listed_prices()["rtx4090"]
     assert price_of(named("rtx2060"), listed_prices()) is price_of(named("24GiB"), listed_prices()) is None
 
 
-def test_a_file_takes_the_place_of_the_table_and_the_lowest_price_of_a_card_counts(tmp_path: Path) -> None:
+def test_a_file_replaces_the_table_and_the_lowest_price_counts(tmp_path: Path) -> None:
     file = written(
         tmp_path, "gpu,per_hour,currency,seen\nRTX 4090,0.5,EUR,2026-11-01\nrtx4090, 0.4 ,EUR,\n8GiB,1,EUR,\n"
     )
@@ -56,16 +56,14 @@ def test_a_file_takes_the_place_of_the_table_and_the_lowest_price_of_a_card_coun
         ('gpu,per_hour\n"l4,1\n', "is not a CSV file"),
     ],
 )
-def test_a_file_that_is_no_table_of_prices_says_what_is_wrong_and_how_it_looks(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_an_invalid_file_of_prices_is_refused_with_the_format(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError) as raised:
         prices(written(tmp_path, text))
     assert said in raised.value.message
     assert "gpu,per_hour" in raised.value.hint
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_of_prices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         prices(str(tmp_path / "none.csv"))
     with pytest.raises(UsageError, match="directory"):

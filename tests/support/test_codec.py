@@ -42,7 +42,7 @@ def over_the_wire(value: Any) -> Any:
 @pytest.mark.parametrize("noun", READ, ids=lambda noun: noun.__name__)
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
-def test_a_noun_comes_back_as_it_went(noun: Any, data: st.DataObject) -> None:
+def test_a_noun_survives_the_round_trip(noun: Any, data: st.DataObject) -> None:
     sent = data.draw(st.from_type(noun))
     assert codec.from_json(noun, over_the_wire(sent)) == sent
 

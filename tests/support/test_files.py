@@ -39,7 +39,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, number: int | None, *, call: str 
     monkeypatch.setattr(files.os, call, refuse)
 
 
-def test_what_is_written_is_read_back_and_a_diverged_loss_is_valid_json_and_not_null(written: Path) -> None:
+def test_json_is_read_back_and_a_diverged_loss_is_a_text(written: Path) -> None:
     with pytest.raises(TypeError):
         write_json(written, {"steps": object()})
     assert read(written) == OLD
@@ -84,7 +84,9 @@ def test_a_path_that_cannot_be_written_is_refused_with_the_flag(
 @pytest.mark.parametrize(
     ("make", "reason"), [(Path.symlink_to, A_LINK), (lambda path, _: os.mkfifo(path), NOT_ORDINARY)]
 )
-def test_lines_and_logs_go_to_files_alone(tmp_path: Path, make: Callable[[Path, Path], None], reason: str) -> None:
+def test_lines_and_logs_are_written_to_regular_files_only(
+    tmp_path: Path, make: Callable[[Path, Path], None], reason: str
+) -> None:
     victim, path = tmp_path / "victim", tmp_path / "events.jsonl"
     victim.write_text("mine\n")
     make(path, victim)

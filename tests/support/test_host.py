@@ -51,7 +51,7 @@ def v1(limit: int, used: int) -> dict[str, object]:
     return {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used, "memory.stat": rows}
 
 
-def test_without_control_groups_the_machine_speaks(tmp_path: pathlib.Path) -> None:
+def test_without_control_groups_the_machines_memory_counts(tmp_path: pathlib.Path) -> None:
     memory = host_memory(tmp_path)
     assert (memory.total_bytes, memory.available_bytes, memory.source) == (64 * GIB, 48 * GIB, "memory: psutil")
     assert oom_kills(tmp_path) == 0
@@ -71,7 +71,7 @@ def test_a_container_has_its_limit_less_what_it_uses(
     assert ("container" in memory.source) is (total < 64)
 
 
-def test_groups_above_count_and_version_1_is_read_beside_version_2(tmp_path: pathlib.Path) -> None:
+def test_parent_groups_count_and_both_versions_are_read(tmp_path: pathlib.Path) -> None:
     group(tmp_path / "2", "0::/user.slice/job", "sys/fs/cgroup/user.slice/job", v2("max", GIB))
     limited(tmp_path / "2", "sys/fs/cgroup/user.slice", v2(4 * GIB, 2 * GIB))
     assert host_memory(tmp_path / "2").available_bytes == 2 * GIB
@@ -103,15 +103,13 @@ def test_the_cores_are_those_that_this_process_may_run_on(monkeypatch: pytest.Mo
         ("0::/", "proc/vmstat", "nr_free_pages 7\noom_kill 2"),
     ],
 )
-def test_what_the_kernel_killed_is_counted_by_group_or_machine(
-    tmp_path: pathlib.Path, line: str, file: str, text: str
-) -> None:
+def test_oom_kills_are_counted_by_group_or_machine(tmp_path: pathlib.Path, line: str, file: str, text: str) -> None:
     path = pathlib.PurePath(file)
     group(tmp_path, line, str(path.parent), {path.name: text})
     assert oom_kills(tmp_path) == 2
 
 
-def test_an_address_is_reached_over_the_interface_that_holds_ours() -> None:
+def test_the_interface_to_an_address() -> None:
     assert interface_to("127.0.0.1") == world.LOOPBACK
     assert interface_to("no-such-host.invalid") is None
     for name, held in psutil.net_if_addrs().items():
@@ -119,7 +117,7 @@ def test_an_address_is_reached_over_the_interface_that_holds_ours() -> None:
         assert [interface_to(address) for address in own] in ([name] * len(own), [world.LOOPBACK] * len(own))
 
 
-def test_gloo_talks_where_the_first_machine_is_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_uses_the_interface_to_the_first_machine_unless_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that it is taken back, whatever is set meanwhile
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
@@ -135,7 +133,7 @@ def test_gloo_talks_where_the_first_machine_is_unless_told_otherwise(monkeypatch
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
-def test_what_path_lacks_to_compile_is_named(tmp_path: pathlib.Path) -> None:
+def test_missing_compilers_are_named(tmp_path: pathlib.Path) -> None:
     for name in ("ninja", "clang++"):
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)

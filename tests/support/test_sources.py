@@ -41,9 +41,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield server
 
 
-def test_a_hub_that_takes_no_connection_is_not_waited_for(
-    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_hub_is_refused_at_once(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_asked() == ""
     check_cached("nobody/nothing", None)
     listening.close()
@@ -53,12 +51,12 @@ def test_a_hub_that_takes_no_connection_is_not_waited_for(
     check_cached("nobody/nothing", None)
 
 
-def test_a_name_that_is_no_id_of_the_hubs_is_told_as_that(listening: socket.socket) -> None:
+def test_an_invalid_hub_id_is_refused(listening: socket.socket) -> None:
     with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and it is not a hub id"):
         check_cached("my model", None)
 
 
-def test_a_host_without_an_address_is_away_and_one_that_is_slow_is_not(
+def test_an_unknown_host_is_unreachable_and_a_slow_one_is_not(
     listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, is_away in ((socket.gaierror(-2, "Name or service not known"), True), (TimeoutError(), False)):
@@ -70,9 +68,7 @@ def test_a_host_without_an_address_is_away_and_one_that_is_slow_is_not(
         assert bool(why_not_asked()) is is_away
 
 
-def test_rows_that_were_loaded_before_are_kept_under_their_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_datasets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(DatasetNotFoundError, match=f"No dataset '{ROWS}': .* HF_HUB_OFFLINE forbids"):
         check_kept_rows(ROWS, {"HF_DATASETS_CACHE": str(tmp_path)})

@@ -173,7 +173,7 @@ def aged(path: pathlib.Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, messages: list[str]) -> None:
+def test_the_least_recently_used_file_is_deleted_first(tmp_path: pathlib.Path, messages: list[str]) -> None:
     limited = Store(tmp_path, on_damage=messages.append)
     for number in range(8):
         before = set(tmp_path.iterdir())
@@ -187,7 +187,7 @@ def test_what_was_longest_unused_goes_first(tmp_path: pathlib.Path, messages: li
     assert messages == []
 
 
-def test_half_a_file_is_dropped_when_nobody_can_still_be_writing_it(tmp_path: pathlib.Path) -> None:
+def test_only_old_partial_files_are_deleted(tmp_path: pathlib.Path) -> None:
     young, old, foreign = (tmp_path / name for name in ("a.1.partial", "a.2.partial", "README"))
     for path in (young, old, foreign):
         path.write_text("half")

@@ -56,7 +56,7 @@ def test_an_edited_trl_and_any_edited_checkout_are_noticed(
     assert {name for name in before if before[name] != after[name]} == {"edited_checkout files"}
 
 
-def test_versions_are_those_that_the_metadata_say(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_equal_those_of_the_metadata(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "an_older.layout-1.5-py3.11.egg-info").write_text("Metadata-Version: 1.0\nName: x\nVersion: 1.5\n")
     (tmp_path / "Shadowed_By-2.0.dist-info").mkdir()
     (tmp_path / "trl-0.1.dist-info").mkdir()

@@ -98,7 +98,7 @@ def of_kind(error: Exception) -> Callable[[], Any]:
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else repr(value),
 )
-def test_what_is_passed_on_prints_the_same_and_is_caught_by_the_same_words(error: Exception, kind: type) -> None:
+def test_a_passed_on_error_has_the_same_text_and_class(error: Exception, kind: type) -> None:
     told = json.loads(json.dumps({"raised": passed_on(raised_by(of_kind(error))), "traceback": "where"}))
     again = _cause(told)
     assert type(again) is kind
@@ -106,7 +106,7 @@ def test_what_is_passed_on_prints_the_same_and_is_caught_by_the_same_words(error
     assert again.__notes__ == [f"It was raised in {at(of_kind, 2).replace('of_kind', 'act')}, during a rehearsal."]
 
 
-def test_what_peft_refuses_is_passed_on_and_what_other_libraries_raised_is_not() -> None:
+def test_errors_of_peft_are_passed_on_and_those_of_other_libraries_are_not() -> None:
     from peft import LoraConfig
 
     assert passed_on(raised_by(in_a_library)) is None
