@@ -1,15 +1,12 @@
-"""Writes the predicted history of a run as ``torch.cuda.memory._snapshot()`` does, for the tools that read it.
+"""Writes the predicted history of a run in the format of ``torch.cuda.memory._snapshot()``, for tools that read it.
 
-The keys are those of a dump of torch 2.13 (``torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot``). What differs,
-since this run has not happened yet:
+The keys are those of torch 2.13 (``torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot``). Three values differ:
 
-- ``segments`` are the state after the last event, as a dump at the end of the run holds it, and not at the peak:
-  https://pytorch.org/memory_viz draws a history by undoing it from that state backwards. The peak is in the history.
-- ``frames`` lead from the module inwards out, and to the phase: ``activations: model.layers.0.self_attn.q_proj``, then
-  the modules around it, then ``phase: backward``. A free has the phase in which it happens.
-- ``time_us`` numbers the entries from 0: what is rehearsed has an order and no times.
+- ``segments`` hold the state after the last event: https://pytorch.org/memory_viz undoes the history from there.
+- ``frames`` name the owner and module, the enclosing modules, then the phase, instead of Python's stack.
+- ``time_us`` numbers the entries from 0, because a rehearsal has no clock.
 
-What lies outside the trainer's own allocator is not in it: the CUDA context, NCCL's buffers, a vLLM engine.
+The CUDA context, NCCL's buffers and a vLLM engine use no memory of this allocator and are missing.
 """
 
 from __future__ import annotations
@@ -27,13 +24,13 @@ Snapshot = dict[str, Any]
 Frames = list[dict[str, Any]]
 
 _DEFAULT_POOL = (0, 0)
-"""The pool of everything outside a ``torch.cuda.MemPool``; one object, which a pickle holds once."""
+"""The default pool, outside any ``torch.cuda.MemPool``; a pickle stores this one object once."""
 
 
 def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: str = "") -> Snapshot:
-    """Replays a run and keeps everything that the allocator does: about two entries for each event of the trace.
+    """Replays a run and records each action of the allocator: about two entries for each event of the trace.
 
-    A run that does not fit goes on after an ``oom``, as if memory sufficed. ``setting`` is PYTORCH_ALLOC_CONF.
+    After an ``oom`` entry the replay continues as if memory sufficed. ``setting`` is PYTORCH_ALLOC_CONF.
     """
     settings = replace(room.settings, grows=grows)
     history = History(trace)
@@ -45,7 +42,7 @@ def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: s
         for block in segment["blocks"]:
             if block["state"] != "inactive":
                 block["frames"] = history.frames_at[block["address"]]
-    end = {  # what torch notes of the dump itself
+    end = {  # the entry that torch appends for the dump itself
         "action": "snapshot",
         "addr": 0,
         "size": allocator.allocated_bytes,
@@ -55,11 +52,11 @@ def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: s
         "user_metadata": "",
         "pool_id": _DEFAULT_POOL,
     }
-    # The history comes first: a pickle names what it met early in fewer bytes.
+    # The history comes first: pickle refers to early objects in fewer bytes.
     return {
         "device_traces": [[*history.entries, end]],
         "segments": segments,
-        "allocator_settings": {  # what concerns pinned memory, locks and graphs is at torch's defaults
+        "allocator_settings": {  # torch's defaults for pinned memory, locks and graphs
             "PYTORCH_CUDA_ALLOC_CONF": setting,
             "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
             "garbage_collection_threshold": settings.garbage_collection_threshold,
@@ -79,10 +76,7 @@ def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: s
 
 
 class History:
-    """Turns the allocator's actions into entries of a history, each with its module.
-
-    It follows the events of the trace, so that it knows to which of them the allocator responds.
-    """
+    """Turns the allocator's actions into history entries, each with the module of the event that caused it."""
 
     def __init__(self, trace: Trace) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -105,11 +99,11 @@ class History:
             yield event
 
     def hear(self, action: str, address: int, size: int, stream: int) -> None:
-        """Records an action of the allocator; for ``oom`` the address holds what is free on the device."""
+        """Records an action of the allocator; for ``oom`` the address holds the free bytes of the device."""
         if action == "alloc":
             self._block_at[address] = self._event
             self.frames_at[address] = self._frames_of(self._event)
-        # A block that another stream was using is free for others later: when one is asked for, or the cache emptied.
+        # A block that another stream uses becomes free later, during another event.
         block = self._block_at[address] if action == "free_completed" else abs(self._event)
         self.entries.append(
             {
@@ -126,7 +120,7 @@ class History:
         )
 
     def _frames_of(self, number: int) -> Frames:
-        """Returns the frames of a block, or of 0 for an emptied cache; equal ones are one object, pickled once."""
+        """Returns the frames of a block (0: an emptied cache); equal frames are one object, which is pickled once."""
         block = self._trace.blocks[number - 1] if number else None
         owner, module = (None, "") if block is None else (block.owner, block.module)
         key = (owner, module, self._phase)

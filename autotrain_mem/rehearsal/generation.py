@@ -1,12 +1,10 @@
-"""Generation by its two ends: the prefill and the last step are rehearsed for real, the steps between are jumped over.
+"""Rehearses the prefill and the last decode step of ``generate()``, and skips the steps in between.
 
-Hundreds of decode steps on fake tensors would take minutes, and none of those between allocates more than the last:
-the KV cache only grows, and each step makes the same logits. So ``generate()`` runs as it is, its loop included; after
-the first token its state is moved to where it would be before the last one. The record gets the steps between from
-``skipped_decode_steps``, without an operator being run.
+Hundreds of decode steps on fake tensors take minutes, and the last one allocates the most: the KV cache only grows.
+After the first token, the loop's state moves to just before the last one; ``skipped_decode_steps`` records the rest.
 
-Lengths are worst. The first sequence has its full length; any other ends one token before, as far as its ids tell, so
-that whatever is made of a batch of them is as large as it gets and carries a mask, as nearly every real one does.
+The first completion has the maximum length and the others are one token shorter, so that batches are as large as
+possible and need a mask.
 """
 
 from __future__ import annotations
@@ -96,7 +94,7 @@ def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Stopping criteria that run, and whose answers are replaced: only the length ends a sequence."""
+    """Runs the stopping criteria and replaces their results: only the length ends a sequence."""
 
     def __init__(self, criteria: Any, sampled: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         super().__init__(criteria)
@@ -109,10 +107,10 @@ class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is u
 
 
 class _Ends:
-    """Follows one run of the sampling loop, and the jump in its middle.
+    """Follows one sampling loop and skips its middle steps.
 
-    The loop's ids, masks and cache are caught where it hands them to a method, and changed in place at the head of its
-    second round, when the prefill's logits are gone: so everything else in the loop lives and dies as it would.
+    It changes the loop's ids, masks and cache in place at the start of the second iteration, when the prefill's logits
+    are already free, so that all other tensors of the loop keep their lifetimes.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class _Ends:
         self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
 
     def watching(self, model: Any) -> AbstractContextManager[Any]:
-        """Intercepts what the loop passes to these two methods of one model object."""
+        """Intercepts the arguments that the loop passes to two methods of the model."""
         update = model._update_model_kwargs_for_generation
         has_unfinished = model._has_unfinished_sequences
 
@@ -157,14 +155,14 @@ class _Ends:
         )
 
     def sampled(self, ids: torch.Tensor, done: torch.Tensor) -> None:
-        """Appends one token to every sequence; none ends before its full length."""
+        """Sets the values of the sampled tokens; no sequence stops before the maximum length."""
         self._ids = ids
         self._know_ids(ids)
         with real_tensors():
             know(done, torch.full(done.shape, ids.shape[1] >= self._config.max_length))
 
     def _jump(self, update: Callable[..., Any]) -> None:
-        """Moves the loop's state from after the first token to before the last."""
+        """Moves the loop's state from after the first token to before the last token."""
         assert self._ids is not None
         skip, self._to_skip = self._to_skip, 0
         if self._record is not None:
@@ -181,13 +179,13 @@ class _Ends:
                 continue
             if name == "logits" and self._scores_are_logits and "scores" in self._skipped:
                 self._skipped[name] = self._skipped["scores"]
-            else:  # in float32, as the skipped steps would have left them
+            else:  # float32, as in real decode steps
                 self._skipped[name] = tuple(torch.empty(rows, self._vocabulary) for _ in range(skip))
         if self._record is not None:
             self._record.end(self._states())
 
     def _states(self) -> dict[str, _Growing]:
-        """Lists the tensors that grow with each step, by a stable name."""
+        """Returns the tensors that grow with each step, by name."""
         named = {"input_ids": self._ids, **self._model_kwargs}
         states = {
             name: _Growing(tensor, tensor.shape[-1])
@@ -214,7 +212,7 @@ class _Ends:
             know(ids, torch.cat([self._prompt, sampled], dim=-1))
 
     def complete(self, result: Any) -> Any:
-        """Inserts what the skipped steps recorded."""
+        """Inserts the scores and logits of the skipped steps."""
         for name, skipped in self._skipped.items():
             first, *last = getattr(result, name)
             result[name] = (first, *skipped, *last)
@@ -236,7 +234,7 @@ class _Growing:
 
 
 class _Record:
-    """Writes the skipped steps into the record, once the last step has shown what a step does."""
+    """Writes the skipped steps into the record, modelled on the last step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -247,20 +245,20 @@ class _Record:
         self._work: Mark = {}
 
     def begin(self, states: dict[str, _Growing], steps: int, layers: int) -> None:
-        """Starts the jump over a number of steps, for a model with this many layers in all."""
+        """Marks the start of the skipped steps; ``layers`` is the depth of the whole model."""
         self._budget = self._budget or Budget(layers=layers)
         self._start = len(self._recorder.ledger.events)
         self._blocks = {name: (self._recorder.block_of(state.tensor),) for name, state in states.items()}
         self._lengths = {name: state.lengths(steps) for name, state in states.items()}
 
     def end(self, states: dict[str, _Growing]) -> None:
-        """Ends the jump: the last step begins."""
+        """Marks the end of the skipped steps, before the last step."""
         self._stop = len(self._recorder.ledger.events)
         self._work = self._recorder.work.mark()
         self._add(states)
 
     def write(self, states: dict[str, _Growing]) -> None:
-        """Writes the skipped steps; the last step has ended."""
+        """Writes the skipped steps after the last step has run."""
         if not self._lengths or self._budget is None:
             return
         self._add(states)
@@ -282,8 +280,7 @@ class _Record:
 
 
 def _ordinary_token(config: Any, vocabulary: int) -> int:
-    """Returns a token that is neither an end nor padding: the one that a rehearsal's tokenizer reads, so that a reward
-    model gets it back, or one from the middle of the vocabulary, away from special tokens."""
+    """Returns a token that is not special: preferably one that the rehearsal's tokenizer can decode."""
     special: set[Any] = set()
     for ids in (config.eos_token_id, config.pad_token_id, config.bos_token_id):
         special.update(ids if isinstance(ids, (list, tuple)) else [ids])
@@ -311,7 +308,7 @@ def _can_grow(cache: Any) -> bool:
 
 
 def _grow(layer: Any, tokens: int) -> None:
-    """Brings one layer to where it would be after ``tokens`` further steps of one token each."""
+    """Grows a cache layer as ``tokens`` decode steps would."""
     kind = type(layer)
     if kind not in _CONSTANT and not layer.is_initialized:
         return  # a layer that uses another's keys and values
@@ -329,7 +326,7 @@ def _grow(layer: Any, tokens: int) -> None:
     elif kind in _STATIC_SLIDING:
         layer.cumulative_length_int += tokens
         if layer.cumulative_length_int < layer.max_cache_len:
-            layer.cumulative_length.add_(tokens)  # not read any more once the window is full
+            layer.cumulative_length.add_(tokens)  # a full window is not counted further
 
 
 def _longer(states: torch.Tensor, length: int) -> torch.Tensor:
@@ -341,10 +338,7 @@ def _longer(states: torch.Tensor, length: int) -> torch.Tensor:
 
 @contextmanager
 def _experts_as_on_cuda(model: Any) -> Iterator[None]:
-    """Off the CPU, decoding copies the chosen experts' weights for every token instead of grouping the tokens.
-
-    ``transformers/generation/utils.py: _optimize_model_for_decode``, which asks for the device.
-    """
+    """Decodes with the expert kernel of a GPU (``generation/utils.py: _optimize_model_for_decode``), not a CPU's."""
     before = model.get_experts_implementation()
     switch = isinstance(next(model.parameters()), FakeTensor) and "grouped_mm" in before.values()
     if switch:
@@ -359,7 +353,7 @@ def _experts_as_on_cuda(model: Any) -> Iterator[None]:
 
 
 def _tolist(tensor: torch.Tensor) -> Any:
-    """Reads known values at once: element by element, a batch of completions takes seconds."""
+    """Reads known values at once: one by one, a batch of completions takes seconds."""
     value = known_value(tensor)
     with real_tensors():
         if value is not None:

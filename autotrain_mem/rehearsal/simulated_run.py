@@ -1,6 +1,6 @@
-"""Runs one request on a simulated card (``python -m autotrain_mem.rehearsal.simulated_run``), answers and ends.
+"""Trains one request on the CPU as on a simulated card (``python -m autotrain_mem.rehearsal.simulated_run``).
 
-It trains on the CPU under a rehearsal's recorder, so that the card is full when a real one would be.
+A rehearsal's recorder counts the allocations, so that the card runs out of memory when a real one would.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """Holds what only a run on a simulated card knows."""
+    """Gives the training process the simulated card's refusals and owners."""
 
     gpu: SimulatedGpu
     watch: Watch
@@ -54,7 +54,7 @@ class SimulatedRun:
 @contextlib.contextmanager
 def simulated_device(request: Request) -> Iterator[Device]:
     """Within the block, a trainer is built and trained, and its CPU tensors count as the card's."""
-    # Seconds of imports: only the process that trains comes here, once it hears of interrupts.
+    # These imports take seconds: the process handles interrupts first.
     from autotrain_mem.allocator.settings import environment_settings
     from autotrain_mem.machine.fault_injection import injected_faults
     from autotrain_mem.machine.simulated_card import SimulatedGpu
@@ -62,14 +62,13 @@ def simulated_device(request: Request) -> Iterator[Device]:
     from autotrain_mem.rehearsal.fake_run import Watch
     from autotrain_mem.training.process.build import Device, PhasePeaks
 
-    # As the training process of a real card would be given them.
     settings = environment_settings(request.job.environment)
     settings = replace(settings, grows=request.knobs.expandable_segments)
-    # gloo holds nothing of a card; NCCL would.
+    # Counts NCCL's buffers: gloo has none on a card.
     hardware = request.hardware.with_communicators(request.knobs.communicators)
     gpu = SimulatedGpu(hardware, settings)
     watch = Watch(gpu, hardware.capability, request.knobs)
-    # A probe is no part of the run that mishaps are for.
+    # Faults are injected into the training run only, not into a probe.
     environment = os.environ if request.task == "train" else dict[str, str]()
     faults = injected_faults(gpu, environment, pathlib.Path(request.output_dir), lambda: watch.phase)
     with watch.cuda_semantics(), contextlib.ExitStack() as until_trained:

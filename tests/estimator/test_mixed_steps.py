@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.mixed_steps import drawn_batches, mixed_lengths, reserved_after
 from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types import DataProfile, Phase, Trace
+from autotrain_mem.types import DataProfile, Phase
 from autotrain_mem.types.trace import StreamUse
 
 SETTINGS = AllocatorSettings()
@@ -74,17 +75,8 @@ def test_drawn_batches_are_as_long_as_their_longest_rows_and_the_same_each_time(
 
 def test_a_rehearsal_of_one_step_or_of_two_streams_is_not_cut() -> None:
     trace = rehearsed(SHORTER).trace
-    one_step = Trace(
-        blocks=trace.blocks, events=trace.events, phase_starts=trace.phase_starts[:4], operators=1, seconds=0
-    )
-    streams = Trace(
-        blocks=trace.blocks,
-        events=trace.events,
-        phase_starts=trace.phase_starts,
-        operators=1,
-        seconds=0,
-        stream_uses=(StreamUse(1, 1, 1),),
-    )
+    one_step = replace(trace, phase_starts=trace.phase_starts[:4])
+    streams = replace(trace, stream_uses=(StreamUse(1, 1, 1),))
     for each in (one_step, streams):
         with pytest.raises(UnclearStepsError):
             step_parts(each)

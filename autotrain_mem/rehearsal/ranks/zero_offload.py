@@ -1,9 +1,7 @@
-"""DeepSpeed's offload where CPU tensors stand for the GPU's: which are on the host is told by where they were moved.
+"""Emulates DeepSpeed's offload on CPU tensors: two string classes distinguish the device ``cpu`` from the host ``cpu``.
 
-DeepSpeed uses ``cpu`` for the host, and asks its accelerator for the name of the device. Here it gets a string of a
-class of its own, and tensors on the host return a string of another class, so that the two are told apart. Copies
-between them convert on the host (``aten/src/ATen/native/cuda/Copy.cu: copy_kernel_cuda``): only their result takes
-device memory.
+Copies between them convert on the host (``aten/src/ATen/native/cuda/Copy.cu: copy_kernel_cuda``): only their result
+takes device memory.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ class HostTensors:
         self._storages: weakref.WeakKeyDictionary[torch.UntypedStorage, Callable[[], object]] = (
             weakref.WeakKeyDictionary()
         )
-        """Storages on the host, each with a function that ends its count as unpinned memory."""
+        """Maps each host storage to a function that removes it from the unpinned bytes."""
         self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         """Pinned storages, which a device can copy directly."""
 
@@ -76,7 +74,7 @@ class HostTensors:
         return tensor
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], execute: Any) -> Any:
-        """Runs an operator with a tensor on the host; if all its tensors are on the host, so are its results."""
+        """Runs an operator that has a host tensor; its results are on the host if all its tensors are."""
         given = [*tensors_in((*args, *kwargs.values()))]
         on_host = [tensor in self for tensor in given]
         out = execute(func, args, kwargs)
@@ -94,7 +92,7 @@ class HostTensors:
         with torch._C.DisableTorchFunction(), self._recorder.unseen():
             converted = tensor.detach().to(dtype)
         self.note(converted)
-        with patch.object(self._recorder, "host", None):  # a copy that is the device's
+        with patch.object(self._recorder, "host", None):  # the copy belongs to the device
             return converted.clone()
 
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -108,9 +106,9 @@ class HostTensors:
         self._recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts a tensor as pinned, in place: pinning makes a copy, after which the tensor is not used again."""
+        """Counts a tensor as pinned in place of the copy that CUDA would make: DeepSpeed drops the original."""
         self._recorder.pinned.take(tensor.untyped_storage(), int(tensor.nbytes))
-        self._recorder.disown(tensor)  # made without a word of where
+        self._recorder.disown(tensor)  # made without a device argument
         self.add(tensor)
         self._storages[tensor.untyped_storage()]()
         self.locked.add(tensor.untyped_storage())
@@ -118,7 +116,7 @@ class HostTensors:
 
 
 class _Devices(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Reads where tensors are made and moved."""
+    """Tracks on which side tensors are created and to which they move."""
 
     def __init__(self, recorder: RankRecorder, host: HostTensors) -> None:
         super().__init__()
@@ -130,7 +128,6 @@ class _Devices(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped to 
             return _HOST if args[0] in self._host else func(*args)
         if func is TO or func is CPU:
             tensor, given = args[0], (*args[1:], kwargs.get("device"), kwargs.get("dtype"))
-            # what ``to`` is given of a device: a text, or a torch.device, which only a tensor on the device has
             target = next((each for each in given if isinstance(each, (str, torch.device))), None)
             target = _HOST if func is CPU else target
             dtype = next((each for each in given if isinstance(each, torch.dtype)), tensor.dtype)
@@ -149,7 +146,7 @@ def _is_host(place: Any) -> bool:
 
 @contextmanager
 def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
-    """Within the block, what DeepSpeed offloads is not on the device."""
+    """Within the block, tensors that DeepSpeed offloads take no device memory."""
     host = recorder.host = HostTensors(recorder)
     with ExitStack() as stack:
         stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", lambda: SimpleNamespace(load=HostAdam)))
@@ -182,10 +179,7 @@ class HostAdam:
         bias_correction: bool,
         *tensors: torch.Tensor,
     ) -> int:
-        """Makes a step of AdamW on real tensors, in place; does nothing on fake ones.
-
-        torch's own kernel differs by rounding in the last digits.
-        """
+        """Updates real tensors in place by torch's AdamW, which rounds differently in the last digits."""
         if isinstance(tensors[0], FakeTensor):
             return 0
         settings = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
@@ -203,10 +197,7 @@ _SWAPPERS = (partitioned_optimizer_swapper, partitioned_param_swapper, pipelined
 
 
 class _Handle:
-    """Does at once what ``csrc/aio/py_lib/deepspeed_py_aio_handle.cpp``, which needs libaio, does asynchronously.
-
-    Buffers that are read into or written from are on the host: ``deepspeed/runtime/swap_tensor/``.
-    """
+    """Replaces ``csrc/aio/py_lib/deepspeed_py_aio_handle.cpp``, which needs libaio, by synchronous reads and writes."""
 
     def __init__(self, recorder: RankRecorder, host: HostTensors, sizes: dict[str, int]) -> None:
         self._recorder, self._host, self._sizes = recorder, host, sizes

@@ -1,11 +1,10 @@
-"""Attends to all windows of an image at once, and tells what each of them would have allocated.
+"""Attends to all windows of an image at once, and records the allocations of one call for each window.
 
-Qwen's towers split queries, keys and values into windows, or into images, and call attention for each
-(``transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py: Qwen2_5_VLVisionAttention.forward``): of a row with one image
-of 1024 x 768 that is 70 calls in each of 28 layers, forward, again as a checkpoint recomputes it, and backward, which
-was nine tenths of a rehearsal. Here a layer's calls are run one by one in a trial (``trial``), once for each of their
-shapes. What that allocated, computed and freed is written down for every other layer and micro-step, in the same
-order. A trial of what is run in the calls' place must tell the same, else they go on being made one by one.
+Qwen's vision towers call attention for each window or image
+(``transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py: Qwen2_5_VLVisionAttention.forward``): an image of 1024 x 768
+needs 70 calls in each of 28 layers, forward, recomputed and backward, which took nine tenths of a rehearsal. Here a
+trial (``trial``) runs the calls of one layer one by one, once for each shape, and its allocations, work and frees are
+repeated for all other layers and micro-steps. If the single call does not record the same, all calls run one by one.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ TOWERS = frozenset(
 )
 """Classes that attend window by window (``transformers/models/*/modeling_*.py``)."""
 FEWEST_WINDOWS = 4
-"""Fewer windows are not worth a trial, which runs each call some six times."""
+"""The fewest windows for which a trial, which runs each call about six times, pays off."""
 
 Interface = Callable[..., tuple[torch.Tensor, Any]]
 """Attention as transformers calls it."""
