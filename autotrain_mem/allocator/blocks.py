@@ -48,7 +48,6 @@ class DeviceBlock:
 
     @property
     def is_split(self) -> bool:
-        """Returns whether the segment has other blocks too."""
         return self.prev is not None or self.next is not None
 
     @property
@@ -75,7 +74,7 @@ class Pool:
         self.get_free_blocks_calls = 0
         self._keys: dict[int, list[int]] = {}
         self._by_key: dict[int, DeviceBlock] = {}
-        self._unmapped: dict[int, list[tuple[int, DeviceBlock]]] = {}
+        self._unmapped: dict[int, list[DeviceBlock]] = {}
 
     def insert(self, block: DeviceBlock) -> None:
         """Adds a block that became free (``insert_into_blocks``)."""
@@ -116,16 +115,14 @@ class Pool:
         return [self._by_key[key] for stream in sorted(self._keys) for key in self._keys[stream]]
 
     def insert_unmapped(self, block: DeviceBlock) -> None:
-        """Adds a range of addresses without mapped memory."""
-        insort(self._unmapped.setdefault(block.stream, []), (block.address, block), key=lambda entry: entry[0])
+        insort(self._unmapped.setdefault(block.stream, []), block, key=lambda each: each.address)
 
     def remove_unmapped(self, block: DeviceBlock) -> None:
-        """Removes an unmapped range."""
-        self._unmapped[block.stream].remove((block.address, block))
+        self._unmapped[block.stream].remove(block)
 
     def unmapped(self, stream: int) -> list[DeviceBlock]:
         """Lists a stream's unmapped ranges, lowest address first."""
-        return [block for _, block in self._unmapped.get(stream, ())]
+        return self._unmapped.get(stream, [])
 
 
 def merge(block: DeviceBlock, neighbour: DeviceBlock) -> None:

@@ -30,7 +30,6 @@ class Refusal:
     """Bytes that the process holds outside the allocator; None if no driver reports them."""
 
     def message(self) -> str:
-        """Returns torch's message."""
         if self.is_rejected:
             return (
                 "CUDA out of memory. Allocation was preemptively rejected because it would exceed "

@@ -115,7 +115,6 @@ class CachingAllocator(AllocatorState):
         return (*self._allocated.values(), *pending.values())
 
     def free_blocks(self) -> list[DeviceBlock]:
-        """Lists the cached blocks."""
         return [*self.small.free_blocks(), *self.large.free_blocks()]
 
     # -- a new block -----------------------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ class ProbeBackend:
         return planned_for if self.simulate or planned_for.origin != "detected" else _now(planned_for)
 
     def budget_bytes(self, hardware: Hardware) -> int:
-        """Returns the device's budget with the user's headroom."""
         return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
@@ -101,7 +100,6 @@ class ProbeBackend:
 
 
 def _now(card: Hardware) -> Hardware:
-    """Returns the card with the free memory that NVML reports, if it does."""
     now_bytes = free_bytes(card)
     return card if now_bytes is None else replace(card, free_bytes=now_bytes)
 

@@ -108,7 +108,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
             MissingExtraError, DatasetError, OutputFolderError.
     """
     if to_train and request.argument(RESUME):
-        check_checkpoint(request)
+        _check_checkpoint(request)
     elif to_train and (plan := _plan_of(request.autofit.plan)) is not None:
         given = {**plan.job.arguments, **request.config}
         if (job := _job(replace(request, model=request.model or plan.job.model, config=given))) is not None:
@@ -122,7 +122,9 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
         raise no_model()
     autofit, nodes = request.autofit, request.autofit.nodes or 1
     gpus = autofit.gpu_counts[0] if len(autofit.gpu_counts) == 1 else None
-    if not request.argument("use_cpu") and not several_asked(request):
+    if not request.argument("use_cpu") and not several(
+        autofit.gpu or "", autofit.gpu_counts, nodes=nodes, link=autofit.link
+    ):
         spared, environment = gpus_served_here(request.argument, nodes), request.environment
         card = choose(autofit.gpu, use_cpu=False, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
         if to_train and nodes == 1:
@@ -184,12 +186,6 @@ def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, An
     return config
 
 
-def several_asked(request: RunRequest) -> bool:
-    """Returns whether the request compares several cards. Raises UnknownGpuError."""
-    autofit = request.autofit
-    return bool(several(autofit.gpu or "", autofit.gpu_counts, nodes=autofit.nodes or 1, link=autofit.link))
-
-
 def _plan_of(given: Plan | str | Path | None) -> Plan | None:
     """Returns a plan, read from its file if necessary; None if that fails, since a later reader reports why."""
     if given is None or isinstance(given, Plan):
@@ -206,15 +202,8 @@ def _job(request: RunRequest) -> Job | None:
     return replace(request, model=str(model)).job(given) if model else None
 
 
-def check_checkpoint(request: RunRequest) -> None:
-    """Checks the checkpoint to resume from against the flags and the run's plan; ``run.supervised`` does with the new
-    plan.
-
-    Raises:
-        OutputFolderError: no candidate checkpoint can be read with this number of ranks and this sharding, or the
-            newest was trained with another seed.
-        UsageError: the number of GPUs does not divide the run's effective batch.
-    """
+def _check_checkpoint(request: RunRequest) -> None:
+    """Checks the checkpoint to resume from against flags and the run's plan; ``run.supervised`` knows the new plan."""
     plan = _plan_of(request.plan or request.autofit.plan or request.folder)
     counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices

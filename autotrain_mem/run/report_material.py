@@ -24,7 +24,7 @@ from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_start, refusal, replace_file
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import KIB
-from autotrain_mem.types import Plan, Report, Trace
+from autotrain_mem.types import Plan, Report
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.page import Material, Page, Timeline
 from autotrain_mem.types.plan_file import PLAN_NAME
@@ -39,7 +39,16 @@ def keep_for_report(subject: Subject, plan: Plan) -> None:
     key, store = _key(plan), subject.footprint_store
     trace = subject.traces.get(subject.trace_key(plan.knobs, plan.row_tokens))
     if trace is not None and store.get(_TIMELINE, key) is None:
-        store.put(_TIMELINE, key, codec.to_json(_drawn(plan, trace)))
+        estimate = plan.estimate
+        room = DeviceCapacity(
+            capacity_bytes=estimate.reservable_bytes,
+            total_bytes=estimate.hardware.total_bytes,
+            settings=environment_settings(plan.job.environment),
+            caches=estimate.hardware.origin != "cpu",
+        )
+        ranks = "" if plan.knobs.processes == 1 else " of rank 0, representative of all ranks"
+        timeline = make_timeline(trace, room, grows=estimate.grows, name=f"rehearsed step{ranks}")
+        store.put(_TIMELINE, key, codec.to_json(timeline))
     if subject.lengths.profile is not None:
         store.put(_ROWS, key, codec.to_json(subject.lengths.profile))
     subject.traces.clear()
@@ -74,20 +83,7 @@ def material_of(path: str | Path, store: Store) -> Material:
     )
 
 
-def _drawn(plan: Plan, trace: Trace) -> Timeline:
-    estimate = plan.estimate
-    room = DeviceCapacity(
-        capacity_bytes=estimate.reservable_bytes,
-        total_bytes=estimate.hardware.total_bytes,
-        settings=environment_settings(plan.job.environment),
-        caches=estimate.hardware.origin != "cpu",
-    )
-    name = "rehearsed step" if plan.knobs.processes == 1 else "rehearsed step of rank 0, representative of all ranks"
-    return make_timeline(trace, room, grows=plan.estimate.grows, name=name)
-
-
 def _key(plan: Plan) -> dict[str, Any]:
-    """Returns the cache key of a plan's rehearsal on its device."""
     return {
         "job": job_key(plan.job),
         "model": plan.model_digest,

@@ -144,7 +144,6 @@ class _OnHost:
                 self._values = self._values.detach().clone()
 
     def to(self, device: str, non_blocking: bool) -> torch.Tensor:
-        """Returns a new tensor on the device."""
         back = torch.empty(self._shape, dtype=self._dtype)
         note(self._copied(back))
         if self._values is None:

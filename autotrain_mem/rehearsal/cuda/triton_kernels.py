@@ -109,7 +109,6 @@ class GatedProduct(torch.autograd.Function):  # type: ignore[misc]  # untyped to
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the gradients over the factors."""
         grad.contiguous()
         gate, up = ctx.saved_tensors
         note(pass_through(grad, gate, up, gate, up))

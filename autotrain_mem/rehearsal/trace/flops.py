@@ -90,12 +90,11 @@ class WorkCounter:
         counts[key] = counts.get(key, 0.0) + 1.0
 
     def note(self, cost: Cost) -> None:
-        """Counts work that no operator shows."""
         if self._counts is not None:
             self._costs[cost,] = cost
             self._counts[cost,] = self._counts.get((cost,), 0.0) + 1.0
 
-    def apart(self) -> WorkCounter:
+    def fork(self) -> WorkCounter:
         """Returns a counter for a trial outside the run, with this one's costs and weight shapes."""
         other = WorkCounter()
         other._costs, other._weights = self._costs, self._weights
@@ -107,7 +106,6 @@ class WorkCounter:
         return dict(self._period.counts[phase])
 
     def add(self, counts: Mark) -> None:
-        """Adds the counts of a trial."""
         if self._counts is not None:
             for key, count in counts.items():
                 self._counts[key] = self._counts.get(key, 0.0) + count

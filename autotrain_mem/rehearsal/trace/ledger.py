@@ -108,13 +108,13 @@ class Ledger:
             self._device.free(block)
 
     def describe(self, block: int, owner: Owner, name: str) -> None:
-        """Sets a block's owner and name."""
         entry = self._entries[block]
         entry.owner, entry.name = owner, name
 
     def describe_as(self, block: int, other: int) -> None:
-        """Copies another block's owner and name."""
-        self._entries[block].owner, self._entries[block].name = self._entries[other].owner, self._entries[other].name
+        """Copies the owner and name of another block."""
+        source = self._entries[other]
+        self._entries[block].owner, self._entries[block].name = source.owner, source.name
 
     def describe_unowned(self, first: int, owner: Owner, name: str) -> None:
         """Sets the owner and name of the blocks from ``first`` on that have no owner."""
@@ -123,7 +123,6 @@ class Ledger:
                 entry.owner, entry.name = owner, name
 
     def disown(self, block: int) -> None:
-        """Removes a block from the record."""
         if block in self._disowned:
             return
         self._disowned.add(block)

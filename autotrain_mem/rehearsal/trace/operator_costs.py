@@ -41,11 +41,10 @@ class Cost:
         return replace(self, flops=round(self.flops * share), bytes=round(self.bytes * share))
 
     def fixed(self) -> Cost:
-        """Returns the cost without bytes that grow with the tokens."""
+        """Returns the cost with all bytes fixed."""
         return replace(self, bytes=0, fixed_bytes=self.bytes + self.fixed_bytes)
 
     def work(self, phase: Phase) -> Work:
-        """Returns this cost as work in a phase, with a count of 0."""
         facts = {name: getattr(self, name) for name in Cost.__slots__ if name != "shape"}
         return Work(phase=phase, count=0.0, **facts)
 

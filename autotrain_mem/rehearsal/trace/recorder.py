@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._workspace = workspace
         self._live: dict[int, _Watched] = {}
         self._kept: dict[int, Scratch] = {}
-        self._carried: dict[int, list[int]] = {}
+        self._attached: dict[int, list[int]] = {}
         self._emptied: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._module_names: dict[int, str] = {}
         self._module_stack: list[int] = []
@@ -159,18 +159,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     # -- trials outside the run, and their replay ------------------------------------------------------------------
 
-    def apart(self) -> Recorder:
+    def fork(self) -> Recorder:
         """Returns a recorder for a trial outside the run, with this one's weight shapes and kept scratch."""
         other = Recorder(self._execute, workspace=self._workspace)
-        other.work = self.work.apart()
+        other.work = self.work.fork()
         other._kept = dict(self._kept)
         return other
 
     def has_kept_as_much_as(self, other: Recorder) -> bool:
-        """Returns whether both recorders hold the same kept scratch."""
         return self._kept.keys() == other._kept.keys()
 
-    def play(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:
+    def replay(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:
         """Repeats recorded births and deaths; keeps ``blocks``, recorded number -> block of this run, up to date."""
         ledger, module = self.ledger, self._module()
         for number, size_bytes, with_grad, owner in steps:
@@ -182,16 +181,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
                 ledger.describe(block, owner, module)
             ledger.allocate(block)
 
-    def carry(self, tensor: torch.Tensor, blocks: Iterable[int]) -> None:
+    def attach(self, tensor: torch.Tensor, blocks: Iterable[int]) -> None:
         """Frees some blocks when an unrecorded tensor is freed, whose own bytes do not count."""
         storage = tensor.untyped_storage()
         carrier = self.ledger.write_unseen(storage.nbytes())
         self._watch(storage, storage._cdata, carrier)
-        self._carried[carrier] = [*blocks]
+        self._attached[carrier] = [*blocks]
 
-    def let_go(self, tensor: torch.Tensor) -> None:
-        """Undoes :meth:`carry`, so that the blocks are freed separately."""
-        self._carried[self._live[tensor.untyped_storage()._cdata].block].clear()
+    def detach(self, tensor: torch.Tensor) -> None:
+        """Undoes :meth:`attach`, so that the blocks are freed separately."""
+        self._attached[self._live[tensor.untyped_storage()._cdata].block].clear()
 
     def empty_cache(self) -> None:
         """Releases the cache (``torch.cuda.empty_cache``)."""
@@ -290,7 +289,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if self._live.get(watched.key) is not watched:
             return  # a resize replaced it by another block with the same key
         del self._live[watched.key]
-        for block in self._carried.pop(watched.block, [watched.block]):
+        for block in self._attached.pop(watched.block, [watched.block]):
             self.ledger.end(block)
 
     def _resized(self, storage: Any) -> None:

@@ -209,11 +209,11 @@ class _Calls:
     def backward(self, told: Pass, saved: torch.Tensor) -> list[torch.Tensor]:
         """Writes a backward pass; returns what has the place of all windows' gradients."""
         blocks = self._saved.pop(born_as(self._recorder, saved), {})
-        self._recorder.let_go(saved)
+        self._recorder.detach(saved)
         return self._write(told, blocks)
 
     def _write(self, told: Pass, blocks: dict[int, int]) -> list[torch.Tensor]:
-        self._recorder.play(told.steps, blocks)
+        self._recorder.replay(told.steps, blocks)
         self._recorder.ledger.operators += told.operators
         self._recorder.work.add(told.counts)
         return [
@@ -224,7 +224,7 @@ class _Calls:
     def _carrier(self, layout: TensorLayout, blocks: Iterable[int]) -> torch.Tensor:
         with _pop_mode_temporarily():
             tensor = layout.empty()
-        self._recorder.carry(tensor, blocks)
+        self._recorder.attach(tensor, blocks)
         return tensor
 
 

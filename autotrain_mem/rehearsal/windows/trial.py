@@ -99,7 +99,7 @@ class Trial:
     """
 
     def __init__(self, recorder: Recorder, inputs: Sequence[TensorLayout], saving: Saving, attend: Attend) -> None:
-        self.recorder = recorder.apart()
+        self.recorder = recorder.fork()
         self.operators = {Phase.FORWARD: 0, Phase.BACKWARD: 0}
         self._outside: set[int] = set()
         """Blocks that are no part of a script: queries, keys and values, the joined results, and their gradients."""
