@@ -86,11 +86,8 @@ def launch_warnings(request: RunRequest) -> tuple[str, ...]:
 
 
 def _trl_arguments(request: RunRequest, launch: Launch) -> dict[str, Any]:
-    """Returns the TRL arguments that the config implies.
-
-    ``mixed_precision: no`` implies none: TRL's default, bf16, overrides it (``transformers/training_args.py:
-    __post_init__``, ``trl/trainer/base_config.py``).
-    """
+    """Returns the TRL arguments that the config implies; ``mixed_precision: no`` implies none, since TRL's default
+    overrides it (``transformers/training_args.py: __post_init__``, ``trl/trainer/base_config.py``)."""
     precision = launch.mixed_precision
     computes = {} if precision == "no" or request.names(precision) else {precision: True}
     return computes | ({CHECKPOINTING: False} if launch.recomputes else {})

@@ -217,14 +217,11 @@ class Predictions:
         return self._subject.facts.depths_for(knobs, has_images=bool(self._subject.lengths.images))
 
     def _of_copies(self, points: Mapping[Knobs, Depths], tokens: int | None = None) -> Iterator[Trace | None]:
-        """Extrapolates the whole model from a short copy and a long one, which also has more chunks of the loss.
-
-        Where activations are offloaded no loss is cut: activations that wait on another stream are freed between its
-        chunks. Yields a trace of each point, or None if its copies do not determine it.
-        """
+        """Extrapolates each point from a short and a long copy; yields None if these do not determine its trace."""
         calls = []
         for knobs, depths in points.items():
             for layers, chunks in ((depths.long, MORE_LOSS_CHUNKS), (depths.short, FEW_LOSS_CHUNKS)):
+                # The loss stays whole where activations wait on another stream, which are freed between chunks.
                 cut = None if depths.sees_held_back else chunks
                 calls.append(partial(self._trace, knobs, layers=layers, chunks=cut, tokens=tokens))
         traces = self._subject.workers.each(calls)

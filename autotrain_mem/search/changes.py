@@ -166,11 +166,8 @@ def _rows_need(space: Space, estimate: Estimate) -> str:
 
 
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
-    """Describes the memory or speed without a lever; empty if no rehearsal shows it.
-
-    The plan with just this change taken back comes first. Then, for a lever of time, settings that lack it alone, with
-    no more rows and at least the other levers of time; for others, the least that levels without the lever need.
-    """
+    """Describes the memory or speed without a lever, as rehearsed; empty if no rehearsal shows it."""
+    # First, the plan with just this change taken back.
     without = taken_back(row, knobs, space.base)
     found = next(iter(memo.known([without])), None) if without is not None else None
     if found is not None and not found.fits:
@@ -178,7 +175,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     ratio = found.tokens_per_second / memo(knobs).tokens_per_second if found and found.tokens_per_second else 1.0
     if ratio < 1 - TIE:
         return f"without it the same fits at {ratio:.2f} x the speed"
-    if harm_of(row, space) <= Harm.TIME:
+    if harm_of(row, space) <= Harm.TIME:  # settings that lack it alone, with no more rows
         time = (*OFFLOADING, CHECKPOINTING)
         others = {name for name in time if getattr(knobs, name)} - {row.knobs[0]}
         alike = [

@@ -169,10 +169,9 @@ def nearest(numbers: list[int], to: int) -> list[int]:
 
 
 def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, ...] | None:
-    """Each process's share of the effective batch has whole mini-batches, and these have whole micro-batches.
+    """Divides each process's share into whole mini-batches, and these into whole micro-batches.
 
-    ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts the first; without the second, its loop would run more
-    micro-steps than it accumulates.
+    ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts the first; the second is needed to accumulate.
     """
     effective, rows, processes = knobs.effective_batch_size, share(knobs), knobs.processes
     if rows % batches:

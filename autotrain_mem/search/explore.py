@@ -127,11 +127,10 @@ def _seconds(estimate: Estimate, *, training: bool) -> float:
 
 
 def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
-    """Returns whether the level's most or least demanding point fits.
+    """Returns whether the level may hold a plan, by its most and least demanding points.
 
-    If the level offloads, or weights exceeded the card before, the least demanding point is asked first, which likely
-    settles it. After a check of mixed lengths, another point than the least demanding may be the one that fits, as may
-    the one that accumulates no gradients. A level that is only shown is judged by known points.
+    The least demanding one is asked alone if that likely settles it. After a check of mixed lengths another point may
+    be the one that fits, as may the one that accumulates no gradients.
     """
     most, least = level.most, level.least
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
@@ -194,10 +193,9 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
     """Returns the last point that fits, and rehearses the next one, which does not; None if the first does not fit.
 
     Peak memory is nearly linear in the tokens of a micro-batch, so the first and the last point give a slope, and the
-    third rehearsal is near the border. With points 1, 2, 4, 8 rows and a border at 4: rehearses 1, 8, then 4.
-
-    Without accumulation a phase's curve has a bend. There a line between both sides overestimates, while a line through
-    two points that do not fit does not: the lower of both counts.
+    third rehearsal is near the border: of 1, 2, 4, 8 rows with a border at 4 it rehearses 1, 8, then 4. Without
+    accumulation the curve has a bend: a line between both sides overestimates, one through two points that do not fit
+    does not, so the lower of both counts.
 
     Args:
         points: Ordered by demand, not empty.

@@ -61,11 +61,10 @@ def speed(memo: Memo, sight: LineHistory, knobs: Knobs) -> Speed:
 
 
 def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
-    """Returns an upper bound of the speed from points of one line: more rows are as fast as the work predicts.
+    """Returns an upper bound of the speed from points of one line; fewer rows are no faster than more.
 
-    Fewer rows are no faster than more, with two exceptions. A loss in chunks writes a gradient of all tokens for each
-    chunk; once fewer rows were slower, still fewer are slower, too. One row has no padding, so it needs no mask, and
-    keys and values are not repeated for each head, nor copied to the host as often.
+    There are two exceptions: a loss in chunks writes a gradient of all tokens for each chunk, and one row needs no
+    mask, so its keys and values are not repeated for each head, nor copied to the host as often.
     """
     nearest = _nearest(known, knobs)
     by_work = memo.speed(nearest, knobs)
@@ -159,10 +158,7 @@ def _with_levers(
 
 
 def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
-    """Guesses the bytes from one point of a line: activations grow with the rows, other bytes need not.
-
-    Temporary bytes belong to one chunk of the loss, whatever the rows, or to all logits.
-    """
+    """Guesses the bytes from one point of a line: activations grow with the rows, other bytes need not."""
     if _rows(knobs) <= _rows(one.knobs) or one.memory.peak_phase not in GROWING:
         return _scaled(space, one, knobs)
     more = space.micro_batch_tokens(knobs) / space.micro_batch_tokens(one.knobs) - 1
@@ -205,8 +201,7 @@ def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> floa
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
     """Returns the gradient bytes that a phase holds with these knobs beyond a rehearsed point; may be negative.
 
-    Gradients are freed after an optimizer step (``torch/optim/optimizer.py: zero_grad``), so only later micro-steps
-    find any. Without accumulation the peak may come before or after they exist.
+    Only later micro-steps find gradients (``torch/optim/optimizer.py: zero_grad``).
     """
     memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
     accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)
@@ -225,12 +220,8 @@ def _scaled(
 ) -> float:
     """Guesses the bytes from one point: a phase's bytes beyond the model and its optimizer state grow with the rows.
 
-    The cache stays the same share of the peak: with 256 rows it is most of a small card.
-
-    Args:
-        kept: Share of the growing bytes that levers leave.
-        step: Share of the optimizer step's own bytes that levers leave.
-        taken: Bytes of optimizer state that levers move off the device.
+    Levers leave the shares ``kept`` of the growing bytes and ``step`` of the optimizer step's own bytes, and move
+    ``taken`` bytes of optimizer state off the device. The cache stays the same share of the peak.
     """
     ratio = kept * space.micro_batch_tokens(knobs) / space.micro_batch_tokens(known.knobs)
     static, gathered = static_bytes(known), known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)

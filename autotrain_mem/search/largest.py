@@ -118,10 +118,7 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
 
 
 def _border(points: _Points, start: int) -> Boundary | None:
-    """Finds the boundary from a value on; None if that value does not fit.
-
-    Both sides are rehearsed on the whole model in the end; if that overturns them, the search is repeated.
-    """
+    """Finds the boundary from a value on, with both sides rehearsed whole; None if that value does not fit."""
     if not points.holds(start):
         return None
     end = len(points.question.values)

@@ -210,10 +210,7 @@ def sights(memo: Memo, lines: Sequence[Line], among: Sequence[Line]) -> list[Lin
 
 @lru_cache(maxsize=65536)  # a search compares all pairs of lines at every turn
 def _relations(one: Knobs, other: Knobs) -> tuple[str, ...]:
-    """Names the fields of :class:`LineHistory` to which another line's estimates belong.
-
-    Lines with the same levers and other shardings are each other's ``gentler``.
-    """
+    """Names the fields of :class:`LineHistory` to which another line's estimates belong."""
     levers, others = saving_levers(one), saving_levers(other)
     names = []
     if (levers != others or not shares_alike(one, other)) and _otherwise(one) == _otherwise(other):
