@@ -1,4 +1,4 @@
-"""Counts what a vLLM engine takes of the cards that train, awake and asleep, and what it leaves to the trainer."""
+"""Computes the memory that a colocated vLLM engine uses, awake and asleep, and the trainer's peaks beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VLLM_SHARE = 0.3
 
 
 def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
-    """Returns the bytes of the engine: a share of the card's whole memory, free or not; 0 without one on this card.
+    """Returns the bytes of a colocated engine: a share of the card's total memory; 0 without an engine on this card.
 
     vLLM sizes its KV cache so that weights, activations and cache make up the share (vllm/v1/worker/utils.py:
     request_memory). A card of 24 GiB gives 7.2 GiB by default.
@@ -29,7 +29,7 @@ def vllm_share_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def sleeps(job: Job) -> bool:
-    """Returns whether an engine on the cards that train releases its share while nothing is generated."""
+    """Returns whether a colocated engine releases its memory while it does not generate."""
     return _is_here(job) and bool(job.arguments.get("vllm_enable_sleep_mode"))
 
 
@@ -38,9 +38,9 @@ def _is_here(job: Job) -> bool:
 
 
 def asleep_bytes(job: Job, hardware: Hardware) -> int:
-    """Returns the least that the engine holds of the card: its whole share, or what it keeps while it sleeps.
+    """Returns the bytes that the engine always holds: its share, or less if it sleeps between generations.
 
-    TRL has it sleep at level 2, which releases weights and KV cache without a copy on the host
+    TRL uses sleep level 2, which releases weights and KV cache without a copy on the host
     (``trl/generation/vllm_generation.py: generate``, TRL 1.12 to 1.16; vllm/device_allocator/cumem.py: CuMemAllocator).
     """
     share_bytes = vllm_share_bytes(job, hardware)
@@ -51,9 +51,9 @@ def asleep_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes: int) -> Estimate:
-    """Returns the estimate at the moment that needs most: while the engine has its share, or while it sleeps.
+    """Returns the estimate of the state that needs more memory: the engine awake, or asleep.
 
-    ``estimate`` has the share throughout; ``awake`` is the estimate while it is awake.
+    ``estimate`` covers the whole run with the share allocated; ``awake`` only the moments in which the engine is awake.
     """
     if awake is None:
         return estimate
@@ -69,15 +69,15 @@ def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes
 
 
 def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstimate) -> MemoryEstimate | None:
-    """Finds the peaks of a run among the moments in which a colocated engine is awake; None where it never sleeps.
+    """Returns the peaks of the moments in which a colocated engine is awake; None if it never sleeps.
 
-    TRL empties torch's cache before it wakes the engine for its weights, and not again before it wakes it for its KV
-    cache (``trl/generation/vllm_generation.py: sync_weights, generate``): what is reserved by then, and what handing
-    over the weights reserves beside, lies on the card while the engine takes its share.
+    TRL empties torch's cache before the engine allocates its weights, but not before its KV cache
+    (``trl/generation/vllm_generation.py: sync_weights, generate``): memory that is reserved then, or for sending the
+    weights, is on the card beside the engine's share.
 
     Args:
-        room: How the allocator is set; its end is passed over, since what does not fit fails in vLLM's own request.
-        whole: Of the whole run, which says all that is the same.
+        room: The allocator's settings; its capacity is ignored, since vLLM's own request is the one that fails.
+        whole: The estimate of the whole run, whose other fields are copied.
     """
     moments = [moment for span in trace.awake() for moment in range(span.start, span.stop + 1)]
     if not moments:

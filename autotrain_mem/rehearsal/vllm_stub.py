@@ -1,4 +1,4 @@
-"""A vLLM for rehearsals: it is not installed where plans are made, and its engine's memory is not torch's."""
+"""Replaces vLLM in rehearsals: it need not be installed, and torch's allocator does not hold its memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from autotrain_mem.types.trace import EngineMark
 
 PACKED_BUFFER_BYTES = 1 << 30
 PACKED_BUFFERS = 2
-"""What a trainer packs weights into to send them to a vLLM server (``vllm/distributed/weight_transfer/
-packed_tensor.py: DEFAULT_PACKED_BUFFER_SIZE_BYTES, DEFAULT_PACKED_NUM_BUFFERS``): a buffer is full once it is larger
-than this, and as many stay alive as are in flight."""
+"""The size and number of buffers in which a trainer sends weights to a vLLM server (``vllm/distributed/
+weight_transfer/packed_tensor.py: DEFAULT_PACKED_BUFFER_SIZE_BYTES, DEFAULT_PACKED_NUM_BUFFERS``): a buffer is sent once
+it is larger than this."""
 
 SAMPLED_LOGPROB = -1.0
 """The log-probability of every sampled token; any number would do."""
@@ -27,12 +27,12 @@ SAMPLED_LOGPROB = -1.0
 
 @contextmanager
 def vllm_stand_in() -> Iterator[None]:
-    """Within the block, TRL finds a vLLM, in server and colocate mode, that answers with completions of full length.
+    """Within the block, TRL uses a vLLM engine or server that returns completions of the maximum length.
 
-    As in ``generation``, all but the first are a token shorter, so that masks are real and no tensor is smaller.
+    As in ``generation``, all but the first are one token shorter, so that batches need a mask.
 
-    ``trl.generation.VLLMGeneration`` itself runs for real: it merges adapters to hand weights over, and it gathers and
-    slices. Stood in for are the engine, whose memory is a pool of its own, and the client of a server.
+    Only the engine and the server's client are replaced: ``trl.generation.VLLMGeneration`` runs for real, since it
+    merges adapters and gathers weights.
     """
     from trl.generation import vllm_generation
 
@@ -48,7 +48,7 @@ def vllm_stand_in() -> Iterator[None]:
 
 
 class _Engine:
-    """Implements what ``VLLMGeneration`` uses of ``vllm.LLM``."""
+    """Implements the part of ``vllm.LLM`` that ``VLLMGeneration`` uses."""
 
     def __init__(self, **options: Any) -> None:
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=list)))
@@ -71,25 +71,24 @@ class _Engine:
     def reset_prefix_cache(self) -> None: ...
 
     def sleep(self, level: int) -> None:
-        """Releases the share, and torch's cache too (``vllm/device_allocator/cumem.py: CuMemAllocator.sleep``)."""
+        """Releases the engine's memory and torch's cache (``vllm/device_allocator/cumem.py: CuMemAllocator.sleep``)."""
         _mark(EngineMark.SLEEPS)
         torch.cuda.empty_cache()
 
     def wake_up(self, tags: list[str]) -> None:
-        """Allocates the share again: first for the weights, then for the KV cache. TRL empties torch's cache before the
-        first and not before the second (``trl/generation/vllm_generation.py: sync_weights, generate``)."""
+        """Allocates the weights, then the KV cache. TRL empties torch's cache before the weights only
+        (``trl/generation/vllm_generation.py: sync_weights, generate``)."""
         _mark(EngineMark.WAKES)
 
 
 def _mark(mark: EngineMark) -> None:
-    """Records a mark of the engine; without a recorder, as while a trainer is built, it does nothing: the engine then
-    holds no more than when it first generates."""
+    """Records a mark of the engine, if a recorder is active; none is while the trainer is built."""
     if recorder := current_recorder():
         recorder.ledger.mark_engine(mark)
 
 
 class _Client:
-    """Implements what ``VLLMGeneration`` and the trainers use of ``trl.generation.vllm_client.VLLMClient``."""
+    """Implements the part of ``trl.generation.vllm_client.VLLMClient`` that TRL uses."""
 
     def __init__(self, **options: Any) -> None: ...
 
@@ -111,7 +110,7 @@ class _Client:
         }
 
     def update_named_params(self, metadata: Any, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Fills buffers and holds as many as are in flight."""
+        """Packs weights into buffers and keeps the last :data:`PACKED_BUFFERS` alive."""
         in_flight: deque[torch.Tensor] = deque(maxlen=PACKED_BUFFERS)
         waiting = 0
         for _, tensor in named_params:

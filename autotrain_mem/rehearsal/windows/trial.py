@@ -1,7 +1,4 @@
-"""Runs attention over many windows separately, on tensors of its own, and reads off what it allocates.
-
-A separate recorder records the trial, so that none of it reaches the run. Its result is a :class:`Script`.
-"""
+"""Runs attention window by window on tensors of its own, under a separate recorder, and returns its :class:`Script`."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from autotrain_mem.rehearsal.trace.recorder import Played, Recorder, recorded_by
 from autotrain_mem.types import Phase
 
 Attend = Callable[[Recorder, Sequence[torch.Tensor]], tuple[Any, Callable[[], torch.Tensor]]]
-"""Attends to queries, keys and values of all windows, in turn: returns what stays alive while the model's function
-runs, and what joins the results."""
+"""Attends to all windows in turn; returns an object that the model's function keeps alive, and a function that joins
+the results."""
 
 
 class Saving(Enum):
@@ -66,14 +63,14 @@ class Pass:
     results: tuple[TensorLayout, ...]
     """The joined results, or the gradients of queries, keys and values."""
     with_results: tuple[tuple[int, ...], ...]
-    """Blocks that die with each of these."""
+    """Blocks that are freed together with each result."""
     operators: int = 0
-    """Operators that it runs in addition to its replacement's."""
+    """Operators that its replacement does not run."""
     counts: Mark = field(default_factory=dict)
-    """Work that it counts in addition to its replacement's."""
+    """Work that its replacement does not count."""
 
     def beside(self, whole: Trial, played: Trial, phase: Phase) -> Pass:
-        """Adds what one trial has more than the other, which is of what is run in its place."""
+        """Adds the operators and work that the trial ``whole`` has and ``played``, its replacement's trial, lacks."""
         more, less = (trial.recorder.work.counts(phase) for trial in (whole, played))
         counts = {key: more.get(key, 0.0) - less.get(key, 0.0) for key in {**more, **less}}
         return replace(
@@ -93,20 +90,20 @@ class UnclearTrialError(Exception):
 
 
 class Trial:
-    """Tries attention over many windows: the forward pass and, where what it saves is kept, the backward pass.
+    """Runs the forward pass and, unless saved tensors are dropped, the backward pass.
 
-    Raises UnclearTrialError where a kernel took memory for good.
+    Raises UnclearTrialError if a kernel keeps memory, such as a workspace.
     """
 
     def __init__(self, recorder: Recorder, inputs: Sequence[TensorLayout], saving: Saving, attend: Attend) -> None:
         self.recorder = recorder.fork()
         self.operators = {Phase.FORWARD: 0, Phase.BACKWARD: 0}
         self._outside: set[int] = set()
-        """Blocks that are no part of a script: queries, keys and values, the joined results, and their gradients."""
+        """Blocks that the script omits: queries, keys and values, the joined results, and their gradients."""
         self.gradient = 0
-        """The block of the gradient that the results get."""
+        """The block of the results' gradient."""
         self.gradients: list[tuple[TensorLayout, int]] = []
-        """Of queries, keys and values: as they arrive, and their blocks."""
+        """The layout and block of the gradients of queries, keys and values."""
         with _pop_mode_temporarily(), self.recorder, recorded_by(self.recorder):
             self._run(inputs, saving, attend)
         if not self.recorder.has_kept_as_much_as(recorder):
@@ -140,12 +137,12 @@ class Trial:
             self._outside |= {self.gradient, *(block for _, block in self.gradients)}
 
     def arrived(self, grads: Sequence[torch.Tensor]) -> None:
-        """Notes the gradients of queries, keys and values: the backward pass is over."""
+        """Records the gradients of queries, keys and values at the end of the backward pass."""
         self.ended, self.operators[Phase.BACKWARD] = len(self.recorder.ledger.events), self.recorder.ledger.operators
         self.gradients = [(TensorLayout.of(grad), born_as(self.recorder, grad)) for grad in grads]
 
     def story(self) -> list[Any]:
-        """Returns what happened, blocks by their order of birth, and deaths in a row in that order too."""
+        """Returns births and deaths in order, with blocks numbered by birth and consecutive deaths sorted."""
         trace = self.recorder.trace()
         ledger = self.recorder.ledger
         births = [birth for number, birth in enumerate(ledger.births()) if not ledger.is_disowned(number)]
@@ -164,7 +161,7 @@ class Trial:
         return told
 
     def script(self) -> Script:
-        """Reads it. Raises UnclearTrialError."""
+        """Returns the script. Raises UnclearTrialError if it cannot describe the trial."""
         steps = self._played(self._begun, self._attended)
         joins = self._events(self._attended, self._joined_at)
         leaving = self._events(self._joined_at, self._left)
@@ -178,7 +175,7 @@ class Trial:
         return [*self.recorder.ledger.events[start:stop]]
 
     def _played(self, start: int, stop: int) -> tuple[Played, ...]:
-        """Reads steps but those of tensors outside. Raises UnclearTrialError where one of these is born."""
+        """Returns the steps of the script's own blocks. Raises UnclearTrialError if another block is born."""
         births = self.recorder.ledger.births()
         steps: list[Played] = []
         for event in self._events(start, stop):
@@ -210,14 +207,14 @@ class Trial:
 
 
 def born_as(recorder: Recorder, tensor: torch.Tensor) -> int:
-    """Returns the block of a tensor that a recorder has seen."""
+    """Returns the block of a recorded tensor."""
     block = recorder.block_of(tensor)
     assert block is not None
     return block
 
 
 class _Source(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Makes queries, keys and values that nobody else holds, and notes their gradients."""
+    """Creates queries, keys and values without another reference, and records their gradients."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, inputs: Sequence[TensorLayout], trial: Trial) -> tuple[torch.Tensor, ...]:
@@ -231,7 +228,7 @@ class _Source(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
 
 
 class _Sink(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Makes the gradient of the results, which nobody else holds."""
+    """Creates the gradient of the results, without another reference."""
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, trial: Trial) -> torch.Tensor:
