@@ -75,7 +75,7 @@ def generation_by_its_ends(recorder: Recorder | None = None) -> Iterator[None]:
         patch.object(GenerationMixin, "_sample", sample_by_its_ends),
         patch.object(GenerationMixin, "_beam_search", _refusing(GenerationMixin._beam_search, "num_beams")),
         patch.object(GenerationMixin, "_assisted_decoding", _refusing(GenerationMixin._assisted_decoding, "assistant")),
-        patch.object(GenerationMixin, "_optimize_model_for_decode", _experts_as_on_cuda),
+        patch.object(GenerationMixin, "_optimize_model_for_decode", experts_as_on_cuda),
         patch.object(FakeTensor, "tolist", _tolist),
     ):
         yield
@@ -337,19 +337,19 @@ def _longer(states: torch.Tensor, length: int) -> torch.Tensor:
 
 
 @contextmanager
-def _experts_as_on_cuda(model: Any) -> Iterator[None]:
-    """Decodes with the expert kernel of a GPU (``generation/utils.py: _optimize_model_for_decode``), not a CPU's."""
+def experts_as_on_cuda(model: Any) -> Iterator[None]:
+    """Copies the chosen experts' weights for every token of a decode step, as off the CPU (``generation/utils.py:
+    _optimize_model_for_decode``)."""
     before = model.get_experts_implementation()
-    switch = isinstance(next(model.parameters()), FakeTensor) and "grouped_mm" in before.values()
-    if switch:
-        model.set_experts_implementation(
-            {part: "batched_mm" if chosen == "grouped_mm" else chosen for part, chosen in before.items()}
-        )
+    after = {part: "batched_mm" if chosen == "grouped_mm" else chosen for part, chosen in before.items()}
+    if after == before:
+        yield
+        return
+    model.set_experts_implementation(after)
     try:
         yield
     finally:
-        if switch:
-            model.set_experts_implementation(before)
+        model.set_experts_implementation(before)
 
 
 def _tolist(tensor: torch.Tensor) -> Any:

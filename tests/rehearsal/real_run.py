@@ -16,7 +16,7 @@ from trl.trainer import distillation_trainer, grpo_trainer, rloo_trainer
 
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.fake_run import Watch
-from autotrain_mem.rehearsal.generation import end_of_sequence
+from autotrain_mem.rehearsal.generation import end_of_sequence, experts_as_on_cuda
 from autotrain_mem.rehearsal.rehearse import rehearse, trainer_spec
 from autotrain_mem.types import Job, Knobs, Owner, Phase, Trace
 
@@ -111,7 +111,8 @@ def trained(one: Case, output_dir: Path, **card: Any) -> tuple[Trace, Any]:
     """Trains with the model's own weights, on true tensors, as it was rehearsed; returns the trainer too."""
     torch.manual_seed(0)
     watch = Watch(knobs=one.knobs, **card)
-    with watch.cuda_semantics(), _ends_as_rehearsed(), _unshuffled():
+    experts = patch.object(GenerationMixin, "_optimize_model_for_decode", experts_as_on_cuda)
+    with watch.cuda_semantics(), _ends_as_rehearsed(), _unshuffled(), experts:
         spec = trainer_spec(one.job, one.knobs, one.length, str(output_dir))
         with _quantized_as_on_a_card() if one.job.method == "online_dpo" else nullcontext():
             trainer = spec.build()

@@ -148,7 +148,7 @@ def test_an_evaluation_is_rehearsed_with_its_own_peak(method: str, model_folder:
 
 
 def test_a_mixture_of_experts_is_rehearsed_as_it_samples_and_trains(model_folder: Folder, tmp_path: Path) -> None:
-    assert_alike(case("grpo", model_folder("qwen3_moe"), use_peft=True), tmp_path)
+    assert_alike(case("grpo", model_folder("mixtral"), use_peft=True), tmp_path)
 
 
 def test_a_reward_model_reads_prompt_and_completion(model_folder: Folder, tmp_path: Path) -> None:
