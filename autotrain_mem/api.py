@@ -89,23 +89,20 @@ def begin(
     to_train: bool,
     machines: Machines | None = None,
 ) -> Rehearsals:
-    """Reads the requested job for its device (:func:`rehearsals_for`).
-
-    With ``to_train``, it raises now for a missing device, missing weights or an unwritable folder, and last waits for
-    the other machines.
+    """Reads the requested job (:func:`rehearsals_for`). To train, it also checks device, weights and output folder.
 
     Args:
         machines: The other machines of the training, as :func:`leading` yields them.
 
     Raises:
         TrainingError: another machine did not connect.
-        UsageError: also if no data are named, if something that the method needs is missing, such as a reward, if a run
-            is to be both resumed and moved aside, or if the mishaps of a simulated card cannot be read.
+        UsageError: data or something else that the method needs, such as a reward, is missing; a run is to be both
+            resumed and moved aside; or the mishaps of a simulated card cannot be read.
         NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
     """
     if to_train and (request.autofit.nodes or 1) > 1 and machines is None:
         raise UsageError(
-            f"--nodes {request.autofit.nodes} in Python: the command trains on several machines.",
+            f"--nodes {request.autofit.nodes}: only the command trains on several machines, not Python.",
             hint="Start autofit on each of them, or a script with a trainer of autotrain_mem by accelerate launch.",
         )
     rehearsals = rehearsals_for(workers, request, warn)
@@ -134,10 +131,9 @@ def train(
     *,
     machines: Machines | None = None,
 ) -> Report:
-    """Probes a plan, unless the request turns this off, and trains with it. Raises as both do.
+    """Probes a plan, unless the request turns this off, and trains with it. Writes a report even if training fails.
 
-    ``on_event`` gets the events of :func:`fit` and of ``run.confirm.confirmed``; ``moved_aside`` with the ``path`` of
-    another run; and last ``report`` with the ``path`` of the run's report, which is written even if the training fails.
+    ``on_event`` gets the events of :func:`fit` and of ``run.confirm.confirmed``, ``moved_aside`` and ``report``.
     """
     with hold_output(rehearsals.job, on_event, overwrite=request.overwrite_output_dir) as folder:
         if request.probe:
@@ -171,12 +167,12 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     job = rehearsals.job
     if job.maximized is not None:
         raise UsageError(
-            f"--{job.maximized} {MOST} asks how much fits, and an estimate is of what is given.",
-            hint=f"autofit plan {job.method} ... --{job.maximized} {MOST} finds it; give a number here.",
+            f"--{job.maximized} {MOST} searches for the largest value that fits, and an estimate searches nothing.",
+            hint=f"Give a number, or run autofit plan {job.method} ... --{job.maximized} {MOST}.",
         )
     if snapshot is not None and not rehearsals.caches:
         raise UsageError(
-            "--snapshot shows the allocator of a GPU, and the CPU has none.",
+            "--snapshot records the caching allocator of a GPU, and the CPU has none.",
             hint="Name a card, such as --gpu a100-80gb, or remove --snapshot.",
         )
     if checks:
@@ -209,8 +205,7 @@ def plan(
     earlier: Plan | None = None,
     again: str = "plan(...).save(path)",
 ) -> Plan:
-    """Returns the best configuration that fits the budget (``verbs.plan``); with ``earlier``, follows that plan
-    instead.
+    """Returns the best configuration that fits the budget (``verbs.plan``), or follows the plan ``earlier``.
 
     Args:
         on_counting: Called with the progress of counting tokens.
@@ -271,11 +266,11 @@ def fit(
     """Trains with a plan in a separate process, and in a new one if it dies (see ``verbs.fit``).
 
     Args:
-        guarded: Whether to guard the process; otherwise it trains exactly as TRL does, and ends when out of memory.
+        guarded: Whether to guard the process; otherwise it trains exactly as TRL does, and fails when out of memory.
         on_event: Called with ``start``, ``step`` and ``log`` events of ``training.process.train``, ``checkpoint`` and
             ``save_failed`` events of ``training.process.checkpointing``, and ``restart`` of ``training.supervisor``.
         folder: The output folder, if the caller holds it already.
-        machines: The other machines that train along; None if one machine trains.
+        machines: The other machines of the training; None for one machine.
     """
     device = training_device(rehearsals.hardware, simulate=simulate, environment=rehearsals.job.environment)
     rehearsals = replace(rehearsals, job=settled(rehearsals.job, chosen.knobs))

@@ -40,7 +40,7 @@ class Output:
         before="peft_config",
         in_files=False,
         metavar="NAME",
-        help="a file that comes along, in place of --config (autofit recipes)",
+        help="a built-in recipe instead of --config (autofit recipes lists them)",
     )
     out: str | None = setting(
         None,
@@ -49,7 +49,7 @@ class Output:
         commands=(TRAIN, PLAN),
         elsewhere=("it makes no plan.", "autofit plan METHOD ... --out FILE writes one; --json prints an estimate."),
         metavar="FILE",
-        help="write the plan to this file, over one that is there",
+        help="write the plan to this file; an existing plan is overwritten",
     )
     dry_run: bool = setting(
         False,
@@ -77,7 +77,7 @@ class Output:
         group=Group.OUTPUT,
         commands=(ESTIMATE,),
         elsewhere=(
-            "it is one configuration that has a history.",
+            "only one configuration has a history.",
             "autofit estimate METHOD ... --snapshot FILE writes it, with the flags that a plan shows.",
         ),
         metavar="FILE",
@@ -85,9 +85,7 @@ class Output:
         "torch.cuda.memory._dump_snapshot would write at the end of two steps; a file of that name is overwritten",
     )
     """The file for the allocator's predicted history."""
-    verbose: bool = setting(
-        False, group=Group.OUTPUT, short="-v", help="everything that is known, not the first screen"
-    )
+    verbose: bool = setting(False, group=Group.OUTPUT, short="-v", help="show everything, not only the first screen")
     json: bool = setting(False, group=Group.OUTPUT, help="one JSON object on stdout and nothing else there")
     debug: bool = setting(False, group=Group.OUTPUT, help="a traceback with an error")
     help: bool = setting(False, group=Group.OUTPUT, short="-h", in_files=False, help="this text and TRL's own flags")
@@ -187,7 +185,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
     ours |= {"forbid": frozenset(filter(None, forbid))}
     ours |= {"probe": "no_probe" not in ours}
     if ours.get("max_restarts", 0) < 0:
-        raise UsageError(f"--max_restarts {ours['max_restarts']} is less than never.", hint="It takes 0 or more.")
+        raise UsageError(f"--max_restarts {ours['max_restarts']} is negative.", hint="It takes 0 or more.")
     autofit = AutoFit(**_fields_of(AutoFit, ours))
     of_request = _fields_of(RunRequest, ours)
     of_request.pop("plan", None)  # its file is AutoFit's

@@ -41,7 +41,7 @@ def report(argv: Sequence[str]) -> int:
 
     parser = CommandParser("report", _REPORT)
     parser.add_argument("path", metavar="PLAN|RUN", nargs="?", help=_PATH)
-    parser.add_argument("--out", metavar="FILE", help="write it here, over an earlier report and over nothing else")
+    parser.add_argument("--out", metavar="FILE", help="write it here; only an earlier report is overwritten")
     parser.add_argument("--json", action="store_true", help="print what the page shows, and write no file")
     options = parser.read(argv)
     if options.path in (None, STDIN):
@@ -165,9 +165,9 @@ def explain(argv: Sequence[str]) -> int:
 
 
 _DOCTOR = """\
-Examines this machine: driver, GPUs, torch's build, packages, the Hugging Face Hub, disks, container and system. Says
-what works, what does not, and the command that fixes it. Exits with status 1 if something is broken, else with 0: a
-machine without a GPU is not broken, since planning needs none.
+Examines this machine: driver, GPUs, torch's build, packages, the Hugging Face Hub, disks, container and system. Shows
+what works, what does not, and the command that fixes it. Exits with status 1 if something is broken, else with 0. A
+missing GPU is not an error, since planning needs none.
 
   autofit doctor --issue | xclip
 """

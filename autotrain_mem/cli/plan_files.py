@@ -15,11 +15,9 @@ from autotrain_mem.exports.draft import draft_of
 from autotrain_mem.exports.tools import OF_MACHINES, check, export
 from autotrain_mem.exports.trl import dry_run
 from autotrain_mem.report.first_screen import first_screen
-from autotrain_mem.report.formatting import command_line
+from autotrain_mem.report.formatting import job_command
 from autotrain_mem.report.terminal import Console, warn
-from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import LAUNCHED, ZEROS
-from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError, UsageError
 from autotrain_mem.types import Job, Plan
@@ -49,11 +47,11 @@ def check_files(request: api.RunRequest, output: Output) -> None:
     if given:
         check_one_card(f"{given} is about", request)
     if out == STDIN:
-        raise UsageError("--out takes a file, and - is none.", hint="--json prints the plan on standard output.")
+        raise UsageError("--out takes a file, not -.", hint="--json prints the plan on standard output.")
     if plan == STDIN:
         raise UsageError(
-            "--plan takes a file, and - is none.",
-            hint="Write standard input to a file and name that; autofit explain - shows what a plan there holds.",
+            "--plan takes a file, not -.",
+            hint="Save the plan to a file and give that file; autofit explain - shows a plan from standard input.",
         )
     if out is not None:
         check_place(out, OUT)
@@ -87,30 +85,21 @@ def refresh(out: str, run: str) -> None:
 
 def command(job: Job, autofit: AutoFit, *, out: str) -> str:
     """Returns the whole command that makes the plan again: ``autofit plan sft --model tiny --gpu l4 ...``."""
-    ours = {
-        "model": job.model,
-        "dataset": job.dataset,
+    ours: dict[str, Any] = {
         "gpu": autofit.gpu or "NAME",
         "gpus": autofit.gpus,
         "nodes": autofit.nodes,
         "link": autofit.link,
-        "effective_batch_size": job.effective_batch_size,
-        "prompt_length": job.prompt_length,
-        "image_sizes": ",".join(job.images) or None,
-        "fit": None if job.fit == "all" else job.fit,
-        "forbid": ",".join(sorted(job.forbid)) or None,
         "within": autofit.within,
         "budget": autofit.budget,
         "prices": None if autofit.prices is None else str(autofit.prices),
-        "max_slowdown": None if job.max_slowdown == MAX_SLOWDOWN else job.max_slowdown,
+        "out": out,
     }
-    own, unsaid = autofit.accelerate_config, ["model_name_or_path", "dp_replicate_size"]
+    own, unsaid = autofit.accelerate_config, ["dp_replicate_size"]
     if isinstance(own, str | Path):
         ours |= {"accelerate_config": str(own), "gpus": None, "nodes": None}
         unsaid += LAUNCHED
-    given = {name: value for name, value in ours.items() if value is not None}
-    trls = {name: value for name, value in without_said(job.arguments).items() if name not in unsaid}
-    return command_line(["plan", job.method], given | trls | {"out": out})
+    return job_command(job, ours, unsaid)
 
 
 def check_export(request: api.RunRequest, output: Output) -> None:
@@ -147,14 +136,14 @@ def check_export(request: api.RunRequest, output: Output) -> None:
     # Each machine gets only flags, and some settings have no flag.
     if request.autofit.accelerate_config is not None:
         raise UsageError(
-            f"{asked} writes commands of autofit's own, and --accelerate_config is a file of yours.",
-            hint="Give --gpus, --nodes and --sharding in its place;\n"
+            f"{asked} writes autofit commands, which cannot carry your --accelerate_config file.",
+            hint="Give --gpus, --nodes and --sharding instead;\n"
             "or --export trl and --export accelerate write what accelerate launch takes.",
         )
     if "datasets" in request.config:
         raise UsageError(
-            f"{asked} writes flags, and a mixture of datasets stands in a YAML file only.",
-            hint="Mix the rows into one dataset and name that;\n"
+            f"{asked} writes flags, and only a YAML file can name a mixture of datasets.",
+            hint="Mix the rows into one dataset and give that;\n"
             "or --export trl writes a file that autofit METHOD --config takes.",
         )
 

@@ -36,7 +36,7 @@ FLAGS = ("--max_steps", str(STEPS), "--learning_rate", "3e-3", "--logging_steps"
 """A short run with TRL's defaults, except that random weights need a higher learning rate than 2e-5."""
 NEXT_COMMANDS = (
     "  autofit plan sft --model Qwen/Qwen2.5-0.5B --gpu rtx3060     what would fit, without a GPU",
-    "  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA         plan for the GPU that is here, and train",
+    "  autofit sft --model Qwen/Qwen2.5-0.5B --dataset DATA         plan for this machine's GPU, and train",
 )
 
 

@@ -13,7 +13,7 @@ from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
 from autotrain_mem.settings.own import flag_words
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
-from autotrain_mem.types import Candidate, Hardware, Harm, Knobs, Owner, Phase, Plan, StepTime, Trained
+from autotrain_mem.types import Candidate, Hardware, Harm, Job, Knobs, Owner, Phase, Plan, StepTime, Trained
 from autotrain_mem.types.methods_table import METHODS
 
 OWNERS = {owner: str(owner).replace("_", " ") for owner in Owner} | {Owner.KV_CACHE: "KV cache"}
@@ -250,19 +250,34 @@ def command_line(words: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 def command_of(plan: Plan, *, trains: bool) -> str:
     """Writes the command that makes a plan again, or that trains."""
-    job, topology = plan.job, plan.estimate.hardware.topology
-    ours = {
-        "model": job.model,
-        "dataset": job.dataset,
-        "gpu": plan.estimate.hardware.name if plan.estimate.hardware.origin in ("named", "imagined") else None,
+    hardware, topology = plan.estimate.hardware, plan.estimate.hardware.topology
+    device = {
+        "gpu": hardware.name if hardware.origin in ("named", "imagined") else None,
         "gpus": topology.devices if topology.devices > 1 else None,
         "nodes": topology.nodes if topology.nodes > 1 else None,
+    }
+    return job_command(plan.job, device, trains=trains)
+
+
+def job_command(job: Job, ours: Mapping[str, Any], unsaid: Sequence[str] = (), *, trains: bool = False) -> str:
+    """Writes the command for a job.
+
+    Args:
+        ours: More of our flags, such as the device; flags of None are left out.
+        unsaid: Arguments of the job to leave out.
+    """
+    flags = {
+        "model": job.model,
+        "dataset": job.dataset,
         "effective_batch_size": job.effective_batch_size,
         "prompt_length": job.prompt_length,
+        "image_sizes": ",".join(job.images) or None,
         "fit": None if job.fit == "all" else job.fit,
         "forbid": ",".join(sorted(job.forbid)) or None,
         "max_slowdown": None if job.max_slowdown == MAX_SLOWDOWN else job.max_slowdown,
+        **ours,
     }
-    given = {name: value for name, value in ours.items() if value is not None}
-    trls = {name: value for name, value in without_said(job.arguments).items() if name != "model_name_or_path"}
+    given = {name: value for name, value in flags.items() if value is not None}
+    left_out = ("model_name_or_path", *unsaid)
+    trls = {name: value for name, value in without_said(job.arguments).items() if name not in left_out}
     return command_line([job.method] if trains else ["plan", job.method], given | trls)

@@ -24,11 +24,11 @@ _UNKNOWN = "-"
 _GPUS_NOTE = f"""\
 Memory is what torch reports, which is less than the size on the box.
 Speeds are the vendors': 1 GB/s is 10**9 bytes per second, bf16 is dense.
-{_UNKNOWN} is not known or not there, such as bf16 tensor cores before Ampere."""
+{_UNKNOWN} means unknown or missing, such as bf16 tensor cores before Ampere."""
 
 _RECIPES_NOTE = """\
-autofit METHOD --recipe NAME plans for the GPU that is here and trains; flags win over what a recipe says.
-The card is the one that its header speaks of: --gpu CARD --plan_only shows that plan without it."""
+autofit METHOD --recipe NAME plans for this machine's GPU and trains; flags win over the recipe.
+The recipe's header describes its plan for the card above: --gpu CARD --plan_only shows that plan on any machine."""
 
 
 def gpus_view(cards: Sequence[Hardware]) -> RenderableType:
@@ -80,7 +80,7 @@ def summary(health: Health) -> str:
     """Summarizes in a sentence what this machine can do."""
     if health.broken:
         verb = "thing does" if health.broken == 1 else "things do"
-        return f"{health.broken} {verb} not work; the command below each line mends it."
+        return f"{health.broken} {verb} not work; the command below each line fixes it."
     if health.has_gpu:
         return "Everything works: autofit can plan and train here."
     return "No GPU here: autofit can plan for any card (--gpu NAME), and train on the CPU with --simulate."

@@ -19,7 +19,7 @@ from autotrain_mem.types.report import Shortage
 WIDTH = 80
 """Columns of the text in an error, which a log or a notebook shows unwrapped."""
 
-NOTHING_FITS = "Nothing that the planner may change takes less; --headroom and another card are left."
+NOTHING_FITS = "No change that the plan may make saves more memory: lower --headroom, or use a larger card."
 
 
 def shortage_text(shortage: Shortage, plan: Plan) -> str:

@@ -69,7 +69,7 @@ class TrainingProgress:
     Args:
         console: Where to print; stderr keeps stdout free for results.
         budget_bytes: What the peak is shown against.
-        pages: Collects the paths of the reports that were written; None to print them at once.
+        pages: Collects the paths of written reports; None to print them at once.
     """
 
     def __init__(self, console: Console, *, budget_bytes: int, pages: list[str] | None = None) -> None:
@@ -117,11 +117,11 @@ class TrainingProgress:
             case "step":
                 self._advance(event["step"], event["memory"])
             case "interrupted":
-                self._console.print("Interrupted: training ends after this step; Ctrl-C again ends it now.")
+                self._console.print("Interrupted: training stops after this step; press Ctrl-C again to stop it now.")
             case "report" if self._pages is not None:
                 self._pages.append(event["path"])
             case "moved_aside":
-                say(self._console, f"The run that was there is now in {event['path']}.")
+                say(self._console, f"The earlier run is now in {event['path']}.")
             case _:
                 if line := event_line(event):
                     say(self._console, line)

@@ -114,7 +114,7 @@ def test_the_plan_has_as_much_as_fits_and_tells_the_neighbour_that_does_not(name
 
 
 def test_an_estimate_is_of_a_number_and_what_is_wrong_with_every_value_is_said() -> None:
-    with pytest.raises(UsageError, match="--max_length max asks how much fits"):
+    with pytest.raises(UsageError, match="--max_length max searches for the largest value"):
         api.estimate(asked("max_length"))
     with pytest.raises(BatchSplitError):
         values("num_generations", "grpo", GRPO, effective_batch_size=7, per_device_train_batch_size=2)
