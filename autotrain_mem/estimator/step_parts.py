@@ -12,7 +12,7 @@ from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 FOREIGN = 1 << 40
-"""Events from this number on free a block of an earlier part; the excess is the number of its kind."""
+"""Events from this number on free a block of an earlier part; the excess is an index into ``foreign``."""
 
 Kind = Hashable
 
@@ -23,15 +23,15 @@ class UnclearStepsError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSpan:
-    """Holds a stretch of a rehearsal: births and deaths of its own blocks as in a trace, and deaths of earlier ones."""
+    """Holds a part of a rehearsal: births and deaths of its own blocks, and deaths of blocks of earlier parts."""
 
     events: array[int]
     foreign: tuple[Kind, ...]
-    """Kinds of the earlier parts' blocks that it frees, in order."""
+    """Kinds of the blocks of earlier parts that this part frees, in order."""
     kept: dict[int, Kind] = field(default_factory=dict)
-    """Its own blocks that outlive it."""
+    """Its own blocks that are alive at its end."""
     lasting: frozenset[int] = frozenset()
-    """Those of ``kept`` that are never freed: weights, the optimizer's state."""
+    """Blocks of ``kept`` that are never freed: weights, optimizer state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,19 +40,19 @@ class StepParts:
     trial: TraceSpan
     """The last micro-batch of the first step, without the optimizer's step."""
     beside_trial: tuple[int, ...]
-    """Blocks that live at the same time: optimizer state, and an earlier micro-batch's gradients and workspaces."""
+    """Blocks alive beside ``trial``: optimizer state, and gradients and workspaces of an earlier micro-batch."""
     first: tuple[TraceSpan, ...]
-    """The first step: a part for each micro-batch, the last one with the optimizer's step."""
+    """The micro-batches of the first step; the last one includes the optimizer's step."""
     later: tuple[TraceSpan, ...]
-    """The second step, which all later ones equal."""
+    """The micro-batches of the second step, which stands for all later steps."""
 
 
 def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
     """Divides a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearStepsError.
 
     Args:
-        accumulates: Each step has two micro-batches. The optimizer's phase begins after either, since it is not known
-            then whether it will step (``trainers.phases``).
+        accumulates: Each step has two micro-batches. The optimizer's phase begins after both of them, because the
+            recorder cannot know whether the optimizer will step (``trainers.phases``).
     """
     starts, count = trace.phase_starts, 2 if accumulates else 1
     begins, phase = next(((index, each) for index, each in starts if each is not Phase.LOAD), (0, Phase.LOAD))

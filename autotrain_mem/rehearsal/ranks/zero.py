@@ -1,7 +1,6 @@
-"""DeepSpeed's engine on CPU tensors that stand for a GPU's: its streams, its flat buffers, and what lies on the device.
+"""Runs DeepSpeed's engine on CPU tensors as on a GPU, with an accelerator that answers as CUDA's does.
 
-DeepSpeed asks an accelerator of its own for devices and streams (``deepspeed/accelerator/``), of which this module has
-one that says what CUDA's says, on CPU tensors.
+DeepSpeed gets devices and streams from its accelerator (``deepspeed/accelerator/``).
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from autotrain_mem.trainers.weightless import IN_SHARDS
 from autotrain_mem.types import Knobs, Owner
 
 _ROOM_BYTES = sys.maxsize
-"""What is free on the device, as far as DeepSpeed asks: it flattens on the host what has no room for a copy."""
+"""The free memory that DeepSpeed sees; if a copy did not fit, it would flatten weights on the host."""
 
 
 class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyped
-    """CUDA's accelerator, but for the name of its devices."""
+    """Answers as CUDA's accelerator, except that its devices are named ``cpu``."""
 
     def __init__(self, recorder: RankRecorder, host: HostTensors | None) -> None:
         super().__init__()
@@ -96,11 +95,11 @@ class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyp
 
 @contextmanager
 def fresh_deepspeed() -> Iterator[None]:
-    """Within the block, DeepSpeed knows of no group and no model of before; it keeps them in globals."""
+    """Within the block, DeepSpeed's globals hold no groups or models of earlier runs."""
     with ExitStack() as stack:
         for module in (comm, groups, partition_parameters):
             stack.enter_context(patch.dict(vars(module)))
-        # It would compile what CPUs reduce with, and reduce with it.
+        # DeepSpeed would compile and use its reduction kernel for CPUs.
         stack.enter_context(patch("deepspeed.comm.torch.build_shm_op", lambda: None))
         stack.callback(unset_hf_deepspeed_config)
         yield
@@ -108,10 +107,10 @@ def fresh_deepspeed() -> Iterator[None]:
 
 @contextmanager
 def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
-    """Within the block, DeepSpeed trains as on GPUs; in a group that is not there values are not known."""
+    """Within the block, DeepSpeed trains as on GPUs; the values of a fake group are unknown."""
 
     def find_no_overflow(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-        """An unknown value reads as one that overflowed, and the step would be skipped."""
+        """Reports no overflow: DeepSpeed takes an unknown value for one and would skip the step."""
         check(*args, **kwargs)
         return False
 
@@ -127,18 +126,18 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
         stack.enter_context(wrapped(DeepSpeedEngine, "_configure_distributed_model", _configure_model, recorder))
         stack.enter_context(wrapped(DeepSpeedZeRoOffload, "_convert_to_zero_parameters", _cut, recorder))
         stack.enter_context(wrapped(stage3, "defragment", _defragment, recorder))
-        if is_fake:  # nobody is there to disagree with
+        if is_fake:  # a fake group has no other ranks to compare with
             alone = SimpleNamespace(get_rank=lambda: 0, broadcast=zero_utils.dist.broadcast)
             stack.enter_context(patch.object(zero_utils, "dist", alone))
             for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
                 stack.enter_context(wrapped(kind, "has_overflow", find_no_overflow))
-        else:  # gloo reduces and scatters in a copy of its own, NCCL in what it is given
+        else:  # gloo copies its input, NCCL does not
             stack.enter_context(wrapped(TorchBackend, "reduce_scatter_tensor", run_unseen, recorder))
         yield
 
 
 def _configure_model(configure: Callable[..., None], recorder: RankRecorder, engine: Any, model: Any) -> None:
-    """The engine casts a model on the host and then moves it whole, unless it is in shards already."""
+    """The engine casts a model on the host and then moves all of it, unless it is already sharded."""
     for parameter in model.parameters():
         recorder.work.know_weight(parameter)
     with recorder.unseen():
@@ -148,23 +147,22 @@ def _configure_model(configure: Callable[..., None], recorder: RankRecorder, eng
 
 
 def _is_in_shards(model: torch.nn.Module) -> bool:
-    """Returns whether ``zero.Init`` cut parameters as they were made (``engine.py: _configure_distributed_model``,
-    which looks for one with a ``ds_id``); a rehearsal has the engine cut them, and a mark on the model."""
+    """Returns whether ``zero.Init`` sharded the parameters on creation (``engine.py: _configure_distributed_model``
+    looks for a ``ds_id``); a rehearsal marks the model and lets the engine shard it."""
     marked = any(getattr(module, IN_SHARDS, False) for module in model.modules())
     return marked or any(hasattr(parameter, "ds_id") for parameter in model.parameters())
 
 
 def _cut(cut: Callable[..., None], recorder: RankRecorder, offload: Any, config: Any, module: Any, mpu: Any) -> None:
-    """ZeRO-3 leaves shards of a model's parameters on the device.
+    """Shards a model's parameters for ZeRO-3.
 
-    Those that were cut as each was made (``zero.Init``) are there before anything is recorded. Else the whole model is,
-    and gives way to them one by one.
+    Shards that ``zero.Init`` creates exist before recording starts. Otherwise shards replace the parameters one by one.
     """
     with recorder.unseen() if _is_in_shards(module) else nullcontext():
         cut(offload, config, module, mpu)
     if _is_in_shards(module):
-        # It numbers parameters as they are made, before an adapter has any. What is fetched at once is fetched in the
-        # order of these numbers (``partition_parameters.py: Init``, ``all_gather_coalesced``): an adapter's are last.
+        # ``zero.Init`` numbers parameters on creation, so an adapter's come last, and parameters that are fetched
+        # together are fetched in that order (``partition_parameters.py: Init``, ``all_gather_coalesced``).
         parameters = [parameter for parameter in module.parameters() if hasattr(parameter, "ds_id")]
         numbers = sorted(parameter.ds_id for parameter in parameters)
         in_order = sorted(parameters, key=lambda parameter: (parameter.requires_grad, parameter.ds_id))
@@ -179,7 +177,7 @@ def _cut(cut: Callable[..., None], recorder: RankRecorder, offload: Any, config:
 
 
 def _defragment(defragment: Callable[..., Any], recorder: RankRecorder, shards: list[torch.Tensor]) -> Any:
-    """Shards wait on the host, while the cache is emptied, and come back as one buffer (``zero/utils.py``)."""
+    """Moves shards to the host, empties the cache, and returns the shards as one buffer (``zero/utils.py``)."""
     buffer = run_unseen(defragment, recorder, shards)
     recorder.mark(buffer, Owner.WEIGHTS, "flat_weights")
     return buffer
@@ -188,7 +186,7 @@ def _defragment(defragment: Callable[..., Any], recorder: RankRecorder, shards: 
 def _configure_optimizer(
     configure: Callable[..., None], recorder: RankRecorder, on_host: bool, engine: Any, *args: Any
 ) -> None:
-    """The optimizer's flat part of the weights is its state: a copy in float32 that it steps on."""
+    """Counts the flat float32 copy of the weights, which the optimizer updates, as its state."""
     configure(engine, *args)
     for group in getattr(engine.optimizer, "bit16_groups_flat", ()):
         recorder.mark(group, Owner.WEIGHTS, "flat_weights")
@@ -199,7 +197,7 @@ def _configure_optimizer(
     if on_host:
 
         def stepped(*_: Any) -> None:
-            """ZeRO-3 steps on some of its flat parts at a time, which are then all that the optimizer has."""
+            """Counts a step on some of the flat parts: ZeRO-3 gives the optimizer one subgroup at a time."""
             parts = [each for group in inner.param_groups for each in group["params"] if each.grad is not None]
             recorder.count_step(host_step(parts, fused=True)[1:])  # the copies are counted as they are made
 
@@ -214,16 +212,15 @@ def _configure_optimizer(
 
 @contextmanager
 def shared_sequences(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
-    """Within the block, DeepSpeed has groups of processes share rows; what it keeps in globals is gone afterwards.
+    """Within the block, DeepSpeed's Ulysses runs unchanged, and its globals are restored afterwards.
 
-    Its own code runs as it is: rows are gathered from the processes that share them and cut into as many parts, and
-    around each layer's attention tokens are exchanged for heads
+    Processes that share rows gather them, take one part each, and exchange tokens for heads around attention
     (``deepspeed/runtime/sequence_parallel/ulysses_sp.py``).
     """
     with ExitStack() as stack:
         stack.enter_context(patch.dict(vars(parallel_state_sp)))
         stack.enter_context(patch.dict(layer._all_to_all_groups))
-        # It puts its own function in the place of the attention that it goes around.
+        # DeepSpeed replaces the registered attention function.
         stack.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping))
         stack.enter_context(wrapped(UlyssesSPDataLoaderAdapter, "refill", _refill, recorder))
         stack.enter_context(wrapped(UlyssesSPDataLoaderAdapter, "__next__", _next, recorder))
@@ -233,8 +230,8 @@ def shared_sequences(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]
 
 
 class _Uneven:
-    """DeepSpeed's collectives, but that rows of several lengths are gathered as NCCL does, which sends each to all
-    (``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: ProcessGroupNCCL::allgather``). gloo refuses them."""
+    """DeepSpeed's collectives, with a gather of rows of different lengths, which gloo rejects; NCCL broadcasts them
+    (``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: ProcessGroupNCCL::allgather``)."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(comm, name)
@@ -249,7 +246,7 @@ class _Uneven:
 
 
 def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) -> None:
-    """Parts of rows wait on the host, which ``refill`` copies them to: a copy that a CPU's tensors would not make."""
+    """Copies the parts of rows that ``refill`` moves to the host; on the CPU, it would not copy them."""
     refill(loader)
     with recorder.unseen():
         for batch in loader.micro_batches:
@@ -257,8 +254,8 @@ def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) 
 
 
 def _next(following: Callable[[Any], dict[str, Any]], recorder: RankRecorder, loader: Any) -> dict[str, Any]:
-    """A part is counted on the device from when it is drawn: a few micro-steps before a trainer moves it there
-    (``transformers/trainer.py: _prepare_inputs``), ids and labels that are nothing beside activations."""
+    """Counts a part on the device from when it is drawn, a few micro-steps before the trainer moves it there
+    (``transformers/trainer.py: _prepare_inputs``): ids and labels are small beside activations."""
     batch = {name: _copy(value) for name, value in following(loader).items()}
     recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
     return batch
