@@ -264,12 +264,13 @@ def idle(setup: Setup) -> Problems:
         )
     reasons: dict[str, list[str]] = {}
     for name, group in groups.items():
-        is_idle = group is not None and group.verdict is Verdict.IDLE
-        switches = [switch for prefix, switch in _SWITCHES.items() if name.startswith(prefix)]
-        if group is not None and is_idle and not (group.in_commands and job.python_call is not None):
+        switch = next((switch for prefix, switch in _SWITCHES.items() if name.startswith(prefix)), "")
+        value = given.get(switch) or "no"
+        in_script = group is not None and group.in_commands and job.python_call is not None
+        if group is not None and group.verdict is Verdict.IDLE and not in_script:
             reasons.setdefault(group.why, []).append(name)
-        elif switches and str(getattr(given.get(switches[0]), "value", given.get(switches[0]) or "no")) == "no":
-            reasons.setdefault(f"--{switches[0]} is not given", []).append(name)
+        elif switch and str(getattr(value, "value", value)) == "no":
+            reasons.setdefault(f"--{switch} is not given", []).append(name)
     if given.get("optim_target_modules") and not is_projecting(optimizer_of(setup.filled.training)):
         reasons["only optimizers of GaLore and APOLLO read it, and --optim names none"] = ["optim_target_modules"]
     for why, names in reasons.items():
