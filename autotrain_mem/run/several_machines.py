@@ -36,12 +36,14 @@ def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> 
     place = place_of(request.autofit.nodes, given, environment)
     nodes = request.autofit.nodes or 1
     if place is None and nodes > 1:
-        raise UsageError(f"--nodes {nodes}, and nothing says which of them this machine is.", hint=how_to_start(nodes))
+        raise UsageError(
+            f"--nodes {nodes}: no flag or launcher gives this machine's rank.", hint=how_to_start(nodes)
+        )
     if request.min_nodes is not None and not 1 <= request.min_nodes <= (1 if place is None else place.machines):
         raise UsageError(
-            f"--min_nodes {request.min_nodes} is not between 1 and the number of machines that train, "
+            f"--min_nodes {request.min_nodes} is not between 1 and the number of machines, "
             f"{1 if place is None else place.machines}.",
-            hint="It is the number of machines with which training may continue when others are lost: 1 to --nodes.",
+            hint="It is the fewest machines with which training continues when others are lost: 1 to --nodes.",
         )
     if place is None:
         return request
@@ -73,7 +75,7 @@ def follows(request: RunRequest) -> bool:
 
 
 def follow_first(request: RunRequest, say: Say) -> None:
-    """Trains along until the leading machine reports the end of the training; raises the error that ended it.
+    """Takes part in the training until the leading machine reports its end; raises the error that ended it.
 
     Raises:
         UsageError: the CPU is requested.
@@ -124,5 +126,5 @@ def again(request: RunRequest, say: Say) -> RunRequest:
     folder = request.folder
     if not folder or not is_left_by(folder, request.command):
         return request
-    say(f"The same command began a run in {folder}, which has not ended: resuming it")
+    say(f"Resuming the unfinished run of the same command in {folder}")
     return replace(request, config={**request.config, RESUME: True})

@@ -1,7 +1,7 @@
-"""Follows the leading machine: starts the processes that it requests here, and passes on their output.
+"""Follows the leading machine: starts the processes that it requests here, and forwards their output.
 
-It makes no plans or decisions. If the leader is lost, the processes here are ended, since they would wait for it
-forever. Then it waits for the leader to come back: a scheduler starts that machine's command again.
+If the leader is lost, the processes here are killed, since they would wait for it forever. A scheduler starts the
+leader's command again, so this machine waits until it can reconnect.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ from autotrain_mem.types import Hardware
 TRY_SECONDS = 1.0
 """Seconds between two attempts to reach the leading machine."""
 SHARED_SECONDS = 30.0
-"""How long a file written by the leader may take to appear here: NFS caches a folder's entries for up to 30 or 60 s
-(nfs(5), ``acdirmin``, ``acdirmax``), but looks a name up again when it is opened."""
+"""How long the leader's lock may take to appear here: NFS caches folders for 30 to 60 s (nfs(5), ``acdirmin``)."""
 FORWARD_SECONDS = 1.0
-"""Delay after Ctrl-C here before it is sent to the leader, unless the leader has asked to end meanwhile: a scheduler
-sends its signals to all machines at once, and a second one would end the training in the middle of a step."""
+"""Delay before Ctrl-C is forwarded: a scheduler signals all machines at once, and the leader must not count two."""
 LOOK_SECONDS = 0.2
 
 Say = Callable[[str], None]
@@ -51,13 +49,11 @@ def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardwar
 
     Args:
         folder: The output folder, in which the leader writes the key.
-        hardware: This machine's devices.
         real: Whether the devices exist; else they are simulated.
-        say: Prints a line for the user.
 
     Raises:
-        AutofitError: what ended the training, as reported by the leader.
-        TrainingError: the leader cannot be reached, or was lost and has not come back.
+        AutofitError: the training failed, with the leader's error.
+        TrainingError: the leader cannot be reached, or was lost and did not return.
         InterruptedByUser: Ctrl-C before the training began, or twice.
     """
     hello = Hello(place=place, command=tuple(command), hardware=hardware)
@@ -70,18 +66,18 @@ def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardwar
         finally:
             following.stop()
         if ended is None:
-            say("The training has ended well; its report is on machine 0")
+            say("Training finished; machine 0 has the report")
             return
         if isinstance(ended, AutofitError):
             raise ended
         why = ended
-        say(f"Machine 0 ({place.address}) is gone: {why}. Its ranks here have ended; waiting for it to come back")
+        say(f"Lost machine 0 ({place.address}): {why}. Its ranks here were killed; waiting for it to return")
 
 
 def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
     deadline, stranger = time.monotonic() + join_seconds(), ""
     if not lost:
-        say(f"Machine {place.rank} of {place.machines} looks for machine 0 at {place.address}:{place.port}")
+        say(f"Machine {place.rank} of {place.machines}: connecting to machine 0 at {place.address}:{place.port}")
     while True:
         try:
             with socket.create_connection((place.address, place.port), timeout=10 * TRY_SECONDS) as reached:
@@ -90,12 +86,12 @@ def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
                         return introduced(reached, file.read(), leads=False)
                 except OSError as error:
                     if not stranger:
-                        stranger = f"what answers there does not hold the key in {folder / KEY_NAME}"
+                        stranger = f"the server there does not hold the key in {folder / KEY_NAME}"
                         say(f"{capitalized(stranger)}: trying again")
                     raise ConnectionAbortedError(stranger) from error
         except OSError as error:
             if time.monotonic() > deadline:
-                what = "was lost, and has not come back" if lost else "cannot be reached"
+                what = "was lost, and did not return" if lost else "cannot be reached"
                 raise TrainingError(
                     f"Machine 0 {what} within {join_seconds():.0f} s: {error.strerror or error}.",
                     hint=how_to_reach(place),
@@ -104,7 +100,7 @@ def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
             time.sleep(TRY_SECONDS)
         except KeyboardInterrupt as interrupt:
             raise InterruptedByUser(
-                "Interrupted while it waited for machine 0.", hint="Run the command again when you like."
+                "Interrupted while waiting for machine 0.", hint="Run the command again when you like."
             ) from interrupt
 
 
@@ -122,7 +118,7 @@ class _Following:
         self._link = Link(connection, self._messages.put, lambda why: self._messages.put({"do": _LOST, "why": why}))
 
     def serve(self) -> AutofitError | str | None:
-        """Serves requests; returns the error of a failed training, why the leader is gone, or None after success."""
+        """Serves requests; returns the error of a failed training, why the leader was lost, or None after success."""
         while True:
             try:
                 at = self._interrupted_at
@@ -138,16 +134,14 @@ class _Following:
                         "Interrupted twice, in the middle of a step.",
                         hint="Checkpoints that were complete before stay valid.",
                     ) from interrupt
-                self._say(
-                    "Interrupted: machine 0 is asked to end the training after this step; Ctrl-C again ends it here now"
-                )
+                self._say("Interrupted: asking machine 0 to stop after this step; Ctrl-C again stops this machine now")
                 self._interrupted_at = time.monotonic()
                 continue
             match message["do"]:
                 case "finish":
                     return None if message["error"] is None else errors.from_json(message["error"])
                 case "welcome":
-                    self._say("Machine 0 has been reached; it plans, and says here when it has ended")
+                    self._say("Connected to machine 0, which plans and leads the training")
                 case "lost":
                     return str(message["why"])
                 case _:
@@ -190,8 +184,8 @@ class _Following:
         log = Path(order["log"])
         if not self._is_shared(log.parent, order["holder"]):
             error = OutputFolderError(
-                f"{capitalized(self._name)} does not see the output folder {log.parent} of machine 0.",
-                hint="Give an --output_dir that lies on a file system that all machines share.",
+                f"{capitalized(self._name)} does not see machine 0's output folder {log.parent}.",
+                hint="Choose an --output_dir on a file system that all machines share.",
             )
             self._tell(key, line=json.dumps(error.to_json()))
             return
@@ -224,7 +218,7 @@ class _Following:
     # -- this machine's own values -------------------------------------------------------------------------------------
 
     def _own(self, message: Message) -> Message:
-        """Returns the request with this machine's device, and with the output folder's identity on this machine."""
+        """Returns the request with the device and the output folder's identity as this machine sees them."""
         request = codec.from_json(Request, message)
         uuids = self._hardware.topology.uuids
         local = request.rank % max(1, request.hardware.topology.devices)

@@ -1,4 +1,4 @@
-"""Leads a training from the first machine: waits for the others, starts processes there, and tells them its end."""
+"""Leads a training from the first machine: waits for the others, starts processes there, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ JOIN_SECONDS = 600.0
 (``torch/distributed/elastic/rendezvous/dynamic_rendezvous.py: RendezvousTimeout``)."""
 JOIN_VARIABLE = "AUTOFIT_JOIN_SECONDS"
 LIVELY_SECONDS = 5.0
-"""A machine counts as present if it sent a heartbeat within this time; one that lost power and was restarted has not.
-"""
+"""A machine counts as present if it sent a heartbeat within this time."""
 FAREWELL_SECONDS = 5.0
-"""How long the others have to receive how the training ended."""
+"""How long to wait until the others have received the outcome."""
 
 Say = Callable[[str], None]
 StartRemote = Callable[[int, Mapping[str, str], Path, OnLine], RemoteChild | None]
@@ -90,8 +89,7 @@ class Machines:
         place: This machine's place, the first.
         command: The command-line arguments that are the same on all machines.
         folder: The output folder, in which the others find the key.
-        min_nodes: The number of machines with which training may continue if one is lost and does not come back.
-        say: Prints a line for the user.
+        min_nodes: The fewest machines with which training continues if others are lost.
 
     Raises:
         UsageError: the port cannot be listened on.
@@ -113,8 +111,8 @@ class Machines:
             self._socket = socket.create_server(("", place.port), backlog=place.machines)
         except (OSError, OverflowError) as error:
             raise UsageError(
-                f"Port {place.port}, at which the other machines join, cannot be opened: {error}.",
-                hint="Give all of them another --main_process_port.",
+                f"Cannot listen on port {place.port}, where the other machines join: {error}.",
+                hint="Give all machines another --main_process_port.",
             ) from error
         self._key, self._key_file = secrets.token_bytes(), folder / KEY_NAME
         try:
@@ -127,11 +125,10 @@ class Machines:
     # -- membership ----------------------------------------------------------------------------------------------------
 
     def gather(self, hardware: Hardware) -> Hardware:
-        """Waits for the others; returns one machine's devices, with the least free memory found on any machine.
+        """Waits for the others; returns one machine's devices, with the least free memory of any machine.
 
-        Raises:
-            TrainingError: fewer than ``min_nodes`` came in time.
-            UsageError: another machine has different or fewer GPUs.
+        Raises TrainingError if fewer than ``min_nodes`` joined in time, and UsageError if another machine has different
+        or fewer GPUs.
         """
         deadline, said = time.monotonic() + join_seconds(), ""
         with self._changed:
@@ -153,9 +150,8 @@ class Machines:
                 hint=f"{how_to_reach(self.place)}\n--min_nodes {len(self.present)} continues with these machines.",
             )
         if missing:
-            self._say(f"Going on with {len(self.present)} of {self.place.machines} machines (--min_nodes)")
+            self._say(f"Continuing with {len(self.present)} of {self.place.machines} machines (--min_nodes)")
         for member in self._there():
-            # Refuse a machine whose GPUs differ from the plan's
             theirs = member.hello.hardware
             wanted, there = hardware.topology.devices, theirs.topology.devices
             if theirs.name != hardware.name or there < wanted:
@@ -163,7 +159,7 @@ class Machines:
                 raise UsageError(
                     f"{capitalized(member.hello.name)} has {there} x {theirs.name} of {theirs_bytes}, "
                     f"machine 0 {wanted} x {hardware.name} of {ours_bytes}.",
-                    hint="Train on machines that are alike; --gpus N takes N of the GPUs of each.",
+                    hint="Train on machines with the same GPUs; --gpus N uses N GPUs of each machine.",
                 )
         free_bytes = min([hardware.free_bytes, *(each.hello.hardware.free_bytes for each in self._there())])
         machines = len(self.present)
@@ -187,10 +183,7 @@ class Machines:
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def begin_attempt(self, devices: int) -> StartRemote:
-        """Returns a function that starts the ranks of a new attempt, ``devices`` of them on each machine.
-
-        Later messages about ranks of earlier attempts are not attributed to the new ones.
-        """
+        """Returns a function that starts the ranks of a new attempt, ``devices`` of them on each machine."""
         self._attempt += 1
 
         def start(rank: int, environment: Mapping[str, str], log: Path, on_line: OnLine) -> RemoteChild | None:
@@ -264,7 +257,7 @@ class Machines:
         if before is not None:
             before.link.close()  # the same machine, started again
         member.link.send({"do": "welcome"})
-        self._say(f"{capitalized(member.hello.name)} has joined")
+        self._say(f"{capitalized(member.hello.name)} joined")
 
     def _hear(self, member: _Member, message: Message) -> None:
         if self._members.get(member.hello.place.rank) is not member:  # it was refused, or has joined again
@@ -286,13 +279,13 @@ class Machines:
         if not 0 < rank < self.place.machines or machines != self.place.machines:
             return UsageError(
                 f"Machine {rank} of {machines} ({hello.host}) joined a training of {self.place.machines}.",
-                hint="Give all machines the same --nodes, and each a --machine_rank of its own.",
+                hint="Give all machines the same --nodes, and each its own --machine_rank.",
             )
         before = self._members.get(rank)
         if before is not None and before.is_there and before.link.silent_seconds < LIVELY_SECONDS:
             return UsageError(
                 f"{capitalized(hello.name)} joined, but machine {rank} is already present ({before.hello.host}).",
-                hint="Give each machine a --machine_rank of its own.",
+                hint="Give each machine its own --machine_rank.",
             )
         if hello.command == self.command:
             return None
@@ -321,6 +314,6 @@ def capitalized(text: str) -> str:
 def how_to_reach(place: Place) -> str:
     """Returns the hint of an error for machines that cannot reach each other."""
     return (
-        f"Each needs the same command with a --machine_rank of its own, must see the same --output_dir, and must reach "
-        f"{place.address}:{place.port}: firewall, address, port? {JOIN_VARIABLE} says how long they wait."
+        f"Start the same command on each machine, its own --machine_rank and a shared --output_dir. Each must reach "
+        f"{place.address}:{place.port}: check firewall, address and port. {JOIN_VARIABLE} sets how long they wait."
     )

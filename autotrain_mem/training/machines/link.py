@@ -1,8 +1,8 @@
 """Exchanges JSON objects between two machines, with a heartbeat each way every second.
 
-Objects travel as messages of ``multiprocessing.connection``, which marks their ends; none is unpickled. Nothing is
-exchanged before both ends have proved that they hold the key in the output folder (:func:`introduced`). What follows is
-not encrypted, as with torch's own store and NCCL, so the network must be trusted.
+Objects travel as messages of ``multiprocessing.connection``; none is unpickled. Both ends first prove that they hold
+the key in the output folder (:func:`introduced`). Messages are not encrypted, nor are those of torch's store and NCCL,
+so the network must be trusted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from autotrain_mem.support.processes import GRACE_SECONDS, ChildDied
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 30.0
-"""A machine without a heartbeat for this long is lost. If only its process dies, that is noticed at once, since its
-system closes the connection; a machine that lost power or network is silent."""
+"""A machine without a heartbeat for this long is lost: it has no power or no network. If only its process dies, its
+system closes the connection at once."""
 MOST_BYTES = 64 << 20
 """The most bytes of one object; a request takes a few KiB."""
 
@@ -31,7 +31,7 @@ Message = dict[str, Any]
 
 
 def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection:
-    """Authenticates both ends of a socket with the key; the leader challenges first, and answers only one that passed.
+    """Authenticates both ends of a socket with the key; the leader challenges first.
 
     Raises ConnectionAbortedError if the other end does not hold the key, or is silent for :data:`LOST_SECONDS`.
     """
@@ -49,12 +49,8 @@ def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection
 
 
 class Link:
-    """One end of a connection. Both callbacks run in a thread of the link.
-
-    Args:
-        on_message: Called with each object.
-        on_end: Called once, with the reason, when there will be no more objects.
-    """
+    """Represents one end of a connection. In a thread of the link, ``on_message`` is called with each object, and
+    ``on_end`` once, with the reason."""
 
     def __init__(
         self, connection: Connection, on_message: Callable[[Message], None], on_end: Callable[[str], None]
@@ -134,20 +130,13 @@ class MachineLost(ChildDied):
 
 
 class RemoteChild:
-    """Represents one process on another machine.
-
-    Args:
-        link: The connection to that machine.
-        key: Identifies the process there.
-        on_line: Called with each line of its answers, and with None at their end.
-    """
+    """Represents a process on another machine, which ``key`` identifies there. ``on_line`` is called with each line of
+    its output, and with None at the end."""
 
     def __init__(self, link: Link, key: Mapping[str, int], on_line: OnLine) -> None:
         self._link, self._key, self._on_line = link, dict(key), on_line
         self._ended = threading.Event()
         self._death: ChildDied | None = None
-
-    # -- what its machine reports --------------------------------------------------------------------------------------
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """Handles a line, or the end of the process."""
@@ -163,7 +152,7 @@ class RemoteChild:
             self._ended.set()
             self._on_line(None)
 
-    # -- Child's interface ---------------------------------------------------------------------------------------------
+    # -- the interface of ``support.processes.Child`` ------------------------------------------------------------------
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends one object. Raises ChildDied if the process or its machine is gone."""
@@ -191,10 +180,10 @@ class RemoteChild:
             self.kill()
 
     def end_orphans(self) -> None:
-        """Does nothing: the process's machine kills its orphans."""
+        """Does nothing: the other machine kills orphans."""
 
     def death(self) -> ChildDied:
-        """Returns how the process ended; waits for that a moment if it has not ended yet."""
+        """Waits a moment for the end of the process, and returns how it ended."""
         self.wait(GRACE_SECONDS)
         return self._death or ChildDied(None, "")
 

@@ -220,7 +220,7 @@ def test_without_it_the_run_ends_or_goes_on_with_those_that_are_left(
     with lead_alone(port, min_nodes=1, say=said.append) as machines:
         assert machines.gather(CARD).topology.nodes == 1
         assert machines.present == (0,)
-    assert said[-1] == "Going on with 1 of 2 machines (--min_nodes)"
+    assert said[-1] == "Continuing with 1 of 2 machines (--min_nodes)"
 
 
 def test_the_others_learn_what_ended_it(port: int) -> None:
@@ -247,7 +247,7 @@ def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, t
             machines.gather(CARD)
             assert FakeChild.started[0].death().code == -9
     assert second.end() is None
-    assert any("is gone" in line for line in second.said)
+    assert any("Lost machine 0" in line for line in second.said)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_unlike_machines_are_refused(port: int, more: dict[str, Any], words: str
 def test_a_taken_port_is_refused_and_leaves_the_key_of_whoever_has_it(port: int) -> None:
     with lead_alone(port):
         key = (Second.folder / KEY_NAME).read_bytes()
-        with pytest.raises(UsageError, match=f"Port {port}"):
+        with pytest.raises(UsageError, match=f"port {port}"):
             Machines(place(0, port), WORDS, Second.folder, say=lambda line: None)
         assert (Second.folder / KEY_NAME).read_bytes() == key
 
@@ -411,5 +411,5 @@ def test_another_machine_that_does_not_see_the_key_says_so_and_tells_nothing(
         assert not machines._members
     assert isinstance(error, TrainingError)
     assert f"does not hold the key in {Second.folder / KEY_NAME}" in error.message
-    assert "must see the same --output_dir" in error.hint
+    assert "a shared --output_dir" in error.hint
     assert sum("trying again" in line for line in second.said) == 1
