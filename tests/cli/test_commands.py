@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import yaml
 
-from autotrain_mem import api
 from autotrain_mem.cli import main
 from autotrain_mem.machine import choose
 from autotrain_mem.machine.catalog import catalog
@@ -51,8 +50,7 @@ def test_what_asks_a_command_to_end_ends_it_and_a_second_request_waits(
     assert (ran.code, ran.err.splitlines()[0]) == (130, "error: Interrupted.")
 
 
-def test_a_signal_that_is_ignored_stays_so(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under nohup."""
+def test_a_signal_that_is_ignored_as_under_nohup_stays_so(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     monkeypatch.setattr(main, "_command", lambda argv: lambda: os.kill(os.getpid(), signal.SIGHUP))
     assert autofit().code is None
@@ -229,19 +227,6 @@ def test_the_history_is_written_with_its_settings_and_goes_on_after_an_oom(autof
     larger = autofit(*ESTIMATE, "--per_device_train_batch_size", "64", "--gpu", "20MiB", "--snapshot", str(path))
     assert "The run does not fit: after each oom the history continues" in larger.err
     assert "oom" in {entry["action"] for entry in pickle.loads(path.read_bytes())["device_traces"][0]}
-
-
-CARD = ("estimate", "sft", "--model", "tiny", "--gpu", "300MiB")
-
-
-def test_ctrl_c_ends_an_estimate_with_one_message(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(api, "estimate", interrupted)
-    ran = autofit(*CARD, "--max_length", "16")
-    assert (ran.code, ran.out) == (130, "")
-    assert ran.err.startswith("error: ")
 
 
 SETTLED = "--model tiny --max_length 512 --per_device_train_batch_size 4 --gradient_checkpointing true"

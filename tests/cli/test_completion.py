@@ -24,14 +24,12 @@ class Finder(argcomplete.CompletionFinder):
     ("words", "some", "none"),
     [
         ([""], {"sft", "plan", "report", "completion"}, {"rtx3060"}),
-        (["plan", ""], {"sft", "ppo"}, {"plan", "report"}),
         (["sft", "--gpu", "rtx306"], {"rtx3060", "rtx3060ti"}, {"l4"}),
         (["plan", "sft", "--fit", ""], {"all", "rounding", "lossless"}, {"--fit"}),
         (["sft", "--forbid", ""], {"lora", "4bit_base"}, {"sft"}),
         (["sft", "--recipe", "sft-q"], {"sft-qwen2.5-0.5b"}, {"ppo-qwen2.5-0.5b"}),
         (["estimate", "sft", "--sn"], {"--snapshot"}, {"--export"}),
         (["explain", "--"], {"--debug"}, {"--gpu"}),
-        (["sft", "--model", ""], set(), {"sft"}),
     ],
 )
 def test_the_last_word_becomes_what_may_stand_there(

@@ -75,7 +75,6 @@ def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(
     [
         ("--output_dir=survived --resume_from_checkpoint=true", "survived"),
         ("--resume_from_checkpoint survived/checkpoint-4 --output_dir survived", "survived"),
-        ("--output_dir survived --resume_from_checkpoint false", None),
         ("--output_dir survived", None),
         ("--output_dir nowhere --resume_from_checkpoint", None),
         ("--output_dir survived --resume_from_checkpoint --plan finished", "finished"),

@@ -253,15 +253,11 @@ def test_a_run_has_ended_until_another_process_begins(tmp_path: Path) -> None:
     assert again.ending == ""
 
 
-def test_what_is_no_number_is_not_written(tmp_path: Path) -> None:
-    EventLog(tmp_path).see({"event": "log", "step": 1, "logs": {"loss": float("nan"), "reward": 1.0, "memory/x": 2.0}})
-    (line,) = (tmp_path / EVENTS_NAME).read_text().splitlines()
-    assert json.loads(line, parse_constant=lambda constant: pytest.fail(constant))["logs"] == {"reward": 1.0}
-
-
-def test_steps_that_come_fast_are_written_a_second_apart(tmp_path: Path) -> None:
+def test_a_log_leaves_out_nan_writes_fast_steps_a_second_apart_and_never_fails(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
+    log.see({"event": "log", "step": 1, "logs": {"loss": float("nan"), "reward": 1.0, "memory/x": 2.0}})
     for step in range(50):
         log.see({"event": "step", "step": step, "memory": None})
-    assert len((tmp_path / EVENTS_NAME).read_text().splitlines()) == 1
-    EventLog(tmp_path / EVENTS_NAME).see({"event": "start", "step": 0})  # a file is in the way: ends no training
+    line, _ = (tmp_path / EVENTS_NAME).read_text().splitlines()
+    assert json.loads(line)["logs"] == {"reward": 1.0}
+    EventLog(tmp_path / EVENTS_NAME).see({"event": "start", "step": 0})  # a file is in the way
