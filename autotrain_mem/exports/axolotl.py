@@ -25,10 +25,8 @@ from autotrain_mem.exports.draft import (
     Tool,
     document,
     draft_of,
-    note_host_optimizer,
     note_no_limit,
-    note_variables,
-    note_whole_logits,
+    note_other_trainer,
 )
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
@@ -126,9 +124,8 @@ def axolotl(plan: Plan, job: Job) -> str:
         draft.keys["wandb_name"] = draft.get("run_name")
     if {*trackers} <= {*REPORTERS, "none"}:
         draft.answered.add("report_to")
-    note_host_optimizer(draft, "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest")
-    note_variables(draft)
-    note_whole_logits(draft, "Axolotl", "micro_batch_size")
+    offload = "Axolotl's deepspeed key with a ZeRO configuration that offloads is the nearest"
+    note_other_trainer(draft, "Axolotl", batch="micro_batch_size", offload=offload)
     return document(draft, tool, variables)
 
 
@@ -137,14 +134,6 @@ def _facts(draft: Draft) -> AxolotlFacts:
     facts = method_of(draft.job.method).axolotl
     assert facts is not None
     return facts
-
-
-# -- data ----------------------------------------------------------------------------------------------------------
-
-_UNMASKED = (
-    "train_on_inputs true: TRL trains on all tokens of a conversation or a text; of prompts with completions it trains "
-    "on the completions, which is train_on_inputs false"
-)
 
 
 def _add_data(draft: Draft) -> None:
@@ -161,18 +150,20 @@ def _add_data(draft: Draft) -> None:
     keys |= {"chat_template": "tokenizer_default", "sequence_len": draft.length}
     if not method.is_online:
         keys["excess_length_strategy"] = "drop" if method.long_rows == "dropped" else "truncate"
-    masks = bool(draft.settings.get("assistant_only_loss") or draft.settings.get("completion_only_loss"))
     packs_evaluated = bool(draft.get("eval_packing", packs))
     if method.is_packable:
         keys["sample_packing"] = packs
         if "test_datasets" in keys:
             keys["eval_sample_packing"] = packs_evaluated
-        keys["train_on_inputs"] = not masks
+        keys["train_on_inputs"] = draft.trains_on_prompts
     keys["pad_to_sequence_len"] = packs
     if not draft.settings.get("dataset_text_field"):
         draft.notes += _facts(draft).notes
-    if method.is_packable and not masks:
-        draft.notes.append(_UNMASKED)
+    if method.is_packable and draft.trains_on_prompts:
+        draft.notes.append(
+            "train_on_inputs true: TRL trains on all tokens of a conversation or a text; for prompts with completions "
+            "it trains on the completions only, which is train_on_inputs false"
+        )
     note_no_limit(draft, "sequence_len")
 
 
@@ -190,9 +181,6 @@ def _dataset(draft: Draft, *, train: bool) -> dict[str, Any]:
         "split": data.train_split if train else data.test_split,
         **rows,
     }
-
-
-# -- adapter, precision and sharding --------------------------------------------------------------------------------
 
 
 _LORA = {
@@ -230,21 +218,18 @@ def _add_adapter(draft: Draft) -> None:
     keys |= {key: value for name, key in _LORA.items() if (value := draft.get(name)) or name in LORA_DEFAULTS}
     asked = draft.get("lora_target_modules")
     if asked in ("all-linear", ["all-linear"]):
-        draft.keys["lora_target_linear"] = True
+        keys["lora_target_linear"] = True
     elif asked:
         single = isinstance(asked, list) and len(asked) == 1  # TRL and PEFT read a single text as a regular expression
-        draft.keys["lora_target_modules"] = asked[0] if single else asked
+        keys["lora_target_modules"] = asked[0] if single else asked
     else:
         draft.notes.append("lora_target_modules: TRL leaves them to PEFT; Axolotl needs their names")
     keys |= dict.fromkeys(_LORA_KERNELS, False)
-    if knobs.load_in_4bit or knobs.load_in_8bit:
-        draft.notes.append(_ROUNDED)
-
-
-_ROUNDED = (
-    "the adapter: TRL trains it in bfloat16 on a rounded base, Axolotl in float32, with twice the bytes; while it "
-    "loads it holds embeddings and output layer in float32 (prepare_model_for_kbit_training)"
-)
+    if knobs.base_bits is not None:
+        draft.notes.append(
+            "the adapter: on a quantized base, TRL trains it in bfloat16, and Axolotl in float32 with twice the bytes; "
+            "while loading, Axolotl holds embeddings and output layer in float32 (prepare_model_for_kbit_training)"
+        )
 
 
 def _add_arithmetic(draft: Draft) -> None:
@@ -299,9 +284,6 @@ _FSDP_KEYS = (
 )
 
 
-# -- the course of the run -----------------------------------------------------------------------------------------
-
-
 _WRITTEN_OUT = (
     *("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "num_train_epochs", "seed"),
     "logging_steps",
@@ -310,7 +292,7 @@ _WRITTEN_OUT = (
 
 
 def _add_schedule(draft: Draft) -> None:
-    """Adds the schedule. Axolotl's defaults: a cosine, 3 % of warm-up, one epoch, the last four epochs' checkpoints."""
+    """Adds the schedule. Axolotl's defaults: cosine, 3 % warm-up, one epoch, the last four checkpoints."""
     warmup = draft.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
     draft.keys |= {
         **{RENAMED.get(name, name): draft.get(name) for name in _WRITTEN_OUT},
@@ -363,10 +345,10 @@ def _add_grpo(draft: Draft) -> None:
     functions = [*([judge] if judge else []), *(settings.get("reward_funcs") or ())]
     if _OWN_ARGUMENTS in functions:
         draft.notes.append(
-            f"reward_funcs {_OWN_ARGUMENTS}: TRL's script gives it arguments; write a function of your own for it"
+            f"reward_funcs {_OWN_ARGUMENTS}: TRL's script passes it arguments; wrap it in a function of your own"
         )
     elif not functions:
-        draft.notes.append("reward_funcs: none was given to plan with, and Axolotl needs one to train")
+        draft.notes.append("reward_funcs: the plan has none, and Axolotl needs one to train")
     if functions:
         names = {name: f"trl.rewards.{name}" for name in _BUILT_IN}
         block["reward_funcs"] = [names.get(name, name) for name in functions if name != _OWN_ARGUMENTS]

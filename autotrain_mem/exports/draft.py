@@ -114,6 +114,10 @@ class Draft:
         return self.job.method_facts
 
     @property
+    def trains_on_prompts(self) -> bool:
+        return not (self.settings.get("assistant_only_loss") or self.settings.get("completion_only_loss"))
+
+    @property
     def precision(self) -> str:
         """Returns the mixed precision: ``bf16`` (TRL's default), ``fp16`` or ``no``."""
         if self.knobs.fp16 or self.settings.get("fp16"):
@@ -264,9 +268,6 @@ def heading(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
     return "".join(f"# {one_line(line)}\n" for line in [*lines, *(f"- {note}" for note in notes)])
 
 
-# -- notes that several tools share ----------------------------------------------------------------------------------
-
-
 def note_host_optimizer(draft: Draft, instead: str) -> None:
     """Adds a note that only autofit keeps optimizer state on the host."""
     if draft.knobs.optimizer_offload:
@@ -283,8 +284,17 @@ def note_variables(draft: Draft) -> None:
         draft.notes.append(f"env {names}: variables of the process, which the command above sets")
 
 
-def note_whole_logits(draft: Draft, tool: str, batch: str) -> None:
-    """Notes that TRL makes logits in chunks (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll)."""
+def note_other_trainer(draft: Draft, tool: str, *, batch: str, offload: str) -> None:
+    """Adds the notes that every tool with a trainer of its own needs.
+
+    TRL makes logits in chunks (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll), and the tools do not.
+
+    Args:
+        batch: The tool's key for the micro-batch.
+        offload: The nearest thing to optimizer state on the host.
+    """
+    note_host_optimizer(draft, offload)
+    note_variables(draft)
     has_chunks = draft.method_facts.has_chunked_loss and draft.settings.get("loss_type") != "nll"
     if not has_chunks or draft.settings.get("use_liger_kernel"):
         return

@@ -22,10 +22,8 @@ from autotrain_mem.exports.draft import (
     Tool,
     document,
     draft_of,
-    note_host_optimizer,
     note_no_limit,
-    note_variables,
-    note_whole_logits,
+    note_other_trainer,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
 from autotrain_mem.types import Job, Plan
@@ -111,9 +109,8 @@ def llamafactory(plan: Plan, job: Job) -> str:
     draft.rename({name: name for name in TRAINER_ARGUMENTS if name not in _OWN_WAY})
     draft.keys |= {name: draft.get(name) for name in ("learning_rate", *TRAINER_DEFAULTS)}
     draft.keys["report_to"] = draft.get("report_to", "none")
-    note_host_optimizer(draft, "its deepspeed key with a ZeRO configuration that offloads is the nearest")
-    note_variables(draft)
-    note_whole_logits(draft, "LLaMA-Factory", "per_device_train_batch_size")
+    offload = "its deepspeed key with a ZeRO configuration that offloads is the nearest"
+    note_other_trainer(draft, "LLaMA-Factory", batch="per_device_train_batch_size", offload=offload)
     if draft.knobs.is_sharded:
         note_launch(draft)
     return document(draft, tool, draft.environment)
@@ -124,9 +121,6 @@ def _facts(draft: Draft) -> LlamaFactoryFacts:
     facts = method_of(draft.job.method).llamafactory
     assert facts is not None
     return facts
-
-
-# -- data ----------------------------------------------------------------------------------------------------------
 
 
 def _add_data(draft: Draft) -> None:
@@ -149,21 +143,15 @@ def _add_data(draft: Draft) -> None:
     prompts_only = draft.job.is_online and draft.plan.prompt_length
     draft.keys |= {**names, "cutoff_len": draft.plan.prompt_length if prompts_only else draft.length}
     if draft.method_facts.is_packable:
-        masks = bool(draft.settings.get("assistant_only_loss") or draft.settings.get("completion_only_loss"))
-        draft.keys |= {"packing": packs, "neat_packing": packs, "train_on_prompt": not masks}
-        if not masks:
-            draft.notes.append(_UNMASKED)
+        draft.keys |= {"packing": packs, "neat_packing": packs, "train_on_prompt": draft.trains_on_prompts}
+        if draft.trains_on_prompts:
+            draft.notes.append(
+                "train_on_prompt true: TRL trains on all tokens of a conversation; for prompts with completions it "
+                "trains on the completions only, which is train_on_prompt false"
+            )
     draft.notes += facts.length_notes
     note_no_limit(draft, "cutoff_len")
 
-
-_UNMASKED = (
-    "train_on_prompt true: TRL trains on all tokens of a conversation; of prompts with completions it trains on the "
-    "completions, which is train_on_prompt false"
-)
-
-
-# -- adapter and precision ------------------------------------------------------------------------------------------
 
 _LORA = {"lora_r": "lora_rank", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 
@@ -198,7 +186,7 @@ def _add_adapter(draft: Draft) -> None:
         draft.keys["quantization_type"] = draft.get("bnb_4bit_quant_type", "nf4")
         draft.keys["double_quantization"] = draft.knobs.use_bnb_nested_quant
     draft.notes.append(
-        "the adapter: LLaMA-Factory trains it in float32; on a rounded base TRL's is bfloat16, half the bytes"
+        "the adapter: LLaMA-Factory trains it in float32; on a quantized base TRL uses bfloat16, half the bytes"
     )
 
 
@@ -226,4 +214,4 @@ def _add_arithmetic(draft: Draft) -> None:
         draft.notes.append(f"gradient_checkpointing_kwargs {json.dumps(details)}: no key")
     if knobs.activation_offloading:
         nearest = "use_unsloth_gc true keeps what recomputing starts from on the host, which is the nearest"
-        draft.notes.append(f"activation_offloading true: no key, so that it needs more than is predicted; {nearest}")
+        draft.notes.append(f"activation_offloading true: no key, so the run needs more than predicted; {nearest}")

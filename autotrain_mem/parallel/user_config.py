@@ -1,4 +1,4 @@
-"""Reads a user's own config of ``accelerate launch``, and rejects what cannot be planned for.
+"""Reads a user's own config of ``accelerate launch``, and rejects settings that cannot be planned for.
 
 Keys, defaults and exclusions are those of ``accelerate/commands/config/config_args.py: ClusterConfig`` and of
 ``accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin``.
@@ -32,18 +32,18 @@ _FSDP2 = "distributed_type: FSDP with fsdp_version: 2 divides weights, gradients
 _OTHER_TYPES = {
     "MEGATRON_LM": ("Megatron-LM is not rehearsed", f"{_FSDP2}."),
     "XLA": ("TPUs are not rehearsed", "distributed_type: MULTI_GPU trains on GPUs."),
-    "MULTI_CPU": ("training on several CPUs is not planned for", "distributed_type: NO, and --use_cpu, takes one."),
+    "MULTI_CPU": ("training on several CPUs is not supported", "distributed_type: NO with --use_cpu trains on one."),
 }
-TO_FSDP2 = "accelerate to-fsdp2 --config_file FILE --output_file NEW writes it"
-_TAKES = "distributed_type takes NO, MULTI_GPU, FSDP or DEEPSPEED here."
+TO_FSDP2 = "accelerate to-fsdp2 --config_file FILE --output_file NEW converts the file"
+_TAKES = "Use distributed_type NO, MULTI_GPU, FSDP or DEEPSPEED."
 _STAGE = 2
 """The default stage (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
 _ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
 _SP_ATTENTION = "parallelism_config_sp_attn_implementation"
-_TENSORS = "tensor parallelism is not rehearsed: transformers cuts the layers as it loads them"
+_TENSORS = "tensor parallelism is not rehearsed, since transformers splits layers while it loads them"
 
 Problem = tuple[str, str]
-"""A problem, and its cure."""
+"""A problem and its fix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,8 @@ def read_launch(config: Mapping[str, Any], name: str) -> Launch:
         name: The config's name in a message: its path.
 
     Raises:
-        UsageError: it is invalid, contradicts itself, or asks for something that is not rehearsed; all problems.
+        UsageError: the config is invalid, contradicts itself, or asks for something that is not rehearsed. The error
+            lists all problems.
     """
     if problems := [*_problems(config)]:
         raise UsageError.of(problems, f"{name} cannot be planned with: ")
@@ -146,14 +147,14 @@ def _warnings(settings: Mapping[str, Any]) -> Iterator[str]:
     # accelerate's default is no policy (``dataclasses.py: FullyShardedDataParallelPlugin.__post_init__``).
     if str(settings.get("auto_wrap_policy") or "NO_WRAP").upper() == "NO_WRAP":
         yield (
-            "fsdp_auto_wrap_policy is not given: all layers are gathered at once; with TRANSFORMER_BASED_WRAP each is "
-            "gathered by itself"
+            "fsdp_auto_wrap_policy is not set, so FSDP gathers all layers at once; TRANSFORMER_BASED_WRAP gathers them "
+            "one by one"
         )
     kind = str(settings.get("state_dict_type") or "SHARDED_STATE_DICT")
     if kind.upper() != "FULL_STATE_DICT":
         yield (
-            f"fsdp_state_dict_type {kind}: the trainer writes no model at the end, only checkpoints in shards "
-            "(transformers/trainer.py: save_model); with FULL_STATE_DICT it does"
+            f"fsdp_state_dict_type {kind}: the trainer saves sharded checkpoints only, and no model at the end "
+            "(transformers/trainer.py: save_model); FULL_STATE_DICT saves the model too"
         )
     for key in sorted(settings.keys() - FSDP_KEYS):
         near = difflib.get_close_matches(key, FSDP_KEYS, n=1)
@@ -161,27 +162,24 @@ def _warnings(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"accelerate ignores fsdp_{key}{meant}"
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
 def _problems(config: Mapping[str, Any]) -> Iterator[Problem]:
     blocks = ("fsdp_config", "parallelism_config", "dynamo_config", "deepspeed_config")
     if wrong := [name for name in blocks if not isinstance(config.get(name) or {}, Mapping)]:
         for name in wrong:
-            yield f"{name} holds no keys", f"Write {name}: and indented keys below."
+            yield f"{name} is not a mapping", f"Write {name}: and indented keys below it."
         return
     for key in sorted(config.keys() - KEYS - OLD_KEYS):
         near = difflib.get_close_matches(key, KEYS, n=1)
-        meant = f"Did you mean {near[0]}?" if near else "accelerate launch refuses the file, too: remove the key."
-        yield f"{key} is no key of accelerate's", f"{key}: {meant}"
+        fix = f"Did you mean {near[0]}?" if near else f"Remove {key}: accelerate launch rejects it too."
+        yield f"{key} is not a key of accelerate's config", fix
     for check in (_kind, _counts, *((_fsdp,) if _type(config) == "FSDP" else ()), _parallelism):
         yield from check(config)
 
 
 def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
     if str(config.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
-        where = f"compute_environment {config['compute_environment']} is not this machine"
-        yield f"{where}, whose devices are not known", "compute_environment: LOCAL_MACHINE."
+        where = config["compute_environment"]
+        yield f"compute_environment {where} runs on unknown devices", "compute_environment: LOCAL_MACHINE."
     kind = _type(config)
     if kind == "DEEPSPEED":
         yield from _zero(config)
@@ -189,16 +187,15 @@ def _kind(config: Mapping[str, Any]) -> Iterator[Problem]:
         why, cure = _OTHER_TYPES[kind]
         yield f"distributed_type {kind}: {why}", cure
     elif "distributed_type" not in config:
-        yield "distributed_type is not given", "distributed_type: MULTI_GPU is DDP, FSDP shards."
+        yield "distributed_type is not set", "distributed_type: MULTI_GPU is DDP, FSDP shards."
     elif kind not in ("NO", "MULTI_GPU", "FSDP"):
-        yield f"distributed_type {kind} is not planned for", _TAKES
+        yield f"distributed_type {kind} is not supported", _TAKES
     if _is_true(config.get("use_cpu", False)):
-        yield "use_cpu true: plans of several processes are for GPUs", "Remove it; --use_cpu trains on the CPU."
+        yield "use_cpu true: several processes need GPUs", "Remove use_cpu; --use_cpu trains on the CPU."
     dynamo = config.get("dynamo_config") or config
     backend = str(dynamo.get("dynamo_backend") or dynamo.get("backend") or "NO")  # either name, as accelerate reads it
     if backend.upper() != "NO":
-        cure = "Remove dynamo_config; --torch_compile says it."
-        yield f"dynamo_backend {backend} stands beside TRL's own words", cure
+        yield f"dynamo_backend {backend} duplicates a TRL flag", "Remove dynamo_config; use --torch_compile."
     if config.get("fp8_config") or str(config.get("mixed_precision")).lower() == "fp8":
         yield "fp8 is not rehearsed", "mixed_precision: bf16 is the nearest; remove fp8_config."
     elif (given := _mixed_precision(config)) not in ("no", "bf16", "fp16"):
@@ -211,19 +208,19 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
     if "deepspeed_config_file" in given:
         return
     if str(given.get("zero_stage", _STAGE)) not in ("1", "2", "3"):
-        cure = "distributed_type: MULTI_GPU is DDP; or zero_stage: 3."
-        yield f"zero_stage {given['zero_stage']} divides nothing", cure
+        stage = given["zero_stage"]
+        yield f"zero_stage {stage} shards nothing", "distributed_type: MULTI_GPU is DDP; or zero_stage: 3."
     for part in ("optimizer", "param"):
         device = str(given.get(f"offload_{part}_device") or "none")
         if device not in ("none", "cpu"):
-            cure = f"offload_{part}_device: cpu; to NVMe by DeepSpeed's own JSON: --deepspeed FILE."
-            yield f"offload_{part}_device {device} is not read from this file", cure
+            cure = f"offload_{part}_device: cpu; for NVMe, use DeepSpeed's own JSON: --deepspeed FILE."
+            yield f"offload_{part}_device {device} is not supported in this file", cure
     if given.get("deepspeed_moe_layer_cls_names"):
         yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
 
 
 def zero_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``deepspeed_config`` if it is a mapping, else an empty one."""
+    """Returns ``deepspeed_config``, or an empty dict if it is not a mapping."""
     given = config.get("deepspeed_config")
     return dict(given) if isinstance(given, Mapping) else {}
 
@@ -233,44 +230,45 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
     for name, value in numbers.items():
         unset = value is None or (name == "num_processes" and value == -1)
         if not unset and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            yield f"{name} {value!r} is no number of at least 1", f"{name}: 1 or more."
+            yield f"{name} {value!r} is not a positive whole number", f"{name}: 1 or more."
             return
     processes, nodes = config.get("num_processes") or -1, config.get("num_machines") or 1
     if _type(config) == "NO" and processes > 1:
-        cure = "distributed_type: MULTI_GPU (DDP) or FSDP starts so many; num_processes: 1 does not."
-        yield f"distributed_type NO starts one process, and num_processes is {processes}", cure
+        cure = "distributed_type: MULTI_GPU (DDP) or FSDP; or num_processes: 1."
+        yield f"distributed_type NO starts one process, but num_processes is {processes}", cure
     if processes > 0 and processes % nodes:
-        cure = f"num_processes counts those of all machines: {processes * nodes} are {processes} on each of {nodes}."
-        yield f"num_processes {processes} does not divide into {nodes} machines", cure
+        cure = f"num_processes counts all machines: {processes * nodes} are {processes} on each of {nodes}."
+        yield f"num_processes {processes} is not a multiple of num_machines {nodes}", cure
     if _type(config) == "FSDP" and processes == 1:
         cure = "distributed_type: NO, or num_processes: 2 or more."
-        yield "distributed_type FSDP with one process has nothing to divide", cure
+        yield "distributed_type FSDP needs several processes", cure
     ids = str(config.get("gpu_ids") or "all")
     if ids != "all" and ids.split(",") != [str(index) for index in range(max(1, processes // nodes))]:
-        cure = f"Remove it; CUDA_VISIBLE_DEVICES={ids} before the command says it."
-        yield f"gpu_ids {ids} chooses among the GPUs", cure
+        cure = f"Remove gpu_ids and set CUDA_VISIBLE_DEVICES={ids} before the command."
+        yield f"gpu_ids {ids} selects some of the GPUs", cure
 
 
 def _fsdp(config: Mapping[str, Any]) -> Iterator[Problem]:
     settings = fsdp_settings(config)
     if (version := str(settings.get("version", 1))) != "2":
-        yield f"fsdp_version {version} is not planned for", f"fsdp_version: 2; {TO_FSDP2}."
+        yield f"fsdp_version {version} is not supported", f"fsdp_version: 2; {TO_FSDP2}."
         return
     reshard = str(settings.get("reshard_after_forward", True))
     if reshard.lower() not in ("true", "false"):
-        cure = "fsdp_reshard_after_forward: true shards wholly, as FULL_SHARD did; false as SHARD_GRAD_OP did."
-        yield f"fsdp_reshard_after_forward {reshard} is FSDP's first version's", cure
+        cure = "fsdp_reshard_after_forward: true for FULL_SHARD, false for SHARD_GRAD_OP."
+        yield f"fsdp_reshard_after_forward {reshard} is a value of FSDP1", cure
     policy = settings.get("auto_wrap_policy")
     if policy is not None and str(policy).upper() not in _WRAPS:
         yield f"fsdp_auto_wrap_policy {policy} is unknown", f"fsdp_auto_wrap_policy takes {', '.join(_WRAPS)}."
     if _is_true(settings.get("activation_checkpointing_offload")):
-        cure = "Remove it: fsdp_activation_checkpointing alone is rehearsed."
+        cure = "Remove it; fsdp_activation_checkpointing works without it."
         yield "fsdp_activation_checkpointing_offload is not rehearsed", cure
-    if _is_true(settings.get("cpu_ram_efficient_loading", True)) and not _is_true(
-        settings.get("sync_module_states", True)
-    ):
-        cure = "fsdp_sync_module_states: true, which accelerate launch asks for, too."
-        yield "fsdp_cpu_ram_efficient_loading leaves all but one process without weights", cure
+    loads_once, is_synced = (
+        _is_true(settings.get(name, True)) for name in ("cpu_ram_efficient_loading", "sync_module_states")
+    )
+    if loads_once and not is_synced:
+        cure = "fsdp_sync_module_states: true, as accelerate launch requires."
+        yield "fsdp_cpu_ram_efficient_loading loads weights in one process only", cure
 
 
 def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
@@ -279,7 +277,7 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
     sizes, processes = _sizes(config), _processes(config)
     if (tensors := sizes.get("tp_size", 1)) > 1:
         key, shards = "parallelism_config_tp_size", tensors * sizes.get("dp_shard_size", 1)
-        cure = f"{key}: 1, and parallelism_config_dp_shard_size: {shards} to divide the model among as many."
+        cure = f"{key}: 1 and parallelism_config_dp_shard_size: {shards} shard the model over as many GPUs."
         yield f"{key} {tensors}: {_TENSORS}", cure
         return
     if _type(config) == "DEEPSPEED":
@@ -287,40 +285,37 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
         return
     if (shared := sizes.get("sp_size", 1)) > 1:
         cure = f"distributed_type: DEEPSPEED with zero_stage: 3; or parallelism_config_cp_size: {shared} with FSDP2."
-        yield f"parallelism_config_sp_size {shared}: sequence parallelism is DeepSpeed's", cure
+        yield f"parallelism_config_sp_size {shared}: sequence parallelism needs DeepSpeed", cure
         return
     if _type(config) != "FSDP":
-        yield "parallelism_config is for FSDP's second version", "distributed_type: FSDP, with fsdp_version: 2."
+        yield "parallelism_config needs FSDP2", "distributed_type: FSDP, with fsdp_version: 2."
         return
     replicas, shards = sizes.get("dp_replicate_size", 1), sizes.get("dp_shard_size", 1)
     context = sizes.get("cp_size", 1)
     if context > 1 and replicas > 1:
         cure = "parallelism_config_dp_replicate_size: 1, or parallelism_config_cp_size: 1."
-        yield "cp_size beside dp_replicate_size: context parallelism in copies of shards is not rehearsed", cure
+        yield "context parallelism with HSDP (cp_size with dp_replicate_size) is not rehearsed", cure
     elif shards == 1 and context == 1:
-        cure = "parallelism_config_dp_shard_size: how many processes divide a model; or remove parallelism_config."
-        yield "parallelism_config_dp_shard_size 1 leaves FSDP nothing to divide", cure
+        cure = "Set parallelism_config_dp_shard_size to the processes that share a model; or remove parallelism_config."
+        yield "parallelism_config_dp_shard_size 1 shards nothing", cure
     elif processes is not None and replicas * shards * context != processes:
-        others = f" x cp_size {context}" if context > 1 else ""
         product = replicas * shards * context
-        sizes_given = f"dp_replicate_size {replicas} x dp_shard_size {shards}{others} are {product} processes"
-        cure = f"num_processes: {product}, or other sizes."
-        yield f"{sizes_given}, and num_processes is {processes}", cure
+        given = f"dp_replicate_size {replicas} x dp_shard_size {shards} x cp_size {context} = {product}"
+        yield f"{given}, but num_processes is {processes}", f"num_processes: {product}, or other sizes."
 
 
 def _sequence(sizes: Mapping[str, int], processes: int | None) -> Iterator[Problem]:
-    """Checks sequence parallelism: DeepSpeed divides a model among all processes, whichever share rows, and accelerate
-    counts rows by the remaining sizes (``accelerate/accelerator.py: _prepare_deepspeed``)."""
+    """Checks the sizes that accelerate counts rows by under ZeRO (``accelerator.py: _prepare_deepspeed``)."""
     shared = sizes.get("sp_size", 1)
     groups = sizes.get("dp_replicate_size", 1) * sizes.get("dp_shard_size", 1)
     if sizes.get("cp_size", 1) > 1:
         size = sizes["cp_size"]
-        cure = f"parallelism_config_sp_size: {size} in its place; or distributed_type: FSDP with fsdp_version: 2."
-        yield f"parallelism_config_cp_size {size}: context parallelism is torch's, under FSDP2", cure
+        cure = f"parallelism_config_sp_size: {size} instead; or distributed_type: FSDP with fsdp_version: 2."
+        yield f"parallelism_config_cp_size {size}: context parallelism needs FSDP2", cure
     elif shared == 1:
-        yield "parallelism_config shares nothing under DeepSpeed without sp_size", "Remove parallelism_config."
+        yield "parallelism_config has no effect under DeepSpeed without sp_size", "Remove parallelism_config."
     elif processes is not None and processes % shared:
         yield f"sp_size {shared} does not divide {processes} processes", f"num_processes: {shared} or a multiple."
     elif processes is not None and groups * shared != processes:
-        cure = f"parallelism_config_dp_shard_size: {processes // shared}, and no parallelism_config_dp_replicate_size."
-        yield f"dp_shard_size {groups} x sp_size {shared} are {groups * shared} processes of {processes}", cure
+        cure = f"parallelism_config_dp_shard_size: {processes // shared}, without parallelism_config_dp_replicate_size."
+        yield f"dp_shard_size {groups} x sp_size {shared} = {groups * shared}, but num_processes is {processes}", cure

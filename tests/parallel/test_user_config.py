@@ -89,16 +89,11 @@ WRAPPED = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 @pytest.mark.parametrize(
     ("settings", "warnings"),
     [
-        ({"version": 2, **WRAPPED}, ["with FULL_STATE_DICT it does"]),
+        ({"version": 2, **WRAPPED}, ["FULL_STATE_DICT saves the model"]),
         ({"version": 2, "state_dict_type": "FULL_STATE_DICT", **WRAPPED}, []),
-        ({"version": 2, "state_dict_type": "FULL_STATE_DICT"}, ["with TRANSFORMER_BASED_WRAP each is"]),
+        ({"version": 2, "state_dict_type": "FULL_STATE_DICT"}, ["TRANSFORMER_BASED_WRAP gathers"]),
         (
-            {
-                "version": 2,
-                "state_dict_type": "FULL_STATE_DICT",
-                "auto_wrap_policy": "SIZE_BASED_WRAP",
-                "ofload_params": True,
-            },
+            {"version": 2, "state_dict_type": "FULL_STATE_DICT", **WRAPPED, "ofload_params": True},
             ["did you mean fsdp_offload_params"],
         ),
     ],
@@ -144,11 +139,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a version": (fsdp(version=3), "fsdp_version: 2"),
     "the first version": (fsdp(), "accelerate to-fsdp2 --config_file FILE"),
-    "the first version's word": (fsdp(version=2, reshard_after_forward="FULL_SHARD"), "true shards wholly"),
+    "the first version's word": (fsdp(version=2, reshard_after_forward="FULL_SHARD"), "true for FULL_SHARD"),
     "a policy": (fsdp(version=2, auto_wrap_policy="WRAP_IT"), "TRANSFORMER_BASED_WRAP"),
     "activations on the host": (
         fsdp(version=2, activation_checkpointing=True, activation_checkpointing_offload=True),
-        "fsdp_activation_checkpointing alone",
+        "fsdp_activation_checkpointing works",
     ),
     "no weights": (fsdp(version=2, sync_module_states=False), "fsdp_sync_module_states: true"),
     "no block": ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": 3}, "indented keys"),
