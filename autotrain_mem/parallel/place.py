@@ -102,8 +102,6 @@ def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[st
     return place
 
 
-# -- what launchers say ----------------------------------------------------------------------------------------------
-
 SearchResult = tuple[str, Place]
 
 

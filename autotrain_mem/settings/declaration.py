@@ -212,9 +212,6 @@ def settings_of(declared: type) -> dict[str, Setting]:
     return found
 
 
-# -- checks that several settings have -----------------------------------------------------------------------------
-
-
 def at_least_one(noun: str) -> Check:
     """Makes the check that a number, or each of several, is at least 1: ``at_least_one("GPUs")``."""
 

@@ -101,7 +101,7 @@ def read_given(
         flags_of_nobody = [token for token in extra if re.match(r"--?[A-Za-z]", token)]
         if flags_of_nobody:
             raise unknown_names(method, flags_of_nobody, known, "flag", "--", methods_with)
-        raise UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="A value with spaces stands in quotes.")
+        raise UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="Put a value with spaces in quotes.")
     given = _by_todays_names({**silent, **vars(keys)}) | _by_todays_names(vars(flags))
     asked = [name for name in MAXIMIZED if given.get(name) == MOST]
     if len(asked) > 1:
@@ -136,7 +136,7 @@ def _by_todays_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Returns actions by name: of each name the first, which is the flag; a later one is its --no_ form."""
+    """Returns the first action of each name, which is the flag; later ones are its --no_ form."""
     return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
 
 
@@ -165,8 +165,6 @@ def unknown_names(
     hint = "\n".join(lines) or f"See {_help(method)} for all of them."
     return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint=hint)
 
-
-# -- the stored flags of TRL's parser ----------------------------------------------------------------------------------
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
 """Types whose errors come from Python itself; TRL's parser checks values of other types."""
@@ -207,9 +205,6 @@ def parser_of(flags: Sequence[TrlFlag]) -> argparse.ArgumentParser:
 def _kind(action: argparse.Action) -> str:
     name = getattr(action.type, "__qualname__", "")
     return "str" if name.startswith(_CHOOSES) else name
-
-
-# -- the tokens --------------------------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -255,7 +250,7 @@ def _checkpoint(text: str) -> str | bool:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if not pathlib.Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder; true takes the last checkpoint of --output_dir")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder; true takes the last checkpoint of --output_dir")
     return text
 
 

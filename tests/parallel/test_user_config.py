@@ -169,9 +169,6 @@ def test_the_keys_are_accelerates() -> None:
     assert FSDP_KEYS - {"ignored_modules"} == fsdp_settings({"fsdp_config": dict.fromkeys(flags)}).keys()
 
 
-# -- DeepSpeed's own ---------------------------------------------------------------------------------------------------
-
-
 def of_stage(stage: int = 2, **more: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage, **more}}
 
