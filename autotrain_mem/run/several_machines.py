@@ -36,9 +36,7 @@ def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> 
     place = place_of(request.autofit.nodes, given, environment)
     nodes = request.autofit.nodes or 1
     if place is None and nodes > 1:
-        raise UsageError(
-            f"--nodes {nodes}: no flag or launcher gives this machine's rank.", hint=how_to_start(nodes)
-        )
+        raise UsageError(f"--nodes {nodes}: no flag or launcher gives this machine's rank.", hint=how_to_start(nodes))
     if request.min_nodes is not None and not 1 <= request.min_nodes <= (1 if place is None else place.machines):
         raise UsageError(
             f"--min_nodes {request.min_nodes} is not between 1 and the number of machines, "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
@@ -168,6 +169,13 @@ def _cut(cut: Callable[..., None], recorder: RankRecorder, offload: Any, config:
         in_order = sorted(parameters, key=lambda parameter: (parameter.requires_grad, parameter.ds_id))
         for parameter, number in zip(in_order, numbers, strict=True):
             parameter.ds_id = number
+        if recorder.host is not None and any(getattr(each, IN_SHARDS, False) for each in module.modules()):
+            # ``zero.Init`` pins a shard of a tied weight, too, until the model ties it, and the block stays cached
+            # (``partition_parameters.py: InsertPostInitMethodToModuleSubClasses, Init._post_init_method``).
+            uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
+            for parameter, count in uses.items():
+                for _ in range(count - 1):
+                    recorder.pinned.take(torch.Tensor(), parameter.ds_tensor.nbytes)
     recorder.name_modules(module)
     for name, parameter in module.named_parameters():
         if recorder.host is None or parameter.ds_tensor not in recorder.host:
