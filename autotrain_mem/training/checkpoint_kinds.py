@@ -1,8 +1,4 @@
-"""Determines the form in which a checkpoint stores model and optimizer, and which trainings can resume from it.
-
-The libraries resume from a checkpoint of the training's own form, ``training.process.resharding`` from some of other
-forms. All others are rejected here, before anything starts. Only DeepSpeed reads ZeRO checkpoints.
-"""
+"""Determines the form in which a checkpoint stores model and optimizer, and which trainings can resume from it."""
 
 from __future__ import annotations
 
@@ -62,8 +58,8 @@ def form_of(checkpoint: Path) -> Form:
 
 
 def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
-    """Returns whether the libraries cannot resume from it. DeepSpeed needs the number of ranks that wrote it
-    (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
+    """Returns whether only ``training.process.resharding`` could resume from it. DeepSpeed needs the number of ranks
+    that wrote it (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
     form = form_of(checkpoint)
     return form != resumer.form or (form in ("zero", "zero3") and processes_of(checkpoint) != resumer.processes)
 

@@ -1,9 +1,6 @@
-"""Distinguishes whole checkpoints from torn ones, and finds the one to resume from.
+"""Distinguishes whole checkpoints from torn ones by a manifest that is written last, and finds the one to resume from.
 
-transformers writes a checkpoint in place, file by file, and resumes from the one with the highest number
-(``trainer_utils.py: get_last_checkpoint``), whole or not. autofit writes a manifest last, with the size and checksum of
-every file, and checks it before it resumes. TRL alone writes no manifest: then the files themselves are checked.
-"""
+transformers resumes from the highest number, torn or not (``trainer_utils.py: get_last_checkpoint``)."""
 
 from __future__ import annotations
 
@@ -62,12 +59,8 @@ class Checkpoint:
 def reach_disk(checkpoint: Path) -> dict[str, int]:
     """Waits until all files of a checkpoint are on disk; returns the CRC-32 of each, computed meanwhile.
 
-    Checksums take no extra time on a slow disk: 3 GB of weights and optimizer state reached the disk within 1.04 to
-    1.17 s after the write, and within 1.01 to 1.19 s without checksums. SHA-256 took 2.1 to 2.3 s (2 cores of a Xeon,
-    Python 3.11, 2026-11; xxHash was no better there).
-
-    Raises:
-        OSError: the files cannot be synced.
+    The checksums take no extra time: 3 GB reached the disk within 1.04 to 1.17 s after the write, and within 1.01 to
+    1.19 s without them; SHA-256 took 2.1 to 2.3 s (2 cores of a Xeon, Python 3.11, 2026-11).
     """
     files = list(_files(checkpoint))
     folders = [path for path in checkpoint.rglob("*") if path.is_dir()]
@@ -78,11 +71,7 @@ def reach_disk(checkpoint: Path) -> dict[str, int]:
 
 
 def sync_all(paths: Iterable[Path]) -> None:
-    """Waits until files, or the entries of folders, are on disk.
-
-    Raises:
-        OSError: they cannot be synced.
-    """
+    """Waits until files, or the entries of folders, are on disk."""
     for path in paths:
         opened = os.open(path, os.O_RDONLY)
         try:
@@ -98,12 +87,9 @@ def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", ord
     """Writes the manifest, which lists the expected size and checksum of each file, once all other files are on disk.
 
     Args:
-        sums: What :func:`reach_disk` returned.
-        run: The id of the run that wrote the checkpoint, for :func:`run_of`.
+        sums: The checksums that :func:`reach_disk` returned.
+        run: The id of the run that wrote the checkpoint.
         order: What the row order depends on (``training.process.checkpointing: order_of``).
-
-    Raises:
-        OSError: it cannot be written.
     """
     sizes = {name: (checkpoint / name).stat().st_size for name in sums}
     content = {"run": run, "order": {**order}, "files": sizes, "crc32": sums}
@@ -115,11 +101,8 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
     """Removes the checkpoints with the fewest steps, until ``limit`` (``save_total_limit``) are left.
 
     transformers sorts by modification time, and deletes the newest if the clock was set back (``trainer_utils.py:
-    rotate_checkpoints``). Checkpoints beyond ``step`` stay: they are of the run that this run branched off.
-
-    Args:
-        step: The step of the checkpoint just written, which stays.
-        best: The checkpoint with the best model, which stays; only its name counts.
+    rotate_checkpoints``). The checkpoint of ``step`` and the ``best`` one stay, and so do those beyond ``step``, which
+    belong to the run that this run branched off.
     """
     if limit is None or limit <= 0:
         return
@@ -170,7 +153,6 @@ def newest_start(
 
     Args:
         run: The id of the run whose checkpoints count; None for any run.
-        on_torn: Called for each torn one with a message: what is wrong, and its new name.
     """
     for each in newest_first(output_dir):
         if why := why_torn(each.path):
@@ -212,17 +194,11 @@ def instead_of(checkpoint: Path) -> str:
 
 
 def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
-    """Refuses to resume, and so to skip rows, if the checkpoint was trained on rows in another order.
-
-    Args:
-        order: The known entries of :func:`training.process.checkpointing.order_of`.
-
-    Raises:
-        OutputFolderError: its manifest has another order.
-    """
+    """Raises OutputFolderError if a checkpoint was trained on rows in another order than
+    :func:`training.process.checkpointing.order_of` returns now: resuming skips rows."""
     before = order
     with contextlib.suppress(OSError, ValueError, KeyError):
-        before = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["order"]
+        before = _manifest(checkpoint)["order"]
     if other := {name: was for name, was in before.items() if was != order.get(name, was)}:
         changes = "; ".join(f"{name} {was} in the checkpoint, {order[name]} now" for name, was in other.items())
         flags = ", ".join(f"no {name}" if was == "None" else f"{name} {was}" for name, was in other.items())

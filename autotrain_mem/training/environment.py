@@ -23,24 +23,19 @@ MMAP_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 MMAP_FROM_BYTES = MIB
 """On the CPU, tensors of at least this size are returned to the system when freed. By default glibc raises this
 threshold up to 32 MiB (``mallopt(3)``, M_MMAP_THRESHOLD) and keeps smaller blocks: two SFT steps of 146 M parameters in
-float32, 2 rows of 256 tokens, held 2691 MiB beyond the imports, where a rehearsal predicts 2364. With this setting they
-held 2385, and with rows of 128 tokens 2497 for a predicted 2487 (anonymous pages, torch 2.13, glibc, November 2026).
-The cost: the kernel zeroes such pages again, which took 7 % more CPU time there, and a sixth more in a few wide layers
-with few rows."""
+float32, 2 rows of 256 tokens, held 2691 MiB beyond the imports instead of 2385 with this setting and 2364 predicted
+(anonymous pages, torch 2.13, glibc, November 2026). The kernel zeroes such pages again: 7 % more CPU time there."""
 
 
 def process_environment(
     device: Hardware, knobs: Knobs, environment: Mapping[str, str], *, simulate: bool
 ) -> dict[str, str]:
-    """Returns the variables that are set for the training process.
+    """Returns the variables to set for the training process, over ``environment`` of the job's ``env:`` block.
 
     It sees as many GPUs as there are processes, since transformers splits a process's batches over all visible ones.
     Without a GPU, OpenMP threads sleep while they wait: by default they spin, and on shared cores a step of a small
     model takes 20 times longer. Several processes share the cores: ``accelerate launch`` gives each process one thread
     (``torch/distributed/run.py: config_from_args``), which makes an optimizer on the host slow.
-
-    Args:
-        environment: What the job's ``env:`` block sets, over this process's own environment.
     """
     if knobs.processes > 1:
         here = min(knobs.processes, max(1, device.topology.devices))
@@ -73,9 +68,7 @@ def meeting_port(request: Request, environment: Mapping[str, str], *, several_ma
 
     The port stays bound within the block, so that the system gives it to no other process. Rank 0 can still listen on
     it, because both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for torch's store).
-
-    Args:
-        several_machines: Whether the user's port is the one at which the machines meet, and not the ranks.
+    With several machines, the user's port is for the machines, not for the ranks.
 
     Raises:
         UsageError: the user's port is taken, or is not a port number.
@@ -102,11 +95,7 @@ def meeting_port(request: Request, environment: Mapping[str, str], *, several_ma
 def rank_environments(
     request: Request, environment: Mapping[str, str], port: int, address: str = ADDRESS
 ) -> list[dict[str, str]]:
-    """Returns each process's variables, over ``environment``: those that ``accelerate launch`` would set.
-
-    Args:
-        address: The first machine's address, which all processes must be able to reach.
-    """
+    """Returns each process's variables, over ``environment``: those that ``accelerate launch`` would set."""
     job, knobs = request.job, request.knobs
     if not knobs.has_group:
         return [dict(environment)]

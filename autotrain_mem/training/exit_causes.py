@@ -1,21 +1,4 @@
-"""Finds out why a training process ended too early, and whether another may resume it.
-
-Causes are recognised by what PyTorch, CUDA and NCCL write into their exceptions and onto stderr:
-
-- ``c10/cuda/CUDAException.cpp: c10_cuda_check_implementation`` begins with ``CUDA error:`` and continues with the text
-  of ``cudaGetErrorString`` (CUDA Runtime API, "Error handling"): ``an illegal memory access was encountered``,
-  ``device-side assert triggered``, ``unspecified launch failure``, ``uncorrectable ECC error encountered``. After any
-  of them the context is lost, and the process with it.
-- ``torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK`` writes ``NCCL error in:``, and its watchdog
-  (``ProcessGroupNCCL.cpp``) ``Watchdog caught collective operation timeout``.
-- A rank whose peer is gone writes: ``gloo/transport/tcp/pair.cc`` (``Connection closed by peer``, a ``readv``
-  that failed, ``Application timeout caused pair closure``, ``Timed out waiting 1800000ms for recv operation``),
-  ``torch/csrc/distributed/c10d/socket.cpp`` and ``TCPStore.cpp`` (``Connection was likely closed``, ``wait timeout
-  after 1800000ms``), and NCCL's ``remote process exited or there was a network error`` (``nccl/src/init.cc:
-  ncclGetErrorString``).
-- Out-of-memory errors are recognised in ``training.cuda_oom``; Python's own is ``MemoryError``.
-- ``torch/utils/data/_utils/signal_handling.py`` writes ``DataLoader worker (pid 7) is killed by signal: Killed.``
-"""
+"""Finds out why a training process ended too early, and whether another may resume it."""
 
 from __future__ import annotations
 
@@ -72,8 +55,11 @@ WHY_CHARACTERS = 120
 """The most characters of a library's error that a cause quotes; the error that ends a run quotes all of it."""
 
 _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    # torch/utils/data/_utils/signal_handling.py: _set_SIGCHLD_handler
     ("host out of memory", (r"(?<!OutOf)MemoryError", "is killed by signal: Killed")),
+    # torch/csrc/distributed/c10d/NCCLUtils.hpp: C10D_NCCL_CHECK; ProcessGroupNCCL.cpp: its watchdog
     ("NCCL error", ("NCCL error", "collective operation timeout")),
+    # c10/cuda/CUDAException.cpp: c10_cuda_check_implementation
     ("CUDA error", ("CUDA error", "CUDA driver error", "CUDNN_STATUS_", "CUBLAS_STATUS_", "ECC error")),
 )
 """Maps each cause to its patterns, in addition to those of out-of-memory errors; the first match counts."""
@@ -83,7 +69,8 @@ _OF_OTHERS = (
     *("Application timeout caused pair closure", "Timed out waiting", "wait timeout after", "Socket Timeout"),
     *("collective operation timeout", "remote process exited or there was a network error", "communicator was aborted"),
 )
-"""What a rank writes when another rank died or hangs."""
+"""What a rank writes when another rank died or hangs: ``gloo/transport/tcp/pair.cc``; ``torch/csrc/distributed/c10d``:
+``socket.cpp, TCPStore.cpp, ProcessGroupNCCL.cpp``; ``nccl/src/init.cc: ncclGetErrorString``."""
 
 _BUGS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "AssertionError", "NotImplementedError")
 """Exceptions caused by wrong code or data, which would recur."""

@@ -1,10 +1,6 @@
-"""Follows the progress of each rank of a training, and names the rank that the others wait for.
+"""Follows the heartbeats of each rank of a training, and names the rank that the others wait for.
 
-Ranks wait for each other at every collective, so one stopped rank stops all. A thread in each process sends a heartbeat
-every second: how often its trainer has made progress (a micro-step, a step, an evaluation batch), and where its main
-thread is. A process that is stopped or swapped out sends none. After some seconds without progress, the heartbeat also
-names the collective that the rank waits in, read from torch's flight recorder.
-"""
+One stopped rank stops all, since ranks wait for each other at every collective."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
 """Keeps an output folder to one run: refuses a folder with another run's work, and locks it while a run is alive.
 
-The lock is flock(2)'s, on a file in the folder. It belongs to the open file, which the training process inherits, so it
-lasts until both processes have ended. Linux supports it over NFS (flock(2): "since Linux 2.6.12"); on a filesystem
-without locks a run continues unlocked, with a note.
-
-The file also records the last run, so that it can be resumed.
-"""
+The lock (flock(2)) belongs to an open file that the training process inherits: it lasts until both processes exit."""
 
 from __future__ import annotations
 
@@ -123,8 +118,8 @@ def hold_folder(
     """Makes the output folder, and locks it against other runs until the block ends.
 
     Args:
-        resuming: Whether the run in the folder is to be resumed.
-        overwrite: Whether another run's folder is moved aside first.
+        resuming: Whether to resume the run in the folder.
+        overwrite: Whether to move another run's folder aside first.
         on_event: Gets ``moved_aside`` with the new ``path``, and a ``note`` if the filesystem has no locks.
 
     Raises:
@@ -152,11 +147,8 @@ def hold_folder(
 
 @contextlib.contextmanager
 def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iterator[int]:
-    """Makes a folder, locks it against other runs, and yields the open file that holds the lock.
-
-    Raises:
-        OutputFolderError: another run is using the folder, or the folder or its lock file cannot be made.
-    """
+    """Makes a folder, locks it against other runs, and yields the open file that holds the lock. Raises
+    OutputFolderError if another run is using the folder, or the folder or its lock file cannot be made."""
     folder, give_up = Path(output_dir), time.monotonic() + LOCK_SECONDS
     while (file := _try_lock(folder, on_event)) is None:
         if time.monotonic() >= give_up:
@@ -174,13 +166,8 @@ def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iter
 
 
 def move_aside(output_dir: str) -> Path | None:
-    """Renames the folder of another run to ``NAME.previous-1`` or the next free number.
-
-    Returns its new path; None if there is no run to move.
-
-    Raises:
-        OutputFolderError: it cannot be renamed, or is the working directory.
-    """
+    """Renames the folder of another run to ``NAME.previous-1`` or the next free number; returns the new path, or None
+    if there is no run to move. Raises OutputFolderError if it cannot be renamed, or is the working directory."""
     folder = Path(output_dir).absolute()
     if not folder.is_dir() or not _holds(folder):
         return None
@@ -201,11 +188,7 @@ def move_aside(output_dir: str) -> Path | None:
 
 
 def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) -> None:
-    """Raises the errors of :func:`hold_folder` that can be found without creating anything.
-
-    Raises:
-        OutputFolderError: the folder cannot be written, is in use, or holds another run's work.
-    """
+    """Raises the errors of :func:`hold_folder` that can be found without creating anything."""
     folder = Path(output_dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -219,11 +202,8 @@ def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) ->
 
 
 def check_in_place(output_dir: str, identity: str) -> None:
-    """Raises OutputFolderError if the run's folder was moved and another run has begun at the same path.
-
-    Args:
-        identity: The identity of the run's own folder (:attr:`RunFolder.identity`).
-    """
+    """Raises OutputFolderError if the run's folder (:attr:`RunFolder.identity`) was moved and another run has begun at
+    the same path."""
     with contextlib.suppress(FileNotFoundError):  # moved away and not replaced: the folder is created again
         if _identity(os.stat(Path(output_dir) / LOCK_NAME)) != identity:
             raise OutputFolderError(

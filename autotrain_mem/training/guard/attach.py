@@ -1,7 +1,4 @@
-"""Keeps a training going when the device is full: it computes less at once, with the same mathematics.
-
-If splitting would change the gradient, a torch.OutOfMemoryError says why.
-"""
+"""Attaches the guard: when the device is out of memory, a step is repeated in parts that give the same gradient."""
 
 from __future__ import annotations
 
@@ -32,17 +29,13 @@ def attach_guard(
 ) -> Guard:
     """Guards one trainer, not its class. Call it after building the trainer, before ``train()``.
 
-    The guard covers micro-steps, evaluation steps, and the generation and scoring of completions. It does not cover
-    gradient clipping, the optimizer's step and a reward model's forward: they cannot be made smaller, and the allocator
-    has already emptied its cache when it fails (``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc``).
+    The guard covers micro-steps, evaluation steps, and the generation and scoring of completions. Gradient clipping,
+    the optimizer's step and a reward model's forward cannot be made smaller. Steps of TRL's SFT, Reward, DPO, GRPO,
+    RLOO and Distillation are split; those of other trainers are repeated whole, and PPO's are not even repeated.
 
     Args:
-        trainer: Steps of TRL's SFT, Reward, DPO, GRPO, RLOO and Distillation are split; those of other trainers are
-            repeated whole, and PPO's are not even repeated.
-        learned: What an earlier run of the same plan learned, in addition to what a checkpoint holds.
-        on_incident: Called each time the guard handles running out of memory.
+        learned: The limits that an earlier run of the same plan learned, in addition to those in a checkpoint.
         grow_after: Optimizer steps without running out of memory after which more is tried at once.
-        on_notice: Called with what the user should know about how micro-batches and their parts are combined.
     """
     why_not = why_no_guard(trainer)
     ranks = Ranks(trainer.accelerator) if why_not else ranks_of(trainer)
@@ -83,11 +76,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         self.context.gradients.release()
 
     def leave(self) -> LearnedLimits:
-        """Removes the gradient hooks; the methods replaced on the trainer and the model stay.
-
-        The context, which references the trainer, is dropped, so that its memory is freed together with the trainer,
-        and not at Python's next garbage collection.
-        """
+        """Removes the gradient hooks, and drops the context, which references the trainer, so that the trainer's memory
+        does not wait for Python's garbage collection. The methods replaced on the trainer and the model stay."""
         learned = self.learned
         self.context.gradients.release()
         del self.context

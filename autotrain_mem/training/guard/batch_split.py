@@ -1,9 +1,6 @@
 """Cuts a prepared micro-batch into parts by its rows, and joins what an evaluation returns for the parts.
 
-Images are cut only if it is certain to which row each belongs. A row's share follows from its image tokens, since a
-model's forward needs exactly as many of them as its images have features (``transformers/models/*/modeling_*.py:
-get_placeholder_mask``), and from TRL's image counts. Cutting images of different sizes without this fails midway
-through a run (QwenLM/Qwen3-VL#1573). Images with separate sizes (LLaVA-NeXT, Pixtral) are not supported.
+Images are cut only if it is certain to which row each belongs (:func:`images_of_rows`).
 """
 
 from __future__ import annotations
@@ -133,22 +130,17 @@ def _length(value: Any) -> int | None:
 
 
 def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Drops the columns on the right that no row of a part attends to.
-
-    Completions (GRPO, RLOO) keep theirs: the values computed earlier for them have the same width. The result is
-    contiguous, like a collator's tensors: some models call ``labels.view``.
-    """
+    """Drops the columns on the right that no row of a part attends to."""
     mask = inputs.get("attention_mask")
+    # GRPO's and RLOO's completions keep theirs: the values computed earlier for them have the same width.
     if mask is None or mask.dim() != 2 or "input_ids" not in inputs:
         return inputs
     attended = mask.any(dim=0).nonzero()
     width = int(attended[-1]) + 1 if len(attended) else mask.shape[1]
-    return {
-        name: value[:, :width].contiguous()
-        if isinstance(value, torch.Tensor) and value.shape[:2] == mask.shape
-        else value
-        for name, value in inputs.items()
-    }
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    padded = {name: value for name, value in tensors.items() if value.shape[:2] == mask.shape}
+    # Contiguous, like a collator's tensors: some models call ``labels.view``.
+    return inputs | {name: value[:, :width].contiguous() for name, value in padded.items()}
 
 
 def count(piece: Piece, basis: Basis) -> float:
@@ -252,9 +244,10 @@ def image_token_of(model: Any) -> int | None:
 def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsImages | str:
     """Returns which images belong to which rows, or why that is not certain.
 
-    Args:
-        inputs: The inputs of a forward: tokens by row, and those made from images.
-        image_token: See :func:`image_token_of`.
+    A row's share follows from its image tokens, since a model's forward needs exactly as many of them as its images
+    have features (``transformers/models/*/modeling_*.py: get_placeholder_mask``), and from TRL's image counts. Cutting
+    images of different sizes without this fails midway through a run (QwenLM/Qwen3-VL#1573). Images with separate
+    sizes (LLaVA-NeXT, Pixtral) are not supported.
     """
     names = {name for name in inputs if is_of_images(name) and inputs[name] is not None}
     if unknown := names - _KNOWN:
@@ -285,16 +278,13 @@ Entries = dict[str, list[int]]
 
 
 def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: list[int] | None) -> Entries | None:
-    """Handles Qwen-VL's layout: the patches of all images in sequence, where a fixed number of patches makes a token.
-
-    Each row takes the next images until their patches account for its image tokens.
-    """
+    """Handles Qwen-VL's layout: all patches in sequence, a fixed number per image token."""
     patches = grids.prod(dim=-1).tolist()
     each = sum(patches) // max(1, sum(tokens))
     if sum(patches) != len(pixels) or sum(patches) != each * sum(tokens):
         return None
     images, entries, start = [], [], 0
-    for number in tokens:
+    for number in tokens:  # each row takes the next images until their patches account for its image tokens
         end = start
         while end < len(patches) and sum(patches[start:end]) < each * number:
             end += 1
@@ -308,11 +298,10 @@ def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: lis
 
 
 def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Entries | None:
-    """Handles Idefics' and SmolVLM's layout: one entry for each row, padded with tiles of zeros, which the models drop
-    (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``). Every tile makes the same number of
-    tokens."""
+    """Handles Idefics' and SmolVLM's layout: one entry for each row, of tiles with the same number of tokens."""
     if len(pixels) != len(tokens) or (mask is not None and mask.shape[:2] != pixels.shape[:2]):
         return None
+    # Tiles of zeros are padding (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``).
     tiles = ((pixels if mask is None else mask) != 0).flatten(2).any(dim=2).sum(dim=1).tolist()
     each = _tokens_each(tokens, sum(tiles))
     if each is None or tokens != [each * number for number in tiles]:
@@ -322,8 +311,7 @@ def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Ent
 
 
 def _by_equal_entries(pixels: torch.Tensor, tokens: list[int], counts: list[int] | None) -> Entries | None:
-    """Handles Gemma's, LLaVA's and InternVL's layout: images or tiles of one shape, each with the same number of
-    tokens."""
+    """Handles Gemma's, LLaVA's and InternVL's layout: images or tiles with the same shape and number of tokens."""
     each = _tokens_each(tokens, len(pixels))
     if each is None or any(number % max(1, each) for number in tokens):
         return None

@@ -43,7 +43,7 @@ class Limit:
     (None, None, None)
 
     Args:
-        most: What may be done at once; None for everything.
+        most: The most that may be processed at once; None for everything.
         grow_after: Optimizer steps without a failure after which ``most`` is doubled. When it then fails again, twice
             as many are needed the next time.
     """
@@ -92,12 +92,9 @@ class Limit:
 
 
 class GuardContext:
-    """The state of one trainer's guard.
+    """The state of one trainer's guard; ``why_not`` is why nothing may be repeated in this process, or None.
 
-    Args:
-        learned: What an earlier run of the same plan learned.
-        grow_after: Optimizer steps without running out of memory after which more is tried at once.
-        why_not: Why nothing may be repeated in this process; None if it may.
+    The other arguments are those of :func:`~autotrain_mem.training.guard.attach.attach_guard`.
     """
 
     def __init__(
@@ -169,11 +166,7 @@ class GuardContext:
             self._on_notice(message)
 
     def give_up(self, phase: Phase, full: RanOut, reason: str) -> NoReturn:
-        """Ends the run, since nothing in this process can free enough memory.
-
-        Raises:
-            torch.OutOfMemoryError: always, whichever library was out of memory.
-        """
+        """Raises torch.OutOfMemoryError, since nothing in this process can free enough memory."""
         where = phase.value.replace("_", " ")
         message = f"{full.message}\nNot repeated in smaller parts ({where}): {reason}."
         raise torch.OutOfMemoryError(message) from full.error
@@ -240,11 +233,8 @@ class Gradients:
         self.keep()
 
     def keep(self) -> None:
-        """Freezes the parameters of :meth:`kept` again, in case something unfroze them.
-
-        PEFT makes all weights of an adapter require gradients when it is switched on again, as DPO does after each
-        forward of the reference (``peft/tuners/tuners_utils.py: BaseTunerLayer.set_adapter``).
-        """
+        """Freezes the parameters of :meth:`kept` again: PEFT unfreezes an adapter that DPO switches on again after a
+        forward of the reference (``peft/tuners/tuners_utils.py: BaseTunerLayer.set_adapter``)."""
         for parameter in self._kept:
             parameter.requires_grad_(False)
 

@@ -1,8 +1,6 @@
 """Repeats generation and scoring that ran out of memory: first whole, then in parts.
 
-It covers GRPO, RLOO and distillation, in training and in evaluation. It does not cover generation by vLLM or by
-transformers' continuous batching: both keep a memory pool of their own.
-"""
+vLLM and transformers' continuous batching are not covered: both keep a memory pool of their own."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class Generation:
         policy.generate = self.generate
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what ``GenerationMixin.generate`` does. Generating in parts draws other samples."""
+        """Replaces ``GenerationMixin.generate``. Generating in parts draws other samples."""
         if args or kwargs.get("input_ids") is None:  # TRL passes prompts as input_ids
             return self._generate(*args, **kwargs)
         whole = Piece(inputs=kwargs, layout=Layout.ROWS, image_token=self._context.image_token)
@@ -80,7 +78,7 @@ class Scoring:
     def judge(
         self, model: Any, input_ids: Any, mask: Any, logits_to_keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Does what the trainer's method does; a call with gradients is split with its micro-step."""
+        """Replaces the trainer's method; a call with gradients is split with its micro-step."""
         given = (model, input_ids, mask, logits_to_keep)
         rows = int(input_ids.shape[0])
         at_once = min(batch_size or rows, rows)

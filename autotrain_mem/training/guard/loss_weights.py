@@ -1,10 +1,4 @@
-"""Determines which trainers' losses are the weighted sum of their parts' losses, and with which weights.
-
-A micro-batch is split only if the method's module says that its loss is such a sum.
-
-A model's own loss is tested by running it, since many forwards silently ignore ``num_items_in_batch``
-(huggingface/transformers#37766). With such a model, dividing a step's rows in another way would change the gradient.
-"""
+"""Determines which trainers' losses are the weighted sum of their parts' losses, and with which weights."""
 
 from __future__ import annotations
 
@@ -41,11 +35,7 @@ class Rule:
 
 
 def rule_of(trainer: Any, *, counted: bool) -> Rule:
-    """Returns how to split.
-
-    Args:
-        counted: Whether transformers counted the tokens of all micro-batches and divides each loss by that number.
-    """
+    """Returns how to split; ``counted`` means that transformers divides each loss by all tokens of the step."""
     method, why_not = method_of_trainer(trainer), why_not_exact(trainer)
     if method is None:
         return Rule(layout=Layout.ROWS, train=Basis.UNITS, evaluate=Basis.UNITS, why_not=why_not)
@@ -110,9 +100,6 @@ ITEMS = 16
 TOLERANCE = 1e-3
 """The relative tolerance for fp32 losses of the same logits; for a 16-bit loss it is twice the dtype's epsilon."""
 
-ComputeLoss = Callable[..., Any]
-"""The trainer's ``Trainer.compute_loss``."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnLoss:
@@ -127,12 +114,9 @@ class OwnLoss:
 UNKNOWN = OwnLoss(heeds_count=False, basis=None)
 
 
-def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -> OwnLoss:
-    """Tests a model's loss: computes it for two short rows, the first tokens of a micro-batch, with several labels.
-
-    It computes no gradient, uses no dropout, and restores random states. It takes two forward passes if the model heeds
-    the count, else six.
-    """
+def try_loss(compute_loss: Callable[..., Any], model: Any, inputs: Mapping[str, Any]) -> OwnLoss:
+    """Tests a model's loss by two to six forward passes of two short rows: many forwards silently ignore
+    ``num_items_in_batch`` (huggingface/transformers#37766). Leaves gradients and random states unchanged."""
     batch = _short_rows(inputs)
     ids = batch["input_ids"]
     few, many = _labelled(ids, 0, slice(1, 1 + FEW)), _labelled(ids, 1, slice(1, None))
@@ -175,8 +159,7 @@ def try_loss(compute_loss: ComputeLoss, model: Any, inputs: Mapping[str, Any]) -
 
 
 def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the first tokens of the first row, twice, and the other per-token inputs. Raises ValueError if there are
-    too few tokens."""
+    """Returns the first tokens of the first row, twice, and the other per-token inputs."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     attended = torch.ones_like(ids[0]) if mask is None else mask[0]
     columns = attended.nonzero()[:COLUMNS, 0]

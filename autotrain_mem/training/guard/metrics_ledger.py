@@ -1,8 +1,7 @@
 """Restores counters and merges metrics when a micro-batch took several calls, or when ranks went on separately.
 
-Numbers are merged as means over rows, as nearly all that TRL logs are. For a split micro-batch, means over tokens,
-extremes and times are therefore only close to those of the whole. The loss is exact.
-"""
+Numbers are merged as means over rows: for a split micro-batch, logged means over tokens, extremes and times are only
+close to those of the whole. The loss is exact."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
 """Repeats a micro-step or an evaluation step that ran out of memory, on parts of its batch.
 
 Each parameter gets exactly the gradient of the whole micro-batch: the parts' losses are weighted so that they add up to
-the whole's, and parameters that already had their gradient when a backward pass failed get no more.
-
-Four modules handle an out-of-memory error. :mod:`~autotrain_mem.training.cuda_oom` recognises it and frees what the
-failed attempt held. This module repeats the step in parts. :mod:`context` keeps the limits, and reports or gives up.
-:mod:`~autotrain_mem.training.process.oom_report` reports what held the device's memory when a run ends with the error.
-"""
+the whole's, and parameters that already had their gradient when a backward pass failed get no more."""
 
 from __future__ import annotations
 
@@ -87,7 +82,7 @@ class MicroSteps:
         return self._batches, items
 
     def prepare_inputs(self, inputs: Any) -> Any:
-        """Does what ``Trainer._prepare_inputs`` does; inputs already prepared are returned unchanged."""
+        """Replaces ``Trainer._prepare_inputs``; inputs already prepared are returned unchanged."""
         return inputs if self._prepared else self._prepare_inputs(inputs)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,8 +158,7 @@ class MicroSteps:
     def share_of_step(self, whole: Piece, *, counted: bool) -> float:
         """Returns the weight with which a step's micro-batches add up to the gradient of all their rows in one batch.
 
-        It differs from 1 only if the model takes its own mean: transformers then assumes that the loss is divided by
-        all tokens of the step, and adds up the micro-batches' losses.
+        It differs from 1 only if the model takes its own mean, since transformers adds up the micro-batches' losses.
         """
         ranks, steps = self.context.ranks, len(self._batches)
         if steps * ranks.count < 2 or self.context.why_not:
@@ -200,10 +194,7 @@ class MicroSteps:
 
 
 def activations_on_host(model: Any) -> AbstractContextManager[Any]:
-    """Within the block, what the backward pass needs is offloaded to the host by TRL's own method, tensor by tensor.
-
-    On a plain CPU it does nothing.
-    """
+    """Within the block, TRL's own method offloads activations to the host; on a plain CPU nothing happens."""
     from trl.models import activation_offloading
 
     if activation_offloading.torch.accelerator.current_accelerator() is None:
@@ -218,9 +209,8 @@ class InParts:
     """Processes one prepared batch, whole or in parts, until all of it is done.
 
     Args:
-        limit: The name of the limit in ``context``.
-        once: Processes a piece once. It gets this object as an argument, and must not store it: that would put the
-            trainer in a reference cycle. The last argument tells whether activations are offloaded to the host.
+        once: Processes a piece once; the last argument tells whether activations are offloaded to the host. It must
+            not store this object: that would put the trainer in a reference cycle.
         rule: Returns how to split the batch; called only before a split, since it may test a model's own loss.
         phase: Returns the phase in which an attempt failed.
         trains: Whether it trains; in evaluation no activations are offloaded, and no columns of padding are dropped.
@@ -246,12 +236,7 @@ class InParts:
         return self._make_rule()
 
     def through(self, piece: Piece, *, is_last: bool = True, is_repeated: bool = False) -> None:
-        """Processes a piece.
-
-        Args:
-            is_last: Whether it is the last piece of the batch.
-            is_repeated: Whether the piece is repeated unchanged.
-        """
+        """Processes a piece; ``is_last`` marks the last one of the batch, ``is_repeated`` an unchanged repetition."""
         context, limit, gradients = self._context, self._limit, self._context.gradients
         parts = limit.parts(piece.tokens, self._units(piece)) if limit.exceeded_by(piece.tokens) else 1
         if parts > 1:
@@ -293,11 +278,7 @@ class InParts:
         return 1 if self._context.why_not or self.rule.why_not else piece.units
 
     def _make_smaller(self, piece: Piece, full: RanOut, *, on_host: bool, is_repeated: bool) -> bool:
-        """Decides how to make the next attempt smaller, and reports it; returns whether it has the same piece.
-
-        Raises:
-            torch.OutOfMemoryError: it cannot be made smaller without changing the gradient.
-        """
+        """Decides how to make the next attempt smaller, or gives up; returns whether it has the same piece."""
         context, phase = self._context, self._phase()
         if context.why_not:
             context.give_up(phase, full, context.why_not)

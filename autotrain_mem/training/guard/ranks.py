@@ -1,16 +1,4 @@
-"""Handles out of memory on each DDP rank by itself, and combines gradients and metrics when all ranks are done.
-
-Within a micro-step, the average of gradients and the collectives that gather a trainer's metrics involve all ranks.
-Neither is repeated:
-
-- Forward and backward run as under ``no_sync``. A rank that splits its micro-batch ends up with the whole one's
-  gradient. Then all ranks average once (:meth:`Ranks.micro_step`), with DDP's own reducer.
-- Before each collective, and after the loss, the ranks agree whether one was out of memory. If so, each continues
-  separately, gathering returns its own values, and what they logged is merged (:meth:`Ranks.gather`).
-
-An agreement is an ``all_reduce`` of one number over gloo: it waits for no kernel and takes no device memory. It fails
-after ``--ddp_timeout`` seconds.
-"""
+"""Handles out of memory on each DDP rank by itself, and combines gradients and metrics when all ranks are done."""
 
 from __future__ import annotations
 
@@ -38,6 +26,11 @@ class OtherRankFullError(torch.OutOfMemoryError):  # type: ignore[misc]  # torch
 
 class Ranks:
     """Connects one rank with the others. Without a group every method does nothing.
+
+    A repeated micro-step repeats no collective. Forward and backward run as under ``no_sync``; then all ranks average
+    once, with DDP's own reducer. Before each collective, and after the loss, the ranks agree whether one was out of
+    memory. If so, each continues separately, gathering returns its own values, and their logs are merged afterwards.
+    An agreement is an ``all_reduce`` of one number over gloo, which takes no device memory.
 
     Args:
         accelerator: The trainer's; its collectives are replaced while a micro-step runs.
@@ -74,11 +67,8 @@ class Ranks:
 
     @contextmanager
     def micro_step(self, model: Any = None) -> Iterator[None]:
-        """Within the block, a rank can repeat its part of a step; gradients are averaged at the end.
-
-        Args:
-            model: The trained model, as wrapped by accelerate; None for an evaluation.
-        """
+        """Within the block, a rank can repeat its part of a step; gradients of ``model``, if any, are averaged at the
+        end."""
         if self._group is None:
             yield
             return
@@ -159,12 +149,8 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 
 @contextmanager
 def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
-    """Within the block, forward and backward do not communicate; at the end gradients are averaged, if DDP would.
-
-    What DDP communicates before a forward comes first: its buffers, and once its new buckets
-    (``torch/nn/parallel/distributed.py: _pre_forward``).
-    """
-    ddp.reducer._rebuild_buckets()
+    """Within the block, forward and backward do not communicate; at the end gradients are averaged, if DDP would."""
+    ddp.reducer._rebuild_buckets()  # as DDP does before a forward (``torch/nn/parallel/distributed.py: _pre_forward``)
     if ddp._check_sync_bufs_pre_fwd():
         ddp._sync_buffers()
         ddp.require_forward_param_sync = False
@@ -177,8 +163,8 @@ def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
 def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
     """Averages the gradients over all ranks, with the backward pass of a DDP forward without a model.
 
-    That backward adds zero to each gradient, and DDP's hooks put the gradients into its buckets. Buckets, their dtype
-    and a communication hook are DDP's own. The gradient of a parameter that no rank used stays None.
+    That backward adds zero to each gradient, and DDP's hooks put the gradients into its own buckets. The gradient of a
+    parameter that no rank used stays None.
     """
     # The same selection as ``distributed.py: _build_params_for_reducer``.
     named = ddp.module.named_parameters()

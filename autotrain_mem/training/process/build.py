@@ -1,7 +1,4 @@
-"""Builds what a real run needs: the device that it trains on, and the trainer of TRL's script.
-
-It measures the peak memory of each phase of a run, by reading and resetting the allocator's peaks between phases.
-"""
+"""Builds the device and the trainer of a real run, and measures the peak memory of each phase."""
 
 from __future__ import annotations
 
@@ -136,11 +133,7 @@ DeviceOf = Callable[[Request], contextlib.AbstractContextManager[Device]]
 
 @contextlib.contextmanager
 def real_device(request: Request) -> Iterator[Device]:
-    """Within the block, a trainer is built and trained on this machine's GPU or CPU.
-
-    Raises:
-        UnreadableGpuError: torch cannot use the GPU.
-    """
+    """Yields this machine's GPU or CPU. Raises UnreadableGpuError if torch cannot use the GPU."""
     if request.hardware.origin == "cpu":
         yield Device(hardware=request.hardware, peaks=None, placed=on_host, train=_train)
         return
@@ -161,11 +154,8 @@ def _train(trainer: Any, peaks: PhasePeaks | None = None, **options: Any) -> Non
 
 
 def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None = None) -> Any:
-    """Builds the trainer exactly as TRL's script does, with the plan's knobs in its config.
-
-    Args:
-        changes: Arguments in which this run differs from the job.
-    """
+    """Builds the trainer exactly as TRL's script does, with the plan's knobs in its config; ``changes`` override the
+    job's arguments."""
     import torch
     from transformers import set_seed
 

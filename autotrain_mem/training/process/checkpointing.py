@@ -77,11 +77,7 @@ def follow_saving(trainer: Any, send: SendEvent, run: str, world: World) -> None
     """Makes a trainer write checkpoints as :class:`_Saving` does.
 
     ``saving``, ``checkpoint`` and ``save_failed`` events have the ``step`` and the ``path``. ``save_failed`` has a
-    ``message``, and so has ``checkpoint`` if the manifest could not be written.
-
-    Args:
-        run: The id of the run, which goes into each manifest.
-        world: The ranks that train together.
+    ``message``, and so has ``checkpoint`` if the manifest could not be written. ``run`` goes into each manifest.
     """
     saving = _Saving(trainer, send, run, world)
     trainer.add_callback(saving)
@@ -96,10 +92,8 @@ def _is_sharded(trainer: Any) -> bool:
 def write_shards(trainer: Any, *, whole: bool) -> None:
     """Makes each FSDP rank write its own part of a checkpoint, or rank 0 write all of it.
 
-    For a whole checkpoint, rank 0 gathers weights and optimizer state in its host's memory, and writes the weights
-    twice, once for transformers and once for accelerate (``transformers/trainer.py: save_model,
-    _save_optimizer_and_scheduler``). A checkpoint in parts can be resumed by any number of ranks
-    (``accelerate/utils/fsdp_utils.py: load_fsdp_model``), but contains no separate model.
+    For a whole checkpoint, rank 0 gathers weights and optimizer state in its host's memory. A checkpoint in parts can
+    be resumed by any number of ranks (``accelerate/utils/fsdp_utils.py: load_fsdp_model``), but holds no whole model.
     """
     if _is_sharded(trainer):
         plugin = trainer.accelerator.state.fsdp_plugin
@@ -110,11 +104,8 @@ def write_shards(trainer: Any, *, whole: bool) -> None:
 class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
     """Writes checkpoints, and removes old ones only when a new one is on disk with its manifest.
 
-    If the disk is full, the unfinished checkpoint is removed, and training continues. One that lacks only its manifest
-    stays, and so do all older ones.
-
-    Every rank writes its own files. The ranks agree on whether all files reached the disk; then rank 0 writes the
-    manifest and removes old checkpoints.
+    If the disk is full, the unfinished checkpoint is removed, and training continues. Every rank writes its own files.
+    When all files of all ranks are on disk, rank 0 writes the manifest and removes old checkpoints.
     """
 
     def __init__(self, trainer: Any, send: SendEvent, run: str, world: World) -> None:
@@ -169,11 +160,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._send({"event": "checkpoint", **place})
 
     def _tried(self, write: Callable[[], None], *, again: bool = False) -> str:
-        """Calls ``write``, and returns why this rank or another failed; empty if all succeeded.
-
-        Args:
-            again: Whether a full device counts as a failure to retry, :data:`AGAIN`, and not as an error.
-        """
+        """Calls ``write``; returns why a rank failed, :data:`AGAIN` if it may be retried, or an empty text."""
         failed = ""
         try:
             write()
@@ -193,11 +180,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         return next((word for word in words if word != AGAIN), words[0] if words else "")
 
     def _barriers_that_fail(self) -> AbstractContextManager[Any]:
-        """Within the block, transformers' barrier raises if a rank failed before it.
-
-        Once there is a best model, there is one barrier, between weights and optimizer (``trainer.py:
-        _save_checkpoint``).
-        """
+        """Within the block, transformers' barrier (``trainer.py: _save_checkpoint``) raises if a rank failed before."""
 
         def barrier(*args: Any, **options: Any) -> None:
             if failed := self._first_failure(""):
@@ -221,11 +204,8 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def save_trained(trainer: Any, output_dir: str) -> None:
-    """Writes the final model, and waits until it is on disk.
-
-    Raises:
-        OutputFolderError: the disk is full; the error says where the trained weights are, if anywhere.
-    """
+    """Writes the final model, and waits until it is on disk. If the disk is full, an OutputFolderError says where the
+    trained weights are, if anywhere."""
     folder, is_sharded = Path(output_dir), _is_sharded(trainer)
     try:
         write_shards(trainer, whole=True)
@@ -274,14 +254,11 @@ class _Index(pickle.Unpickler):
 
 @contextmanager
 def without_code(checkpoint: Path) -> Iterator[None]:
-    """Within the block, torch loads only tensors, numbers, and those DeepSpeed classes that just store values: loss
-    scale, stage, weight locations (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``).
+    """Within the block, torch loads only tensors, numbers, and those DeepSpeed classes that just store values
+    (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``). A file that asks for more raises OutputFolderError.
 
     By default DeepSpeed (``runtime/checkpoint_engine/torch_checkpoint_engine.py: load``) and the reader of shards
     (``torch/distributed/checkpoint/default_planner.py: load_bytes``, ``filesystem.py: read_metadata``) load anything.
-
-    Raises:
-        OutputFolderError: a file asks for something else.
     """
     classes: list[Any] = []
     if is_deepspeeds(checkpoint) or "deepspeed" in sys.modules:
@@ -319,10 +296,8 @@ _TRACKERS = "transformers.integrations."
 
 
 def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
-    """Drops the logs of a trainer and its trackers when the disk is full; a ``note`` says so once.
-
-    A trainer also writes files when it logs: GRPO writes its completions (``trl/trainer/grpo_trainer.py: log``).
-    """
+    """Drops the logs of a trainer (``trl/trainer/grpo_trainer.py: log`` writes completions) and of its trackers when
+    the disk is full; a ``note`` says so once."""
     notes: list[str] = []
 
     def lossy(method: Callable[..., Any], what: str) -> Callable[..., Any]:

@@ -1,7 +1,4 @@
-"""Runs the longest rows once, forward and backward, before the first step, to fail early if they do not fit.
-
-It leaves weights, random state and row order unchanged.
-"""
+"""Runs the longest rows once, forward and backward, before the first step, to fail early if they do not fit."""
 
 from __future__ import annotations
 
@@ -37,9 +34,6 @@ from autotrain_mem.settings.optimizer_verdicts import optimizer_of
 from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.training.guard.context import keep_rng_state
 
-Rows = tuple[list[Any], int]
-"""Rows of the training data as the dataloader passes them to the collator, and the tokens of the longest."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongestBatch:
@@ -57,14 +51,13 @@ def attach_longest_batch(
 ) -> None:
     """Runs the longest rows before the first micro-step of this trainer, on every rank. Attach a guard before this.
 
-    The trainer's current ``training_step`` is called once more, with the longest rows of ``train_dataset``, so a guard
-    splits them like any other batch. Stand-ins replace what a first step lacks: the optimizer's state, and the
-    gradients of an earlier micro-step. Out-of-memory errors are passed on.
+    The trainer's current ``training_step`` is called once more, so a guard splits these rows like any other batch.
+    Out-of-memory errors are passed on.
 
-    Online methods sample completions of full length with transformers. A vLLM engine is replaced by one that returns a
-    constant token, since its memory is constant and its random state cannot be restored. Reward models are called,
-    reward functions are not. PPO has no ``training_step``, and its loop empties the cache in every update
-    (``trl/experimental/ppo/ppo_trainer.py: train``): only a probe runs its longest rows.
+    Online methods sample completions of full length with transformers. A vLLM engine is replaced, since its memory is
+    constant and its random state cannot be restored. Reward models are called, reward functions are not. PPO has no
+    ``training_step``, and its loop empties the cache in every update (``trl/experimental/ppo/ppo_trainer.py: train``):
+    only a probe runs its longest rows.
     """
     step = trainer.training_step
 
@@ -136,14 +129,14 @@ def _why_not(trainer: Any) -> str:
     return ""
 
 
-def _rows(trainer: Any) -> Rows:
-    """Returns one process's rows. For generation, each prompt is repeated for each of its answers, side by side, as in
-    ``trl/trainer/utils.py: RepeatSampler``."""
+def _rows(trainer: Any) -> tuple[list[Any], int]:
+    """Returns one process's rows, as the dataloader passes them to the collator, and the tokens of the longest."""
     if not samples_completions(trainer):
         numbers, tokens = longest_of(trainer, trainer.train_dataset, trainer._train_batch_size)
         return fetched(trainer, trainer.train_dataset, numbers), tokens
     args, group, wanted = trainer.args, online.answers_of(trainer), online.prompts_at_once(trainer)
     longest, tokens = longest_of(trainer, trainer.train_dataset, wanted)
+    # A prompt's repetitions for its answers are side by side (``trl/trainer/utils.py: RepeatSampler``).
     everyone = [number for number in repeated(longest, wanted) for _ in range(group)]
     own = len(everyone) // args.world_size
     return fetched(trainer, trainer.train_dataset, everyone[own * args.process_index :][:own]), tokens
@@ -211,10 +204,9 @@ OnError = Callable[[BaseException], None]
 def untouched(trainer: Any) -> Iterator[None]:
     """Restores gradients, random states, counters, metrics, and the buffers of all the trainer's models afterwards.
 
-    The block must not step the optimizer. The list of what a step may change comes from ``transformers/trainer.py:
-    training_step``, TRL 1.12 and 1.16 (``training_step``, ``_prepare_inputs``, ``compute_loss`` of SFT, Reward, DPO,
-    GRPO, RLOO) and ``accelerate/accelerator.py: backward``. Copies of buffers are in host memory. DDP's forward
-    counters are not restored: they advance equally on all ranks.
+    A step changes these in ``transformers/trainer.py: training_step``, TRL 1.12 and 1.16 (``training_step``,
+    ``_prepare_inputs``, ``compute_loss``) and ``accelerate/accelerator.py: backward``. DDP's forward counters are not
+    restored: they advance equally on all ranks. The block must not step the optimizer.
     """
     shared = trainer.accelerator.gradient_state._shared_state
     modules = list({id(module): module for model in models_of(trainer) for module in model.modules()}.values())
@@ -291,8 +283,8 @@ def keeps_whole_gradients(model: torch.nn.Module) -> bool:
 
 
 def _drop_whole_gradients(module: FSDPModule) -> None:
-    """Drops the gradients that FSDP2 has not yet reduced to its shards
-    (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: post_backward``)."""
+    """Drops the gradients that FSDP2 has not yet reduced to its shards."""
+    # torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: post_backward
     for group in module._get_fsdp_state()._fsdp_param_groups:
         group._partial_reduce_output = None
         for parameter in group.fsdp_params:
@@ -308,8 +300,7 @@ def _drop_whole_gradients(module: FSDPModule) -> None:
 def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) -> Iterator[None]:
     """Within the block, stand-ins for optimizer state and accumulated gradients are allocated, as in later steps.
 
-    They match the real ones tensor by tensor, so that those find cached blocks that fit. Unsharded gradients that FSDP2
-    keeps between micro-steps are not allocated here.
+    They match the real ones tensor by tensor, so that those find cached blocks that fit.
     """
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -334,8 +325,7 @@ def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) ->
 
 
 def _kept_by_adam(optimizer: Any) -> list[tuple[torch.Tensor, torch.dtype]]:
-    """Returns the parameters for which the optimizer will keep two moments on the device, and the moments' dtype, for
-    the Adam optimizers of torch and bitsandbytes; empty for other optimizers."""
+    """Returns the parameters of torch's and bitsandbytes' Adam, with the dtype in which it will keep two moments."""
     if optimizer is None or optimizer.state or getattr(optimizer, "is_paged", False):
         return []
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]

@@ -1,8 +1,6 @@
-"""Reports what held a device's memory when it was full, from the error, the allocator and the trainer.
+"""Reports what held a device's memory when it ran out, without allocating anything on it.
 
-Nothing is allocated on the device. On a real GPU, an error of torch's allocator says how much was held at the moment of
-the request; the allocator's later figures are smaller, since tensors are freed while the error propagates.
-"""
+Torch's message has the figures of that moment; later ones are smaller, since the error frees tensors on its way."""
 
 from __future__ import annotations
 
@@ -94,12 +92,11 @@ def _named(trainer: Any) -> dict[Owner, list[Any]]:
 
 
 def _size(tensors: Iterable[Any], seen: set[int]) -> int:
-    """Returns the bytes of CUDA storages not seen before. A paged optimizer's state is on the host
-    (``bitsandbytes/functional.py: get_paged``)."""
+    """Returns the bytes of CUDA storages not seen before."""
     size_bytes = 0
     for tensor in tensors:
         local = getattr(tensor, "_local_tensor", tensor)  # torch/distributed/tensor/_api.py: DTensor
-        if not local.is_cuda:
+        if not local.is_cuda:  # such as a paged optimizer's state (``bitsandbytes/functional.py: get_paged``)
             continue
         storage = local.untyped_storage()
         if storage._cdata not in seen:

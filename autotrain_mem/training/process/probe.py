@@ -1,11 +1,6 @@
 """Probes a plan: two real optimizer steps on the longest rows, an evaluation and a save, in a process that then exits.
 
-The trainer is the one that will train, but nothing is pushed to a hub or reported to a tracker, and it saves to a
-scratch folder. The user's reward functions are called.
-
-Rows are chosen after the trainer has tokenized, truncated, filtered and packed them. The training that follows finds
-the results in the cache of the datasets library.
-"""
+Nothing is pushed to a hub or reported to a tracker. The user's reward functions are called."""
 
 from __future__ import annotations
 
@@ -36,11 +31,7 @@ from autotrain_mem.types.report import MemoryReading
 
 
 def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:
-    """Tries a plan's settings; returns the ``probe`` event. The parent, which has the budget, decides whether they fit.
-
-    Raises:
-        AutofitError, OSError and whatever the trainer raises, except out-of-memory errors, which are an answer.
-    """
+    """Tries a plan's settings; returns the ``probe`` event, even if memory ran out. The parent compares its budget."""
     with device_of(request) as device:
         peaks, progress = device.peaks, _Progress()
         assert peaks is not None, "a probe needs a device that reports its memory (is_probed)"
@@ -119,13 +110,12 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _Progres
 
 
 def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
-    """Returns the bytes that this process holds by NVML, minus what torch reserved. Without NVML it uses the drop in
-    free memory, if plausible: other processes may have come or gone."""
+    """Returns the bytes that this process holds by NVML, minus those that torch reserved; None if implausible."""
     hardware = device.hardware
     if device.simulated is not None:
         return hardware.non_torch_bytes
     held_bytes = held_by(hardware, os.getpid())
-    if held_bytes is None:
+    if held_bytes is None:  # without NVML: the drop in free memory, to which other processes may contribute
         now_bytes = free_bytes(hardware)
         if now_bytes is None:
             return None
@@ -153,9 +143,8 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     """Cuts a trainer's prepared data to its longest rows; returns the tokens of the longest.
 
-    Each micro-batch consists of the longest rows, the longest first. The first micro-batch runs without accumulated
-    gradients, the second with them, and those of the second step also with optimizer state. Rows are repeated if a
-    micro-batch needs more.
+    Each micro-batch consists of the longest rows, repeated if it needs more. The first one runs without accumulated
+    gradients, the second with them, and those of the second step also with optimizer state.
 
     Args:
         accumulation: Micro-steps of the plan's optimizer steps, if the trainer's own are fewer.

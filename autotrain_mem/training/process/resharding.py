@@ -1,12 +1,6 @@
 """Resumes under FSDP2 from a checkpoint that one process or DDP wrote, and vice versa.
 
-``torch.distributed.checkpoint`` reads both forms tensor by tensor: each rank takes what it holds. Only ``optimizer.pt``
-is divided here: torch's reader of such a file loads all of it in rank 0, including any code in it, and sends it whole
-to every device (``torch/distributed/checkpoint/format_utils.py: BroadcastingTorchSaveReader``). transformers reads
-scheduler, random states and counters, as of any checkpoint.
-
-Example: a run under DDP on 2 GPUs continues in FSDP2's shards on 4.
-"""
+``torch.distributed.checkpoint`` reads both forms tensor by tensor, except ``optimizer.pt``."""
 
 from __future__ import annotations
 
@@ -36,11 +30,8 @@ _HOW_IT_STEPS = ("foreach", "fused", "capturable", "differentiable")
 
 
 def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: SendEvent) -> None:
-    """Makes ``trainer.train`` resume from a checkpoint whose sharding differs from the training's.
-
-    Raises:
-        OutputFolderError: that is not possible.
-    """
+    """Makes ``trainer.train`` resume from a checkpoint whose sharding differs from the training's. Raises
+    OutputFolderError if that is not possible."""
     if not checkpoint or not is_of_another_form(Path(checkpoint), Resumer.of(knobs)):
         return
     check_form(Path(checkpoint), Resumer.of(knobs))
@@ -66,11 +57,7 @@ def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: S
 
 
 def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
-    """Loads the weights in place; returns a note on their precision, or an empty text.
-
-    Raises:
-        TrainingError: the checkpoint's weights are not those of the model.
-    """
+    """Loads the weights in place; returns a note on their precision, or an empty text."""
     tensors: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
     if isinstance(model, PeftModel):
         if len(model.peft_config) > 1:
@@ -132,11 +119,9 @@ def _fill_from_shards(state: dict[str, Any], checkpoint: Path) -> None:
 
 
 def _fill_from_file(state: dict[str, Any], checkpoint: Path) -> None:
-    """Loads this rank's part of ``optimizer.pt``, in which a parameter's number is its position in the groups.
-
-    transformers makes one group of the parameters with weight decay and one of those without, each in model order
-    (``transformers/trainer.py: create_optimizer``).
-    """
+    """Loads this rank's part of ``optimizer.pt``, in which a parameter's number is its position in the groups."""
+    # torch's reader loads the file in rank 0, runs code in it, and sends all of it to every device
+    # (``torch/distributed/checkpoint/format_utils.py: BroadcastingTorchSaveReader``).
     with _named(checkpoint), _on_host():
         saved = torch.load(checkpoint / OPTIMIZER_NAME, map_location="cpu", weights_only=True, mmap=True)
     _check_same(state, len(saved["state"]), len(saved["param_groups"]))

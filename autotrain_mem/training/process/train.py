@@ -29,14 +29,13 @@ from autotrain_mem.training.process.checkpointing import (
     without_code,
 )
 from autotrain_mem.training.process.finite_values import FiniteValues
-from autotrain_mem.training.process.longest_batch import LongestBatch, attach_longest_batch
+from autotrain_mem.training.process.longest_batch import attach_longest_batch
 from autotrain_mem.training.process.oom_report import shortage_of
 from autotrain_mem.training.process.resharding import read_other_forms
 from autotrain_mem.training.process.world import Moves, World
 from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.task import Request, SendEvent
 from autotrain_mem.training.watch.callback import MemoryWatch
-from autotrain_mem.types import Incident, LearnedLimits
 from autotrain_mem.types.report import MemoryReading, Shortage
 
 
@@ -101,17 +100,17 @@ class Safeguards:
         self._trainer, self._device = trainer, device
         self._shortage: Shortage | None = None
 
-        def on_incident(incident: Incident, learned: LearnedLimits) -> None:
-            send({"event": "incident", "incident": codec.to_json(incident), "learned": codec.to_json(learned)})
-
-        def on_longest_batch(batch: LongestBatch) -> None:
-            send({"event": "worst_batch", **codec.to_json(batch)})
-
-        def on_notice(message: str) -> None:
-            send({"event": "note", "message": message})
-
-        attach_guard(trainer, learned=request.learned, on_incident=on_incident, on_notice=on_notice)
-        attach_longest_batch(trainer, on_longest_batch, on_error=self._keep_shortage)
+        attach_guard(
+            trainer,
+            learned=request.learned,
+            on_incident=lambda incident, learned: send(
+                {"event": "incident", "incident": codec.to_json(incident), "learned": codec.to_json(learned)}
+            ),
+            on_notice=lambda message: send({"event": "note", "message": message}),
+        )
+        attach_longest_batch(
+            trainer, lambda batch: send({"event": "worst_batch", **codec.to_json(batch)}), self._keep_shortage
+        )
         watch = MemoryWatch(
             read=device.read,
             phases=device.phase_peaks,
@@ -123,10 +122,8 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """Returns the report of the device at the error; for the longest rows, from before their stand-ins were freed.
-
-        None if the report failed: the error itself matters more.
-        """
+        """Returns the report of the device at the error, or for the longest rows, from before their stand-ins were
+        freed; None if the report failed."""
         if self._shortage is None:
             self._keep_shortage(error)
         return self._shortage
@@ -173,12 +170,7 @@ def keep_order(trainer: Any) -> None:
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Sends ``start``, ``step`` and ``log`` events, and ends the training after the step in which Ctrl-C came.
-
-    Args:
-        read: Reads the device's allocator; returns None if nothing is measured.
-        world: The ranks, which all end after the same step: Ctrl-C may reach them in different steps.
-    """
+    """Sends ``start``, ``step`` and ``log`` events, and stops all ranks after the step in which Ctrl-C reached one."""
 
     def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World) -> None:
         self._send, self._read, self._world = send, read, world

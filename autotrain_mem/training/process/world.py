@@ -1,8 +1,6 @@
 """Shares values among the ranks of one training, and sends heartbeats to the parent.
 
-Ranks agree through the rendezvous store (``torch/distributed/distributed_c10d.py: init_process_group``), so no tensor
-is allocated or traced, and the training's collectives are not disturbed. A round of two ranks takes 0.3 ms.
-"""
+Ranks agree through the rendezvous store: no tensor is allocated or traced. A round of two ranks takes 0.3 ms."""
 
 from __future__ import annotations
 
@@ -46,11 +44,7 @@ def find_other_machines() -> None:
 
 
 class World:
-    """The processes that train together, seen from one of them. All ranks must call the same methods in the same order.
-
-    Args:
-        args: The trainer's, whose ``ddp_timeout`` limits the wait for another rank.
-    """
+    """The processes that train together, seen from one. All ranks must call the same methods in the same order."""
 
     def __init__(self, args: Any) -> None:
         self.rank, self.processes = int(args.process_index), int(args.world_size)
@@ -64,11 +58,8 @@ class World:
         return self.rank == 0
 
     def gather(self, word: str) -> list[str]:
-        """Waits for a text from each rank; returns all of them in rank order.
-
-        Raises:
-            RuntimeError: a rank exited or timed out (``ddp_timeout``).
-        """
+        """Waits for a text from each rank; returns all of them in rank order. Raises RuntimeError if a rank exited or
+        timed out (``ddp_timeout``)."""
         if self.processes == 1:
             return [word]
         keys = [f"{self._round}/{rank}" for rank in range(self.processes)]
@@ -135,15 +126,10 @@ def beating(send: SendEvent) -> Iterator[None]:
 Collectives = dict[str, tuple[int, str]]
 """Maps a group's name to the number of its last enqueued collective, and that collective's name while it is pending."""
 
-_DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
-
 
 def _place(thread: int) -> str:
-    """Returns where a thread is, as ``in dataloader.py: __next__``: its innermost Python function.
-
-    It must stay a function: a frame that the caller kept would keep its tensors alive.
-    """
-    frame = sys._current_frames().get(thread)
+    """Returns the innermost Python function of a thread, as ``in dataloader.py: __next__``."""
+    frame = sys._current_frames().get(thread)  # a local variable here, since a frame keeps its tensors alive
     if frame is None:
         return "at its end"
     return f"in {os.path.basename(frame.f_code.co_filename)}: {frame.f_code.co_name}"
@@ -155,7 +141,7 @@ def last_collectives() -> Collectives:
     with contextlib.suppress(Exception):  # a private function of torch, for optional information
         from torch._C import _distributed_c10d
 
-        for name in _DUMPS:
+        for name in ("_dump_fr_trace", "_dump_nccl_trace"):
             if (dump := getattr(_distributed_c10d, name, None)) is not None:
                 found |= read(pickle.loads(dump(True, False, True)))
     return found

@@ -8,8 +8,7 @@ import inspect
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import TrainerCallback
@@ -55,11 +54,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     Use it as ``Trainer(..., callbacks=[MemoryWatch()])``, with any Trainer of transformers or TRL. Every log of the
     training gets ``memory/...`` figures, in the trackers of ``report_to``, in ``state.log_history`` and on the console;
-    a JSONL file in the output folder has them in bytes. A one-line warning tells if memory is
-    fragmented, is full or leaks, or if host memory runs out.
-
-    Peaks are the allocator's: since the process began, or since they were reset; the watch never resets them. Its own
-    errors never end the training.
+    a JSONL file in the output folder has them in bytes. A one-line warning reports fragmentation, a GPU without free
+    memory, a leak, or low host memory. The watch never resets the allocator's peaks, and its own errors never stop the
+    training.
 
     Args:
         read: Reads the device's allocator; returns None if it cannot be measured. By default, CUDA's current device.
@@ -107,10 +104,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Moves itself before the trackers, and follows the model's embedding.
 
-        The trackers of ``report_to`` get the same ``logs`` as every callback, but before the user's callbacks
-        (``transformers/trainer.py: Trainer.__init__``), so anything that those add comes too late. A callback gets no
-        reference to the trainer, so the list is found through the caller, the callback handler. Moving to the front of
-        a list during iteration skips and repeats no entry. If no handler is found, only the trackers lack the figures.
+        The trackers of ``report_to`` get ``logs`` before the user's callbacks (``transformers/trainer.py:
+        Trainer.__init__``). A callback gets no reference to the trainer, so the list is found through the caller, the
+        callback handler. Moving to the front during iteration skips and repeats no entry.
         """
         callbacks: list[Any] = []
         frame = inspect.currentframe()
@@ -122,7 +118,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
                 break
         if self in callbacks:
             flow = [number for number, each in enumerate(callbacks) if isinstance(each, DefaultFlowCallback)]
-            first = flow[-1] + 1 if flow else 0
+            first = max(flow, default=-1) + 1
             if callbacks.index(self) > first:
                 callbacks.remove(self)
                 callbacks.insert(first, self)
@@ -138,8 +134,12 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         if not self._total_bytes and torch.cuda.is_initialized():
             self._total_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
         self._detector = SignDetector(environment_settings({}).grows)
-        predicted = {str(phase): size_bytes for phase, size_bytes in self._predicted.items()}
-        self._write("start", step=state.global_step, total_bytes=self._total_bytes, predicted_bytes=predicted)
+        self._write(
+            "start",
+            step=state.global_step,
+            total_bytes=self._total_bytes,
+            predicted_bytes=codec.to_json(self._predicted),
+        )
 
     @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -165,7 +165,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         logs.update(figures)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
             state.log_history[-1].update(figures)  # it has a copy of logs from before the callbacks
-        self._write("sample", **codec.to_json(sample), phases=_wire(peaks))
+        self._write("sample", **codec.to_json(sample), phases=codec.to_json(peaks))
         for sign in self._detector.see(sample):
             self._write("sign", **codec.to_json(sign))
             if state.is_world_process_zero or sign.kind != "host":
@@ -175,7 +175,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Removes the model's hook; records the peaks of the last evaluation and save."""
         self._rows.leave()
-        self._write("end", step=state.global_step, phases=_wire(self._phases()))
+        self._write("end", step=state.global_step, phases=codec.to_json(self._phases()))
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
@@ -280,16 +280,11 @@ def _gib(size_bytes: int) -> float:
     return round(size_bytes / GIB, 4)
 
 
-def _wire(peaks: Mapping[Phase, PhasePeak]) -> dict[str, Any]:
-    return {str(phase): codec.to_json(peak) for phase, peak in peaks.items()}
+class Batches(NamedTuple):
+    """The tokens per row, with padding, and rows of the batch with the longest rows; and the tokens of all batches."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batches:
-    """The rows and tokens per row, with padding, of the batch with the longest rows; and the tokens of all batches."""
-
-    rows: int
     tokens: int
+    rows: int
     all_tokens: int
 
 
@@ -302,7 +297,7 @@ class Rows:
 
     def __init__(self) -> None:
         self._hooks: list[Any] = []
-        self._rows = self._tokens = self._all_tokens = 0
+        self._seen = Batches(0, 0, 0)
 
     def follow(self, model: torch.nn.Module) -> None:
         """Follows this model from now on, and no longer the one before."""
@@ -318,11 +313,8 @@ class Rows:
 
     def take(self) -> Batches | None:
         """Returns what was recorded since the last call; None if nothing was."""
-        if not self._all_tokens:
-            return None
-        batches = Batches(rows=self._rows, tokens=self._tokens, all_tokens=self._all_tokens)
-        self._rows = self._tokens = self._all_tokens = 0
-        return batches
+        seen, self._seen = self._seen, Batches(0, 0, 0)
+        return seen if seen.all_tokens else None
 
     def _see(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():  # a changing count would cause a recompilation at every step
@@ -333,8 +325,8 @@ class Rows:
             ids = args[0] if args else kwargs.get("input")
             if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not ids.dtype.is_floating_point:
                 rows, tokens = ids.shape
-                self._all_tokens += rows * tokens
-                self._rows, self._tokens = max((self._tokens, self._rows), (tokens, rows))[::-1]
+                longest = max(self._seen[:2], (tokens, rows))
+                self._seen = Batches(*longest, self._seen.all_tokens + rows * tokens)
 
 
 def embedding_of(model: Any) -> torch.nn.Module | None:

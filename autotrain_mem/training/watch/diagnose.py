@@ -227,9 +227,8 @@ class Climb:
 def climb_of(values: Sequence[float]) -> Climb | None:
     """Returns the steady rise of ``WINDOW`` noisy values; None if there is none.
 
-    The minimum of each quarter is its floor, which a long row, a waiting batch or a cache does not raise. All floors
-    must rise, and the last rise must not be much smaller than the others (a warm-up slows down). The total rise must
-    exceed the spread of one quarter without its highest values.
+    The minima of all quarters must rise: a long row or a cache does not raise a minimum. The last rise must not be much
+    smaller than the others (a warm-up slows down), and the total must exceed the spread of a quarter.
     """
     if not floors_rise(values):
         return None
