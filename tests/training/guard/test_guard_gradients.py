@@ -143,15 +143,15 @@ SetUp = Callable[[str], AbstractContextManager[Any]]
 @pytest.fixture
 def set_up(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> SetUp:
     """A trainer as it was built, however it was changed in between; the next case may be of the same one."""
-    return lambda case: restored(case, qwen, tmp_path_factory.getbasetemp() / "trained")
 
+    def restored(case: str) -> AbstractContextManager[Any]:
+        method, settings, attributes = CASES[case]
+        key = f"{method} {settings}"
+        if key not in BUILT:
+            BUILT[key] = build(method, qwen, tmp_path_factory.getbasetemp() / "trained", **settings)
+        return as_built(BUILT[key], **attributes)
 
-def restored(case: str, model: Path, folder: Path) -> AbstractContextManager[Any]:
-    method, settings, attributes = CASES[case]
-    key = f"{method} {settings}"
-    if key not in BUILT:
-        BUILT[key] = build(method, model, folder, **settings)
-    return as_built(BUILT[key], **attributes)
+    return restored
 
 
 @pytest.mark.newest

@@ -33,8 +33,7 @@ class Reserved(TrainerCallback):
     def on_evaluate(self, *_: Any, **__: Any) -> None:
         self.later.append(self._bytes())
 
-    def on_save(self, *_: Any, **__: Any) -> None:
-        self.later.append(self._bytes())
+    on_save = on_evaluate
 
 
 def reserved(method: str, model: Path, folder: Path, *, keeps: bool = True, **changes: Any) -> Reserved:
@@ -50,26 +49,18 @@ def reserved(method: str, model: Path, folder: Path, *, keeps: bool = True, **ch
     return seen
 
 
-def score(answers: Any, compute_result: bool) -> dict[str, float]:
-    return {}
-
-
-def score_and_empty(answers: Any, compute_result: bool) -> dict[str, float]:
-    torch.cuda.empty_cache()
-    return {}
-
-
 def test_evaluation_gives_nothing_back_but_what_its_users_code_does(gpt2: Path, tmp_path: Path) -> None:
     """Nor does ``torch_empty_cache_steps`` change."""
     seen = reserved("grpo", gpt2, tmp_path, eval_accumulation_steps=1)
     assert len(seen.later) == 2
     assert min(seen.later) >= seen.stepped[0], "generation gives nothing back either"
-    metrics = {"batch_eval_metrics": True, "build": {"compute_metrics": score}}
-    kept = reserved("sft", gpt2, tmp_path, **metrics)
+    plain = {"compute_metrics": lambda answers, compute_result: {}}
+    empties = {"compute_metrics": lambda answers, compute_result: torch.cuda.empty_cache() or {}}
+    kept = reserved("sft", gpt2, tmp_path, batch_eval_metrics=True, build=plain)
     assert min(kept.later) >= kept.stepped[0]
     others = (
         reserved("sft", gpt2, tmp_path, keeps=False, eval_accumulation_steps=1),
-        reserved("sft", gpt2, tmp_path, **metrics | {"build": {"compute_metrics": score_and_empty}}),
+        reserved("sft", gpt2, tmp_path, batch_eval_metrics=True, build=empties),
     )
     for each in others:
         assert min(each.later) < each.stepped[0] == kept.stepped[0]

@@ -20,6 +20,7 @@ from autotrain_mem.training.process.longest_batch import (
     _why_not,
     attach_longest_batch,
     keeps_whole_gradients,
+    run_longest_batch,
     untouched,
 )
 
@@ -52,7 +53,7 @@ def test_losses_weights_and_the_order_of_rows_are_equal_to_the_bit_with_and_with
 ) -> None:
     """Runs that keep more between their steps, such as completions and entropies, among them."""
     method, changes = CASES[name]
-    data = {"eval_dataset": rows(method)} if "eval_steps" in changes else {}
+    data = {"eval_dataset": rows(method).select(range(2))} if "eval_steps" in changes else {}
     runs = [trained(trainer(method, gpt2, tmp_path, **changes, **data), worst_first=first) for first in (False, True)]
     assert runs[0][0] == runs[1][0]
     (batch,) = runs[1][1]
@@ -69,19 +70,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_there(gpt2: Path, tmp_path:
 
 
 def test_the_batch_holds_the_longest_rows_of_the_data(gpt2: Path, tmp_path: Path) -> None:
-    made = trainer("dpo", gpt2, tmp_path, max_steps=1)
-    batches: list[Any] = []
-    step = made.training_step
-
-    def noted(model: Any, inputs: Any, items: Any) -> Any:
-        batches.append({name: value.shape for name, value in inputs.items() if torch.is_tensor(value)})
-        return step(model, inputs, items)
-
-    made.training_step = noted
-    _, (told,) = trained(made, worst_first=True)
-    assert len(batches) == 2
-    assert batches[0]["input_ids"] == (4, told.longest_tokens)
-    assert told.rows == 2
+    made, shapes = trainer("dpo", gpt2, tmp_path), []
+    result = run_longest_batch(made, made.model, lambda _, inputs, items: shapes.append(inputs["input_ids"].shape))
+    assert result.rows == 2
+    assert shapes == [(4, result.longest_tokens)]
 
 
 def test_an_error_is_shown_while_what_stands_in_is_there_and_leaves_the_trainer_as_it_was(
@@ -137,14 +129,9 @@ def test_completions_have_their_full_length_and_advantages_that_no_reward_functi
         calls.append(len(prompts))
         return [float(number) for number, _ in enumerate(prompts)]
 
-    made = trainer("rloo", gpt2, tmp_path, reward=counted, max_completion_length=6, max_steps=2)
-    score, batches = made._generate_and_score_completions, []
-
-    def noted(inputs: Any) -> Any:
-        batches.append(score(inputs))
-        return batches[-1]
-
-    made._generate_and_score_completions = noted
+    made, batches = trainer("rloo", gpt2, tmp_path, reward=counted, max_completion_length=6, max_steps=2), []
+    score = made._generate_and_score_completions
+    made._generate_and_score_completions = lambda inputs: batches.append(score(inputs)) or batches[-1]
     _, (result,) = trained(made, worst_first=True)
     worst = batches[0]
     assert worst["completion_ids"].shape == (2, 6)
@@ -177,11 +164,11 @@ def test_a_vllm_engine_is_not_asked(gpt2: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_run_first_is_left_alone_with_the_reason(
     gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = trainer("sft", gpt2, tmp_path, max_steps=1, build={"train_dataset": rows("sft").to_iterable_dataset()})
-    _, (batch,) = trained(made, worst_first=True)
-    assert batch.rows == 0
-    assert "stream" in batch.why_not
-    made = trainer("sft", gpt2, tmp_path)
+    made = trainer("sft", gpt2, tmp_path, max_steps=1)
+    rows_of_it, made.train_dataset = made.train_dataset, rows("sft").to_iterable_dataset()
+    batch = run_longest_batch(made, made.model, made.training_step)
+    assert (batch.rows, "stream" in batch.why_not) == (0, True)
+    made.train_dataset = rows_of_it
     next(made.model.parameters()).register_post_accumulate_grad_hook(lambda parameter: None)
     assert "within the backward pass" in _why_not(made)
     with monkeypatch.context() as under_zero:  # whose stages 1 and 2 have such hooks too
@@ -278,16 +265,9 @@ def test_all_random_states_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: of_cards)
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
-    made, draws = bare(), []
-    for runs_first in (False, True):
-        random.seed(1)
-        numpy.random.seed(1)
-        torch.random.default_generator.manual_seed(1)
-        if runs_first:
-            with untouched(made):
-                drawn()
-        draws.append(drawn())
-    assert draws[0] == draws[1]
+    with untouched(bare()):
+        inside = drawn()
+    assert drawn() == inside
     assert put_back == [of_cards]
 
 

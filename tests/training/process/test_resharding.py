@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
 from autotrain_mem.training.process.resharding import (
+    OTHER_MODEL,
     _copy_part,
     _fill_from_file,
     _fill_from_shards,
@@ -67,21 +68,15 @@ def calm(request: Any, gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return made
 
 
-def _gone_on_with(calm: Any, model: Path, folder: Path, checkpoint: Path) -> Any:
-    made = _trainer(model, folder, calm.is_lora)
-    notes: list[Any] = []
-    read_other_forms(made, str(checkpoint), TRL_DEFAULTS, notes.append)
-    made.train(resume_from_checkpoint=str(checkpoint))
-    assert not notes
-    return made
-
-
 def _shards(calm: Any) -> Path:
     return Path(calm.args.output_dir) / f"shards-{SAVED}"
 
 
 def test_a_run_goes_on_with_shards_to_the_bit(calm: Any, gpt2: Path, tmp_path: Path) -> None:
-    made = _gone_on_with(calm, gpt2, tmp_path, _shards(calm))
+    made, notes = _trainer(gpt2, tmp_path, calm.is_lora), []
+    read_other_forms(made, str(_shards(calm)), TRL_DEFAULTS, notes.append)
+    made.train(resume_from_checkpoint=str(_shards(calm)))
+    assert not notes
     losses = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (calm, made)]
     assert losses[0] == losses[1]
     assert len(losses[1]) == STEPS
@@ -89,22 +84,29 @@ def test_a_run_goes_on_with_shards_to_the_bit(calm: Any, gpt2: Path, tmp_path: P
         assert torch.equal(before, now)
 
 
-def test_weights_of_another_model_end_it(calm: Any, gpt2: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(_shards(calm), tmp_path / "other")
-    shutil.rmtree(other / "pytorch_model_fsdp_0")
-    _save({"model": {"stranger": torch.zeros(2)}}, other / "pytorch_model_fsdp_0")
-    with pytest.raises(TrainingError, match="are not those of this model"):
-        _gone_on_with(calm, gpt2, tmp_path / "run", other)
-
-
-def test_an_optimizer_that_lacks_a_parameter_ends_it(calm: Any, gpt2: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(_shards(calm), tmp_path / "other")
+def test_shards_of_another_model_and_unreadable_ones_are_refused(calm: Any, gpt2: Path, tmp_path: Path) -> None:
     state = get_optimizer_state_dict(calm.model, calm.optimizer)
     state["state"].popitem()
-    shutil.rmtree(other / "optimizer_0")
-    _save({"optimizer": state}, other / "optimizer_0")
-    with pytest.raises(TrainingError, match="has state for"):
-        _gone_on_with(calm, gpt2, tmp_path / "run", other)
+    unreadable = r"Cannot resume from .*FileNotFoundError.*metadata"
+    cases: list[tuple[str, Any, type[Exception], str]] = [
+        ("pytorch_model_fsdp_0", {"model": {"a": torch.zeros(2)}}, TrainingError, "are not those of this model"),
+        ("pytorch_model_fsdp_0", None, OutputFolderError, unreadable),
+        ("optimizer_0", {"optimizer": state}, TrainingError, "has state for"),
+        ("optimizer_0", None, OutputFolderError, unreadable),
+    ]
+    made = _trainer(gpt2, tmp_path / "run", calm.is_lora)
+    made.create_optimizer()
+    for name, content, kind, words in cases:
+        other = shutil.copytree(_shards(calm), tmp_path / "checkpoint-3")
+        shutil.rmtree(other / name)
+        if content is not None:
+            _save(content, other / name)
+        read_other_forms(made, str(other), TRL_DEFAULTS, [].append)
+        with pytest.raises(kind, match=words) as caught:
+            made._load_optimizer_and_scheduler(str(other))
+        again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
+        assert caught.value.hint == (again if content is None else OTHER_MODEL)
+        shutil.rmtree(other)
 
 
 def test_both_forms_hold_the_same(calm: Any, gpt2: Path, tmp_path: Path) -> None:
@@ -118,15 +120,6 @@ def test_both_forms_hold_the_same(calm: Any, gpt2: Path, tmp_path: Path) -> None
         states.append((dict(made.model.named_parameters()), state["state"]))
     assert_close(states[0], states[1], rtol=0, atol=0)
     assert {float(each["step"]) for each in states[0][1].values()} == {SAVED}
-
-
-@pytest.mark.parametrize("left_out", ["pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata"])
-def test_a_file_that_cannot_be_read_is_named(calm: Any, gpt2: Path, tmp_path: Path, left_out: str) -> None:
-    other = shutil.copytree(_shards(calm), tmp_path / "checkpoint-3")
-    (other / left_out).unlink()
-    with pytest.raises(OutputFolderError, match=r"Cannot resume from .*FileNotFoundError.*metadata") as caught:
-        _gone_on_with(calm, gpt2, tmp_path / "run", other)
-    assert caught.value.hint == "Start again: give another --output_dir, and no --resume_from_checkpoint."
 
 
 def test_weights_that_lose_precision_are_said(calm: Any) -> None:
