@@ -1,7 +1,6 @@
 """Checks flags and keys against each other, without model, card and data.
 
-``--fit`` never removes a given setting: ``--fit lossless --use_peft`` trains an adapter. ``--forbid`` names a lever, so
-its setting may not be given.
+``--fit`` never removes a given setting: ``--fit lossless --use_peft`` trains an adapter. ``--forbid`` forbids it.
 """
 
 from __future__ import annotations
@@ -120,8 +119,7 @@ def levers_of_a_gpu(flags: Flags) -> Problems:
 
 
 def precision(flags: Flags) -> Problems:
-    """Refuses fp16 with half-precision weights: ``torch/amp/grad_scaler.py: _unscale_grads_`` refuses float16
-    gradients, and its CUDA kernel bfloat16 ones."""
+    """Refuses fp16 with half-precision weights: see ``torch/amp/grad_scaler.py: _unscale_grads_``."""
     given = flags.given
     if given.get("fp16") and given.get("dtype") in ("float16", "bfloat16") and not given.get("use_peft"):
         yield (
@@ -183,8 +181,7 @@ def prompt_length(flags: Flags) -> Problems:
 
 
 def row_limit(flags: Flags) -> Problems:
-    """Refuses to search for ``max_length`` if the trainer keeps longer rows, or if the length limits a prompt with its
-    sampled completion."""
+    """Refuses to search for ``max_length`` if the trainer keeps longer rows, or samples completions."""
     wanted, facts = flags.given.get(MAX_LENGTH), METHODS[flags.method]
     limits_both = facts.is_online and MAX_LENGTH in facts.knobs
     if limits_both and MAX_LENGTH in flags.given and (wanted is None or is_maximized(wanted)):
@@ -253,8 +250,7 @@ def padding_free(flags: Flags) -> Problems:
 
 
 _GRAPHS = {"torch_compile_mode": ("reduce-overhead", "max-autotune"), "torch_compile_backend": ("cudagraphs",)}
-"""Modes that record CUDA graphs (``torch/_inductor/__init__.py: list_mode_options``, ``torch/_dynamo/backends/
-cudagraphs.py``)."""
+"""Modes that record CUDA graphs (``torch/_inductor/__init__.py: list_mode_options``)."""
 
 
 def compiled_graphs(flags: Flags) -> Problems:

@@ -51,8 +51,7 @@ def read_config(job: Job) -> Any:
 
 
 def reward_model(subject: ModelOnCard) -> None:
-    """Refuses a reward model whose architecture has no sequence classifier in the installed transformers. Raises
-    UnsupportedModelError, and the errors of :func:`read_config`."""
+    """Refuses a reward model whose architecture has no sequence classifier in the installed transformers."""
     job = subject.job
     for name in REWARD_MODEL_ARGUMENTS:
         if (model := job.arguments.get(name)) is not None:
@@ -60,8 +59,7 @@ def reward_model(subject: ModelOnCard) -> None:
 
 
 def teacher_model(subject: ModelOnCard) -> None:
-    """Refuses a teacher with another vocabulary (``trl/trainer/distillation_trainer.py: __init__``). Raises UsageError,
-    and the errors of :func:`read_config`."""
+    """Refuses a teacher with another vocabulary (``trl/trainer/distillation_trainer.py: __init__``)."""
     job = subject.job
     for name in TEACHER_ARGUMENTS:
         if (model := job.arguments.get(name)) is None:
@@ -184,8 +182,7 @@ HUB_SECONDS = 3.0
 
 
 def parameters_on_disk(model: str, config: Any, revision: str | None = None) -> int | None:
-    """Counts a model's parameters from the size of its weight files and the config's dtype; None if files are
-    incomplete or quantized."""
+    """Counts a model's parameters from the size of its weight files and the config's dtype; None if unknown."""
     if getattr(config, "quantization_config", None) is not None:
         return None
     if pathlib.Path(model).is_dir():

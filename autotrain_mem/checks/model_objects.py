@@ -40,8 +40,7 @@ _WRAPPERS = {
     "torch.distributed.fsdp": "FSDP",
     "deepspeed": "DeepSpeed",
 }
-"""Modules whose classes put a model on several devices -> their names. FSDP2's ``fully_shard`` gives a module a new
-class with FSDPModule among its bases."""
+"""Modules whose classes put a model on several devices -> their names. FSDP2 adds FSDPModule to their bases."""
 
 
 def _spread(model: Any) -> Iterator[_Problem]:

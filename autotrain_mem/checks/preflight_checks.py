@@ -86,8 +86,7 @@ def setup_of(job: Job, config: Any, output_dir: str, **facts: Any) -> Setup:
 
 
 def emulated_bf16(setup: Setup) -> Problems:
-    """Warns of emulated bf16, which transformers accepts (``training_args.py: _validate_args`` calls
-    ``torch.cuda.is_bf16_supported()``)."""
+    """Warns of emulated bf16, which transformers accepts (``training_args.py: _validate_args``)."""
     given = setup.job.arguments
     if given.get("bf16") and lacks_bf16(setup.compute_capability) and not given.get("use_cpu"):
         capability = ".".join(map(str, setup.compute_capability))

@@ -22,8 +22,7 @@ from autotrain_mem.types.methods_table import METHODS
 
 
 def data_workers(flags: Flags) -> Problems:
-    """Refuses flags that need data loader workers if there are none (``torch/utils/data/dataloader.py:
-    DataLoader.__init__``)."""
+    """Refuses flags that need data loader workers if there are none."""
     given = flags.given
     asked = [f"--{name}" for name in OF_WORKERS if given.get(name)]
     if asked and not given.get("dataloader_num_workers"):
@@ -114,8 +113,7 @@ def packages(flags: Flags) -> None:
 
 
 def accepted_by_trl(flags: Flags) -> None:
-    """Raises UsageError if TRL's dataclasses refuse the arguments, except those that depend on a GPU or divide the
-    batch into groups: the planner checks these."""
+    """Raises UsageError if TRL's dataclasses refuse the arguments, except for what the planner checks."""
     try:
         filled = _filled(flags)
     except (ValueError, TypeError, ImportError, OSError) as error:

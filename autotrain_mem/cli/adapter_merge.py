@@ -18,8 +18,7 @@ from autotrain_mem.support.host import free_disk_bytes, host_memory
 from autotrain_mem.support.units import format_bytes
 
 ROOM = 1.15
-"""Memory to load and merge a model, as a multiple of its weights' bytes. It includes a layer's copy while a file is
-read (``transformers/core_model_loading.py``)."""
+"""Memory to load and merge a model, as a multiple of its weights' bytes. A layer is copied as it is read."""
 CARD_NAME = "README.md"
 
 

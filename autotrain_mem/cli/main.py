@@ -127,8 +127,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """Interrupts the process as Ctrl-C does, but only once: a second Ctrl-C does not wait for the step, and these
-    signals often arrive in pairs.
+    """Interrupts the process as Ctrl-C does, but only once: these signals often arrive in pairs.
 
     Both the shell and the kernel report a closed terminal; Slurm sends a warning, and then SIGTERM.
     """

@@ -115,8 +115,7 @@ def write_model(folder: Path, config: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Hides progress bars and warnings of libraries. DeepSpeed, which any model imports if it is installed, warns on
-    stdout that there is no GPU."""
+    """Hides progress bars and warnings of libraries. DeepSpeed warns on stdout that there is no GPU."""
     from transformers.utils import logging as progress
 
     disabled, shown = logging.root.manager.disable, progress.is_progress_bar_enabled()

@@ -59,8 +59,7 @@ _REASONS = {
 def problems(count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yields ``count`` problems in TRL's conversational format; the same ``count`` and ``seed`` give the same rows.
 
-    Each hundred rows, and an incomplete hundred at the end, hold exactly one long problem at a random place, so even a
-    dataset of 20 rows has one.
+    Each hundred rows, and an incomplete hundred at the end, hold one long problem at a random place.
     """
     random = Random(seed)
     long_row = 0

@@ -22,8 +22,7 @@ the largest figure ever reported with all kernels loaded is 1.5 GiB. Any other f
 NOBODY = 0
 """The process id for memory that NVML lists for no process."""
 UNNAMED_FROM_BYTES = 64 * MIB
-"""The least memory without a process that is reported. Every process that computes holds at least a context: 61 MiB on
-the smallest MIG instance."""
+"""The least memory without a process that is reported. A context takes 61 MiB or more."""
 
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:

@@ -58,8 +58,7 @@ _SPEED_SOURCES = {
 }
 
 _LANE_BYTES_PER_SECOND = {3: 985 * 10**6, 4: 1969 * 10**6, 5: 3938 * 10**6}
-"""Bytes per second and lane, one way, by generation of PCI Express, after 128b/130b coding (PCI-SIG's FAQ on each
-generation)."""
+"""Bytes per second and lane, one way, by generation of PCI Express, after 128b/130b coding (PCI-SIG's FAQ)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

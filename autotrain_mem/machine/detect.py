@@ -1,7 +1,6 @@
 """Detects the devices of this machine through NVML alone: a CUDA context would cost memory on every card.
 
-NVML lists every card; CUDA exposes some of them to a process, in its own order. This module repeats CUDA's choice, so
-that the first device here is torch's ``cuda:0``:
+NVML lists every card; CUDA exposes some of them to a process, in its own order. This module repeats CUDA's choice:
 
 - ``CUDA_VISIBLE_DEVICES``: indices or prefixes of UUIDs, in the wanted order. The first entry that names no device ends
   the list: ``0,2,-1,1`` is 0 and 2 (CUDA Programming Guide, "CUDA Environment Variables"). The first entry decides
@@ -210,8 +209,7 @@ def _fastest_first(nvml: Any, cards: _Cards) -> _Cards:
 
 
 def _device_called(cards: _Cards, entry: str, kind: str) -> _Device | None:
-    """Finds a device by a unique prefix of its UUID if the list starts with ``kind`` ``GPU-`` or ``MIG-``, else by
-    number."""
+    """Finds a device by a unique prefix of its UUID if ``kind`` is ``GPU-`` or ``MIG-``, else by number."""
     if kind not in ("GPU-", "MIG-"):
         digits = re.match(r"\+?(\d+)", entry)  # "1gpu" is 1 too: C's strtoul reads as far as the digits go
         named = [*cards][int(digits[1]) :][:1] if digits else []

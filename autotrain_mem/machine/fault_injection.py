@@ -68,8 +68,7 @@ class Fault:
     at: int
     """The number of the allocation, or of the checkpoint, at which it occurs."""
     phase: Phase | None = None
-    """The phase whose allocations are counted; ``SAVE`` counts checkpoints, since saving allocates little on the card;
-    None counts all allocations."""
+    """The phase whose allocations are counted; ``SAVE`` counts checkpoints; None all allocations."""
     size_bytes: int = 0
     """Bytes that another process takes, or less if less is free."""
     until: int | None = None

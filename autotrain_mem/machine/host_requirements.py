@@ -21,8 +21,7 @@ from autotrain_mem.types.findings import Download, Finding
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
-"""Bytes per parameter of a quantized linear layer without its scales (``rehearsal.quantized.statistics``): a lower
-bound."""
+"""Bytes per parameter of a quantized linear layer without its scales: a lower bound."""
 MASTER_BYTES = 4
 """Bytes per trained parameter under FSDP with mixed precision: accelerate converts to float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
@@ -105,8 +104,7 @@ def _refusal(error: type[AutofitError], message: str, cure: str) -> Finding:
 
 
 def _on_cpu(load: Load, available_bytes: int) -> Iterator[Finding]:
-    """Checks host memory for the weights, and for the tensors of a simulated run with several processes or offloading;
-    a single process is not checked for the latter."""
+    """Checks host memory for the weights, and for the tensors of a simulated run with several processes."""
     held_bytes = load.loaded_bytes * load.loaders
     if load.processes > 1 or load.by_deepspeed:
         simulated_bytes = load.processes * (load.memory.peak_allocated_bytes + HOST_NON_TORCH_BYTES)
@@ -125,8 +123,7 @@ def _on_cpu(load: Load, available_bytes: int) -> Iterator[Finding]:
 def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
     """Checks host memory for several processes that load at once, and for what is offloaded.
 
-    One process needs next to none: weights go tensor by tensor from the mapped file to the card
-    (``transformers/core_model_loading.py``).
+    One process needs next to none: tensors go from the mapped file to the card.
     """
     given, available = load.job.arguments, f"{format_bytes(available_bytes)} are available"
     loaded_bytes = load.loaded_bytes * load.loaders

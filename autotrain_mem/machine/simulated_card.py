@@ -57,8 +57,7 @@ class SimulatedGpu:
                 raise torch.OutOfMemoryError(str(error)) from error
 
     def free(self, block: int) -> None:
-        """Frees a block, after the current allocation if there is one; ignores a refused block. Never blocks: Python
-        may collect garbage in any thread, even during an allocation."""
+        """Frees a block, after the current allocation if there is one; ignores a refused block. Never waits."""
         self._ended.append(block)
         if self._lock.acquire(blocking=False):
             try:

@@ -38,8 +38,7 @@ def check_usable(index: int, *, grows: bool = False) -> None:
     """Makes ``cuda:index`` this process's current device and runs one kernel on it.
 
     Without ``set_device`` every rank would also open a context on GPU 0, hundreds of MiB that no plan counts.
-    ``torch.cuda.init`` opens none (``aten/src/ATen/cuda/detail/CUDAHooks.cpp: CUDAHooks::init``). A full card passes,
-    since its memory may be free by the time it is needed.
+    ``torch.cuda.init`` opens none (``aten/src/ATen/cuda/detail/CUDAHooks.cpp: CUDAHooks::init``). A full card passes.
 
     Args:
         index: The device's index among those that the process sees: the local rank.

@@ -42,8 +42,7 @@ _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fie
 def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: str) -> Plan:
     """Returns the plan, adapted to this job, card and installed versions.
 
-    Example: a plan made under trl 1.12 and followed under trl 1.16 is rehearsed once, on the whole model, and returned
-    with the new prediction and a warning that gives the reason.
+    Example: a plan from another trl version is rehearsed once and returned with the new prediction and a warning.
 
     Args:
         again: How to plan again, for hints: a command or a Python call.

@@ -121,8 +121,7 @@ UNSEEN = frozenset(
         *(NOT_REHEARSED, "lr_scheduler_type", "warmup_steps", "num_train_epochs", RESUME),
     )
 )
-"""Arguments that no rehearsal depends on. ``weight_decay`` is not among them: some optimizers copy the gradients to
-add it."""
+"""Arguments that no rehearsal depends on. Not ``weight_decay``, which may copy gradients."""
 
 
 def job_key(job: Job) -> dict[str, Any]:

@@ -182,8 +182,7 @@ def searched_with_images(
 ) -> tuple[Subject, SearchResult]:
     """Searches as :func:`searched` does; if nothing fits, or rows would be cut, with the largest images that fit.
 
-    Rows are cut at their end, where the answers are, so smaller images are tried first. Returns the result with its
-    subject. Raises DoesNotFitError.
+    Rows are cut at their end, where the answers are, so smaller images are tried first. Raises DoesNotFitError.
     """
     tried: list[Candidate] = []
 

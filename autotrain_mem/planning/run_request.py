@@ -158,8 +158,7 @@ class RunRequest:
 
 
 _WORLD_SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Variables that torchrun and MPI set for the processes that they start (``accelerate/utils/environment.py:
-get_cpu_distributed_information``)."""
+"""Variables that launchers set (``accelerate/utils/environment.py: get_cpu_distributed_information``)."""
 
 _SHARDS = (
     *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM"),

@@ -27,8 +27,7 @@ _MOST_PERCENT = 95
 def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
     """Returns the server of ``--vllm_mode server``, on cards like those that train; None without one.
 
-    TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's command
-    (``trl/trainer/grpo_config.py``), so these arguments go there.
+    TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's command.
 
     Raises:
         DoesNotFitError: the weights and one completion exceed the server's share of its cards.

@@ -26,8 +26,7 @@ MUCH_FASTER = 1.25
 def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tuple[Proposal, ...]:
     """Returns the levels to ask about: they do more harm and are much faster.
 
-    Example: ``--max_slowdown 1.2 --fit rounding``, since "rounding (dtype bfloat16, optim adamw_8bit) would be 1.3 x as
-    fast".
+    Example: ``--max_slowdown 1.2 --fit rounding``, since "rounding (...) would be 1.3 x as fast".
     """
     proposals = []
     for each in alternatives:
@@ -91,8 +90,7 @@ FLASH_ATTENTION = (
     *("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2", "kernels-community/flash-attn3"),
     "kernels-community/vllm-flash-attn3",
 )
-"""Attention that keeps packed rows apart: with any other, TRL warns that packed rows may attend to each other
-(trl/trainer/sft_trainer.py: FLASH_ATTENTION_VARIANTS)."""
+"""Attention that keeps packed rows apart: with any other, TRL warns (sft_trainer.py: FLASH_ATTENTION_VARIANTS)."""
 
 MEGA_BATCHES = 50
 """Optimizer steps that are sorted together (transformers/trainer_pt_utils.py: get_length_grouped_indices)."""

@@ -30,8 +30,7 @@ SHARED_FASTER = 1.05
 """The largest speedup over a prediction from another sharding, whose communication is estimated from bytes."""
 LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
-"""A guess up to this factor of the budget, from one point or from several, is worth a rehearsal: reserved bytes deviate
-from a line by 1 to 2 %."""
+"""A guess up to this factor of the budget, is worth a rehearsal: reserved bytes deviate from a line by 1 to 2 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -236,8 +236,7 @@ class Level:
 
 @lru_cache(maxsize=64)
 def levels(space: Space) -> tuple[Level, ...]:
-    """Returns a job's levels, least harm first; the first holds the job as asked for. Raises as
-    :func:`check_forbid`."""
+    """Returns a job's levels, least harm first; the first holds the job as given."""
     check_forbid(space.forbid)
     climbed: list[Level] = []
     seen: set[Knobs] = set()

@@ -176,15 +176,13 @@ HALF_BITS = 16
 class LineHistory:
     """Holds the estimates of a line, and of lines that differ only in levers that save bytes.
 
-    Example: for a line with recomputation, ``gentler`` holds the estimates of the same setting without it, and
-    ``harder`` those with activations offloaded too.
+    Example: for a line with recomputation, ``gentler`` are those without it, ``harder`` those that also offload.
     """
 
     line: Line
     known: Sequence[Estimate]
     gentler: Sequence[Sequence[Estimate]]
-    """Estimates of lines with fewer such levers, which need more and are faster, or with the same levers and another
-    sharding; the most similar line comes last."""
+    """Estimates of lines with fewer such levers, or with another sharding; the most similar line comes last."""
     harder: Sequence[Sequence[Estimate]]
     """Estimates of lines with more such levers, which need less."""
     shared_harder: Sequence[Sequence[Estimate]]

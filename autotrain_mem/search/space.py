@@ -269,8 +269,7 @@ HALF = ("float16", "bfloat16")
 
 
 def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: Capability) -> Knobs:
-    """Returns the base of a search with ``fp16`` on cards without bfloat16, unless the user set ``bf16`` or ``fp16``,
-    or pinned weights whose gradients the scaler would reject.
+    """Returns the base of a search with ``fp16`` on cards without bfloat16, unless the user's settings forbid it.
 
     TRL's default is bfloat16 everywhere (``trl/trainer/base_config.py: __post_init__``). A card before Ampere emulates
     it (``torch/cuda/__init__.py: is_bf16_supported``), without tensor cores and without a fused attention kernel.

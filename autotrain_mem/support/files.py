@@ -61,8 +61,7 @@ def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDE
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o666, *, flushes: bool = True) -> None:
-    """Replaces a file in one step; if that raises OSError, the old one stays. Without ``flushes`` a power cut may leave
-    the new name without its content."""
+    """Replaces a file in one step; if that raises OSError, the old one stays. ``flushes`` guards against power cuts."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
     try:
         with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
@@ -79,8 +78,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666, *, flushes: bool
 class JsonLines:
     """Appends JSON objects to a file, one a line; creates its folder.
 
-    The file is opened for each line, so that a crash loses none. An incomplete last line (a kill, a full disk) gets a
-    line break first.
+    The file is opened for each line, so that a crash loses none. An incomplete last line gets a line break first.
     """
 
     def __init__(self, path: Path) -> None:

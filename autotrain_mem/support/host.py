@@ -67,8 +67,7 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 
 
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
-    """Yields the limits of this process's control group and its parents. A group without a limit has ``max`` in version
-    2, and a number beyond any machine's memory in version 1."""
+    """Yields the limits of this process's control group and its parents. No limit is ``max``, or a huge number."""
     versions = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
     for mount, path in _groups(root):
         for folder in (root / mount / group for group in (path, *path.parents)):
@@ -86,8 +85,7 @@ def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
 
 def oom_kills(root: pathlib.Path = ROOT) -> int:
     """Counts the kernel's OOM kills in this control group, or else on the machine: ``memory.events`` (cgroup-v2.rst),
-    ``memory.oom_control`` (cgroup-v1/memory.rst, since Linux 4.13), or ``/proc/vmstat`` (``mm/vmstat.c:
-    vmstat_text``)."""
+    ``memory.oom_control`` (cgroup-v1/memory.rst), or ``/proc/vmstat``."""
     groups = [root / mount / path for mount, path in _groups(root)]
     counts = [group / name for group in groups for name in ("memory.events", "memory.oom_control")]
     for file in (*counts, root / "proc/vmstat"):
@@ -118,8 +116,7 @@ def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:
 
 
 def interface_to(address: str) -> str | None:
-    """Returns the network interface to an address, such as ``eth0``; None if it cannot be reached. Sends nothing: only
-    connects a datagram socket (connect(2), udp(7))."""
+    """Returns the network interface to an address, such as ``eth0``; None if it cannot be reached. Sends nothing."""
     import psutil
 
     try:

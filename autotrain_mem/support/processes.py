@@ -58,8 +58,7 @@ class Child:
         has_children: Whether it starts processes. It then gets its own process group, which does not receive Ctrl-C and
             is killed with it: an orphan would keep its stdout open, and the parent waiting.
         keeps_open: File descriptors that it inherits.
-        on_line: Called in a reader thread with each line of the answers, and with None at their end, instead of
-            :meth:`receive`.
+        on_line: Called in a thread with each line of output, and with None at the end, instead of :meth:`receive`.
     """
 
     def __init__(

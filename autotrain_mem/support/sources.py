@@ -96,8 +96,7 @@ def is_path(name: str) -> bool:
 
 
 def check_data_path(name: str) -> None:
-    """Raises DatasetNotFoundError, EmptyDatasetError, or, for other kinds of files, MalformedDatasetError; other names
-    are hub ids."""
+    """Raises DatasetNotFoundError, EmptyDatasetError, or MalformedDatasetError."""
     path = Path(name)
     if path.suffix.lower() in DATA_KINDS and not path.is_dir():
         if not path.is_file():

@@ -120,8 +120,7 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def content_digest(folder: pathlib.Path, *, read: bool = True) -> str:
-    """Digests the names and contents of all Python files of a folder; without ``read``, sizes and dates instead of
-    contents, which is faster."""
+    """Digests the names and contents of all Python files of a folder; without ``read``, their sizes and dates."""
     digest = hashlib.blake2b(digest_size=16)
     found = (os.path.join(parent, name) for parent, _, names in os.walk(str(folder)) for name in names)
     for path in sorted(path for path in found if path.endswith(".py")):

@@ -21,8 +21,7 @@ MOST_VALUES = 100_000
 
 
 def read_yaml(path: str, flag: str) -> dict[str, Any]:
-    """Reads a mapping with JSON values from the file that ``flag`` names. Raises UsageError if it cannot be read, is
-    not YAML, is too large or not a mapping."""
+    """Reads a mapping with JSON values from the file that ``flag`` names. Raises UsageError if it cannot."""
     import yaml
 
     hint = f"Write key: value in {path}, one a line."
@@ -68,8 +67,7 @@ def _count(node: Any, counted: dict[int, float]) -> float:
 
 
 _PLACES = tuple(Path(__file__).parents[up] / "recipes" for up in (1, 2))
-"""Folders of the recipes in an installed package and in a checkout (pyproject.toml:
-tool.hatch.build.targets.wheel.force-include)."""
+"""Folders of the recipes in an installed package and in a checkout."""
 
 _CARD = re.compile(r"^# card +(\S+)$", re.MULTILINE)
 _GPUS = re.compile(r"^# gpus +(\d+)$", re.MULTILINE)

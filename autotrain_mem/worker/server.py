@@ -82,8 +82,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
 
 
 def layers_to_name(job: Job) -> tuple[str, ...]:
-    """Returns the layers that FSDP shards one by one, if accelerate must be told: it rejects transformers' names of
-    layers that the model lacks."""
+    """Returns the layers that FSDP shards one by one, if transformers names others that the model lacks."""
     from autotrain_mem.checks.model_files import model_without_weights
     from autotrain_mem.trainers.finish import layers_to_shard
 
