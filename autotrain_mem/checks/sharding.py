@@ -12,7 +12,6 @@ from typing import Any
 
 from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
-from autotrain_mem.methods.interface import method_of
 from autotrain_mem.search.shardings import NOT_WITH, WAYS, SharedTokens
 from autotrain_mem.settings.knobs import BASE_BITS, ZEROS
 from autotrain_mem.settings.levers import LADDER, SHARED_SEQUENCE
@@ -214,8 +213,12 @@ def on_the_cpu(flags: Flags) -> Problems:
 
 
 def method(flags: Flags) -> Problems:
-    """Refuses methods that do not work with the sharding, or are not rehearsed with it."""
-    sharding = flags.given.get("sharding")
-    refused = None if sharding is None else method_of(flags.method).why_not_sharded(sharding)
-    if refused is not None:
-        yield refused
+    """Refuses sharding for trainers that call models without the wrapper that gathers weights
+    (``trl/experimental/ppo/ppo_trainer.py: train``, ``.../online_dpo/online_dpo_trainer.py: _generate``)."""
+    sharding, facts = flags.given.get("sharding"), METHODS[flags.method]
+    if facts.holds_models_whole and sharding not in (None, "ddp"):
+        yield (
+            f"--sharding {sharding} does not work with {facts.title}: its trainer calls models directly, without the "
+            "wrapper that gathers sharded weights.",
+            "Give --sharding ddp: each GPU then holds all models. LoRA needs less: --use_peft.",
+        )

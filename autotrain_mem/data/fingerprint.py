@@ -1,4 +1,4 @@
-"""Computes a digest of everything that token counts depend on, without tokenizing: equal digests, equal lengths."""
+"""Computes a digest of everything that token counts depend on."""
 
 from __future__ import annotations
 
@@ -26,23 +26,21 @@ from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Fingerprint, Job, Knobs
 
 READ_WHOLE_BYTES = 64 * 2**20
-"""Files up to this size are digested whole, which takes 0.1 s at most; larger ones by path, size, date, and first and
-last MiB."""
+"""Files up to this size are digested whole, in at most 0.1 s; larger ones by path, size, date, first and last MiB."""
 _END_BYTES = 2**20
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
-"""Suffixes of weight files in a model's folder, which no tokenizer reads."""
+"""Suffixes of weight files."""
 
 _WITHOUT_EFFECT = ("packing_strategy", "eval_packing", "padding_free", "truncation_mode", "dataset_num_proc")
-"""Arguments that act after the rows are counted, or set the number of processes that count."""
+"""Arguments that act after the rows are counted, or only set the number of processes."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 
 
 def fingerprint(job: Job, scratch: str) -> Fingerprint:
     """Returns a digest of the data, tokenizer, chat template, formatting, reward functions and installed packages.
 
-    Reward functions are included since counting tries them once; a reward job's ``max_length``, since counting raises
-    if it would drop every pair.
+    Counting tries reward functions, and raises if a reward job's ``max_length`` drops every pair.
 
     Raises:
         DatasetError, ModelNotFoundError: as :func:`autotrain_mem.data.token_lengths.profile`.
@@ -76,9 +74,8 @@ def fingerprint(job: Job, scratch: str) -> Fingerprint:
 
 
 def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
-    """Returns digests of the data, and the rows that may name image files, which these do not cover. Files are digested
-    by content; for other data it is the datasets library's fingerprint, which includes their revision
-    (datasets/builder.py: _get_dataset_fingerprint)."""
+    """Returns digests of the data, by content or by the datasets library's fingerprint (datasets/builder.py:
+    _get_dataset_fingerprint), and the rows that may name image files."""
     name = load.dataset_name(job)
     path = pathlib.Path(name)
     if job.python_call is not None:
@@ -96,7 +93,7 @@ def _data(job: Job, filled: Configs) -> tuple[Any, list[Any]]:
 
 
 def _may_name_images(file: pathlib.Path) -> bool:
-    """Returns whether a file mentions a column of images at its start or end; loading the rows would take longer."""
+    """Returns whether a file mentions a column of images at its start or end."""
     with open(file, "rb") as opened:
         head = opened.read(READ_WHOLE_BYTES)
         opened.seek(-min(_END_BYTES, file.stat().st_size), os.SEEK_END)
@@ -104,8 +101,8 @@ def _may_name_images(file: pathlib.Path) -> bool:
 
 
 def _model(name: str, filled: Configs, scratch: str) -> Any:
-    """Returns digests of a folder's files without weights or of a template file, or the commit of a hub id; if this is
-    not cached yet, digests of the tokenizer itself."""
+    """Returns digests of a template or of a folder's files without weights, a cached hub id's commit, or digests of the
+    loaded tokenizer."""
     path = pathlib.Path(name)
     if path.exists():
         return [_content(file, path) for file in _files(path) if file.suffix not in WEIGHTS]
@@ -125,10 +122,7 @@ def _written(tokenizer: Any, scratch: str) -> Any:
 
 
 def _formatting(job: Job) -> dict[str, Any]:
-    """Returns the arguments that may change a row's tokens: all of TRL's own except those known not to.
-
-    So an argument that a later TRL adds is included.
-    """
+    """Returns the arguments that may change a row's tokens: all of TRL's own except those known not to."""
     from transformers import TrainingArguments
     from trl import ModelConfig
 
@@ -141,11 +135,8 @@ def _formatting(job: Job) -> dict[str, Any]:
 
 
 def _formatting_function(job: Job) -> Any:
-    """Returns digests of a script's formatting function and of the user's own modules, which it may call.
-
-    A function of the script is hashed by value. The datasets library hashes a module's function by name alone
-    (``datasets/utils/_dill.py: Pickler``). If hashing fails, the result is random, and the rows are counted again.
-    """
+    """Returns digests of a script's formatting function and of the user's own modules, whose functions the datasets
+    library hashes by name alone (``datasets/utils/_dill.py: Pickler``). If hashing fails, the result is random."""
     function = keyword_of(job, "formatting_func")
     if function is None:
         return None
@@ -175,7 +166,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _content(file: pathlib.Path, root: pathlib.Path) -> tuple[str, str]:
-    """Returns the name below the root and a digest. A copy of the folder gives the same, unless its files are large."""
+    """Returns a file's name below the root, and its digest."""
     name, status = str(file.relative_to(root)), file.stat()
     if status.st_size <= READ_WHOLE_BYTES:
         return name, _digest([file.read_bytes()])

@@ -1,7 +1,4 @@
-"""Counts tokens of rows with images: images by their sizes and the processor's rule, text by its tokenizer.
-
-Pixels do not matter: an image's size determines the number of its tokens.
-"""
+"""Counts tokens of rows with images: an image's size determines the number of its tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ OfRow = Callable[[Mapping[str, Any], int, Any], Texts]
 
 @dataclass(frozen=True, slots=True)
 class ImageTokens:
-    """Holds what a processor makes of one image."""
+    """Holds a processor's output for one image."""
 
     text: str
     """The text that replaces the image's placeholder, with every run of image tokens reduced to one."""
@@ -39,7 +36,7 @@ class ImageTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Patch:
-    """Holds what one patch of an image makes; a fraction of a token if several patches are merged into one."""
+    """Holds one patch's share of an image's tokens and elements."""
 
     text: str
     tokens: Fraction
@@ -81,14 +78,12 @@ class ImageCounter:
 
     @functools.cached_property
     def _one_patch(self) -> _Patch | None:
-        """Returns what each patch of an image makes, if a small and a large image agree; None otherwise. This saves
-        processing an image for each number of patches."""
+        """Returns a patch's share if a small and a large image agree; it saves processing an image of each size."""
         of_two = {_Patch.of(self._process(size), self._kind_of(size)) for size in _TRIED}
         return of_two.pop() if len(of_two) == 1 else None
 
     def _kind_of(self, size: Size) -> Any:
-        """Returns a key that is equal for image sizes with equal results; the size itself if the processor has no such
-        key."""
+        """Returns a key that is equal for image sizes with equal results."""
         width, height = size
         images = self._processor.image_processor
         if getattr(images, "do_pan_and_scan", None):  # Gemma3Processor._get_num_multimodal_tokens omits crops
@@ -136,8 +131,8 @@ class ImageCounter:
 
 
 def _repeated_mark(processor: Any) -> str:
-    """Returns the token that stands for one feature of an image; Gemma has another token for a whole image
-    (``processing_gemma3.py: __init__``)."""
+    """Returns the token of one image feature; Gemma has another token for a whole image (``processing_gemma3.py:
+    __init__``)."""
     return str(getattr(processor.tokenizer, "image_token", None) or processor.image_token)
 
 
@@ -149,7 +144,7 @@ def image_lengths(
     Args:
         rows: A datasets.Dataset with a column ``image`` or ``images``.
         of_row: The method's formatting of a row.
-        processes: Number of processes to count with; None for this one alone.
+        processes: Number of processes; None for this one alone.
     """
     sizes = _sizes(rows, processes)
     counter = ImageCounter(processor)
@@ -193,7 +188,7 @@ def image_lengths(
 
 
 def _sizes(rows: Any, processes: int | None) -> list[tuple[Size, ...]]:
-    """Reads the image sizes of all rows, with the rows split over the processes."""
+    """Reads the image sizes of all rows in several processes."""
     if processes is None:
         return row_image_sizes(rows)
     from datasets import Dataset

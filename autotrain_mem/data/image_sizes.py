@@ -1,4 +1,4 @@
-"""Reads the image sizes of every row: from the files' headers, without decoding, if these suffice."""
+"""Reads the image sizes of every row, without decoding if the files' headers suffice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Size = tuple[int, int]
 """Width and height in pixels, after applying the EXIF orientation."""
 
 IMAGE_COLUMNS = ("image", "images")
-"""If a row has both columns, the first is read, as in SFT's and DPO's collators (``trl/trainer/sft_trainer.py:
-DataCollatorForVisionLanguageModeling``)."""
+"""Of both columns the first is read (``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling``)."""
 CONVERSATIONS = ("messages", "prompt")
 """Columns whose messages may hold images of their own (``trl/data_utils.py: prepare_multimodal_messages``)."""
 
@@ -37,15 +36,12 @@ _TELLING = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
 def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
     """Returns the sizes of the images of every row, in the order of the rows.
 
-    A datasets.Dataset is not decoded, and of an image stored in it only the header is read. To use several processes,
-    give each a part: ``row_image_sizes(rows.shard(count, number, contiguous=True))``.
-
     Args:
         rows: A datasets.Dataset, or mappings by column. Images are in the columns ``image`` or ``images`` (images,
             paths, ``data:`` addresses, objects with ``bytes`` or ``path``, lists of them) and in messages' contents.
 
     Raises:
-        DatasetFormatError: an image cannot be read or lies on another machine; the message names the row.
+        DatasetFormatError: an image cannot be read or is on another machine; the message names the row.
     """
     sizes = []
     for number, row in enumerate(_undecoded(rows), 1):
@@ -56,20 +52,18 @@ def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
         except Exception as error:  # PIL's readers of broken files raise anything
             raise DatasetFormatError(
                 f"An image of row {number} cannot be read: {error}.",
-                hint="Drop the row, or put the image where its path says; images on other machines are fetched "
-                "beforehand.",
+                hint="Drop the row, or put the image at its path; download images from other machines beforehand.",
             ) from error
     return sizes or [()] * len(rows)
 
 
 def sizes_of_row(row: Mapping[str, Any]) -> tuple[Size, ...]:
-    """Returns the sizes of a row's images. Raises what Pillow raises for an image that cannot be read."""
+    """Returns the sizes of a row's images; raises Pillow's error for an image that cannot be read."""
     return tuple(map(_size, _images(row)))
 
 
 def image_files(rows: Any) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields the local files that hold images of rows (see :func:`row_image_sizes`), as the rows name them, with their
-    status."""
+    """Yields the local image files that rows name, with their status (see :func:`row_image_sizes`)."""
     for row in _undecoded(rows):
         for image in _images(row):
             if isinstance(image, Mapping):
@@ -81,7 +75,7 @@ def image_files(rows: Any) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _undecoded(rows: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields the columns of rows that may hold images, undecoded; nothing if there are none."""
+    """Yields rows of the columns that may hold images, undecoded."""
     formatted = getattr(rows, "format", None)
     if formatted is None or formatted["type"] == "custom":  # a transform makes the rows that training gets
         yield from rows
@@ -164,7 +158,7 @@ def _without_decoding(feature: Any) -> Any:
 
 
 def _borrowed(value: Any) -> Any:
-    """Returns an Arrow scalar as a Python value; ``bytes`` is a view of Arrow's memory, most of which is never read."""
+    """Returns an Arrow scalar as a Python value, in which ``bytes`` is a view of Arrow's memory."""
     if not value.is_valid:
         return None
     if not isinstance(value, Mapping):  # a list
@@ -191,7 +185,7 @@ def _size(value: Any) -> Size:
         if os.path.isfile(text):
             return _size_in_file(text)
         if text.startswith(("http://", "https://")):
-            raise ValueError(f"{text} lies on another machine")
+            raise ValueError(f"{text} is on another machine")
         try:
             content = base64.decodebytes(text.removeprefix("data:image/").rpartition(",")[2].encode())
             return _size_in_file(io.BytesIO(content))
@@ -223,7 +217,7 @@ def _size_in_file(file: Any) -> Size:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError(
-            "The data have images, and Pillow, which reads them, is not installed.", hint=VISION_EXTRA
+            "The data have images, but Pillow, which reads them, is not installed.", hint=VISION_EXTRA
         ) from error
 
     with Image.open(file) as image:
@@ -243,7 +237,7 @@ def _upright(image: Any, exif: Mapping[int, Any]) -> Size:
 
 
 def _tells_at_its_end(file: Any) -> bool:
-    """Returns whether text or EXIF chunks follow a PNG's pixels; a reader finds these only at the end."""
+    """Returns whether text or EXIF chunks follow a PNG's pixels."""
     file.seek(8)
     is_after = False
     while len(head := file.read(8)) == 8 and head[4:] != b"IEND":

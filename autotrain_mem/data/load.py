@@ -24,13 +24,13 @@ from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
 
 _HOW_TO_MEND = {
     ".jsonl": "Every line of a .jsonl file is one JSON object, with the same keys of the same types.",
-    ".json": "A .json file is a list of objects, or one object a line, with the same keys of the same types.",
-    ".csv": "The first line names the columns; a value with commas, quotes or line breaks stands in quotes.",
+    ".json": "A .json file is a list of objects, or has an object on each line, with the same keys of the same types.",
+    ".csv": "The first line names the columns; a value with commas, quotes or line breaks needs quotes.",
     ".parquet": "The file is truncated or is not a parquet file: write or download it again.",
 }
 _FILES_LISTED = 5
 _NO_ROWS = "corresponds to no data"
-"""Part of the ValueError's message with which datasets reports a file without rows (datasets/arrow_reader.py)."""
+"""Part of datasets' ValueError for a file without rows (datasets/arrow_reader.py)."""
 
 
 def load(job: Job, filled: Configs) -> Any:
@@ -48,7 +48,7 @@ def load(job: Job, filled: Configs) -> Any:
         splits: Any = splits_of(job, filled.script.dataset_train_split)
     elif filled.script.dataset_streaming or filled.dataset.streaming:
         raise UsageError(
-            "A streamed dataset cannot be planned for: its rows are not known before they are trained on.",
+            "A streamed dataset cannot be planned for, since its rows cannot be counted in advance.",
             hint="Remove --dataset_streaming.",
         )
     elif filled.dataset.datasets and job.dataset is None:
@@ -155,10 +155,7 @@ def load_named(name: str, config_name: str | None) -> Any:
 
 
 def _unreadable(path: pathlib.Path) -> str:
-    """Returns which line of a file cannot be read, and why; empty if unknown.
-
-    The datasets library does not say which line of a .json or .jsonl file is not JSON.
-    """
+    """Returns the line of a file that cannot be read, and the reason; empty if unknown."""
     if where := undecodable_line(path):
         return f"{where} is not UTF-8"
     suffix = path.suffix.lower()
@@ -188,7 +185,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
-    """Rejects images that a script's own objects turn into tensors, which is not rehearsed."""
+    """Rejects images that a script's own objects turn into tensors."""
     seen, call = sorted({*IMAGE_COLUMNS}.intersection(columns)), job.python_call
     if not seen or call is None or not job.method_facts.reads_images:
         return
@@ -196,15 +193,14 @@ def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
     own += ["a model object"] if call.holds_model else []
     if own:
         raise DatasetFormatError(
-            f"{name} holds images ({', '.join(seen)}), and what {' and '.join(own)} of a script makes of them is not "
-            "rehearsed.",
-            hint=f"Give model= by its name, and leave {', '.join(each for each in own if '_' in each) or 'objects'} "
-            f"away: the model's own processor is taken, and AutoFit(max_pixels=N) makes images smaller. To train on "
-            f"the text alone, leave the column away: {name} = {name}.remove_columns({seen}).",
+            f"{name} holds images ({', '.join(seen)}), but images are rehearsed only with the model's own processor, "
+            f"not with {' and '.join(own)}.",
+            hint="Give model= by its name and remove the other objects; AutoFit(max_pixels=N) makes images smaller. To "
+            f"train on the text alone, remove the column: {name} = {name}.remove_columns({seen}).",
         )
 
 
-# -- the formats of TRL's trainers, by their columns, and what to call them -----------------------------------------
+# -- the formats of TRL's trainers, by their columns -------------------------------------------------------------------
 
 _KINDS = {
     ("prompt", "chosen", "rejected"): "preferences",
@@ -218,7 +214,7 @@ _KINDS = {
     ("prompt",): "prompts",
     ("text",): "plain text",
 }
-"""Columns to look for, the most specific first -> the kind of rows. The formats are those of TRL's documentation."""
+"""Columns, the most specific first -> the kind of rows, as in TRL's documentation."""
 
 
 def columns_read(method: str, columns: Sequence[str], filled: Configs) -> tuple[str, ...]:
@@ -248,11 +244,11 @@ def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:
     return [(filled.training.dataset_text_field,) if each == (TEXT_COLUMN,) else each for each in formats]
 
 
-# -- every row, before TRL tokenizes it: a bad one is named by its line, not by a traceback ---------------------------
+# -- every row, before TRL tokenizes it --------------------------------------------------------------------------------
 
 
 _GOOD_VALUES = """\
-Drop or mend such rows. Text is a string. A conversation is a list of at least one message:
+Drop or fix these rows. Text is a string. A conversation is a list of at least one message:
 {"role": "user", "content": "..."} or {"from": "human", "value": "..."}; the prompt and the answers of a row are all
 strings, or all conversations. Tokenized rows are lists of at least one whole number, labels are true or false."""
 _SHOWN_CHARACTERS = 40
@@ -269,12 +265,9 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
         DatasetFormatError: values of the wrong kind; the message names the first row and counts the others.
         MalformedDatasetError: text that is not UTF-8.
     """
-    bad: list[int] = []
     kept = split.select_columns(list(columns)).with_format(None)
     try:
-        for number, row in enumerate(kept):
-            if not _is_good(row):
-                bad.append(number)
+        bad = [number for number, row in enumerate(kept) if not _is_good(row)]
     except UnicodeDecodeError as error:
         raise MalformedDatasetError(
             f"{name} holds text that is not UTF-8: {undecodable_line(pathlib.Path(name)) or error}.",
@@ -290,14 +283,11 @@ def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
             with open(name, "rb") as lines:
                 filled = (number for number, line in enumerate(lines, 1) if line.strip())
                 place = next((f"line {number}" for at, number in enumerate(filled) if at == row), place)
-        raise DatasetFormatError(
-            f"{name} cannot be trained on: in {place}, {values}{others}.",
-            hint=_GOOD_VALUES,
-        )
+        raise DatasetFormatError(f"{name} cannot be trained on: in {place}, {values}{others}.", hint=_GOOD_VALUES)
 
 
 def undecodable_line(path: pathlib.Path) -> str:
-    """Returns the first line that is not UTF-8, as ``line 3``; empty if there is none or the file is not text."""
+    """Returns the first line that is not UTF-8, as ``line 3``, or an empty text."""
     if path.suffix.lower() not in (".json", ".jsonl", ".csv"):
         return ""
     with open(path, "rb") as lines:
@@ -329,7 +319,7 @@ _LABEL = "label"
 
 
 def _is_good(row: Mapping[str, Any]) -> bool:
-    """Returns whether every column that a method reads holds the kind of value that its name requires."""
+    """Returns whether every column holds the kind of value that its name requires."""
     alike = []
     for column, value in row.items():
         if column in _ALIKE:

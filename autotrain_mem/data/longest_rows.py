@@ -1,4 +1,4 @@
-"""Finds the longest rows of the training data, as a trainer makes tokens of them. Runs in the training process."""
+"""Finds the rows of the training data with the most tokens. Runs in the training process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.row_lengths import prepared_lengths
 
 CANDIDATES = 64
-"""Of this many prompts or conversations with the most characters, those with the most tokens are taken: tokenizing all
-of a large data set would take minutes."""
+"""Number of prompts or conversations with the most characters that are tokenized."""
 
 
 def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) -> list[int]:
@@ -26,9 +25,8 @@ def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) ->
 
     Args:
         lengths: Numbers, or tuples of them, compared in order.
-        padded: If all longest rows are equally long, whether to put the longest shorter row last. A batch without
-            padding takes less memory than a padded one of the same length: attention needs no mask, and repeats no
-            keys and values for it (``transformers/integrations/sdpa_attention.py: use_gqa_in_sdpa``).
+        padded: If all longest rows are equally long, whether to put the longest shorter row last: without padding,
+            attention needs no mask, and less memory (``transformers/integrations/sdpa_attention.py: use_gqa_in_sdpa``).
     """
     longest = heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
     if padded and len(longest) > 1 and lengths[longest[-1]] == lengths[longest[0]]:
@@ -38,8 +36,7 @@ def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) ->
 
 
 def cut(lengths: Sequence[int], args: Any) -> Sequence[int]:
-    """Returns the lengths that rows have in a batch: DPO's and KTO's collators truncate rows
-    (``trl/trainer/dpo_trainer.py: DataCollatorForPreference``)."""
+    """Returns the lengths after a collator's truncation (``trl/trainer/dpo_trainer.py: DataCollatorForPreference``)."""
     limit: int | None = getattr(args, "max_length", None)
     return lengths if limit is None else [min(length, limit) for length in lengths]
 
@@ -84,10 +81,8 @@ def are_conversations(trainer: Any, dataset: Any) -> bool:
 
 
 def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the indices of the rows with the most tokens in a step, and the tokens of the first.
-
-    Candidates have the most characters in all, or before their last message, since an answer may be sampled.
-    """
+    """Returns the indices of the longest rows, among those with the most characters in all or, since an answer may be
+    sampled, before their last message; and the tokens of the longest."""
     method = method_of_trainer(trainer)
     assert method is not None, "asked before"
     whole, before = [], []
@@ -108,8 +103,7 @@ def samples_completions(trainer: Any) -> bool:
 
 
 def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the indices of the longest rows, and the tokens of the longest; counts prompts if completions are
-    sampled.
+    """Returns the indices of the longest rows, or prompts, and the tokens of the longest.
 
     Raises:
         DatasetFormatError: an image cannot be read.
@@ -127,7 +121,7 @@ def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
 
 
 def longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the prompts with the most tokens, among those with the most characters, and the first's tokens."""
+    """Returns the indices of the longest prompts, among those with the most characters, and the longest's tokens."""
     prompts = dataset.select_columns(["prompt"])
     texts = [characters(prompt) for rows in prompts.iter(batch_size=10_000) for prompt in rows["prompt"]]
     candidates = longest_rows(texts, max(count, CANDIDATES))
@@ -137,8 +131,7 @@ def longest_prompts(trainer: Any, dataset: Any, count: int) -> tuple[list[int], 
 
 
 FEWEST_CANDIDATES = 8
-"""The fewest candidates of each kind. Reading and tokenizing a row with images of a million pixels takes a tenth of a
-second, so all rows of a large data set would take hours."""
+"""The fewest candidates of each kind; a row with images of a million pixels takes a tenth of a second."""
 
 _TEXTS = ("messages", "prompt", "completion", "chosen", "rejected")
 _ROWS_AT_ONCE = 1000
@@ -150,14 +143,8 @@ def are_image_rows(dataset: Any) -> bool:
 
 
 def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the indices of the rows with the most tokens, and the tokens of the longest.
-
-    Candidates have the most pixels, the most images (which some models shrink to one size) or the most text. The
-    trainer's own collator or tokenization counts their tokens; rows with equally many are ordered by pixels.
-
-    Raises:
-        DatasetFormatError: an image cannot be read.
-    """
+    """Returns the indices of the longest rows, among those with the most pixels, images or text, and the tokens of the
+    longest; equally long rows are ordered by pixels. Raises as :func:`longest_of` does."""
     known = (*_TEXTS, getattr(trainer.args, "dataset_text_field", None))
     columns = [name for name in dataset.column_names if name in known]
     characters_of_rows = [0] * len(dataset)
@@ -176,7 +163,7 @@ def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int
 
 
 def tokens_of(trainer: Any, dataset: Any, number: int) -> int:
-    """Returns a row's tokens as the trainer makes them: of a pair, those of the longer side; of a prompt, its own."""
+    """Returns a row's tokens as the trainer makes them; a pair's longer sequence counts."""
     from trl.data_utils import prepare_multimodal_messages  # slow to import
 
     (row,) = fetched(trainer, dataset, [number])

@@ -28,11 +28,6 @@ from autotrain_mem.types.data import ImageProfile
 def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:
     """Counts tokens as the installed trainer prepares the data, untruncated.
 
-    The trainer gets a model of a few hundred weights, since preparing uses only the tokenizer.
-
-    Args:
-        on_progress: Called with the progress of the counting.
-
     Raises:
         DatasetError: see :func:`autotrain_mem.data.load.load`.
         ModelNotFoundError: the model has no tokenizer.
@@ -49,14 +44,14 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
     if max(lengths, default=0) < FEWEST_TOKENS[job.is_online]:
         raise EmptyDatasetError(
             f"No row of {load.dataset_name(job)} has enough tokens to train on.",
-            hint="Every row is empty, or was dropped as fully masked; look at the chat template and the columns.",
+            hint="Every row is empty or was dropped as fully masked; check the chat template and the columns.",
         )
     drops = job.method_facts.long_rows == "dropped"  # ``trl/trainer/reward_trainer.py: _prepare_dataset``
     limit, shortest = job.arguments.get(MAX_LENGTH), min(lengths)
     if drops and isinstance(limit, int) and limit < shortest:
         raise EmptyDatasetError(
-            f"--max_length {limit} drops every pair of {load.dataset_name(job)}: reward training drops pairs with "
-            f"a longer side, and the shortest pair has {shortest} tokens.",
+            f"--max_length {limit} drops every pair of {load.dataset_name(job)}: reward training drops longer pairs, "
+            f"and the shortest pair has {shortest} tokens.",
             hint=f"--max_length {shortest} keeps the shortest, --max_length {max(lengths)} or auto keeps all.",
         )
     counted = [trained, *(lengths for lengths, _ in others)]
@@ -76,8 +71,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
 
 
 FEWEST_TOKENS = {False: 2, True: 1}
-"""By whether a method is online. A row's second token is predicted from its first; a prompt needs only one."""
-
+"""Keyed by ``Job.is_online``. A row's second token is predicted from its first; a prompt needs only one."""
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"),
@@ -115,9 +109,9 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
 
 def _no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:
     return ModelNotFoundError(
-        f"{model} comes without a tokenizer that can be loaded{f': {why}' if why else ''}.",
-        hint="Token lengths are unknown without one. Give --max_length N (for prompts: --prompt_length N) to plan for "
-        "N tokens, or a model folder with its tokenizer files.",
+        f"{model} has no tokenizer that can be loaded{f': {why}' if why else ''}.",
+        hint="Give a model folder with its tokenizer files, or --max_length N (for prompts: --prompt_length N) to plan "
+        "for N tokens.",
     )
 
 
@@ -153,9 +147,9 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
             # ``trl/trainer/sft_trainer.py: __init__`` rejects a text model, but only once it is loaded.
             if getattr(tokenizer, "image_processor", None) is None:
                 raise DatasetFormatError(
-                    f"{name} holds images, and {job.model} reads text alone.",
-                    hint="Take a model that reads images, such as Qwen/Qwen2.5-VL-3B-Instruct, or leave the column of "
-                    "images away to train on the text.",
+                    f"{name} holds images, but {job.model} reads text alone.",
+                    hint="Use a model that reads images, such as Qwen/Qwen2.5-VL-3B-Instruct, or remove the column of "
+                    "images to train on the text.",
                 )
             of_row = partial(method_of(job.method).image_texts, filled)
             lengths, images = image_lengths(rows, tokenizer, of_row, processes=filled.training.dataset_num_proc)
@@ -164,19 +158,18 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
             without, total = images.rows_by_images.get(0, 0), sum(images.rows_by_images.values())
             if job.is_online and 0 < without < total:
                 raise DatasetFormatError(
-                    f"{without:,} of the {total:,} rows of {name} have no image, and {job.method_facts.trainer} makes "
-                    "no batch of some that have and some that have not.",
-                    hint="Leave the rows without images away, or train on them apart.",
+                    f"{without:,} of the {total:,} rows of {name} have no image, and {job.method_facts.trainer} cannot "
+                    "mix rows with and without images in a batch.",
+                    hint="Remove the rows without images, or train on them separately.",
                 )
             return lengths, images
         more = () if formatting is None else (formatting,)
         return method_of(job.method).row_lengths(filled, rows, tokenizer, *more), None
     except AutofitError:
         raise
-    # TRL, the chat template and the tokenizer work on the user's data here, and raise anything.
-    except Exception as error:
-        hint = "The columns are there, so look at the values, or at the chat template. --debug shows where TRL stopped."
-        if job.python_call is not None:
-            hint = "Look at the values, at formatting_func where there is one, or at the chat template."
-        message = f"TRL cannot prepare {name}: {type(error).__name__}: {error}"
-        raise DatasetFormatError(message, hint=hint) from error
+    except Exception as error:  # TRL, the chat template and the tokenizer may raise anything
+        where = "--debug shows where TRL failed." if job.python_call is None else "Also check formatting_func if given."
+        raise DatasetFormatError(
+            f"TRL cannot prepare {name}: {type(error).__name__}: {error}",
+            hint=f"Check the values of its columns and the chat template. {where}",
+        ) from error

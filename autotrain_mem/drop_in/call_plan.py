@@ -1,4 +1,4 @@
-"""Makes the plan for a trainer's call, as the command does with flags, but with a script's own objects."""
+"""Makes the plan for a trainer's call with a script's own objects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.worker.pool import Workers
 
 OUR_LIBRARIES = frozenset({"autotrain_mem", "trl", "transformers", "peft", "bitsandbytes", "builtins"})
-"""Libraries whose version identifies their code. Nothing that depends on any other code is cached between runs."""
+"""Libraries whose version identifies their code; a plan that depends on other code is not cached."""
 
 _PREPARED = "_is_accelerate_prepared"
 """Attribute of a prepared model, which ``accelerate/accelerator.py: prepare_model`` does not prepare again."""
@@ -64,7 +64,7 @@ class PlannedCall:
     call: Call
     autofit: AutoFit
     lost: tuple[str, ...]
-    """Levers that this process can no longer pull (``device.lost_levers``), found before NCCL takes memory."""
+    """Levers that this process can no longer use (``device.lost_levers``)."""
 
     @property
     def models(self) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ def make_plan(asked: PlannedCall) -> Plan:
         UsageError: settings contradict each other, or the device cannot be rehearsed.
         UnsupportedModelError: a model object cannot be rehearsed.
         OutputFolderError: the trained model would overwrite a model.
-        DatasetError, RehearsalError, BatchSplitError, ContextLengthError.
+        DatasetError, RehearsalError, BatchSplitError, ContextLengthError: see ``support.errors``.
     """
     config = asked.call.keywords["args"]
     launched = read_launched(config, asked.autofit)
@@ -95,7 +95,7 @@ def make_plan(asked: PlannedCall) -> Plan:
     for name in ("effective_batch_size", "prompt_length", "image_sizes"):
         value = getattr(asked.autofit, name)
         if value is not None and value < 1:
-            raise UsageError(f"{name} {value} is not a whole number of at least 1.", hint="Write 1 or more.")
+            raise UsageError(f"{name} {value} is not a whole number of at least 1.", hint="Give 1 or more.")
     _check_keywords(asked)
     # Each model by its hub id or by the folder that it was loaded from.
     named = [asked.call.model] if isinstance(asked.call.model, str) else []
@@ -143,7 +143,7 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
 
 
 _AGAIN = "remove plan="
-"""How to make a new plan, for the hints of errors."""
+"""The remedy in hints of errors about an earlier plan."""
 
 
 def _rehearsals(
@@ -151,7 +151,7 @@ def _rehearsals(
 ) -> Rehearsals:
     keywords, autofit, model = asked.call.keywords, asked.autofit, asked.call.keywords["model"]
     if autofit.effective_batch_size is None and {ROWS, STEPS} & {*autofit.tune}:
-        # Sizes that may change divide the script's effective batch in another way, and never change it.
+        # The script's effective batch stays the same.
         config = keywords["args"]
         effective = config.per_device_train_batch_size * config.gradient_accumulation_steps * launched.processes
         autofit = replace(autofit, effective_batch_size=effective)
@@ -159,12 +159,12 @@ def _rehearsals(
     streams = _streams(asked.call)
     if streams and METHODS[asked.method].is_online and autofit.prompt_length is None:
         raise UsageError(
-            "A stream's prompts cannot be counted before they are trained on, and nothing truncates them.",
-            hint="Say how long they get: autofit=AutoFit(prompt_length=N).",
+            "A stream's prompts cannot be counted in advance, and TRL does not truncate prompts.",
+            hint="Give the length of the longest: autofit=AutoFit(prompt_length=N).",
         )
     if streams and not METHODS[asked.method].is_online and not isinstance(arguments.get(MAX_LENGTH), int):
         raise UsageError(
-            "A stream's rows cannot be counted before they are trained on, so that their longest is not known.",
+            "A stream's rows cannot be counted in advance, so the length of the longest is unknown.",
             hint=f"Give the config a max_length: {asked.config_class.__name__}(max_length=N).",
         )
     call = asked.call
@@ -179,7 +179,6 @@ def _rehearsals(
     arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
     if asked.lost and EXPANDABLE not in arguments:
         arguments[EXPANDABLE] = False
-    # A model object is named after where it was loaded from, or after its class.
     name = model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
     request = RunRequest(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)
     # A launcher may start several processes on the CPU too.
@@ -197,7 +196,7 @@ def _rehearsals(
 
 
 def _streams(call: Call) -> list[Any]:
-    """Returns the streamed datasets of training and evaluation, whose rows cannot be counted in advance."""
+    """Returns the streamed datasets of training and evaluation."""
     from datasets import Dataset
 
     evaluated = call.keywords.get("eval_dataset")
@@ -208,7 +207,7 @@ def _streams(call: Call) -> list[Any]:
 
 
 def _digest(asked: PlannedCall) -> str:
-    """Returns a digest of what a rehearsal depends on besides arguments; empty if that includes a user's code."""
+    """Returns a digest of a rehearsal's objects; empty if they include the user's code."""
     relevant = {name: value for name, value in asked.call.keywords.items() if name not in _OF_RUN}
     rewards = relevant.get("reward_funcs")
     rewards = rewards if isinstance(rewards, list | tuple) else [rewards]
@@ -222,7 +221,7 @@ def _digest(asked: PlannedCall) -> str:
 
 
 def _text_of(value: Any) -> str | None:
-    """Returns a text that describes a value in full; None if there is none."""
+    """Returns a complete description of a value; None for other objects."""
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     if isinstance(value, type) or inspect.isfunction(value):
@@ -244,12 +243,11 @@ def _is_known(kind: Any) -> bool:
 
 
 _UNREHEARSED = {
-    "tools": "after a call TRL generates again behind prompt, completion and result, with a KV cache that may be "
-    "longer by a whole completion; a rehearsal calls nothing",
-    "rollout_func": "it samples by code of the script's own: neither what that takes of the card nor how long its "
-    "prompts and completions get can be known",
-    "environment_factory": "what an environment says as it is reset is added to each prompt, so that no prompt's "
-    "length can be counted, and each of its tools has TRL generate again",
+    "tools": "after a call TRL generates again after prompt, completion and result, so that the KV cache may be longer "
+    "by a whole completion",
+    "rollout_func": "the script's own code samples, so that its memory and the lengths of its completions are unknown",
+    "environment_factory": "TRL adds the environment's first message to each prompt, so that no prompt's length can be "
+    "counted",
 }
 """Keywords of GRPO's trainer -> why no plan can be made with them (``trl/trainer/grpo_trainer.py: _tool_call_loop,
 _generate, _generate_and_score_completions``). RLOO's trainer takes none of them."""
@@ -264,13 +262,13 @@ def _check_keywords(asked: PlannedCall) -> None:
     if isinstance(keywords.get("model"), str) and not method_of(asked.method).takes_model_name:
         title = METHODS[asked.method].title
         raise UsageError(
-            f"{title}'s trainer loads a name in the checkpoint's dtype and takes no quantization: no plan says how.",
+            f"{title}'s trainer takes no dtype or quantization for a model's name, so a plan cannot set them.",
             hint="Load the model, and give it as an object: model=AutoModelForCausalLM.from_pretrained(NAME).",
         )
     why = {name: reason for name, reason in _UNREHEARSED.items() if keywords.get(name)}
     if METHODS[asked.method].builds_early and any(keywords.get("optimizers") or ()):
         title = METHODS[asked.method].title
-        why["optimizers"] = f"{title}'s optimizer holds two models, and is rehearsed as the config names it"
+        why["optimizers"] = f"{title}'s optimizer trains two models, and is rehearsed as the config names it"
     if why:
         raise UsageError(
             f"{', '.join(why)} {'is' if len(why) == 1 else 'are'} not supported yet.",
@@ -283,7 +281,7 @@ def _check_keywords(asked: PlannedCall) -> None:
             check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
 
 
-# -- model objects: a plan never pulls levers that would need the model loaded again -----------------------------------
+# -- model objects, which a plan never loads again ---------------------------------------------------------------------
 
 RELOADING = ("dtype", *BASE_BITS)
 """Knobs that are fixed when the model is loaded."""
@@ -293,10 +291,9 @@ LOSSLESS = "lossless"
 
 
 def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan:
-    """Returns the plan for a model object; if not lossless, also lists what a freshly loaded model would allow.
+    """Returns the plan for a model object; if not lossless, with the plan for a freshly loaded model as alternative.
 
     Args:
-        plan_job: Plans a job.
         folder: A scratch folder.
 
     Raises:
@@ -323,7 +320,7 @@ def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder:
 
 
 def _reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
-    """Returns the same job's plan with the model given by name; None if that is another model or no change."""
+    """Returns the job's plan with the model given by name; None if it would be another model, or loaded alike."""
     from transformers import PreTrainedModel
 
     model = call.model

@@ -1,9 +1,8 @@
 """Finds the settings of a trainer's config that count as given, and makes the config with a plan's settings.
 
-A dataclass does not record which of its values were set. The rule: **a value that differs from TRL's default is given,
-and a plan never changes it; a value that equals the default may change.** ``max_length`` always counts as given, since
-users do not expect rows to be cut in another way than the script says. ``AutoFit(pin=...)`` keeps a default,
-``AutoFit(tune=...)`` allows a setting to change.
+**A value that differs from TRL's default is given, and a plan never changes it; a value that equals the default may
+change.** ``max_length`` always counts as given. ``AutoFit(pin=...)`` keeps a default, ``AutoFit(tune=...)`` allows a
+setting to change.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _FOLLOWING = (
     *("do_eval", "eval_steps", "greater_is_better", "metric_for_best_model", "torch_compile_backend", "torch_compile"),
     *("loss_type", "use_transformers_continuous_batching", "vllm_importance_sampling_clip_max"),
 )
-"""Settings that a config may derive from others; one derived from another of these comes before it
+"""Settings that a config may derive from others, and before them those that it derives from these
 (``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py, rloo_config.py``)."""
 
 _MIRRORED = {
@@ -43,7 +42,7 @@ _MIRRORED = {
 """transformers 5.23 keeps these settings under two names (``training_args.py: __post_init__``)."""
 
 _PLACED = ("use_cpu", "bf16", "fp16")
-"""Settings that a config needs to be constructed on any machine; the device decides what a plan is for."""
+"""Settings without which a config cannot be constructed on every machine."""
 
 _SKIPPED = frozenset(
     {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config", "deepspeed"}
@@ -125,11 +124,8 @@ def _differing(config: Any, config_class: type) -> dict[str, Any]:
 
 
 def _derived(config: Any) -> frozenset[str]:
-    """Returns the names of the generation sizes that follow from the other sizes.
-
-    If a generation does not serve exactly one optimizer step, the script asked for its number of rows, under one name
-    or the other. With another micro-batch, ``steps_per_generation`` changes and the rows do not.
-    """
+    """Returns the generation sizes that follow from other sizes: both if a generation serves one optimizer step;
+    otherwise the script sets its number of rows, from which ``steps_per_generation`` follows."""
     if not hasattr(config, STEPS_OF_GENERATION):
         return frozenset()
     follows = config.steps_per_generation == config.gradient_accumulation_steps
@@ -137,7 +133,7 @@ def _derived(config: Any) -> frozenset[str]:
 
 
 def _of_model(keywords: Keywords) -> dict[str, Any]:
-    """Returns how the model is loaded; for a model object, what it is."""
+    """Returns how the model is, or was, loaded."""
     model = keywords["model"]
     if not isinstance(model, str):
         adapted = {"use_peft": True} if is_adapted(model) else {}
@@ -145,7 +141,7 @@ def _of_model(keywords: Keywords) -> dict[str, Any]:
     options = dict(getattr(keywords["args"], "model_init_kwargs", None) or {})
     if "torch_dtype" in options:
         raise UsageError(
-            "model_init_kwargs: TRL reads dtype, and loads the model in float32 whatever torch_dtype says.",
+            "model_init_kwargs: TRL reads dtype, and ignores torch_dtype.",
             hint=f'Write model_init_kwargs={{"dtype": "{_plain(options["torch_dtype"])}"}}.',
         )
     quantization = quantization_of(keywords)
@@ -171,8 +167,7 @@ def main_dtype(model: Any) -> str:
 
 
 def _of_adapter(keywords: Keywords) -> dict[str, Any]:
-    """Returns an adapter as TRL's flags, and also as PEFT's config if the flags cannot express all of it. The config
-    object itself is what is rehearsed."""
+    """Returns an adapter as TRL's flags, and also as PEFT's config if the flags cannot express it."""
     adapter = keywords.get(PEFT_CONFIG)
     if adapter is None:
         return {}
@@ -205,9 +200,7 @@ def _plain(value: Any) -> Any:
 
 
 def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
-    """Returns a config of the same class with a plan's knobs; the script's own config is unchanged.
-
-    The config is constructed anew, so its class derives what follows from a changed setting.
+    """Returns a new config of the same class with a plan's knobs; the script's own config is unchanged.
 
     Args:
         loads: Whether the trainer loads the model by its name.
@@ -233,8 +226,8 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
 
 
 def _construct(config_class: type, values: Mapping[str, Any]) -> Any:
-    """Makes a config, and restores accelerate's state in this process, which a config resets although an accelerator of
-    the script may use it (``transformers/training_args.py: _setup_devices``)."""
+    """Makes a config without its reset of accelerate's state, which the script's accelerator may use
+    (``transformers/training_args.py: _setup_devices``)."""
     from accelerate.state import AcceleratorState, PartialState
 
     shared = [(state._shared_state, dict(state._shared_state)) for state in (AcceleratorState, PartialState)]

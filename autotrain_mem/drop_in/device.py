@@ -33,30 +33,29 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any]) -> Hardware:
         return host()
     if config.device.type != "cuda":
         raise UsageError(
-            f"A trainer on {config.device.type} cannot be rehearsed: kernels are known for CUDA and the CPU.",
+            f"A trainer on {config.device.type} cannot be rehearsed, only one on CUDA or the CPU.",
             hint="Take trl's own class, or name a card to plan for: autofit=AutoFit(gpu=...).",
         )
     if config.n_gpu > 1:
         raise UsageError(
-            f"This process sees {config.n_gpu} GPUs, over which the trainer would split every batch, and plans are for "
-            "one.",
+            f"This process sees {config.n_gpu} GPUs, and the trainer would split every batch over them; a plan is for "
+            "one GPU per process.",
             hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each with torchrun.",
         )
     index = config.device.index or 0
     card = cuda_device(index)
     if card is None:
         raise UsageError(
-            f"cuda:{index} is not a card that NVML lists, so its memory is unknown.",
+            f"NVML does not list cuda:{index}, so its memory is unknown.",
             hint="Name a card to plan for: autofit=AutoFit(gpu=...).",
         )
     return with_own_use(card, config.device, models)
 
 
 def with_own_use(card: Hardware, device: Any, models: Iterable[Any]) -> Hardware:
-    """Returns the card with the free bytes for a run in this process, if the process has initialized CUDA.
+    """Returns the card with the bytes that are free for a run in this process.
 
-    Free includes the process's context and what torch's allocator has reserved, but not the tensors outside the models
-    to train: these stay.
+    They include the process's CUDA context and torch's reserved memory, except tensors outside the trained models.
     """
     import torch
 
@@ -70,7 +69,7 @@ def with_own_use(card: Hardware, device: Any, models: Iterable[Any]) -> Hardware
 
 
 def lost_levers() -> tuple[str, ...]:
-    """Returns the levers that this process can no longer pull, each with the reason and the remedy."""
+    """Returns the levers that this process can no longer use, each with the reason and the remedy."""
     import torch
 
     if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved():
@@ -82,10 +81,8 @@ def lost_levers() -> tuple[str, ...]:
 
 
 def grow_segments(device: Any) -> None:
-    """Turns on expandable segments for what this process allocates on a device from now on.
-
-    Calls ``c10/core/AllocatorConfig.cpp: setAllocatorSettings``, as torch.cuda.memory does. Later processes do not
-    inherit it, since the environment is unchanged.
+    """Turns on expandable segments for later allocations of this process (``c10/core/AllocatorConfig.cpp:
+    setAllocatorSettings``).
 
     Raises:
         UnreadableGpuError: the card rejects them.

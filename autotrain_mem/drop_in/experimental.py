@@ -19,7 +19,7 @@ from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer as _Onlin
 
 
 class _Quantizing(_GKDTrainer):  # type: ignore[misc]  # TRL is untyped to mypy
-    """Accepts a quantization for a student given by name, as the base class of TRL's trainer does."""
+    """Accepts ``quantization_config`` for a student given by name, as TRL's SFTTrainer does."""
 
     def __init__(self, *args: Any, quantization_config: Any = None, **kwargs: Any) -> None:
         given = inspect.signature(_GKDTrainer).bind(*args, **kwargs).arguments

@@ -1,7 +1,6 @@
-"""Guards a drop-in trainer's methods: out of memory does not end a run, and the longest rows run before the first step.
+"""Guards a drop-in trainer's methods: a run survives out of memory, and the longest rows run before the first step.
 
-The guard is attached for ``train``, ``evaluate`` and ``predict`` and detached afterwards. Between these calls a trainer
-is as TRL built it: it is freed with its last reference, and copied and pickled like TRL's own.
+The guard is detached after each call, so that a trainer is freed, copied and pickled like TRL's own.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _GUARDED = "_autofit_guarded"
 """Attribute that is True if a trainer's next run is to be guarded."""
 
 _STEPS = ("training_step", "prediction_step")
-"""The guard prepares a batch before it calls these methods, so their inputs differ from TRL's."""
+"""Methods that the guard calls with a batch that it has already prepared, unlike TRL."""
 
 _LIBRARIES = OUR_LIBRARIES | {"torch", "accelerate", "datasets", "liger_kernel"}
-"""Libraries through which a batch may run once more: ``longest_batch.untouched`` restores what their code changes."""
+"""Libraries whose changes of state ``longest_batch.untouched`` restores."""
 
 
 def guard_methods(kind: type) -> None:
-    """Guards the methods of a drop-in class, for trainers on which :func:`guard` was called."""
+    """Wraps the methods of a drop-in class; they are guarded in trainers on which :func:`guard` was called."""
     for name in RUNS:
         setattr(kind, name, _guarded_method(kind, name))
 
@@ -67,16 +66,16 @@ def _guarded_method(kind: type, name: str) -> Callable[..., Any]:
 
 @contextmanager
 def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Attaches a guard to a trainer, and yields its method of that name to call meanwhile."""
+    """Attaches a guard to a trainer, and yields the guarded method of that name."""
     from autotrain_mem.training.guard.attach import attach_guard, why_no_guard
 
     names = (*_STEPS, "compute_loss", "_compute_loss")
     has_own_step = vars(trainer).keys() & names or any(_is_own(getattr(type(trainer), step)) for step in _STEPS)
-    if why_no_guard(trainer) or has_own_step:  # overridden by the user, in the class or on this object
+    if why_no_guard(trainer) or has_own_step:
         yield trls
         return
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    # the objects whose methods a guard replaces
+    # The functions set on the objects whose methods a guard replaces.
     functions = [(owner, _functions(owner)) for owner in (trainer, trainer.accelerator, policy)]
     callbacks = [*trainer.callback_handler.callbacks]
 
@@ -88,51 +87,40 @@ def _guarded(trainer: Any, name: str, trls: Callable[..., Any]) -> Iterator[Call
     setattr(trainer, name, trls)  # the guard wraps this attribute
     attached = None
     try:
-        attached = attach_guard(
-            trainer,
-            learned=trainer.plan.experience.learned,
-            on_incident=report,
-            on_notice=_warn,
-        )
+        attached = attach_guard(trainer, learned=trainer.plan.experience.learned, on_incident=report, on_notice=_warn)
         if name == "train":
             _run_longest_first(trainer)
         yield getattr(trainer, name)
     finally:
         if attached is not None:
             _note(trainer, learned=attached.leave())
-        for each in [*trainer.callback_handler.callbacks]:  # other callbacks that the run added stay
+        for each in [*trainer.callback_handler.callbacks]:  # the user's callbacks stay
             if type(each).__module__.startswith("autotrain_mem.training.") and each not in callbacks:
                 trainer.callback_handler.callbacks.remove(each)
         if vars(trainer).get(name) == trls:
             delattr(trainer, name)
-        for owner, before in functions:  # removes ours; what others set meanwhile stays
+        for owner, before in functions:  # the user's functions stay
             own = vars(owner)
             for each, function in _functions(owner).items():
-                code = getattr(function, "__func__", function)  # by its module: a wrapper may carry another's name
+                code = getattr(function, "__func__", function)  # a wrapper has its own globals, but another's name
                 if str(getattr(code, "__globals__", {}).get("__name__", "")).startswith("autotrain_mem."):
                     del own[each]
             own.update({each: function for each, function in before.items() if each not in own})
 
 
 def _is_own(code: Any) -> bool:
-    """Returns whether code, or the class of an object, is outside ``_LIBRARIES``: the user's own."""
+    """Returns whether code, or the class of an object, is the user's own."""
     named = code if hasattr(code, "__module__") else type(code)
     return str(named.__module__).split(".")[0] not in _LIBRARIES
 
 
-# -- what it leaves ----------------------------------------------------------------------------------------------------
-
-
 def _functions(owner: Any) -> dict[str, Any]:
-    """Returns the functions set on an object itself, not those of its class."""
+    """Returns the functions set on an object itself, not its class's."""
     return {name: value for name, value in vars(owner).items() if inspect.isroutine(value)}
 
 
-# -- what it reports ---------------------------------------------------------------------------------------------------
-
-
 def _note(trainer: Any, incident: Incident | None = None, learned: LearnedLimits | None = None) -> None:
-    """Replaces the trainer's plan, which is immutable, by one with this incident or what was learned."""
+    """Adds an incident or learned limits to the trainer's plan."""
     plan = trainer.plan
     experience = plan.experience if incident is None else plan.experience.with_incident(incident)
     if learned is not None:
@@ -147,11 +135,8 @@ def _warn(message: str) -> None:
     logging.get_logger("transformers.autofit").warning(f"autofit: {message}")
 
 
-# -- the longest rows first --------------------------------------------------------------------------------------------
-
-
 def _run_longest_first(trainer: Any) -> None:
-    """Runs the longest rows before the first step, unless the user's own code might count its calls."""
+    """Runs the longest rows before the first step, unless a step calls the user's own code."""
     from autotrain_mem.trainers.finish import keep_cache_in_evaluation
     from autotrain_mem.training.cuda_oom import is_out_of_memory
     from autotrain_mem.training.process.longest_batch import run_longest_batch

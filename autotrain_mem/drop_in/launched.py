@@ -1,7 +1,6 @@
-"""Reads how the processes of this training were launched, and makes them use one plan.
+"""Reads how torchrun, ``accelerate launch`` or the script's config set up the processes; no plan changes it.
 
-Torchrun, ``accelerate launch`` or the script's own config set this. It is rehearsed as it is, and no plan changes it.
-Rank 0 plans for the smallest device of all ranks, and all use its plan.
+Rank 0 plans for the smallest device of all ranks, and all ranks use its plan.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ _PLUGIN = {
     **{"fsdp_version": "version", "cpu_offload": "offload_params"},
     **{"transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap"},
 }
-"""Keys of ``fsdp_plugin_args`` in transformers' config (``training_args.py: _process_fsdp_args``) -> their names in a
-file of accelerate's, if they differ."""
+"""Keys of transformers' ``fsdp_plugin_args`` (``training_args.py: _process_fsdp_args``) -> accelerate's names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +37,8 @@ class Launched:
     processes: int = 1
     nodes: int = 1
     config: Mapping[str, Any] | None = None
-    """The equivalent config of ``accelerate launch``; None for a single process, or if DeepSpeed's own config, which is
-    among the pins, sets the sharding."""
+    """The equivalent config of ``accelerate launch``; None for a single process, or with DeepSpeed, whose config is
+    among the pins."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs and arguments that a plan must not change."""
     warnings: tuple[str, ...] = ()
@@ -50,7 +48,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
     """Returns how this process was launched.
 
     Args:
-        config: TRL's, which may ask for FSDP or DeepSpeed too.
+        config: TRL's config, which may also ask for FSDP or DeepSpeed.
 
     Raises:
         UsageError: the sharding cannot be rehearsed, or contradicts ``autofit``.
@@ -60,14 +58,13 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
             "accelerate launched this process with Megatron-LM, which is not rehearsed.",
             hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or take trl's own class.",
         )
-    # A script's own rows are padded as its config says, and shared tokens need a multiple of the processes.
+    # The script's config pads its rows, and shared tokens need a multiple of the processes.
     sizes = getattr(config, "parallelism_config", None)
     for name in SHARE_TOKENS:
         of_launcher = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
         if (getattr(sizes, name, 1) or 1) > 1 or (sizes is None and of_launcher not in ("", "1")):
             raise UsageError(
-                f"{name}: that several GPUs share the tokens of a row is not planned for in a script that accelerate "
-                "launched.",
+                f"{name}: sharing a row's tokens between GPUs is not supported in a script that accelerate launched.",
                 hint=f"autofit sft --gpus N --{name} N plans and trains with it; or launch with {name} 1.",
             )
     count, machines = processes(), nodes()
@@ -81,19 +78,13 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
 
 
 def _is_on(variable: str) -> bool:
-    """Returns whether ``accelerate launch`` turned this variable on (``accelerate/utils/launch.py``, ``state.py``)."""
+    """Returns whether ``accelerate launch`` turned this variable on."""
     return os.environ.get(variable, "").lower() == "true"
 
 
 def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
-    """Reads accelerate's config from the environment and from the script's own config, which wins
-    (``transformers/trainer.py: create_accelerator_and_postprocess``)."""
-    of_launcher = config_of_environment(os.environ, count) or {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU",
-        "mixed_precision": os.environ.get("ACCELERATE_MIXED_PRECISION", "no"),
-        "num_processes": count,
-    }
+    """Reads the environment, and the script's own config, which wins (``transformers/trainer.py:
+    create_accelerator_and_postprocess``)."""
     of_script: dict[str, Any] = {}
     if (plugin := getattr(config, "fsdp_plugin_args", None)) is not None:
         settings = {f"fsdp_{_PLUGIN.get(name, name)}": value for name, value in plugin.items()}
@@ -101,7 +92,7 @@ def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
     if (sizes := getattr(config, "parallelism_config", None)) is not None:
         names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
         of_script["parallelism_config"] = {f"parallelism_config_{name}": getattr(sizes, name) for name in names}
-    content = {**of_launcher, **of_script, "num_machines": nodes}
+    content = {**config_of_environment(os.environ, count), **of_script, "num_machines": nodes}
     if count == 1 and content["distributed_type"] == "MULTI_GPU":
         return Launched()
     launch = read_launch(content, "How accelerate launched this process")
@@ -117,32 +108,27 @@ _START = "accelerate launch --config_file FILE SCRIPT starts processes and shard
 
 
 def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
-    """Yields what AutoFit asks for but cannot change, since the processes have been launched."""
-    sharding = launched.pins.get("sharding")
+    """Yields settings of AutoFit that running processes cannot follow."""
     if autofit.accelerate_config is not None:
         yield "AutoFit(accelerate_config=...) comes too late for processes that run already"
     if autofit.gpu_counts not in ((), (launched.processes // launched.nodes,)):
         yield f"AutoFit(gpus=...) asks for {autofit.gpus}, and {launched.processes} process(es) train here"
     if autofit.nodes not in (None, launched.nodes):
-        yield f"AutoFit(nodes={autofit.nodes}) is not the {launched.nodes} of this training"
-    if autofit.sharding not in (None, sharding):
-        yield f"AutoFit(sharding={autofit.sharding!r}) is not how these processes were launched ({sharding})"
-    if autofit.fsdp_offload_params and not launched.pins.get("fsdp_offload_params"):
-        yield "AutoFit(fsdp_offload_params=True) is not how these processes were launched"
-    for name in OF_DEEPSPEED:
-        if getattr(autofit, name) not in (None, launched.pins.get(name)):
-            yield f"AutoFit({name}={getattr(autofit, name)!r}) is not how these processes were launched"
+        yield f"AutoFit(nodes={autofit.nodes}) differs from the {launched.nodes} of this training"
+    for name in ("sharding", "fsdp_offload_params", *OF_DEEPSPEED):
+        asked, here = getattr(autofit, name), launched.pins.get(name)
+        if asked not in (None, False, here):
+            yield f"AutoFit({name}={asked!r}) is not how these processes were launched ({here})"
 
 
 # -- DeepSpeed ---------------------------------------------------------------------------------------------------------
 
 
 def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
-    """Reads the DeepSpeed JSON that the trainer will use: the script's own, or accelerate's.
+    """Reads the DeepSpeed JSON that the trainer will use: the script's own, or accelerate's
+    (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``).
 
-    accelerate's plugin makes it from its variables and its file (``accelerate/utils/dataclasses.py:
-    DeepSpeedPlugin.__post_init__``), and transformers' config holds it. Values of ``auto`` come from TRL's arguments. A
-    number must equal TRL's argument, and a plan keeps it.
+    Values of ``auto`` come from TRL's arguments. A number must equal TRL's argument, and a plan keeps it.
     """
     given = getattr(config, "deepspeed", None)
     name = given if isinstance(given, str) else "How accelerate launched this process with DeepSpeed"
@@ -153,7 +139,7 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
     zero = read_deepspeed(content, name)
     if count == 1:
         raise UsageError(
-            f"{name}: a single process has nothing to divide among others.",
+            f"{name}: a single process has no others to share the model with.",
             hint="Launch two processes or more (accelerate launch --num_processes 2), or train without DeepSpeed.",
         )
     left, said = with_auto(content)
@@ -167,9 +153,8 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
         problems.append(f"train_batch_size {rows} and the {asked} rows of a step")
     if problems:
         raise UsageError(
-            f"{name} and the trainer's config contradict each other, which transformers refuses: "
-            f"{'; '.join(problems)}.",
-            hint='Write "auto" into the config of DeepSpeed for what the trainer\'s config says.',
+            f"{name} and the trainer's config contradict each other: {'; '.join(problems)}.",
+            hint="Write \"auto\" in DeepSpeed's config for the values of the trainer's config.",
         )
     offload = {knob: getattr(zero, knob) for knob in OF_DEEPSPEED}
     pins = {"sharding": zero.sharding, "fsdp_offload_params": False, **offload, "deepspeed": left, **said}
@@ -206,7 +191,7 @@ def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
         link: Names of the links between devices, as in ``--link``; None to detect them.
 
     Raises:
-        AutofitError: the error of any process that failed to find its device; otherwise the others would wait for it.
+        AutofitError: any process failed to find its device.
     """
     if processes() == 1:
         return find()
@@ -227,18 +212,14 @@ def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
 
 
 def _received(kind: type[Noun], answer: Any) -> Noun:
-    """Returns what another process sent; raises the AutofitError that it met instead."""
+    """Returns another process's answer, or raises its AutofitError."""
     if "error" in answer:
         raise errors.from_json(answer)
     return codec.from_json(kind, answer)
 
 
 def agreed(make: Callable[[], Plan]) -> Plan:
-    """Returns rank 0's plan in every process, or raises its error. The others wait up to the process group's timeout.
-
-    Raises:
-        AutofitError: the error that rank 0 met.
-    """
+    """Returns rank 0's plan in every process, or raises its error; the others wait up to the group's timeout."""
     if processes() == 1:
         return make()
     if not is_first():
@@ -246,7 +227,7 @@ def agreed(make: Callable[[], Plan]) -> Plan:
     try:
         plan = make()
     except BaseException as error:  # the others are waiting for an answer
-        reason = f"Rank 0 ended while it planned: {type(error).__name__}: {error}"
+        reason = f"Rank 0 failed while it planned: {type(error).__name__}: {error}"
         _broadcast((error if isinstance(error, AutofitError) else AutofitError(reason)).to_json())
         raise
     _broadcast(codec.to_json(plan))

@@ -44,10 +44,8 @@ class _Signature:
 
 
 class Planned:
-    """Adds planning to a TRL trainer, which follows it among the bases.
-
-    ``class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig)``
-    """
+    """Adds planning to a TRL trainer:
+    ``class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig)``."""
 
     plan: Plan | None
     """None if there are no rows to train on."""
@@ -89,10 +87,8 @@ class Planned:
             return
         ours = as_autofit(autofit)
         kind = TrainingArguments if method_of(method).takes_transformers_arguments else config_class
-        is_documented = isinstance(
-            keywords.get("args"), kind | None
-        )  # rows and config have the types that TRL documents
-        if not is_documented or not isinstance(keywords.get("train_dataset"), Dataset | IterableDataset):
+        is_config = isinstance(keywords.get("args"), kind | None)
+        if not is_config or not isinstance(keywords.get("train_dataset"), Dataset | IterableDataset):
             construct(**keywords)  # TRL may raise its own error
             if (rows := keywords.get("train_dataset")) is not None:
                 raise UsageError(
@@ -113,15 +109,14 @@ class Planned:
         try:
             with python_errors(config_class.__name__):
                 plan = make_plan(asked)
-        except RehearsalError as error:  # an error of TRL in the rehearsal is raised as TRL raises it
+        except RehearsalError as error:  # TRL's error in the rehearsal is raised as TRL raises it
             refusal = error.__cause__
             if refusal is None or refusal.__cause__ is None:  # only the place of the error is known
                 raise
-            error.__cause__ = None  # or each would be the other's cause
+            error.__cause__ = None  # avoids a circle of causes
             raise refusal from refusal.__cause__
         if plan.estimate.grows:
             grow_segments(keywords["args"].device)
-        # The script's keywords with the plan's values. Changed ones are copies: the script's objects stay as they are.
         config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
         planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
         set_seed(config.seed)  # TRL draws an adapter and a reward's head before transformers' Trainer does
@@ -131,9 +126,7 @@ class Planned:
         construct(**{**planned, "args": config})
         finished(self, plan.knobs)
         self.plan = plan
-        if (
-            ours.guard and plan.estimate.hardware.origin != "cpu"
-        ):  # a host out of memory kills the process and raises nothing
+        if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host without memory kills the process
             guard(self)
 
 

@@ -1,4 +1,4 @@
-"""Fills TRL's four dataclasses with the user's arguments, for a rehearsal and for the real run."""
+"""Fills TRL's four dataclasses with the user's arguments."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Configs:
     model: Any
     dataset: Any
     processor: Any = None
-    """The processor for rows with images, in a real run; None: the trainer loads the model's tokenizer itself."""
+    """The processor for rows with images in a real run; None: the trainer loads the tokenizer itself."""
     adapter: str | None = None
     """A PEFT config as JSON (``Knobs.peft_config``); None if TRL's flags define the adapter."""
     prompt_length: int | None = None
-    """Tokens of the longest prompt, in a rehearsal of rows that hold prompts; None if unknown."""
+    """Tokens of the longest prompt in a rehearsal; None if unknown."""
     answer_length: int | None = None
     """Tokens of the longest answer to those prompts; None if unknown."""
 
@@ -56,29 +56,23 @@ def script_parser(method: str) -> Any:
     return importlib.import_module(f"trl.scripts.{method}").make_parser(prog=f"autofit {method}")
 
 
-def experimental_parser(method: str, config: str) -> Any:
+def experimental_parser(method: str, training: type, script: type | None = None) -> Any:
     """Returns a TRL parser for a trainer of ``trl.experimental``, for which TRL has no script.
 
     Args:
-        config: The name of the trainer's config.
+        training: The trainer's config.
+        script: The dataclass in place of TRL's ``ScriptArguments``.
     """
     from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
 
-    training = getattr(importlib.import_module(f"trl.experimental.{method}"), config)
-    return TrlParser((ScriptArguments, training, ModelConfig, DatasetMixtureConfig), prog=f"autofit {method}")
+    kinds = (script or ScriptArguments, training, ModelConfig, DatasetMixtureConfig)
+    return TrlParser(kinds, prog=f"autofit {method}")
 
 
 def fill(make_parser: Callable[[], Any], arguments: Mapping[str, Any]) -> Configs:
-    """Fills a parser's dataclasses from a flat mapping of their fields; names that no dataclass has are ignored."""
+    """Fills a parser's dataclasses from a flat mapping of their fields; other names are ignored."""
     filled = Configs(*(_filled(kind, arguments) for kind in make_parser().dataclass_types))
     return dataclasses.replace(filled, adapter=arguments.get(PEFT_CONFIG))
-
-
-def model_arguments(arguments: Mapping[str, Any]) -> Any:
-    """Fills TRL's ``ModelConfig`` from a flat mapping, as :func:`fill` does."""
-    from trl import ModelConfig
-
-    return _filled(ModelConfig, arguments)
 
 
 def _filled(kind: Any, arguments: Mapping[str, Any]) -> Any:
@@ -87,11 +81,7 @@ def _filled(kind: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def build(trainer: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the installed trainer of this name as TRL's own script does.
-
-    With ``beta`` above 0, or in DPO and KTO, TRL itself decides on the reference: a second model, the adapter switched
-    off, or log-probabilities computed before training (``precompute_ref_log_probs``).
-    """
+    """Builds the installed trainer of this name as TRL's own script does."""
     import trl
 
     common = trainer_arguments(filled, model, stub)
@@ -99,11 +89,7 @@ def build(trainer: str, filled: Configs, model: str, train_dataset: Any, eval_da
 
 
 def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
-    """Returns the arguments that TRL's scripts pass to every trainer (trl/scripts/sft.py: main), except the data.
-
-    Args:
-        stub: The tokenizer of a rehearsal; None in a real run, where the trainer loads the model's own.
-    """
+    """Returns the arguments that TRL's scripts pass to every trainer (trl/scripts/sft.py: main), except the data."""
     filled.training.model_init_kwargs = loading_arguments(filled)
     trust = trusts_remote_code(filled)
     return {
@@ -113,6 +99,13 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
         "peft_config": peft_config(filled.model, model, own=filled.adapter, trust_remote_code=trust),
         "processing_class": filled.processor if stub is None else stub,
     }
+
+
+def arguments_of_loaded(filled: Configs, model: str, stub: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a trainer's arguments without the quantization, and the ``from_pretrained`` arguments with it."""
+    common, loading = trainer_arguments(filled, model, stub), loading_arguments(filled)
+    quantization = common.pop("quantization_config")
+    return common, loading if quantization is None else {**loading, "quantization_config": quantization}
 
 
 def loading_arguments(filled: Configs) -> dict[str, Any]:
@@ -126,8 +119,7 @@ def loading_arguments(filled: Configs) -> dict[str, Any]:
 
 
 def own_tokenizer(filled: Configs, model: str, **options: Any) -> Any:
-    """Loads the model's tokenizer for a trainer that must be given one; without a padding token, the end of text pads
-    (``trl/trainer/dpo_trainer.py: __init__``)."""
+    """Loads the model's tokenizer with a padding token, as ``trl/trainer/dpo_trainer.py: __init__`` does."""
     from transformers import AutoTokenizer
 
     options |= {"trust_remote_code": trusts_remote_code(filled), "revision": filled.model.model_revision}
@@ -135,7 +127,7 @@ def own_tokenizer(filled: Configs, model: str, **options: Any) -> Any:
 
 
 def padding(tokenizer: Any) -> Any:
-    """Returns the tokenizer; if it has no padding token, the end of text becomes it."""
+    """Makes the end of text the padding token of a tokenizer that has none."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -147,11 +139,10 @@ def trusts_remote_code(filled: Configs) -> bool:
 
 
 def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
-    """Makes the quantization that TRL's arguments ask for; a checkpoint in mxfp4 is dequantized, as none is trained.
+    """Makes the quantization that TRL's arguments ask for; a checkpoint in mxfp4 is dequantized.
 
-    ``transformers/quantizers/quantizer_mxfp4.py: Mxfp4HfQuantizer.is_trainable`` is False, so that its trainer refuses
-    what the kernels of the hub would keep in 4 bits; TRL's own script dequantizes too (``examples/scripts/
-    sft_gpt_oss.py``).
+    transformers cannot train mxfp4 weights (``quantizers/quantizer_mxfp4.py: Mxfp4HfQuantizer.is_trainable``); TRL's
+    own script dequantizes too (``examples/scripts/sft_gpt_oss.py``).
 
     Args:
         asked: TRL's ``ModelConfig``.
@@ -169,10 +160,9 @@ def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> A
 
 def is_in_mxfp4(config: Any) -> bool:
     """Returns whether a checkpoint stores its experts in mxfp4, as gpt-oss does."""
-    quantization = getattr(config, "quantization_config", None)
-    if not isinstance(quantization, Mapping):
-        quantization = {} if quantization is None else quantization.to_dict()
-    return str(getattr(quantization.get("quant_method"), "value", quantization.get("quant_method"))) == "mxfp4"
+    from autotrain_mem.trainers.model_support import checkpoint_quantization, quantization_method  # imports torch
+
+    return quantization_method(checkpoint_quantization(config)) == "mxfp4"
 
 
 def _config_of(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
@@ -185,9 +175,9 @@ def _config_of(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
 def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_code: bool) -> Any:
     """Returns TRL's LoRA config, or the given PEFT config; None without an adapter.
 
-    LoRA gets default targets for an architecture that PEFT does not know, and for one whose experts transformers has
-    fused since: for these, PEFT 0.21 turns missing targets into an empty list before it looks up its own
-    (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``).
+    LoRA gets default targets for an architecture that PEFT does not know, and for fused experts: for these, PEFT 0.21
+    turns missing targets into an empty list (``peft/utils/transformers_weight_conversion.py:
+    _convert_peft_config_moe``).
 
     Args:
         asked: TRL's ``ModelConfig``.
@@ -208,13 +198,15 @@ def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_
 
 
 def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) -> Keywords:
-    """Adds what a plan sets but the config and the script do not pass on: LoRA, and quantization of the base model.
+    """Adds a plan's LoRA and quantization to a script's keywords, which have neither.
 
     Args:
-        arguments: The job's, with the plan's knobs over them.
+        arguments: The job's arguments, with the plan's knobs over them.
     """
+    from trl import ModelConfig
+
     changed, model = dict(keywords), keywords["model"]
-    asked = model_arguments({**(LORA_TASK if METHODS[method].has_score_head else {}), **arguments})
+    asked = _filled(ModelConfig, {**(LORA_TASK if METHODS[method].has_score_head else {}), **arguments})
     trust = bool(arguments.get("trust_remote_code"))
     if keywords.get("peft_config") is None and not is_adapted(model):
         own = arguments.get("peft_config")
@@ -228,7 +220,7 @@ def read_config(text: str, task: str) -> Any:
     """Reads a config as ``peft/config.py: PeftConfigMixin.from_pretrained`` does.
 
     Args:
-        task: The task type if the config has none: PEFT's wrapper depends on it, and prompt methods need one.
+        task: The task type if the config has none.
     """
     from peft import PeftConfig
 
@@ -237,10 +229,7 @@ def read_config(text: str, task: str) -> Any:
 
 
 def default_targets(config: Any) -> str | list[str]:
-    """Returns the modules that LoRA adapts if the user names none: PEFT's for this model type, else ours.
-
-    PEFT's own: ``peft/utils/constants.py: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING``.
-    """
+    """Returns the modules that LoRA adapts if the user names none: PEFT's for this model type, else ours."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     if config.model_type in KNOWN:
@@ -249,11 +238,8 @@ def default_targets(config: Any) -> str | list[str]:
 
 
 def planned_targets(config: Any) -> str:
-    """Returns the modules that a plan's LoRA adapts: all linear layers, or attention's in a mixture of experts.
-
-    PEFT 0.21 adapts fused experts as parameters, which works only without dropout (``peft/tuners/lora/layer.py:
-    ParamWrapper``).
-    """
+    """Returns the modules that a plan's LoRA adapts: all linear layers, or attention's in a mixture of experts, since
+    PEFT 0.21 adapts fused experts only without dropout (``peft/tuners/lora/layer.py: ParamWrapper``)."""
     return ATTENTION if has_experts(config) else "all-linear"
 
 
@@ -284,20 +270,15 @@ OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "da
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes a config to train on CPU tensors; ``rehearsal.cuda.fp16`` keeps fp16 as on a card.
-
-    With ``ddp_backend`` set, accelerate expects a process group (``accelerate/state.py: PartialState.__init__``), which
-    a rehearsal lacks or only imitates. The other removed arguments are refused without a card
-    (``transformers/training_args.py: __post_init__``) or without data loader workers (``torch/utils/data/dataloader.py:
-    __init__``), or would compile fake tensors.
-    """
+    """Changes a config to train on CPU tensors; ``rehearsal.cuda.fp16`` keeps fp16 as on a card."""
     asked = {name: value for name, value in arguments.items() if name not in _NOT_ON_CPU}
     return {**asked, "use_cpu": True, "dataloader_num_workers": 0}
 
 
-_NOT_ON_CPU = frozenset({"ddp_backend", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode"}) | {
-    *OF_WORKERS
-}
+_NOT_ON_CPU = {"ddp_backend", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode", *OF_WORKERS}
+"""``ddp_backend`` needs a process group (``accelerate/state.py: PartialState.__init__``), which a rehearsal lacks or
+imitates. The others need a card (``transformers/training_args.py: __post_init__``), compile fake tensors, or need data
+loader workers (``torch/utils/data/dataloader.py: __init__``)."""
 
 
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,5 @@ check = orpo.check
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns that the loss adds two kinds of means (``cpo_trainer.py: get_batch_loss_metrics``); SimPO's is one mean
-    over pairs."""
+    """Returns that the loss adds two means (``cpo_trainer.py: get_batch_loss_metrics``); None for SimPO."""
     return "its loss is a mean over the chosen answers' tokens and a mean over pairs" if trainer.cpo_alpha else None

@@ -1,7 +1,4 @@
-"""Direct preference optimization with TRL's DPOTrainer: a policy is compared with a reference.
-
-KTO's trainer has one too, which may score the data before training, and takes log-probabilities the same way (``kto``).
-"""
+"""Direct preference optimization with TRL's DPOTrainer; KTO's trainer also has a reference (``kto``)."""
 
 from __future__ import annotations
 
@@ -58,11 +55,11 @@ llamafactory = LlamaFactoryFacts(
 
 
 def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:
-    """Replaces the scores that a trainer computes with the reference before training by zeros.
+    """Uses zeros in place of the reference's scores, which a trainer computes before training.
 
     Args:
         trainer: The name of its class.
-        columns: Returns the names of the score columns in a trainer's data.
+        columns: Returns the names of a trainer's score columns.
     """
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -76,9 +73,7 @@ def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> Ab
     return patch.object(getattr(trl, trainer), "_precompute_ref_logps", with_scores)
 
 
-without_precomputing = partial(
-    without_scoring, "DPOTrainer", lambda trainer: ("ref_chosen_logps", "ref_rejected_logps")
-)
+without_precomputing = partial(without_scoring, "DPOTrainer", lambda _: ("ref_chosen_logps", "ref_rejected_logps"))
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
@@ -93,26 +88,21 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding of nearly every real batch of pairs, after the collator has truncated its rows."""
+    """Imitates the padding of a real batch of pairs, after the collator has truncated its rows."""
     return partial(shorten_last_rejected, limit=filled.training.max_length)
 
 
 worst_image_rows = image_rows.pairs
-
-
-def image_rows_editor(filled: Configs) -> EditRows:
-    """Imitates padding: both sequences of a pair are in one batch, so that even one pair is padded."""
-    return image_rows.shorten_last("rejected")
+image_rows_editor = partial(image_rows.shorten_last, "rejected")
 
 
 @contextmanager
 def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Makes autograd treat a trainer's log-probabilities as it does real tensors.
+    """Makes a trainer's log-probabilities a strided view of the gathered values.
 
-    TRL's DPO and KTO write into their log-probabilities, which are a view (DPO of 1.16 no longer does). For real
-    tensors, the backward pass of such a write uses ``as_strided``, with zeros of the base's size. For tensor subclasses
-    in Python, such as fake tensors, autograd repeats the view instead (tools/autograd/gen_inplace_or_view_type.py:
-    is_python_dispatch). The patch therefore makes them a strided view of the gathered values.
+    TRL's DPO (before 1.16) and KTO write into a view of them. The backward pass of such a write uses ``as_strided``,
+    with zeros of the base's size; for fake tensors autograd would repeat the view instead
+    (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch).
 
     Args:
         home: The trainer's module, such as ``trl.trainer.dpo_trainer``.
@@ -141,7 +131,7 @@ training_patches = partial(strided_logps, "trl.trainer.dpo_trainer")
 
 
 def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> Any:
-    """Prepares the data with the trainer of this name, without truncation and without the reference's scores."""
+    """Prepares the data with the trainer of this name, untruncated and without the reference's scores."""
     import trl
 
     filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
@@ -151,7 +141,7 @@ def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> 
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them; a pair's length is that of its prompt with the longer completion."""
+    """Counts tokens as the trainer prepares them: the prompt's with the longer completion's."""
     rows = prepared_rows("DPOTrainer", filled, split, tokenizer)
     prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
@@ -160,13 +150,11 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 image_texts = image_rows.pair_texts
 
 
-PAIRWISE = frozenset(
-    {
-        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero"),
-        *("apo_down", "discopop", "sigmoid_norm"),
-    }
+PAIRWISE = (
+    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero"),
+    *("apo_down", "discopop", "sigmoid_norm"),
 )
-"""Losses with one value per pair, which are averaged."""
+"""Losses that average one value per pair."""
 
 
 def why_not_split(trainer: Any) -> str | None:
@@ -181,5 +169,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns pairs; tokens of the chosen completions if loss_type is sft alone."""
+    """Returns pairs; the chosen completions' tokens if loss_type is sft alone."""
     return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS

@@ -1,8 +1,7 @@
-"""Generalized knowledge distillation with the GKDTrainer of ``trl.experimental``: a student and a teacher.
+"""Generalized knowledge distillation with the GKDTrainer of ``trl.experimental``.
 
-It trains on the data's conversations, on the student's own answers, or on the teacher's. TRL has no command for it, so
-the trainer is built as in TRL's example (``examples/scripts/gkd.py``): the teacher is loaded with the student's dtype
-and quantization; ``--teacher_model_init_kwargs`` overrides this.
+It trains on the data's answers, on the student's or on the teacher's, and is built as in TRL's example
+(``examples/scripts/gkd.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from autotrain_mem.methods import distillation
-from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, Configs, own_tokenizer, padding, trainer_arguments
+from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, Configs, arguments_of_loaded, own_tokenizer, padding
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, text_of
@@ -26,7 +25,6 @@ from autotrain_mem.types import Knobs
 
 learns_tokens = True
 liger_since = None
-missing = distillation.missing
 
 
 class CompletionSource(StrEnum):
@@ -40,8 +38,9 @@ class CompletionSource(StrEnum):
 
 def _ways(training: Any) -> tuple[CompletionSource, ...]:
     """Returns the possible sources of a micro-batch: the student with probability ``lmbda``, else the other one."""
-    otherwise = CompletionSource.TEACHER if training.seq_kd else CompletionSource.DATA
-    return (*((otherwise,) if training.lmbda < 1 else ()), *((CompletionSource.STUDENT,) if training.lmbda > 0 else ()))
+    other = CompletionSource.TEACHER if training.seq_kd else CompletionSource.DATA
+    chances = {other: 1 - training.lmbda, CompletionSource.STUDENT: training.lmbda}
+    return tuple(source for source, chance in chances.items() if chance > 0)
 
 
 def _trained_tokens(way: CompletionSource, row: int, prompt: int, training: Any) -> int:
@@ -50,12 +49,12 @@ def _trained_tokens(way: CompletionSource, row: int, prompt: int, training: Any)
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the trainer with its teacher, as TRL's example does. Both models use the student's tokenizer."""
+    """Builds the trainer with a teacher of the student's dtype and quantization, unless
+    ``--teacher_model_init_kwargs`` gives others. Both models use the student's tokenizer."""
     from trl.experimental.gkd import GKDTrainer
 
-    training, common = filled.training, trainer_arguments(filled, model, stub)
-    quantized = common.pop("quantization_config")  # this trainer takes it with the model's own arguments
-    loading = training.model_init_kwargs | ({} if quantized is None else {"quantization_config": quantized})
+    training = filled.training
+    common, loading = arguments_of_loaded(filled, model, stub)
     training.model_init_kwargs = loading
     training.teacher_model_init_kwargs = {**loading, **(training.teacher_model_init_kwargs or {})}
     tokenizer = stub or own_tokenizer(filled, model, padding_side="left")
@@ -68,7 +67,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
-    """Converts conversational prompts to text, as TRL's example does; its collator accepts only text."""
+    """Converts conversational prompts to text, as TRL's example does: the collator accepts only text."""
     if isinstance(rows, dict):
         return {name: _with_prompt_texts(each, tokenizer) for name, each in rows.items()}
     if rows is None or "prompt" not in (rows.column_names or ()) or isinstance(next(iter(rows))["prompt"], str):
@@ -81,8 +80,8 @@ def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes rows of ``length`` tokens, with the data's longest prompt, or if unknown all tokens but one: the student's
-    answer follows the prompt. :func:`training_patches` sets the labels."""
+    """Makes rows of ``length`` tokens with the data's longest prompt, or if unknown with an answer of one token.
+    :func:`training_patches` sets the labels."""
     from datasets import Dataset
 
     prompt = max(1, min(length - 1, filled.prompt_length or length))
@@ -111,12 +110,9 @@ def rows_editor(filled: Configs) -> EditRows:
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Uses the possible sources of answers in turn; the one that trains on the most tokens comes last.
 
-    So the second micro-step, with gradients allocated, and the second optimizer step, with optimizer state, use the
-    longest source. It needs the most memory: several copies of the student's and teacher's full logits outweigh what
-    generation needs for as many tokens. The other source runs too, so that its phases and fragmentation are recorded.
-
-    Rows made for a rehearsal have as many labels as the data's longest answer, since the loss copies what it compares
-    at labels. If that is unknown, all tokens but the first are labels.
+    The longest source needs the most memory, for its copies of full logits. Being last, it runs with gradients and
+    optimizer state allocated. Rows of a rehearsal have as many labels as the data's longest answer, or if unknown all
+    tokens but the first, since the loss copies logits at labels.
     """
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -172,7 +168,7 @@ def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns how many micro-steps generate, on average, as many answers as a rehearsed optimizer step; or 0."""
+    """Returns how many micro-steps generate as many answers, on average, as a rehearsed optimizer step; or 0."""
     training, ways = filled.training, _ways(filled.training)
     chances = {CompletionSource.STUDENT: training.lmbda, CompletionSource.TEACHER: 1 - training.lmbda}
     chance = sum(chances.get(way, 0.0) for way in ways)
@@ -202,15 +198,15 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
     if without := sum(len(messages) < 2 for messages in split["messages"]):
         raise DatasetFormatError(
-            f"{without:,} of {len(split):,} conversations have one message alone: the last message is what is learned, "
-            "and those before it are its prompt.",
-            hint="Drop such rows; every conversation needs a question and an answer.",
+            f"{without:,} of {len(split):,} conversations have one message alone: GKD trains on the last message, and "
+            "those before it are its prompt.",
+            hint="Drop these rows; every conversation needs a question and an answer.",
         )
     if "prompt" in split.column_names and isinstance(split[0]["prompt"], str):
         raise DatasetFormatError(
-            "The data have texts in a column prompt beside their messages, and TRL would take these for the beginning "
-            "of the conversation with its chat template.",
-            hint="Drop the column prompt: all messages but the last are the prompt then.",
+            "The data have texts in a column prompt beside their messages, and TRL would take these texts for the "
+            "rendered beginning of the conversations.",
+            hint="Drop the column prompt: all messages but the last are then the prompt.",
         )
     if filled.training.chat_template_path is not None:
         with open(filled.training.chat_template_path, encoding="utf-8") as template:
@@ -228,42 +224,35 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuses what the trainer would refuse later, or take for something else.
-
-    Raises:
-        UsageError: a teacher with a place of its own; no limit, which TRL's collator takes for 1,024 tokens; batches
-            without padding, which it does not make; what is not known before the model is there.
-    """
+    """Raises UsageError for arguments that the trainer would reject later or misinterpret."""
     training = filled.training
     distillation.check(filled, to_train=to_train)
     if training.max_length is None:
         raise UsageError(
-            "--max_length none is at most 1,024 tokens to this trainer of TRL's.",
-            hint="Give --max_length auto, the longest row, or a number.",
+            "TRL's trainer takes --max_length none for at most 1,024 tokens.",
+            hint="Give a number, or --max_length auto for the length of the longest row.",
         )
     for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
         if getattr(training, name):
             raise UsageError(
-                f"--{name} is not for GKD: TRL's trainer has a collator of its own, which pads conversations and has "
-                "the last answer learned.",
+                f"--{name} is not for GKD: TRL's trainer pads conversations and trains on the last answer.",
                 hint=f"Remove --{name}.",
             )
     if training.chat_template_path is not None and not os.path.isfile(training.chat_template_path):
         raise UsageError(
-            f"--chat_template_path {training.chat_template_path} is no file: the tokens that another model's template "
-            "adds would make the student's vocabulary another than the teacher's.",
+            f"--chat_template_path {training.chat_template_path} is not a file: another model's template may "
+            "add tokens that the teacher does not know.",
             hint="Give a file with a template, or a model that has one.",
         )
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns that each call of a step draws the source and samples answers; None if it trains on the data alone."""
+    """Returns that each call of a step draws the source; None if it trains on the data's answers only."""
     if _ways(trainer.args) == (CompletionSource.DATA,):
         return None
-    return "who answers the prompts is drawn for each micro-batch, and its parts would draw again"
+    return "the source of answers is drawn for each micro-batch, and its parts would draw again"
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns labels; those of all micro-batches if transformers counted them (always the data's, even if answers are
-    generated: ``gkd_trainer.py: generalized_jsd_loss``)."""
+    """Returns tokens: all micro-batches' if transformers counted them (``gkd_trainer.py: generalized_jsd_loss``)."""
     return Basis.WHOLE if is_counted else Basis.TOKENS

@@ -13,13 +13,12 @@ axolotl = AxolotlFacts(
     keys={"rl": "grpo"},
     notes=("datasets: without a type for rows with a prompt column, which TRL reads as they are",),
 )
-missing = partial(online.missing, "reward_model_name_or_path")
 rehearsal_changes = online.rehearsal_changes
 build_trainer = partial(online.build_trainer, "GRPOTrainer")
 worst_rows = online.worst_rows
 rows_editor = online.rows_editor
 worst_image_rows = image_rows.prompts
-image_rows_editor = online.image_rows_editor
+image_rows_editor = online.rows_editor
 training_patches = online.training_patches
 micro_steps_per_generation = online.micro_steps_per_generation
 row_lengths = online.row_lengths
@@ -38,24 +37,24 @@ _LOSS_BASES = {
 }
 """Maps ``loss_type`` to its basis, as ``trl/trainer/grpo_trainer.py: _compute_loss`` reduces it.
 
-``UNITS`` are means over completions; ``TOKENS`` is one over the tokens of the micro-batch; ``WHOLE`` is divided by
+``UNITS`` are means over completions; ``TOKENS`` is a mean over the micro-batch's tokens; ``WHOLE`` is divided by
 ``num_items_in_batch``, the tokens of a whole generation.
 """
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns why the loss cannot be split, if it is unknown or depends on all tokens of a micro-batch; else None."""
+    """Returns why the loss cannot be split: it is unknown, or depends on all tokens of a micro-batch."""
     if trainer.loss_type not in _LOSS_BASES:
-        return f"how loss_type {trainer.loss_type} makes one loss of many rows is not known"
+        return f"how loss_type {trainer.loss_type} averages rows is not known"
     if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
-        return "top_entropy_quantile is drawn over all tokens of the micro-batch"
+        return "top_entropy_quantile is computed over all tokens of the micro-batch"
     if getattr(trainer, "use_adaptive_entropy", False):
-        return "the adaptive entropy bonus is steered by whole micro-batches"
+        return "the adaptive entropy bonus follows whole micro-batches"
     if getattr(trainer, "_entropy_bonus_enabled", False) and trainer.loss_type != "bnpo":
         return f"the entropy bonus is a mean over tokens and loss_type {trainer.loss_type} is not"
     return None
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns the basis of ``loss_type``; transformers' token count has no effect: TRL divides the loss itself."""
+    """Returns the basis of ``loss_type``; TRL ignores transformers' token count."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)

@@ -1,8 +1,8 @@
-"""Makes the rows of a rehearsal whose data have images: every row has the same images, and text fills the rest."""
+"""Makes a rehearsal's rows with images: every row has the same images, and text fills the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from autotrain_mem.support.errors import UsageError
 
 
 def mark_of(processor: Any) -> str:
-    """Returns an image's placeholder followed by a word: two adjacent images would count as one
-    (``modeling_qwen2_5_vl.py: get_rope_index`` counts runs of image tokens)."""
+    """Returns an image's placeholder and a word, since two adjacent images would count as one
+    (``modeling_qwen2_5_vl.py: get_rope_index``)."""
     return f"{processor.image_token} {text_of(1)}"
 
 
@@ -37,7 +37,7 @@ class RowImages:
         return mark_of(self.processor) * len(self.sizes)
 
     def text(self, length: int) -> str:
-        """Returns text that fills ``length`` tokens together with the images. Raises UsageError if there is no room."""
+        """Returns text that fills ``length`` tokens together with the images; raises UsageError if they do not fit."""
         if length <= self.tokens:
             raise UsageError(
                 f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), and rows may have "
@@ -62,8 +62,8 @@ def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     return _repeated({**row, "images": [*images.sizes]}, rows)
 
 
-def labelled(length: int, rows: int, images: RowImages) -> Any:
-    """Makes desirable completions to the shortest prompt that holds the images."""
+def labelled(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
+    """Makes desirable completions to the shortest prompt that holds the images, to which TRL adds no end token."""
     prompt = images.tokens + 1
     images.text(length - 1)  # a completion has at least one token
     row = {"prompt": images.marks + images.text(prompt), "completion": text_of(length - prompt), "label": True}
@@ -85,16 +85,8 @@ def _repeated(row: dict[str, Any], rows: int) -> Any:
     return Dataset.from_dict({name: [value] * rows for name, value in row.items()})
 
 
-def shorten_last_conversation(rows: list[Any]) -> list[Any]:
-    """Removes a word from the last of several rows, so that the batch is padded and has a real attention mask."""
-    if len(rows) < 2:
-        return rows
-    *full, last = rows
-    return [*full, {**last, "messages": shorter_conversation(last["messages"])}]
-
-
-def shorten_last(column: str) -> EditRows:
-    """Returns a function that removes a word from the last row's text in a column, so that the batch is padded."""
+def shorten_last(column: str, filled: Configs) -> EditRows:
+    """Returns a function that removes a word from the last row's column, so that the batch is padded."""
 
     def shorten(rows: list[Any]) -> list[Any]:
         *full, last = rows
@@ -103,28 +95,14 @@ def shorten_last(column: str) -> EditRows:
     return shorten
 
 
-def prompts_editor(group: int, shorter: Callable[[Any], Any]) -> EditRows:
-    """Returns a function that shortens a generation's first prompt if there are others (``online.rows_editor``)."""
-
-    def shorten(rows: list[Any]) -> list[Any]:
-        if len(rows) <= group:
-            return rows
-        return [{**row, "prompt": shorter(row["prompt"])} for row in rows[:group]] + rows[group:]
-
-    return shorten
+def without_a_word(value: Any) -> Any:
+    """Removes a word from a text, or from a conversation of one message, but keeps at least one word."""
+    if isinstance(value, str):
+        return text_of(max(1, len(value.split()) - 1))
+    return _said(without_a_word(value[0]["content"]))
 
 
-def shorter_conversation(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Removes a word from a conversation of one message."""
-    return _said(without_a_word(messages[0]["content"]))
-
-
-def without_a_word(text: str) -> str:
-    """Removes a word from a text, but keeps at least one."""
-    return text_of(max(1, len(text.split()) - 1))
-
-
-# -- rows of the user's own: what is tokenized of them -----------------------------------------------------------------
+# -- the user's own rows -----------------------------------------------------------------------------------------------
 
 Texts = tuple[tuple[str, ...], ...]
 """The sequences of a row, each as the texts that TRL tokenizes separately, with a placeholder for each image."""
@@ -134,7 +112,7 @@ def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text
     """Formats a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling``.
 
     Args:
-        images: How many the row has.
+        images: The number of the row's images.
         text_field: The column of plain text.
     """
     if "messages" in row:

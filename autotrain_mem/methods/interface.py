@@ -1,4 +1,4 @@
-"""Defines what every method's module offers, with the defaults for what it leaves out, and finds the module."""
+"""Defines the functions and values of a method's module, with defaults, and finds the module."""
 
 from __future__ import annotations
 
@@ -79,8 +79,7 @@ class Method(Protocol):
     # -- used in any process, before a plan ----------------------------------------------------------------------------
 
     takes_model_name: bool = True
-    """Whether the trainer loads the model by name, in the plan's dtype and by TRL's rules; else the caller passes model
-    objects."""
+    """Whether the trainer loads a model by its name; else the caller passes model objects."""
 
     takes_transformers_arguments: bool = False
     """Whether the trainer also takes transformers' TrainingArguments as its config."""
@@ -89,18 +88,16 @@ class Method(Protocol):
     """Whether the trainer evaluates when asked to."""
 
     samples_each_micro_step: bool = False
-    """Whether completions are sampled for one micro-batch, within its step; other online methods sample for one or more
-    optimizer steps at once."""
+    """Whether each micro-step samples its own completions; other online methods sample for whole optimizer steps."""
 
     learns_tokens: bool = False
-    """Whether the loss covers every token of an answer, at about a bit per token; else a row carries about one bit."""
+    """Whether the loss covers every token of an answer; else a row carries about one bit."""
 
     joins_sides: bool = False
-    """Whether a batch stacks all chosen sequences, then all rejected ones, in a tensor's first dimension."""
+    """Whether a batch stacks all chosen sequences, then all rejected ones."""
 
     liger_since: str | None = ""
-    """The oldest TRL whose Liger loss for this method can be rehearsed; empty if the loss is the model's own, None if
-    no version can."""
+    """The oldest TRL whose Liger loss can be rehearsed; empty if the loss is the model's own, None if none can."""
 
     axolotl: AxolotlFacts | None = None
     """Facts for an Axolotl file; None if none is written."""
@@ -109,12 +106,24 @@ class Method(Protocol):
     """Facts for a LLaMA-Factory file; None if none is written."""
 
     def missing(self, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-        """Returns the error for a job that lacks a required model or reward.
+        """Returns the error for a job without a teacher, or without a reward; a plan needs no reward.
 
         Args:
             given: Returns the value of a TRL argument; None if it is not given.
-            to_train: Whether the job will train; a plan needs fewer of them.
+            to_train: Whether the job will train.
         """
+        teacher, judge = self.facts.teacher_argument, self.facts.reward_model_argument
+        if teacher and not given(teacher):
+            return UsageError(
+                "No teacher is given, and the student learns from a teacher.",
+                hint=f"Give --{teacher} MODEL, a larger model with the student's vocabulary.",
+            )
+        if judge and to_train and not given(judge) and not given("reward_funcs"):
+            return UsageError(
+                "No reward is given, and training needs scores for its completions.",
+                hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
+                f"--{judge} MODEL.",
+            )
         return None
 
     def least_rows(self, arguments: Mapping[str, Any]) -> int:
@@ -122,24 +131,19 @@ class Method(Protocol):
         return 1
 
     def mini_batches(self, arguments: Mapping[str, Any]) -> int | None:
-        """Returns how many whole mini-batches an effective batch is split into; None if the method has none."""
-        return None
-
-    def why_not_sharded(self, sharding: str) -> tuple[str, str] | None:
-        """Returns why the trainer's models cannot be sharded in this way, and what to do instead."""
+        """Returns the number of mini-batches in an effective batch; None if the method has none."""
         return None
 
     def judge_of_text(self, arguments: Mapping[str, Any]) -> Any:
-        """Returns the reward model that reads text, and so needs its own tokenizer; None if there is none."""
+        """Returns the reward model that reads text with its own tokenizer; None without one."""
         return arguments.get(self.facts.reward_model_argument or "")
 
     def models_in_step(self, model: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the models that are rehearsed with the same number of layers: the trained one, and those that other
-        trained models start from."""
+        """Returns the models that are rehearsed with equally many layers: those that trained models start from."""
         return (model,)
 
     def not_counted(self, job: Job, knobs: Knobs) -> Iterable[str]:
-        """Returns what this method adds to a run that an estimate does not include, as sentences."""
+        """Returns descriptions of what this method adds to a run and an estimate does not include."""
         return ()
 
     # -- used where TRL is installed ----------------------------------------------------------------------------------
@@ -147,44 +151,38 @@ class Method(Protocol):
     def make_parser(self) -> Any:
         """Returns TRL's own parser: we accept every flag and YAML key that it does."""
         name = self.facts.name
-        return (
-            experimental_parser(name, f"{self.facts.title}Config")
-            if self.facts.is_experimental
-            else script_parser(name)
+        if not self.facts.is_experimental:
+            return script_parser(name)
+        return experimental_parser(
+            name, getattr(importlib.import_module(f"trl.experimental.{name}"), f"{self.facts.title}Config")
         )
 
     def configs(self, arguments: Mapping[str, Any]) -> Configs:
-        """Fills TRL's dataclasses; with a score head, LoRA's task type is SEQ_CLS unless given.
-
-        PEFT then trains the new head with the adapter; TRL's default (CAUSAL_LM) would leave it frozen at its random
-        values (trl/trainer/model_config.py: lora_task_type).
-        """
+        """Fills TRL's dataclasses. With a score head, LoRA's task type is SEQ_CLS unless given: TRL's default of
+        CAUSAL_LM would leave the new head frozen (trl/trainer/model_config.py: lora_task_type)."""
         return fill(self.make_parser, {**(LORA_TASK if self.facts.has_score_head else {}), **arguments})
 
     def rehearsal_changes(self, arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-        """Returns what a rehearsal of this trainer sets differently from ``rehearse.rehearsal_arguments``."""
+        """Returns a rehearsal's arguments that differ from ``rehearse.rehearsal_arguments``."""
         return {}
 
     def build_trainer(
         self, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
     ) -> Any:
-        """Builds the installed trainer as TRL's own script does; TRL loads the model from its path.
+        """Builds the installed trainer as TRL's own script does.
 
         Args:
-            stub: The tokenizer of a rehearsal; None in a real run, which uses the model's.
+            stub: The tokenizer of a rehearsal; None in a real run.
         """
         return build(self.facts.trainer, filled, model, train_dataset, eval_dataset, stub)
 
     def without_precomputing(self) -> AbstractContextManager[Any]:
-        """Prevents a pass over all the data before training, such as a reference's that scores them.
-
-        It would take too long for two steps, and needs less memory than training, since it is only a forward pass.
-        """
+        """Skips a pass over all data before training, such as a reference's scoring. It would take too long for two
+        steps, and takes less memory than training."""
         return nullcontext()
 
     def worst_rows(self, filled: Configs, length: int, rows: int) -> Any:
-        """Makes a dataset of ``rows`` rows, each of which fills ``length`` tokens (of the prompt, in online
-        methods)."""
+        """Makes a dataset of ``rows`` rows of ``length`` tokens each (in online methods, the prompt's)."""
 
     def rows_editor(self, filled: Configs) -> EditRows:
         """Returns a function that turns the rows that the sampler drew into the worst micro-batch."""
@@ -204,17 +202,17 @@ class Method(Protocol):
         return (nullcontext(),)
 
     def passes(self, arguments: Mapping[str, Any]) -> int:
-        """Returns the number of passes over the sampled completions; a rehearsal makes one."""
+        """Returns the passes over the sampled completions; a rehearsal makes one."""
         return 1
 
     def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int:
-        """Returns how many micro-steps of one pass train on what a rehearsal's optimizer step generates; 0 if nothing
-        is generated."""
+        """Returns how many micro-steps train on the completions that a rehearsal's optimizer step generates; 0 if it
+        generates none."""
         return 0
 
     def unprepared_lengths(self, trainer: Any, rows: list[Any]) -> list[int] | None:
-        """Counts the most tokens that a step makes of each row, if rows stay conversations until the collator, which
-        cuts their beginning; None if the trainer prepares rows earlier."""
+        """Counts each row's maximum tokens in a step if the collator tokenizes conversations; None if the trainer does
+        so earlier."""
         return None
 
     def row_lengths(
@@ -237,23 +235,22 @@ class Method(Protocol):
         return ()
 
     def why_not_split(self, trainer: Any) -> str | None:
-        """Returns why splitting a micro-batch changes its gradient; None if its loss is a weighted sum of its parts'
-        losses.
+        """Returns why splitting a micro-batch changes its gradient; None if its parts' losses have a weighted sum.
 
-        Read from TRL 1.12 and 1.16, like the next two: ``trl/trainer/*_trainer.py: compute_loss, _compute_loss``.
+        Source, also for the next two: ``trl/trainer/*_trainer.py: compute_loss, _compute_loss`` of TRL 1.12 and 1.16.
         """
         return None
 
     def loss_basis(self, trainer: Any, *, is_counted: bool) -> Basis:
-        """Returns what a micro-batch's loss is averaged over; by default rows or pairs.
+        """Returns what a micro-batch's loss is averaged over.
 
         Args:
-            is_counted: Whether transformers counted the tokens of all micro-batches and each loss is divided by that.
+            is_counted: Whether each loss is divided by transformers' token count of all micro-batches.
         """
         return Basis.UNITS
 
     def is_models_loss(self, trainer: Any) -> bool:
-        """Returns whether the model's own forward computes the loss; then its basis must be found by trying."""
+        """Returns whether the model's own forward computes the loss; its basis is then found by trying."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization with TRL's KTOTrainer: single completions, each labelled desirable or undesirable."""
+"""Kahneman-Tversky optimization with TRL's KTOTrainer: completions are labelled desirable or undesirable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from autotrain_mem.methods import dpo, image_rows
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.image_rows import RowImages
 from autotrain_mem.methods.row_lengths import RowLengths, prepared_lengths
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_row, text_of
 
@@ -16,7 +15,7 @@ liger_since = None
 
 
 def least_rows(arguments: Mapping[str, Any]) -> int:
-    """Returns 2: the KL divergence is estimated by pairing prompts with their neighbours' completions
+    """Returns 2, since the KL divergence pairs prompts with their neighbours' completions
     (``trl/trainer/kto_trainer.py: __init__``); 1 for a loss without it."""
     return 1 if arguments.get("loss_type") == "apo_zero_unpaired" else 2
 
@@ -29,11 +28,10 @@ without_precomputing = partial(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes rows that fill ``length`` tokens, nearly all in the completion, and all desirable.
+    """Makes desirable rows that fill ``length`` tokens, nearly all in the completion.
 
     For its metrics the trainer copies the logits of all desirable rows, then those of their completions' tokens
-    (``trl/trainer/kto_trainer.py: _compute_loss``): rows of one label with long completions need the most. A completion
-    paired with another row's prompt, to estimate the KL divergence, has the same length.
+    (``trl/trainer/kto_trainer.py: _compute_loss``).
     """
     from datasets import Dataset
 
@@ -42,29 +40,18 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding of a batch of several rows, which also pads their prompts with other completions."""
+    """Imitates the padding of a batch of several rows."""
     return shorten_last_row
 
 
-def worst_image_rows(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Makes such rows with the images in the prompt; TRL adds no end to the completion of a row with images."""
-    return image_rows.labelled(length, rows, images)
-
-
-def image_rows_editor(filled: Configs) -> EditRows:
-    """Imitates padding."""
-    return image_rows.shorten_last("completion")
-
-
+worst_image_rows = image_rows.labelled
+image_rows_editor = partial(image_rows.shorten_last, "completion")
 training_patches = partial(dpo.strided_logps, "trl.trainer.kto_trainer")
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them; a row's length is its prompt's with the longer of two completions.
-
-    One is its own; the other is the previous row's, with which TRL estimates the KL divergence. The first row of a
-    micro-batch gets the last row's, so these few lengths depend on the micro-batch size. Truncation applies to all.
-    """
+    """Counts tokens as the trainer prepares them: the prompt's with the longer of its own and the previous row's
+    completion, with which TRL estimates the KL divergence (the last row's, for a micro-batch's first row)."""
     lengths = prepared_lengths(dpo.prepared_rows("KTOTrainer", filled, split, tokenizer))
     assert lengths is not None, "TRL names its columns otherwise"
     return RowLengths(longer=lengths)
@@ -74,7 +61,7 @@ image_texts = image_rows.completion_texts
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns that the KL divergence is a mean over the micro-batch; without it, that the metrics compare its rows."""
+    """Returns that the KL divergence, or else the metrics, compare a micro-batch's rows."""
     if trainer.calculate_KL:
         return "its KL divergence is estimated over the rows of a micro-batch"
-    return "what it logs compares the desirable rows of a micro-batch with the undesirable ones"
+    return "its metrics compare the desirable rows of a micro-batch with the undesirable ones"

@@ -1,7 +1,4 @@
-"""Holds what GRPO and RLOO share: prompts, groups of completions, and one generation for many micro-steps.
-
-Distillation, with one completion per prompt, uses most of it.
-"""
+"""Provides what methods share that sample completions: GRPO, RLOO, distillation and online DPO."""
 
 from __future__ import annotations
 
@@ -17,29 +14,13 @@ from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
-from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
-
-
-def missing(argument: str, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Returns the error for training without a reward; a plan needs none, since a reward may be a Python function.
-
-    Args:
-        argument: The argument that names a reward model.
-    """
-    if not to_train or given(argument) or given("reward_funcs"):
-        return None
-    return UsageError(
-        "No reward is given: nothing says which completions are good.",
-        hint="Give --reward_funcs module.function (or one of TRL's own, such as think_format_reward), or "
-        f"--{argument} MODEL.",
-    )
 
 
 def build_trainer(
     trainer: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
 ) -> Any:
-    """Builds the trainer of this name as TRL's script does; with ``beta`` above 0 it also loads a reference model."""
+    """Builds the trainer of this name as TRL's script does."""
     import trl
 
     rewards = rewards_of(filled, filled.script.reward_model_name_or_path, rehearsed=stub is not None)
@@ -64,8 +45,7 @@ def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[A
 
 
 def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
-    """Loads a model with a score head of one output, which may come from another source than the policy and has its own
-    revision."""
+    """Loads a model with a score head of one output; the policy's revision does not apply to it."""
     from transformers import AutoModelForSequenceClassification
     from trl.trainer.utils import create_model_from_path
 
@@ -74,61 +54,44 @@ def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
     return create_model_from_path(path, AutoModelForSequenceClassification, num_labels=1, **own)
 
 
-def held_whole(title: str, sharding: str, why: str) -> tuple[str, str] | None:
-    """Returns why models that a trainer keeps unsharded cannot be sharded, and what to do instead."""
-    if sharding == "ddp":
-        return None
-    return (
-        f"--sharding {sharding} does not work with {title}: its trainer {why}.",
-        "Give --sharding ddp: each GPU then holds all models. LoRA needs less: --use_peft.",
-    )
-
-
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes prompts of ``length`` tokens; the stand-in for generation makes completions of maximum length."""
+    """Makes prompts of ``length`` tokens."""
     from datasets import Dataset
 
     return Dataset.from_dict({"prompt": [text_of(length)] * rows})
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Removes a token, but never the last one, from a generation's first prompt, if there are others.
+    """Returns a function that shortens a generation's first prompt if there are others.
 
-    This makes masks real without making a tensor smaller, since TRL pads all prompts of a generation to the longest.
-    Only the first completion has its full length (``generation``), so every row of such a batch is padded, in whatever
-    order it is shuffled.
+    Masks are then real, and no tensor is smaller: TRL pads all prompts of a generation to the longest, and only the
+    first completion has its full length (``generation``).
     """
-    return image_rows.prompts_editor(_smallest_group(filled), image_rows.without_a_word)
-
-
-def image_rows_editor(filled: Configs) -> EditRows:
-    """Removes a token from a generation's first prompt, as :func:`rows_editor` does."""
-    return image_rows.prompts_editor(_smallest_group(filled), image_rows.shorter_conversation)
-
-
-def _smallest_group(filled: Configs) -> int:
     group: int = getattr(filled.training, "num_generations", 1)
-    return min(group, getattr(filled.training, "num_generations_eval", None) or group)
+    group = min(group, getattr(filled.training, "num_generations_eval", None) or group)
+
+    def shorten(rows: list[Any]) -> list[Any]:
+        if len(rows) <= group:
+            return rows
+        return [{**row, "prompt": image_rows.without_a_word(row["prompt"])} for row in rows[:group]] + rows[group:]
+
+    return shorten
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Sets ``steps_per_generation`` to the plan's accumulation, unless the user sets the size of a generation.
-
-    It defaults to ``gradient_accumulation_steps`` (trl/trainer/grpo_config.py: __post_init__), which a rehearsal
-    reduces.
-    """
+    """Sets ``steps_per_generation`` to the plan's accumulation unless the user sets the size of a generation: TRL's
+    default is the accumulation (trl/trainer/grpo_config.py: __post_init__), which a rehearsal reduces."""
     given = any(arguments.get(name) is not None for name in ("steps_per_generation", "generation_batch_size"))
     return {} if given else {"steps_per_generation": knobs.gradient_accumulation_steps}
 
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Makes every optimizer step of a rehearsal begin with a generation.
+    """Makes every optimizer step of a rehearsal begin with a generation, so that one runs beside optimizer state.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
-    _prepare_inputs). A rehearsal runs only a few of these and then skips to the next generation, which is the first to
-    run with optimizer state allocated. Completions are scored as in the plan: before training, if an optimizer step may
-    come between, which TRL decides by the accumulation (_generate_and_score_completions).
+    _prepare_inputs), and decides by the accumulation if it scores completions before training
+    (_generate_and_score_completions): it gets the plan's.
     """
     every = trainer.args.steps_per_generation * trainer.num_iterations
     trainer.add_callback(generating_each_step(trainer, every))
@@ -166,7 +129,7 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
     for a micro-batch; GRPO's and RLOO's configs give the size.
 
     Args:
-        accumulation: Micro-steps of an optimizer step, if the trainer's config has another number.
+        accumulation: Micro-steps of an optimizer step; None for the trainer's.
     """
     args = trainer.args
     method = method_of_trainer(trainer)
@@ -178,7 +141,7 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
 
 
 def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """Wraps a trainer's method to run with the plan's accumulation in its config, which a rehearsal reduces."""
+    """Wraps a trainer's method to see the plan's accumulation in its config."""
 
     def called(*positional: Any, **named: Any) -> Any:
         rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps
@@ -191,8 +154,8 @@ def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Ca
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens of every prompt, including the chat template; also tries the reward functions on a few rows."""
-    try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(2, len(split)))])
+    """Counts the tokens of every prompt with its chat template; also tries the reward functions on a few rows."""
+    try_once(getattr(filled.script, "reward_funcs", None) or [], split)
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     tokenize = partial(prompt_ids, tokenizer=tokenizer, **options)
     return prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
@@ -205,11 +168,7 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
 
 
 def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processes: int | None) -> RowLengths:
-    """Counts the tokens of every prompt, in memory: datasets' cache would not notice a change of ``prompt_ids``.
-
-    Args:
-        tokenize: Tokenizes one prompt as the trainer does.
-    """
+    """Counts the tokens of every prompt, without datasets' cache, which would not notice a change of ``prompt_ids``."""
 
     def count(row: dict[str, Any]) -> dict[str, int]:
         return {"tokens": len(tokenize(row["prompt"]))}

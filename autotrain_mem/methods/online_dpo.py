@@ -1,7 +1,6 @@
-"""Online direct preference optimization with TRL's experimental OnlineDPOTrainer: the better of two answers.
+"""Online direct preference optimization with TRL's experimental OnlineDPOTrainer.
 
-TRL has no script for it, so it is built as in TRL's example (``examples/scripts/dpo_online.py``): a reward model is a
-classifier with one score and its own tokenizer. Reward functions are found by name, as for GRPO.
+It is built as in TRL's example (``examples/scripts/dpo_online.py``); reward functions are found by name, as for GRPO.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from autotrain_mem.methods import online
-from autotrain_mem.methods.configs import Configs, loading_arguments, trusts_remote_code
+from autotrain_mem.methods.configs import Configs, experimental_parser, loading_arguments, trusts_remote_code
 from autotrain_mem.methods.orpo import with_policy
 from autotrain_mem.methods.reward_functions import try_once
 from autotrain_mem.methods.row_lengths import RowLengths
@@ -21,21 +20,11 @@ from autotrain_mem.types import Knobs
 takes_model_name = False
 samples_each_micro_step = True
 joins_sides = True
-missing = partial(online.missing, "reward_model_path")
-
-
-def why_not_sharded(sharding: str) -> tuple[str, str] | None:
-    """Returns why it cannot be sharded: the trainer copies the policy before sharding, which TRL refuses under ZeRO-3
-    (``trl/experimental/utils.py: create_reference_model``), and samples with FSDP1's API (``online_dpo_trainer.py:
-    _generate``)."""
-    return online.held_whole(
-        "OnlineDPO", sharding, "copies the policy and samples from it as no rehearsal with shards follows"
-    )
 
 
 def make_parser() -> Any:
     """Returns a TRL parser with GRPO's ``--reward_funcs`` beside the config's ``--reward_model_path``."""
-    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
+    from trl import ScriptArguments
     from trl.experimental.online_dpo import OnlineDPOConfig
     from trl.scripts.grpo import GRPOScriptArguments
 
@@ -43,14 +32,11 @@ def make_parser() -> Any:
     field = dataclasses.field(default=functions.default, metadata=functions.metadata)
     rewards = ("reward_funcs", list[str] | None, field)
     script = dataclasses.make_dataclass("OnlineDPOScriptArguments", [rewards], bases=(ScriptArguments,))
-    return TrlParser((script, OnlineDPOConfig, ModelConfig, DatasetMixtureConfig), prog="autofit online_dpo")
+    return experimental_parser("online_dpo", OnlineDPOConfig, script)
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the trainer; its reference is a copy of the policy, or with LoRA the policy with its adapter switched off.
-
-    Quantization applies to policy and reference; a reward model is loaded in the policy's dtype.
-    """
+    """Builds the trainer; a reward model is loaded in the policy's dtype, unquantized."""
     from transformers import AutoTokenizer
 
     from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer
@@ -60,13 +46,12 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
         reads = AutoTokenizer.from_pretrained(judge, trust_remote_code=trusts_remote_code(filled))
     rewards = online.rewards_of(filled, judge, rehearsed=stub is not None)
     judges = [reads if reward is judge else None for reward in rewards]
-    common = with_policy(filled, model, stub)
     return OnlineDPOTrainer(
         reward_funcs=[online.reward_model(filled, loading) if reward is judge else reward for reward in rewards],
         reward_processing_classes=judges,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
-        **common,
+        **with_policy(filled, model, stub),
     )
 
 
@@ -80,51 +65,44 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens of every prompt, including the chat template; also tries the reward functions on a few rows.
-
-    Raises:
-        DatasetFormatError: the rows have images.
-    """
+    """Counts the tokens of every prompt with its chat template; raises DatasetFormatError for rows with images."""
     from autotrain_mem.trainers.online_dpo_trainer import prompt_ids
 
     if "image" in split.column_names:
         raise DatasetFormatError(
-            "Rows with images are not supported yet in online DPO: what its trainer makes of them is not rehearsed.",
+            "Rows with images are not supported yet in online DPO: its processing of images is not rehearsed.",
             hint="Remove the column image; grpo and rloo train on images.",
         )
-    try_once(filled.script.reward_funcs or [], [split[index] for index in range(min(2, len(split)))])
+    try_once(filled.script.reward_funcs or [], split)
     return online.prompt_lengths(split, partial(prompt_ids, tokenizer=tokenizer), processes=None)
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuses what would fail in the trainer later, and what is not rehearsed.
-
-    Raises:
-        UsageError: an argument is refused, with the reason.
-        MissingExtraError: one of TRL's rewards needs a package that is not installed.
-    """
+    """Refuses what would fail in the trainer later, and what is not rehearsed; raises as ``online.check`` does."""
     training = filled.training
     if filled.is_evaluated:  # transformers/trainer.py: prediction_step hands prompts to the model
         raise UsageError(
-            "Online DPO cannot be evaluated: TRL's trainer would hand the model text, and end at the first evaluation.",
+            "Online DPO cannot be evaluated: TRL's trainer would fail at the first evaluation, where it gives the "
+            "model text.",
             hint="Remove --eval_strategy; rewards and margins of the training rows are logged.",
         )
     if isinstance(training.beta, list):  # online_dpo_trainer.py: beta takes the epoch, a fraction, as a list's index
         raise UsageError(
-            f"--beta with {len(training.beta)} values ends TRL's trainer at the first step.", hint="Give one value."
+            f"--beta with {len(training.beta)} values makes TRL's trainer fail at the first step.",
+            hint="Give one value.",
         )
     if training.use_vllm:
         raise UsageError(
-            "--use_vllm is not supported yet in online DPO: how its trainer hands weights to vLLM is not rehearsed.",
+            "--use_vllm is not supported yet in online DPO: copying the weights to vLLM is not rehearsed.",
             hint="Remove it; grpo and rloo generate with vLLM.",
         )
     if training.remove_unused_columns:
         raise UsageError(
-            "--remove_unused_columns would remove the prompts, which the model itself does not read.", hint="Remove it."
+            "--remove_unused_columns would remove the prompts, since the model does not read them.", hint="Remove it."
         )
     if str(getattr(training.train_sampling_strategy, "value", training.train_sampling_strategy)) == "group_by_length":
         raise UsageError(
-            "--train_sampling_strategy group_by_length looks for input_ids, and prompts are text until a step begins.",
+            "--train_sampling_strategy group_by_length looks for input_ids, but prompts are text until a step begins.",
             hint="Remove it.",
         )
     online.check(filled, to_train=to_train)
@@ -134,5 +112,5 @@ def why_not_split(trainer: Any) -> str | None:
     """Returns why an unknown loss cannot be split; the known ones are means over pairs (``online_dpo_trainer.py:
     training_step``)."""
     if trainer.args.loss_type not in ("sigmoid", "ipo"):
-        return f"how loss_type {trainer.args.loss_type} makes one loss of many pairs is not known"
+        return f"how loss_type {trainer.args.loss_type} averages pairs is not known"
     return None

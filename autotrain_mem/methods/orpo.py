@@ -1,8 +1,6 @@
-"""Odds ratio preference optimization with the ORPOTrainer of ``trl.experimental``: pairs, one policy, no reference.
+"""Odds ratio preference optimization with the ORPOTrainer of ``trl.experimental``.
 
-CPO's trainer is built and fed the same way (``cpo``). TRL has no script for either, so they are built as its other
-scripts do: ``create_model_from_path`` loads the model, and without a padding token the end of text pads, as in
-``trl/trainer/dpo_trainer.py: __init__``.
+TRL has no script for it, nor for CPO (``cpo``): both are built as its other scripts build trainers.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods.configs import Configs, own_tokenizer, padding, trainer_arguments
+from autotrain_mem.methods.configs import Configs, arguments_of_loaded, own_tokenizer, padding
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, prepared_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import EditRows, text_of
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
@@ -38,17 +36,14 @@ def _class_of(home: str) -> Any:
 
 
 def with_policy(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
-    """Returns the arguments of a trainer that takes the model as an object, loaded as TRL's other trainers load it:
-    with several processes, accelerate places it (``trl/trainer/dpo_trainer.py: __init__``)."""
+    """Returns the arguments of a trainer that takes a model object, loaded as ``trl/trainer/dpo_trainer.py: __init__``
+    does: with several processes, accelerate places it."""
     from trl.trainer.utils import create_model_from_path
 
-    common = trainer_arguments(filled, model, stub)
-    quantized, loading = common.pop("quantization_config"), filled.training.model_init_kwargs
+    common, loading = arguments_of_loaded(filled, model, stub)
     filled.training.model_init_kwargs = None  # these trainers accept it only with a model name
-    if quantized is not None:
-        loading = loading | {"quantization_config": quantized}
     if str(filled.training.distributed_state.distributed_type.value) in ("MULTI_GPU", "DEEPSPEED"):
-        loading = loading | {"device_map": None}
+        loading["device_map"] = None
     policy = create_model_from_path(model, **loading)
     return {**common, "model": policy, "processing_class": stub or own_tokenizer(filled, model)}
 
@@ -57,11 +52,8 @@ build_trainer = partial(build_pairs_trainer, "trl.experimental.orpo")
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes pairs that fill ``length`` tokens, nearly all in the prompt.
-
-    The prompt is on the card a second time by itself, and a short answer makes no tensor smaller, since logits cover
-    prompt and answer. TRL adds an end token.
-    """
+    """Makes pairs that fill ``length`` tokens, nearly all in the prompt: the card holds prompts a second time by
+    themselves, and logits cover prompt and answer. TRL adds an end token."""
     from datasets import Dataset
 
     prompt = max(1, length - 2)
@@ -72,7 +64,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding of nearly every real batch of pairs."""
+    """Imitates the padding of a real batch of pairs."""
 
     def shorten_last_rejected(rows: list[Any]) -> list[Any]:
         *full, last = rows
@@ -84,8 +76,6 @@ def rows_editor(filled: Configs) -> EditRows:
 
 def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Counts tokens as the trainer prepares them, untruncated; both sequences include the prompt.
-
-    If the config has no ``max_length``, the data determine it.
 
     Raises:
         DatasetFormatError: some rows would stay longer than the user's ``max_length``.
@@ -100,8 +90,8 @@ def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> 
         if longer := [tokens for tokens in cut if tokens > limit]:
             raise DatasetFormatError(
                 f"{len(longer):,} rows stay longer than --max_length {limit}, the longest {max(longer):,} tokens: "
-                f"TRL's {_class_of(home).__name__} cuts answers, and never a prompt.",
-                hint="Give --max_length auto, the longest row, or leave such rows away.",
+                f"TRL's {_class_of(home).__name__} cuts answers, but never a prompt.",
+                hint="Give --max_length auto for the length of the longest row, or remove these rows.",
             )
     return lengths
 
@@ -117,24 +107,20 @@ row_lengths = partial(pair_row_lengths, "trl.experimental.orpo")
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuses what the trainer would misinterpret.
-
-    Raises:
-        UsageError: no limit, which TRL takes for 512 tokens; flags of encoder-decoder models; sampling in evaluation.
-    """
+    """Raises UsageError for arguments that the trainer would misinterpret, and for sampling in evaluation."""
     training = filled.training
     if training.max_length is None:
         raise UsageError(
-            "--max_length none is 512 tokens to this trainer of TRL's.",
-            hint="Give --max_length auto, the longest row, or a number.",
+            "TRL's trainer takes --max_length none for 512 tokens.",
+            hint="Give a number, or --max_length auto for the length of the longest row.",
         )
     if training.generate_during_eval:
         raise UsageError(
-            "--generate_during_eval is not supported yet: what it samples is not rehearsed.", hint="Remove it."
+            "--generate_during_eval is not supported yet: its samples are not rehearsed.", hint="Remove it."
         )
     if training.max_completion_length is not None or training.is_encoder_decoder is not None:
         raise UsageError(
-            "--max_completion_length and --is_encoder_decoder are for models with an encoder, and this one has none.",
+            "--max_completion_length and --is_encoder_decoder are for encoder-decoder models, and this is a decoder.",
             hint="Remove them: --max_length limits prompt and answer together.",
         )
 

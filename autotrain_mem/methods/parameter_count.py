@@ -38,9 +38,8 @@ def parameters(config: Mapping[str, Any]) -> int | None:
 def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Returns the number of key-value heads, and the elements per token and head over all layers.
 
-    None if layers cache something else: latents (``kv_lora_rank``), or states of linear attention.
-
-    Example: 2 heads and 2 * 24 * 64 elements for Qwen2.5-0.5B, so that a token takes 12 KiB in half precision.
+    None if layers cache latents (``kv_lora_rank``) or states of linear attention. Example: 2 heads and 2 * 24 * 64
+    elements for Qwen2.5-0.5B.
     """
     try:
         heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
@@ -56,10 +55,8 @@ def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
 def adapter_width(config: Any) -> int | None:
     """Counts the parameters of a rank-1 adapter on ``configs.planned_targets``: each layer's inputs plus outputs.
 
-    Exact for decoders with a gated MLP, as most have; others are off by less than half, and ranks are powers of two.
-    None if the config lacks a size.
-
-    Example: Qwen2.5-0.5B has 549,888, so that rank 16 trains 8.8 million parameters.
+    Exact for decoders with a gated MLP, and off by less than half for others. None if the config lacks a size.
+    Example: 549,888 for Qwen2.5-0.5B.
     """
     from autotrain_mem.methods.configs import has_experts
 

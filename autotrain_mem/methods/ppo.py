@@ -1,4 +1,4 @@
-"""Proximal policy optimization with our subclass of TRL 1.12's PPOTrainer, which holds up to four models."""
+"""Proximal policy optimization with our subclass of TRL 1.12's PPOTrainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from autotrain_mem.methods.configs import (
     REHEARSED_ACCUMULATION,
     REHEARSED_STEPS,
     Configs,
-    trainer_arguments,
+    arguments_of_loaded,
+    experimental_parser,
     trusts_remote_code,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts
@@ -58,16 +59,8 @@ def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | N
 
 
 def mini_batches(arguments: Mapping[str, Any]) -> int | None:
-    """Returns ``num_mini_batches``, into which each process's share of the effective batch is split."""
+    """Returns ``num_mini_batches``, into which each process splits its rows."""
     return arguments.get("num_mini_batches") or 1
-
-
-def why_not_sharded(sharding: str) -> tuple[str, str] | None:
-    """Returns that the trainer calls the policy without FSDP's wrapper (``ppo_trainer.py: train``,
-    ``unwrapped_model``)."""
-    return online.held_whole(
-        "PPO", sharding, "calls the policy and the value model by themselves, where no weights are gathered"
-    )
 
 
 def judge_of_text(arguments: Mapping[str, Any]) -> Any:
@@ -101,18 +94,12 @@ def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
 
 
 def make_parser() -> Any:
-    """Returns a TRL parser, since TRL has no command for PPO.
-
-    Raises:
-        MissingExtraError: a TRL without PPO is installed.
-    """
-    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
-
-    return TrlParser((ScriptArguments, _config_type(), ModelConfig, DatasetMixtureConfig), prog="autofit ppo")
+    """Returns a TRL parser; raises MissingExtraError if the installed TRL has no PPO."""
+    return experimental_parser("ppo", _config_type())
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Sets the whole rollout, since it is generated at once, and one epoch over it (:func:`training_patches`)."""
+    """Sets the whole rollout, which is generated at once, and one epoch over it."""
     episodes = knobs.effective_batch_size * REHEARSED_STEPS
     return {
         "gradient_accumulation_steps": knobs.gradient_accumulation_steps,
@@ -123,21 +110,21 @@ def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, A
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds our PPOTrainer with four models: the reward and the value model both start from ``--reward_model_path``.
-
-    With LoRA the adapter is switched off in place of a reference model. Quantization applies to policy and reference;
-    the value model is fully trained.
-    """
+    """Builds our PPOTrainer; reward and value model start from ``--reward_model_path``, unquantized."""
+    from transformers import AutoTokenizer
     from trl.trainer.utils import create_model_from_path
 
     from autotrain_mem.trainers.ppo_trainer import PPOTrainer
 
-    common = trainer_arguments(filled, model, stub)
-    quantized = common.pop("quantization_config")
-    loading = filled.training.model_init_kwargs | ({} if quantized is None else {"quantization_config": quantized})
-    tokenizer = stub or policy_tokenizer(model, filled)
+    common, loading = arguments_of_loaded(filled, model, stub)
     own = filled.training.model_init_kwargs
     value_model, reward_model = online.reward_model(filled, own), online.reward_model(filled, own)
+    tokenizer = stub or AutoTokenizer.from_pretrained(
+        model,
+        padding_side="left",  # as generation needs
+        trust_remote_code=trusts_remote_code(filled),
+        revision=filled.model.model_revision,
+    )
     return PPOTrainer(
         args=filled.training,
         processing_class=tokenizer,
@@ -152,8 +139,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes prompts of ``length`` tokens, enough for every rollout. All begin with padding, like most of a real
-    rollout: TRL derives masks from the ids, in whatever order it shuffles them."""
+    """Makes prompts of ``length`` tokens that begin with padding, as most prompts of a real rollout do."""
     from datasets import Dataset
 
     return Dataset.from_dict({"input_ids": [[PADDING_TOKEN, *[ORDINARY_TOKEN] * (length - 1)][-length:]] * rows})
@@ -166,11 +152,8 @@ def rows_editor(filled: Configs) -> EditRows:
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Trains on two micro-batches of each rollout: TRL reads their number from ``args`` after the rollout is made.
-
-    The rollout keeps its size, since the trainer set its dataloader's batch size when built
-    (trl/experimental/ppo/ppo_trainer.py: train and __init__).
-    """
+    """Trains on two micro-batches of each rollout. The rollout keeps its size, which the constructor has given to the
+    dataloader (trl/experimental/ppo/ppo_trainer.py: train and __init__)."""
     arguments = trainer.args
     steps = min(REHEARSED_ACCUMULATION, arguments.gradient_accumulation_steps)
     arguments.local_batch_size = arguments.local_mini_batch_size = steps * arguments.per_device_train_batch_size
@@ -179,7 +162,7 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def passes(arguments: Mapping[str, Any]) -> int:
-    """Returns ``num_ppo_epochs``, the passes over each rollout; a rehearsal's config has 1."""
+    """Returns ``num_ppo_epochs``; a rehearsal's config has 1."""
     return int(arguments.get("num_ppo_epochs") or _config_type().num_ppo_epochs)
 
 
@@ -189,7 +172,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens of every prompt; also refuses data that the built trainer would refuse."""
+    """Counts the tokens of every prompt; also raises what the trainer's constructor would raise."""
     from autotrain_mem.trainers import ppo_checks
 
     ppo_checks.refuse(filled.training, tokenizer)
@@ -200,7 +183,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """Returns problems of the tokenizer that the built trainer would refuse."""
+    """Returns the problems for which the trainer's constructor would raise."""
     from autotrain_mem.trainers import ppo_checks
 
     for message, cure in ppo_checks.problems(filled.training, tokenizer):
@@ -209,19 +192,7 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
 
 def why_not_split(trainer: Any) -> str | None:
     """Always returns a reason: PPO has its own training loop, and its own guard (``training.guard.ppo``)."""
-    return f"how {type(trainer).__name__} makes one loss of many rows is not known"
-
-
-def policy_tokenizer(model: str, filled: Configs) -> Any:
-    """Loads the policy's tokenizer, with padding on the left as generation needs."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(
-        model,
-        padding_side="left",
-        trust_remote_code=trusts_remote_code(filled),
-        revision=filled.model.model_revision,
-    )
+    return f"how {type(trainer).__name__} averages rows is not known"
 
 
 def _config_type() -> Any:

@@ -30,7 +30,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes pairs whose sequences both fill ``length`` tokens: the collator puts both into one batch."""
+    """Makes pairs whose sequences both fill ``length`` tokens."""
     from datasets import Dataset
 
     full = [[ORDINARY_TOKEN] * length] * rows
@@ -43,8 +43,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares the data, unfiltered; a pair's length is that of its longer sequence, by
-    which TRL filters."""
+    """Counts tokens as the trainer prepares the data, before it drops long pairs."""
     from trl import RewardTrainer
 
     filled.training.max_length = None
@@ -56,17 +55,15 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """Warns if padding and end token are the same.
-
-    The score is read at the last token whose id is not padding (``transformers/modeling_layers.py:
-    GenericForSequenceClassification.forward``), and TRL ends every sequence with the end token.
-    """
+    """Warns if padding and end token are the same: TRL ends every sequence with the end token, and the model reads the
+    score at the last token that is not padding (``transformers/modeling_layers.py:
+    GenericForSequenceClassification.forward``)."""
     padding = filled.training.pad_token or tokenizer.pad_token or tokenizer.eos_token
     end = filled.training.eos_token or tokenizer.eos_token
     if padding is not None and padding == end:
         yield Finding(
             kind="warning",
             message=f"The padding token is the end token ({end!r}): a reward model reads its score at the last token "
-            "that is no padding, so it never sees that a response has ended.",
-            cure="Give --pad_token TOKEN, one of the vocabulary that no text uses.",
+            "that is not padding, so it never sees the end of a response.",
+            cure="Give --pad_token TOKEN: a token of the vocabulary that no text uses.",
         )

@@ -1,4 +1,4 @@
-"""Finds reward functions by name, tries them before planning, and names those that fail."""
+"""Finds reward functions by name, and tries them before planning."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
         names = {f"{module_name}.{each}" for each, value in vars(module).items() if inspect.isfunction(value)}
         raise UsageError(f"--reward_funcs: {module_name} has no {function_name!r}.", hint=_meant(name, names) + hint)
     if not callable(function):
-        raise UsageError(f"--reward_funcs {name} is no function.", hint=hint)
+        raise UsageError(f"--reward_funcs {name} is not a function.", hint=hint)
     return _naming_itself(name, function)
 
 
@@ -78,7 +78,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """Adds the reward function's name to any error raised inside; out-of-memory errors propagate unchanged."""
+    """Adds the reward function's name to any error but out of memory."""
     import torch
 
     try:
@@ -110,18 +110,16 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
     return called
 
 
-def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Calls every function as TRL would, on a few rows with a placeholder completion each.
+def try_once(names: Sequence[str], split: Any) -> None:
+    """Calls every function as TRL would, on two rows of the dataset with a placeholder completion each.
 
     A plan ignores a missing package of one of TRL's own functions (:func:`check_packages` is for a run).
-
-    Args:
-        rows: Rows of the dataset, with ``prompt`` as text or as a conversation.
 
     Raises:
         RewardFunctionError: a function raised, or did not return one number per completion.
     """
-    known = built_in_rewards()
+    rows = [split[index] for index in range(min(2, len(split)))]
+    known = built_in_rewards() if names else {}
     for name, function in zip(names, reward_functions(names), strict=True):
         try:
             rewards = _call(function, rows)
@@ -146,16 +144,12 @@ def try_once(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
                 number = float(0 if value is None else value)
             if number is None or isinstance(value, str):
                 raise RewardFunctionError(
-                    f"The reward function {name} returned {value!r}, which is no number.", hint=_SIGNATURE
+                    f"The reward function {name} returned {value!r}, which is not a number.", hint=_SIGNATURE
                 )
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Calls TRL's own functions, which import their package when called: a run would fail at its first reward.
-
-    Raises:
-        MissingExtraError: a function's package is not installed.
-    """
+    """Raises MissingExtraError if one of TRL's own functions lacks a package, which it imports when called."""
     known = built_in_rewards()
     sample = {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "solution": "4"}
     for name in known.keys() & set(names):
@@ -169,7 +163,7 @@ def check_packages(names: Iterable[str]) -> None:
 
 
 def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Calls it as ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does, before any training."""
+    """Calls it as ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does."""
     import asyncio
 
     from transformers import TrainerState
@@ -193,5 +187,5 @@ def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def rehearsed_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
-    """Stands in for a reward function: completions get different rewards, as in a run that learns."""
+    """Stands in for a reward function with rewards that differ."""
     return [float(index % 3) for index, _ in enumerate(prompts)]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import add
-from types import TracebackType
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any
 
 from autotrain_mem.support.host import cores
 from autotrain_mem.types.data import Counting
@@ -45,7 +45,7 @@ def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
 def processes(rows: int, given: int | None) -> int | None:
     """Chooses the number of processes: the user's, else as many as pay; None for this process alone.
 
-    Without fork, each process would import torch and transformers for seconds.
+    Without fork, each process would first import torch and transformers.
     """
     import multiprocessing
 
@@ -57,46 +57,33 @@ def processes(rows: int, given: int | None) -> int | None:
 
 @contextmanager
 def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
-    """Reports every pass of the datasets library instead of showing its progress bars (datasets/arrow_dataset.py:
-    Dataset.map)."""
+    """Reports the progress of ``datasets/arrow_dataset.py: Dataset.map`` in place of its bars."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     from datasets import arrow_dataset
 
-    def bar(*, total: int, desc: str | None = None, initial: int = 0, **options: Any) -> _Bar:
-        return _Bar(on_progress, rows=total, done=initial, doing=(desc or "Reading").partition(" (num_proc")[0])
+    @contextmanager
+    def bar(*, total: int, desc: str | None = None, initial: int = 0, **options: Any) -> Iterator[SimpleNamespace]:
+        """Replaces tqdm's bar, of which ``Dataset.map`` calls only ``update``."""
+        done, reported_at, doing = initial, 0.0, (desc or "Reading").partition(" (num_proc")[0]
+
+        def update(rows: int) -> None:
+            nonlocal done, reported_at
+            done, now = done + rows, time.monotonic()
+            if now - reported_at >= REPORT_EVERY_SECONDS or done >= total:
+                reported_at = now
+                on_progress(Counting(done=done, rows=total, doing=doing))
+
+        update(0)
+        yield SimpleNamespace(update=update)
 
     with patch.object(arrow_dataset, "hf_tqdm", bar):
         yield
 
 
-class _Bar:
-    """Implements the part of tqdm's bars that ``Dataset.map`` uses."""
-
-    def __init__(self, on_progress: OnProgress, *, rows: int, done: int, doing: str) -> None:
-        self._on_progress, self._rows, self._done, self._doing = on_progress, rows, done, doing
-        self._reported_at = 0.0
-
-    def __enter__(self) -> Self:
-        self.update(0)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Closes nothing."""
-
-    def update(self, rows: int) -> None:
-        """Adds rows to the count."""
-        self._done += rows
-        now = time.monotonic()
-        if now - self._reported_at >= REPORT_EVERY_SECONDS or self._done >= self._rows:
-            self._reported_at = now
-            self._on_progress(Counting(done=self._done, rows=self._rows, doing=self._doing))
-
-
 @contextmanager
 def without_labels() -> Iterator[None]:
-    """Skips the pass that makes labels of the tokens (trl/trainer/sft_trainer.py: _prepare_dataset), a quarter of the
-    time, which changes no length. It is recognized by name: if TRL renames it, counting is slower."""
+    """Skips the pass that makes labels (trl/trainer/sft_trainer.py: _prepare_dataset), a quarter of the time."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     import datasets
@@ -112,7 +99,7 @@ def without_labels() -> Iterator[None]:
 
 
 def smallest_model(*, classifier: bool = False) -> Any:
-    """Makes a model of a few hundred weights, causal or with a score head, for trainers that only prepare data."""
+    """Makes a model of a few hundred weights for a trainer that only prepares data."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
     config = Qwen2Config(
@@ -134,8 +121,8 @@ _ROWS_AT_ONCE = 10_000
 
 
 def list_lengths(rows: Any, column: str) -> list[int]:
-    """Returns the lengths of the lists in a datasets.Dataset column without converting them to Python: 40 ms for
-    200,000 rows of 220 tokens, instead of 5 s."""
+    """Returns the lengths of the lists in a datasets.Dataset column: 40 ms for 200,000 rows of 220 tokens; 5 s if the
+    lists became Python's."""
     found: list[int] = []
     for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         for chunk in batch.column(column).chunks:
@@ -144,8 +131,9 @@ def list_lengths(rows: Any, column: str) -> list[int]:
 
 
 def prepared_lengths(rows: Any) -> list[int] | None:
-    """Returns the tokens of every row of prepared data; of a pair, those of the longer sequence with the prompt. If a
-    prompt is also paired with another row's completion (KTO), the longer one counts. None if the columns are unknown.
+    """Returns the tokens of every row of prepared data; None if the columns are unknown.
+
+    A pair counts with its longer sequence, and so does a prompt that KTO also pairs with another row's completion.
     """
     columns = set(rows.column_names)
     if {"prompt_ids", "completion_ids"} <= columns:

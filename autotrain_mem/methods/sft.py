@@ -40,11 +40,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes rows that fill ``length`` tokens.
-
-    Packed blocks are full whatever the rows. Each gets two documents, since the mask that separates documents is part
-    of a packed batch's memory.
-    """
+    """Makes rows that fill ``length`` tokens. A packed block gets two documents, whose mask takes memory."""
     from datasets import Dataset
 
     half = length // 2
@@ -62,7 +58,8 @@ worst_image_rows = image_rows.conversations
 
 def image_rows_editor(filled: Configs) -> EditRows:
     """Imitates padding: rows with images are never packed (``trl/trainer/sft_trainer.py: __init__``)."""
-    return image_rows.shorten_last_conversation
+    shorten = image_rows.shorten_last("messages", filled)
+    return lambda rows: shorten(rows) if len(rows) > 1 else rows
 
 
 def row_lengths(
@@ -85,12 +82,12 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns tokens; those of all micro-batches if transformers counted them."""
+    """Returns tokens: all micro-batches' if transformers counted them."""
     return Basis.WHOLE if is_counted else Basis.TOKENS
 
 
 def is_models_loss(trainer: Any) -> bool:
     """Returns False for TRL's chunked loss, which replaces the model's forward (``trl/trainer/sft_trainer.py:
-    _patch_chunked_ce_lm_head``), and for label smoothing and ``dft``, which divide by the count they are given."""
+    _patch_chunked_ce_lm_head``), and for label smoothing and ``dft``, which divide by transformers' count."""
     others = (trainer.compute_loss_func, trainer.label_smoother)
     return others == (None, None) and trainer.args.loss_type != "chunked_nll"

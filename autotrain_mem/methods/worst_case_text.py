@@ -15,7 +15,7 @@ PADDING_TOKEN = 2
 
 
 def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, int]] | None = None) -> Any:
-    """Makes a tokenizer that splits at spaces; the trainer reads its special tokens and, in some methods, ids.
+    """Makes a tokenizer of eight words that splits at spaces.
 
     Args:
         marks: Further special tokens, by the names of the tokenizer's attributes: their texts and ids.
@@ -43,10 +43,7 @@ def text_of(tokens: int) -> str:
 
 
 def shorten_last_row(rows: list[Any]) -> list[Any]:
-    """Cuts one token off the last row, so that a batch of several rows is padded and has a real attention mask.
-
-    The batch keeps the worst shape. A batch of one row has no padding.
-    """
+    """Cuts one token off the last of several rows, so that the batch is padded and has a real attention mask."""
     if len(rows) < 2:
         return rows
     *full, last = rows
@@ -54,12 +51,10 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any], limit: int | None = None) -> list[Any]:
-    """Shortens the last rejected completion: both sequences of a pair are in one batch, so that even a single pair is
-    padded.
+    """Cuts one token off the last rejected completion: even a batch of one pair is padded to the chosen one.
 
     Args:
-        limit: The length to which the collator cuts prompt and completion. One token less is left, so that the cut
-            does not make the row as long as the others again.
+        limit: The length to which the collator cuts prompt and completion.
     """
     *full, last = rows
     rejected = last["rejected_ids"]

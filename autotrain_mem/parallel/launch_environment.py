@@ -84,8 +84,8 @@ def fsdp_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix("fsdp_"): value for name, value in (config.get("fsdp_config") or {}).items()}
 
 
-def config_of_environment(environment: Mapping[str, str], processes: int) -> dict[str, Any] | None:
-    """Returns the config for which accelerate sets this environment; None if it sets neither FSDP nor parallelism.
+def config_of_environment(environment: Mapping[str, str], processes: int) -> dict[str, Any]:
+    """Returns the config for which accelerate sets this environment.
 
     >>> config_of_environment({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, 4)["fsdp_config"]
     {'fsdp_version': '2'}
@@ -94,8 +94,6 @@ def config_of_environment(environment: Mapping[str, str], processes: int) -> dic
     def is_on(variable: str) -> bool:
         return environment.get(variable, "").lower() == "true"  # as accelerate/state.py asks
 
-    if not is_on("ACCELERATE_USE_FSDP") and not is_on("ACCELERATE_USE_PARALLELISM_CONFIG"):
-        return None
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if is_on("ACCELERATE_USE_FSDP") else "MULTI_GPU",

@@ -1,4 +1,4 @@
-"""Finishes a trainer as TRL builds it, with what no TRL config offers, in a real run and in its rehearsal."""
+"""Adds settings that no TRL config offers to a trainer as TRL builds it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ def finished(trainer: Any, knobs: Knobs) -> Any:
 
 
 def _widen_trained(model: Any) -> None:
-    """Converts trained weights to float32: fp16's scaler refuses float16 gradients, and on CUDA bfloat16 ones.
+    """Converts trained weights to float32: fp16's scaler rejects float16 gradients, and on CUDA bfloat16 ones.
 
-    ``torch/amp/grad_scaler.py: _unscale_grads_`` and ``aten/src/ATen/native/cuda/AmpKernels.cu:
+    ``torch/amp/grad_scaler.py: _unscale_grads_``, ``aten/src/ATen/native/cuda/AmpKernels.cu:
     _amp_foreach_non_finite_check_and_unscale_cuda_``. TRL makes a quantized base's adapter bfloat16
-    (``trl/trainer/sft_trainer.py: __init__``), which on a T4 fails in the first optimizer step
-    (https://github.com/huggingface/trl/issues/4901); a fully trained head beside a float16 base is float16.
+    (``trl/trainer/sft_trainer.py: __init__``, https://github.com/huggingface/trl/issues/4901).
     """
     import torch
 
@@ -50,12 +49,10 @@ def layers_to_shard(model: Any) -> tuple[str, ...]:
 
 
 def name_layers_to_shard(model: Any) -> None:
-    """Removes names of layers that a model does not have from its ``_no_split_modules``, also under an adapter.
+    """Removes the names of layers that a model lacks from its ``_no_split_modules``, also under an adapter.
 
-    A model class names the layers of all its possible parts, such as the vision layers in
-    ``Qwen3_5ForCausalLM._no_split_modules``. accelerate refuses a name that is not in the model
-    (``accelerate/utils/dataclasses.py: set_auto_wrap_policy``), and so does PEFT (``peft/utils/other.py:
-    fsdp_auto_wrap_policy``); Gemma 3 from 4B on, Gemma 4 and Qwen3.5 could not be sharded.
+    accelerate and PEFT reject such names (``accelerate/utils/dataclasses.py: set_auto_wrap_policy``,
+    ``peft/utils/other.py: fsdp_auto_wrap_policy``), as of vision layers in Gemma 3 from 4B on, Gemma 4 and Qwen3.5.
     """
     from transformers import PreTrainedModel
 
@@ -68,13 +65,12 @@ def name_layers_to_shard(model: Any) -> None:
 def keep_cache_in_evaluation(trainer: Any) -> None:
     """Prevents transformers' evaluation loop from emptying torch's cache, in a run and in its rehearsal.
 
-    The longest rows run first, and every later batch fits into their segments. A released cache would grow again from
-    batches in any order, in pieces that do not fit the next (``estimator.mixed_steps``). A failing allocation releases
-    it anyway (``c10/cuda/CUDACachingAllocator.cpp: malloc``, ``release_cached_blocks``).
+    The longest rows run first, and every later batch fits into their segments; a released cache would fragment
+    (``estimator.mixed_steps``). A failing allocation releases it anyway (``c10/cuda/CUDACachingAllocator.cpp: malloc``,
+    ``release_cached_blocks``).
 
-    Others still empty it: TRL before it reactivates a colocated vLLM engine (``trl/generation/vllm_generation.py``),
-    its PPO loop, its activation offloading with bitsandbytes (``trl/models/activation_offloading.py: __enter__``),
-    ``torch_empty_cache_steps``, the user's code, and this project once a device is full.
+    TRL still empties the cache before it wakes a colocated vLLM engine (``trl/generation/vllm_generation.py``), in its
+    PPO loop, and in its activation offloading with bitsandbytes (``trl/models/activation_offloading.py: __enter__``).
     """
     import torch
     from transformers import Trainer

@@ -1,15 +1,12 @@
 """Adds an optimizer on the host, so that the device holds only weights and gradients.
 
 On one GPU, TRL and transformers offer this only with DeepSpeed, whose optimizer (``deepspeed/ops/adam/cpu_adam.py:
-DeepSpeedCPUAdam``) compiles C++ on the user's machine. torchao's (``torchao/optim/cpu_offload.py:
-CPUOffloadOptimizer``) shows the trainer one group per parameter and saves its own form of state. Here torch's own
-optimizer steps on host tensors, in the trainer's groups. Its checkpoint is the one that the same optimizer writes on
-the device, so a run may resume with or without the offload.
+DeepSpeedCPUAdam``) compiles C++ on the user's machine. Here torch's own optimizer steps on host tensors, in the
+trainer's groups; its checkpoints resume with or without the offload.
 
-Host memory, in bytes per trained parameter: twice the weight (a copy and its gradient, both pinned; torch's pinned
-allocator rounds each tensor up to a power of two, ``aten/src/ATen/core/CachingHostAllocator.h: allocate``), and the
-optimizer's state, which is never moved and not pinned. Qwen2.5-0.5B in bfloat16 with AdamW: 494 M parameters x (2 + 2 +
-4) = 3.7 GiB, with rounding at most 5.5 GiB.
+A trained parameter takes host memory for a copy and its gradient, both pinned, which torch rounds up to a power of two
+per tensor (``aten/src/ATen/core/CachingHostAllocator.h: allocate``), and for the optimizer's state, not pinned.
+Qwen2.5-0.5B in bfloat16 with AdamW: 494 M parameters x (2 + 2 + 4) = 3.7 GiB, with rounding at most 5.5 GiB.
 """
 
 from __future__ import annotations
@@ -28,17 +25,12 @@ SUPPORTED = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
 
 def on_host(work: Callable[[], None]) -> None:
-    """Runs the optimizer's work on the host.
-
-    A rehearsal, in which all tensors are on the CPU, replaces this function to keep the work out of its record.
-    """
+    """Runs the optimizer's work on the host; a rehearsal replaces this function to keep the work out of its record."""
     work()
 
 
 def offload_to_host(trainer: Any) -> None:
-    """Makes this transformers Trainer step on the host, with the optimizer of its ``--optim``.
-
-    Call it between building the trainer and ``train()``.
+    """Makes this transformers Trainer step on the host, if called before ``train()``.
 
     Raises:
         UsageError: the optimizer, the precision or the sharding does not work with it.
@@ -46,7 +38,7 @@ def offload_to_host(trainer: Any) -> None:
     name = optimizer_of(trainer.args)
     if name not in SUPPORTED:
         raise UsageError(
-            f"--optimizer_offload does not work with --optim {name}, which has no form that runs on the host.",
+            f"--optimizer_offload does not work with --optim {name}, which cannot run on the host.",
             hint=f"Use one of --optim {', '.join(SUPPORTED)}; or leave the optimizer on the device.",
         )
     if trainer.args.fp16:
@@ -56,13 +48,13 @@ def offload_to_host(trainer: Any) -> None:
         )
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise UsageError(
-            "--optimizer_offload is for weights that are whole on each GPU, and FSDP and DeepSpeed shard them.",
+            "--optimizer_offload needs whole weights on each GPU, but FSDP and DeepSpeed shard them.",
             hint="Use their own offload: fsdp_offload_params, or offload_optimizer in DeepSpeed's configuration.",
         )
     if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
         raise UsageError(
-            "--optimizer_offload makes the optimizer that --optim names, and this trainer was given one.",
-            hint="Leave out optimizers= and optimizer_cls_and_kwargs=, or leave the optimizer on the device.",
+            "--optimizer_offload makes the optimizer that --optim names, but this trainer was given one.",
+            hint="Remove optimizers= and optimizer_cls_and_kwargs=, or leave the optimizer on the device.",
         )
     kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
     trainer.optimizer_cls_and_kwargs = (HostOptimizer, {"inner": kind, **options})
@@ -75,11 +67,10 @@ class _HostParameter:
         self.device = parameter
         self.host, self._gradient = _room_on_host(parameter), _room_on_host(parameter)
         self._version = -1
-        """``device._version`` when the two were last equal; every write to the parameter, such as loading weights,
-        increases it."""
+        """``device._version`` when the two were last equal; every write to the parameter increases it."""
 
     def fetch(self) -> None:
-        """Copies the gradient to the host, and the parameter if it changed; complete when the device's stream is."""
+        """Starts copying the gradient to the host, and the parameter if it changed."""
         if self.device._version != self._version:
             self.host.copy_(self.device, non_blocking=True)
         self.host.grad = None
@@ -87,15 +78,15 @@ class _HostParameter:
             self.host.grad = self._gradient.copy_(self.device.grad, non_blocking=True)
 
     def send(self) -> None:
-        """Copies the parameter to the device, in order on the device's stream."""
+        """Starts copying the parameter to the device."""
         if self.host.grad is not None:
             self.device.copy_(self.host, non_blocking=True)
         self._version = self.device._version
 
 
 def _room_on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a host buffer laid out like ``tensor``: other layouts need a temporary on the device
-    (``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``). Pinned for a device's tensor: copies overlap."""
+    """Returns a host buffer, pinned for a device's tensor, of the same layout: others need a temporary on the device
+    (``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``)."""
     pinned = tensor.device.type != "cpu"
     return torch.empty_like(tensor, device="cpu", pin_memory=pinned, requires_grad=False)
 
@@ -103,8 +94,7 @@ def _room_on_host(tensor: torch.Tensor) -> torch.Tensor:
 class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to mypy here
     """Steps on the host, with ``inner`` on copies of the parameters; trainer and scheduler use it like any optimizer.
 
-    It has its own parameter groups, whose options are read at every step. Only the inner optimizer has state, so that
-    code that moves ``.state`` to the device finds nothing.
+    Its groups' options are read at every step. Its own ``.state`` is empty, so that nothing moves it to the device.
 
     Args:
         params: Parameters, or groups of them.
@@ -141,11 +131,8 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
             twin.send()
 
     def _ready(self) -> Optimizer:
-        """Returns the inner optimizer with the current options.
-
-        It is created at first use: ``accelerate/optimizer.py: AcceleratedOptimizer`` loads the state that it has just
-        read, which would copy the initial state of an optimizer such as Adagrad to the device and back.
-        """
+        """Returns the inner optimizer with the current options; created at first use, since accelerate would copy an
+        initial state such as Adagrad's to the device and back (``accelerate/optimizer.py: AcceleratedOptimizer``)."""
         if self._inner is None:
             self._twins = [_HostParameter(parameter) for group in self.param_groups for parameter in group["params"]]
             hosts = iter(self._twins)

@@ -12,14 +12,12 @@ from autotrain_mem.types.hardware import Capability
 
 
 def refuse_unrehearsed(config: Any, asked: Any) -> None:
-    """Refuses a quantized model whose rehearsal would be wrong.
+    """Raises UnsupportedModelError for a second quantization, or another method than bitsandbytes; mxfp4 may be
+    dequantized.
 
     Args:
-        config: The model's config; its ``quantization_config`` means that the checkpoint is quantized already.
+        config: The model's config.
         asked: The quantization config given by the user, or None.
-
-    Raises:
-        UnsupportedModelError: a second quantization, or another method than bitsandbytes; mxfp4 may be dequantized.
     """
     present = quantization_method(checkpoint_quantization(config))
     if present == "mxfp4" and getattr(asked, "dequantize", False):
@@ -32,8 +30,7 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
     method = present or quantization_method(asked)
     if method and method != "bitsandbytes":
         raise UnsupportedModelError(
-            f"A model quantized with {method} is not rehearsed yet: what its layers hold and compute is known here for "
-            "bitsandbytes only.",
+            f"A model quantized with {method} is not rehearsed yet, only bitsandbytes' quantization is.",
             hint="Load it with quantization_config=Mxfp4Config(dequantize=True)."
             if method == "mxfp4"
             else "Take the checkpoint that it was quantized from, and --load_in_4bit or --load_in_8bit.",
@@ -46,16 +43,14 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
 
 
 def checkpoint_quantization(config: Any) -> Any:
-    """Returns the checkpoint's quantization as a dict or a config; None if it has none.
-
-    Source: ``transformers/quantizers/auto.py: get_hf_quantizer``, which reads the same two places.
-    """
+    """Returns the checkpoint's quantization as a dict or a config, or None (``transformers/quantizers/auto.py:
+    get_hf_quantizer``)."""
     found = getattr(config, "quantization_config", None)
     return found or getattr(config.get_text_config(decoder=True), "quantization_config", None)
 
 
 def quantization_method(quantization: Any) -> str:
-    """Returns the method of a quantization config, in transformers' terms ("bitsandbytes", "gptq"); empty for None."""
+    """Returns the method of a quantization config, such as ``gptq``; empty for None."""
     if quantization is None:
         return ""
     if not isinstance(quantization, dict):
@@ -67,11 +62,7 @@ def quantization_method(quantization: Any) -> str:
 
 
 def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Returns quantized weights' scales, codes and offsets (fake or real), which are neither parameters nor buffers.
-
-    They are on the GPU with the weights: 0.13 bytes for each 0.5 bytes of a 4-bit weight with one float32 scale for 64
-    values, 0.016 with double quantization.
-    """
+    """Yields the names and tensors of quantized weights' scales, codes and offsets."""
     for name, module in model.named_modules():
         weight = module._parameters.get("weight")
         if weight is None:
@@ -87,10 +78,10 @@ def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def unquantized_bytes(model: Any) -> int:
-    """Counts the bytes of a quantized model's fused experts, which bitsandbytes leaves as they are; 0 if not quantized.
+    """Counts the bytes of a quantized model's fused experts; 0 if not quantized.
 
-    ``transformers/integrations/bitsandbytes.py: replace_with_bnb_linear`` converts only ``nn.Linear``, and transformers
-    5 keeps all experts of a layer in three-dimensional parameters.
+    bitsandbytes converts only ``nn.Linear`` (``transformers/integrations/bitsandbytes.py: replace_with_bnb_linear``),
+    and transformers 5 keeps a layer's experts in three-dimensional parameters.
     """
     import bitsandbytes
 
@@ -123,7 +114,7 @@ def why_no_attention(
     """Explains why this attention cannot run or be rehearsed on such a card; None if it can.
 
     Args:
-        dtype: The dtype in which attention computes: autocast's if it is on.
+        dtype: The dtype in which attention computes.
         head_dim: The model's largest head size.
     """
     if attn_implementation in (None, "eager", "sdpa"):

@@ -1,7 +1,6 @@
-"""TRL's experimental OnlineDPOTrainer, with micro-batches that weigh the same however a step's rows are split.
+"""TRL's experimental OnlineDPOTrainer, with sampling and loss in the methods of TRL's other trainers.
 
-TRL's ``training_step`` samples, scores and calls its own backward. Here it gets completions that are already sampled,
-and its loss passes through ``compute_loss`` before the backward pass, as in every other trainer.
+TRL's ``training_step`` samples, scores and calls its own backward.
 """
 
 from __future__ import annotations
@@ -16,17 +15,16 @@ from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOTrainer as _OnlineDPOTrainer
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-"""The result of TRL's ``_generate``: all first completions of a micro-batch's prompts, then all second ones. From TRL
-1.16 on it also returns processed images; there are none here."""
+"""The results of TRL's ``_generate``: all first completions of a micro-batch's prompts, then all second ones. From TRL
+1.16 on it also returns processed images."""
 
 
 class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy here
     """TRL's trainer, with gradients averaged over the rows of an optimizer step.
 
-    TRL 1.12 and 1.16 leave the division by ``gradient_accumulation_steps`` to accelerate, but transformers 5 sets
-    accelerate's number to 1 (``transformers/trainer.py: create_accelerator_and_postprocess``). Gradients would be too
-    large by that factor, and be clipped accordingly (``trl/experimental/online_dpo/online_dpo_trainer.py:
-    training_step``).
+    TRL 1.12 and 1.16 leave the division by ``gradient_accumulation_steps`` to accelerate
+    (``online_dpo_trainer.py: training_step``), but transformers 5 sets accelerate's number to 1
+    (``transformers/trainer.py: create_accelerator_and_postprocess``).
     """
 
     _sampled: tuple[Any, ...] | None = None
@@ -35,7 +33,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @property
     def stats(self) -> dict[str, list[float]]:
-        """Returns the metrics to log next, under the name used by TRL's other trainers."""
+        """The metrics to log next, under the name in TRL's other trainers."""
         return self._metrics["train"]
 
     @stats.setter
@@ -44,7 +42,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @property
     def max_completion_length(self) -> int:
-        """Returns the maximum tokens of a completion, under the name used by TRL's other trainers."""
+        """The maximum tokens of a completion, under the name in TRL's other trainers."""
         return int(self.args.max_new_tokens)
 
     def _prepare_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +61,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
         return *self._sampled, *self._of_images
 
     def _tokenize_prompts(self, prompts: Sequence[Any]) -> tuple[list[list[int]]]:
-        """Tokenizes prompts as ``_generate`` does, with the name and return type of TRL's other trainers."""
+        """Tokenizes prompts as ``_generate`` does, with the name and type in TRL's other trainers."""
         return ([prompt_ids(prompt, self.processing_class) for prompt in prompts],)
 
     def compute_loss(self, model: Any, inputs: Mapping[str, Any], **_: Any) -> Any:
@@ -71,7 +69,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
         return inputs["loss"]
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
-        """Runs TRL's step on sampled completions, and divides its loss by the number of micro-batches of this step."""
+        """Runs TRL's step on sampled completions, and divides its loss by the step's number of micro-batches."""
         model.train()
         prepared = self._prepare_inputs(inputs)
         sampled = tuple(prepared[name] for name in SAMPLED)

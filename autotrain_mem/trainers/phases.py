@@ -1,7 +1,4 @@
-"""Reports a trainer's phase to a recorder by wrapping the methods at which a phase begins.
-
-Works on any transformers Trainer, rehearsed, simulated or real; it changes the object, never its class.
-"""
+"""Reports a trainer's phase to a recorder by wrapping the methods of the object at which a phase begins."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ PAGED_FROM_ELEMENTS = 100_000
 
 
 class PhaseRecorder(Protocol):
-    """Defines what a followed trainer reports to: a rehearsal's recorder, or one that needs only the phases."""
+    """Records a followed trainer's phases, and in a rehearsal the owners of tensors."""
 
     @property
     def phase(self) -> Phase:
         """The trainer's current phase."""
 
     def enter_phase(self, phase: Phase) -> None:
-        """Starts a phase; everything that follows belongs to it."""
+        """Starts a phase."""
 
     def adopt_model(self, model: torch.nn.Module) -> None:
         """Records the model's parameters and buffers as weights."""
@@ -49,10 +46,9 @@ class PhaseRecorder(Protocol):
 def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     """Reports each phase of the trainer to the recorder from now on, and records the weights of all its models.
 
-    ``compute_loss`` begins a forward, ``accelerator.backward`` a backward; what follows a backward (clipping, the step,
-    zeroing) is the optimizer step. Gradients are found on the parameters after each backward, optimizer state in the
-    optimizer after its step. A generating trainer has two more phases: generation, within the policy's ``generate`` (or
-    vLLM's), and scoring, from there to the next forward.
+    ``compute_loss`` begins a forward, ``accelerator.backward`` a backward, whose end begins the optimizer step. An
+    online trainer has two more phases: generation, within the policy's ``generate`` (or vLLM's), and then scoring, up
+    to the next forward.
     """
     models = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")}
     rewards = [each for each in getattr(trainer, "reward_funcs", None) or () if isinstance(each, torch.nn.Module)]
@@ -77,7 +73,7 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
-    """Records parameters, buffers, and the scales of quantized weights, which are neither."""
+    """Records parameters, buffers, and the scales of quantized weights."""
     recorder.adopt_model(model)
     for name, tensor in statistics(model):
         recorder.mark(tensor, Owner.WEIGHTS, name)
@@ -87,7 +83,7 @@ def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
 
 
 def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Follows GRPO, RLOO, distillation and online DPO: one method generates and scores, until the next forward."""
+    """Follows GRPO, RLOO, distillation and online DPO, in which one method generates and scores."""
     score = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = _watched(score, recorder, Phase.SCORE, Phase.SCORE)
     _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)
@@ -108,10 +104,8 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Follows PPO with hooks on its models' forwards: its ``train()`` is one method without ``compute_loss``.
-
-    ``get_reward`` calls a classifier's backbone, not the classifier (``trl/experimental/utils.py``).
-    """
+    """Follows PPO with hooks on its models' forwards, since its loop has no ``compute_loss``. ``get_reward`` calls a
+    classifier's backbone, not the classifier (``trl/experimental/utils.py``)."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     classifiers = (model.value_model, trainer.accelerator.unwrap_model(trainer.reward_model))
     backbones = [getattr(classifier, classifier.base_model_prefix) for classifier in classifiers]
@@ -128,10 +122,7 @@ def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_generation(policy: Any, recorder: PhaseRecorder) -> None:
-    """Records the cache's contents before and after each forward within ``generate`` as KV cache.
-
-    Scoring follows: it uses the completions, and PPO stacks the scores of all steps at once.
-    """
+    """Records the cache before and after each forward within ``generate`` as KV cache; scoring follows."""
     policy.generate = _watched(policy.generate, recorder, Phase.GENERATE, Phase.SCORE)
 
     def before(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -177,7 +168,7 @@ def _follow_backward(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Follows the optimizer: most trainers create it when training begins; PPO's exists, wrapped by accelerate."""
+    """Follows the optimizer, which most trainers create when training begins; PPO's exists already."""
 
     def watch(optimizer: Any) -> Any:
         def after_step(*_: Any) -> None:
@@ -203,11 +194,7 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
 def _watched(
     method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase, after: Phase | None = None
 ) -> Callable[..., Any]:
-    """Wraps a method that begins a phase; within an evaluation the phase does not change.
-
-    Args:
-        after: The phase after the method, even if it raises; None for the phase before it.
-    """
+    """Wraps a method that begins a phase, except in evaluation; then ``after`` begins, or if None the earlier phase."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = recorder.phase

@@ -1,9 +1,4 @@
-"""Serializes objects of the user's process for the rehearsal's process, without the values of their tensors.
-
-A model is sent as its classes, configs, hooks, and which parameters train or are tied, whatever was done to it:
-adapters, resized embeddings, quantized layers, the user's own modules. Nothing is copied, changed or run, and no
-weight's bytes are read.
-"""
+"""Serializes objects of the user's process for the rehearsal's process, without the values of their tensors."""
 
 from __future__ import annotations
 
@@ -32,10 +27,9 @@ from autotrain_mem.support.errors import UsageError
 def pack(value: Any) -> bytes:
     """Serializes any value; :func:`unpack` rebuilds it in another process of the same environment.
 
-    A tensor is written as its shape, stride, dtype and whether it trains: 58 kB for Qwen2.5-0.5B, 0.4 MB for its 4-bit
-    form with an adapter on every layer. Classes and functions of ``__main__``, a notebook or another function are sent
-    by value, with the globals they use; those of a module by reference, with this process's search path. A device is
-    written as the CPU, where rehearsals run; a model's placement (``hf_device_map``) is left out.
+    A tensor is written as its shape, stride, dtype and ``requires_grad``: 58 kB for Qwen2.5-0.5B. Classes and functions
+    of ``__main__``, a notebook or another function are sent by value, with the globals they use; those of a module by
+    reference, with this process's search path. Devices become the CPU, and ``hf_device_map`` is left out.
 
     Raises:
         UsageError: it holds something that cannot leave its process, such as a generator or an open connection.
@@ -55,13 +49,9 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """Rebuilds a packed value, with fake tensors under a fake mode, otherwise on the meta device.
 
-    This includes every tensor: class weights of the user's own trainer, or one in a function's closure, have no values
-    either. A tensor that was shared is shared again, also between a parameter and a tensor with the same bytes. A
-    quantized weight becomes an ordinary parameter with the same attributes, since bitsandbytes' own cannot hold a fake
-    tensor.
-
-    Only leaf tensors of the autograd graph still require gradients; gradients, and hooks on a tensor itself, are left
-    out. Modules not yet imported are imported, from where the packing process would import them.
+    Shared tensors are shared again. A quantized weight becomes an ordinary parameter with the same attributes, since
+    bitsandbytes' own cannot hold a fake tensor. Only leaf tensors still require gradients; gradients and tensor hooks
+    are left out. Modules are imported from the packing process's search path.
     """
     stream = io.BytesIO(data)
     theirs = pickle.load(stream)
@@ -80,13 +70,12 @@ _AS_ON_THE_CPU: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     ),
     ConvertOutputsToFp32: lambda forward: (ConvertOutputsToFp32, (forward.model_forward,)),
 }
-"""Reducers for types that need another form. The last two are what accelerate leaves around the ``forward`` of a model
-trained under mixed precision (``accelerate/accelerator.py: prepare_model``); it does not wrap that model again, so its
-next training keeps what is left."""
+"""Reducers for types that need another form. accelerate leaves the last two around the ``forward`` of a model trained
+under mixed precision (``accelerate/accelerator.py: prepare_model``)."""
 
 
 class _Tensor:
-    """Stands for the bytes of a parameter, shared with a tensor beside it that has the same (``Int8Params.CB``)."""
+    """Stands for a parameter's bytes, which another tensor may share (``Int8Params.CB``)."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():
@@ -106,7 +95,7 @@ class _StuckError(Exception):
         self.holder = ""
 
     def pass_through(self, value: Any) -> None:
-        """Records the innermost named holder: a function, a class or an object, but no built-in container."""
+        """Records the innermost holder that is not a built-in container."""
         named = value if isinstance(value, (type, types.FunctionType)) else type(value)
         if not self.holder and named.__module__ != "builtins":
             self.holder = f" (held by {named.__qualname__})"
@@ -157,11 +146,8 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
 
 
 def _is_in_its_module(value: Any) -> bool:
-    """Checks whether a value is found under its name, as ``pickle`` looks it up when loading.
-
-    dill follows attributes from package to module, and so misses all optimizers: ``torch/optim/__init__.py`` deletes
-    its modules' names.
-    """
+    """Returns whether ``pickle`` finds a value under its name. dill follows attributes from package to module, and so
+    misses all optimizers: ``torch/optim/__init__.py`` deletes its modules' names."""
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -207,12 +193,8 @@ def _is_own(kind: type) -> bool:
 
 
 def _reduce_class(kind: type) -> tuple[Any, ...]:
-    """Returns the reduction of a class, as ``__reduce__`` would: how to create it, and its attributes.
-
-    A class is created empty and registered before it is filled, so that its contents may refer to it: methods, members
-    of an enumeration, fields of its own type. It gets the attributes of the finished class: nothing is derived again
-    from annotations, whose names exist only in the script.
-    """
+    """Returns the reduction of a class. It is created empty, so that its contents may refer to it, and filled with the
+    finished class's attributes, since the names in its annotations exist only in the script."""
     if issubclass(kind, enum.Enum):
         body = {member.name: member.value for member in kind}
         attributes = {name: value for name, value in vars(kind).items() if isinstance(value, _DEFINED)}

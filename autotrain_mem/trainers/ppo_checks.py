@@ -1,4 +1,4 @@
-"""Refuses what PPO cannot do before anything is built; afterwards checks that every setting took effect."""
+"""Refuses settings that PPO cannot follow, and checks that the others took effect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ SHARDING = ("deepspeed", "fsdp", "parallelism_config")
 
 
 def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
-    """Refuses settings that would run but not do what they say.
-
-    Raises:
-        UsageError: sharding, saving by epoch, or a padding token that equals the end token.
-        DatasetFormatError: prompts are not tokenized.
-    """
+    """Raises UsageError for the :func:`problems`, and DatasetFormatError if prompts are not tokenized."""
     settle(Finding(kind="error", message=message, cure=cure) for message, cure in problems(args, tokenizer))
     for dataset in datasets:
         if dataset is not None and len(dataset) and "input_ids" not in dataset[0]:
@@ -31,7 +26,7 @@ def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
 
 
 def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Yields settings that would run but not do what they say, each with its cure."""
+    """Yields settings that would silently do something else, each with its cure."""
     for name in SHARDING:
         if getattr(args, name, None):
             yield (
@@ -41,7 +36,7 @@ def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
     if strategy not in ("no", "steps"):
         yield (
-            f"PPO knows no epochs and no best step, so that --save_strategy {strategy} would never save.",
+            f"PPO counts no epochs and finds no best step, so --save_strategy {strategy} would never save.",
             "Give --save_strategy steps with --save_steps N, or --save_strategy no.",
         )
     hint = "Give the tokenizer a padding token that no text uses, and save it with the model."
@@ -49,24 +44,23 @@ def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
         yield "PPO needs a tokenizer with a padding token.", hint
     elif tokenizer.pad_token_id == tokenizer.eos_token_id:
         yield (
-            f"The padding token is the end token ({tokenizer.pad_token!r}, id {tokenizer.pad_token_id}); PPO finds "
-            "padding by its id, and would mask the end of every response, which is what it scores.",
+            f"The padding token is the end token ({tokenizer.pad_token!r}, id {tokenizer.pad_token_id}): PPO finds "
+            "padding by its id, and would mask the end of every response, where it reads the score.",
             hint,
         )
 
 
 def verify(trainer: Any) -> None:
-    """Checks that the built trainer does what its config promises, whatever has changed it.
+    """Checks that the trainer does what its config promises.
 
     Raises:
         TrainingError: a setting did not take effect.
-        EmptyDatasetError: too few prompts for one rollout; TRL's loop would search for the first one forever.
+        EmptyDatasetError: too few prompts for one rollout, for which TRL's loop would wait forever.
     """
-    broken = [*_broken_promises(trainer)]
-    if broken:
+    if broken := [*_broken_promises(trainer)]:
         raise TrainingError(
-            "PPO cannot keep what its config promises: " + "; ".join(broken) + ".",
-            hint="Nothing was trained by this call. Remove the flag, or leave the trainer's parts as they were built.",
+            f"PPO cannot do what its config says: {'; '.join(broken)}.",
+            hint="This call has trained nothing. Remove the flag, or keep the trainer's parts as they were built.",
         )
     if len(trainer.dataloader) == 0:
         raise EmptyDatasetError(

@@ -1,4 +1,4 @@
-"""Resumes a PPO run: finds its checkpoint, loads the weights, and restores its position in the data."""
+"""Resumes a PPO run: its checkpoint, its weights, and its position in the data."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) 
     if not steps:
         raise OutputFolderError(
             f"The output folder {output_dir} holds no checkpoint to resume from.",
-            hint="Give the --output_dir of the run to resume, or drop --resume_from_checkpoint.",
+            hint="Give the --output_dir of the run to resume, or remove --resume_from_checkpoint.",
         )
     return _whole(steps[max(steps)])
 
 
 def _whole(checkpoint: Path) -> Path:
     parts = (STATE, "optimizer.pt", "scheduler.pt", VALUE_MODEL)
-    missing = [name for name in parts if not (checkpoint / name).exists()]
-    if missing:
+    if missing := [name for name in parts if not (checkpoint / name).exists()]:
         raise TrainingError(
             f"Cannot resume from {checkpoint}: it lacks {', '.join(missing)}.",
             hint="Resume from a checkpoint that this trainer wrote with save_only_model off.",
@@ -56,12 +55,10 @@ def _whole(checkpoint: Path) -> Path:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Loads what ``save_pretrained`` wrote into a model: its adapters, or all weights.
-
-    It loads in place, since an optimizer already holds the parameters.
+    """Loads the adapters or weights that ``save_pretrained`` wrote into a model's own parameters.
 
     Raises:
-        TrainingError: the names in the files are not those of the model.
+        TrainingError: the files have other names than the model.
     """
     if isinstance(model, PeftModel):
         # Every adapter but ``default`` is in a subfolder of its name (``peft/peft_model.py: save_pretrained``).
@@ -76,7 +73,7 @@ def load_weights(model: Any, folder: Path) -> None:
     if strangers:
         raise TrainingError(
             f"The weights in {folder} are not those of this model; {len(strangers)} names differ, "
-            f"such as {sorted(strangers)[0]}.",
+            f"such as {min(strangers)}.",
             hint="Resume with the models and the LoRA settings of the first run.",
         )
 
@@ -97,7 +94,6 @@ def _load_files(model: Any, folder: Path) -> set[str]:
 def _load_converted(model: Any, folder: Path) -> set[str]:
     """Loads weights that transformers renamed or split when saving, such as a mixture's experts
     (``core_model_loading.py: revert_weight_conversion``); only ``from_pretrained`` can reverse that."""
-    # Every dtype of weights fits into float32 without rounding, and is what it was after the copy.
     saved, loading = type(model).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     strangers = {*loading["missing_keys"], *loading["unexpected_keys"]}
     if not strangers:
@@ -106,11 +102,8 @@ def _load_converted(model: Any, folder: Path) -> set[str]:
 
 
 def seed_shuffling(dataloader: Any, seed: int) -> None:
-    """Gives the sampler its own random generator.
-
-    In one process TRL's sampler uses the global generator, and so do rollouts. The order of prompts would depend on the
-    batch's shape, and a resumed run could not restore it.
-    """
+    """Gives the sampler its own random generator: TRL's shares the global one with rollouts in a single process, so
+    that a resumed run could not restore the order of prompts."""
     batches = dataloader.batch_sampler
     sampler = getattr(batches, "batch_sampler", batches).sampler  # in several processes accelerate wraps it
     if sampler.generator is None:
@@ -122,8 +115,8 @@ def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -
     """Yields batches from endless passes over the data, without the first ``done``.
 
     Args:
-        restore_rng: Called when the global generators must have their state after batch ``done``: a dataloader draws
-            from them only when a pass begins (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``).
+        restore_rng: Restores the global generators' state after batch ``done``. A dataloader draws from them when a
+            pass begins (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``).
     """
     passes, within = divmod(done, len(dataloader))
     for _ in range(passes):
@@ -143,7 +136,7 @@ def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -
 
 
 class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Restores a checkpoint's state when training begins; TRL's loop has just reset it for a new run."""
+    """Restores a checkpoint's state when training begins, after TRL's loop has reset it. Must be the first callback."""
 
     kept = ("global_step", "episode", "epoch", "total_flos", "log_history")
 
@@ -151,7 +144,6 @@ class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._saved = saved
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restores the state. Must be the first callback, so that the others see a resumed run."""
         for name in self.kept:
             setattr(state, name, getattr(self._saved, name))
         for name, kept in self._saved.stateful_callbacks.items():
@@ -160,10 +152,7 @@ class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 class Agreement(TrainerCallback):  # type: ignore[misc]
-    """Makes all processes save or stop after the same step; else an interrupted one would wait forever for the others.
-
-    Must be the last callback.
-    """
+    """Makes all processes save or stop after the same step. Must be the last callback."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator

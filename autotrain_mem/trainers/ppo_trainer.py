@@ -1,8 +1,6 @@
-"""TRL 1.12's PPOTrainer, changed to do what its config promises.
+"""TRL 1.12's PPOTrainer, changed to do what its config promises; TRL's loop is unchanged.
 
-Imported only if PPO is used: TRL 1.13 has none, and the import raises :class:`MissingExtraError`. TRL's loop is
-unchanged. What it lacks is added to the objects it uses: the accelerator that it builds, the optimizer that it steps,
-the batches that it draws, and the logs and checkpoints that it writes.
+Importing this module raises :class:`MissingExtraError` from TRL 1.13 on, which has no PPO.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class _TrainingEnded(Exception):
 
 
 class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # TRL is untyped to mypy
-    """Checkpoints activations of both models, also after a generation; TRL's wrapper: the policy's only."""
+    """Checkpoints activations of both models, also after a generation; TRL's wrapper only the policy's."""
 
     before_forward: Callable[[], None]
 
@@ -66,18 +64,18 @@ class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # T
         self.is_gradient_checkpointing = True
 
     def gradient_checkpointing_disable(self) -> None:
-        """Called by TRL before a generation, since a recomputed layer cannot use a cache."""
+        """Pauses checkpointing for TRL's generation, since a recomputed layer cannot use a cache."""
         self._paused = [module for module in self.modules() if getattr(module, "gradient_checkpointing", False)]
         for module in self._paused:
             module.gradient_checkpointing = False
 
     def gradient_checkpointing_enable(self, **_: Any) -> None:
-        """Called by TRL after a generation."""
+        """Resumes checkpointing after TRL's generation."""
         for module in self._paused:
             module.gradient_checkpointing = True
 
     def forward(self, **inputs: Any) -> Any:
-        """Called in training only, under the accelerator's autocast; the rollout calls the models themselves."""
+        """Runs in training only; the rollout calls the two models themselves."""
         self.before_forward()
         return super().forward(**inputs)
 
@@ -85,26 +83,23 @@ class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # T
 class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     """Proximal policy optimization that does what its config says, in one process and in several (DDP).
 
-    Takes the arguments of TRL's PPOTrainer. TRL ignores the following, which work here: ``bf16`` and ``fp16``, which
-    cover the rollout as in TRL's other trainers (a 4-bit policy cannot generate without), ``gradient_checkpointing`` of
-    policy and value model, ``max_grad_norm``, ``max_steps`` (the smaller of it and ``total_episodes`` counts),
-    ``data_seed``, ``train(resume_from_checkpoint=...)``, and a callback's request to stop. Gradients are always
-    accumulated over ``gradient_accumulation_steps`` micro-batches; TRL steps after each one in the last batch of a pass
-    over the data. A checkpoint and the output folder hold the value model in ``value_model``; only process 0 writes,
-    except each process's random state. ``args`` is copied, so that the same object can build the trainer that resumes.
-    The tokenizer is set to pad on the left.
+    Takes the arguments of TRL's PPOTrainer. TRL ignores the following, which work here: ``bf16`` and ``fp16``, also in
+    the rollout, ``gradient_checkpointing`` of policy and value model, ``max_grad_norm``, ``max_steps`` (the smaller of
+    it and ``total_episodes`` counts), ``data_seed``, ``train(resume_from_checkpoint=...)``, and a callback's request to
+    stop. Gradients are always accumulated over ``gradient_accumulation_steps`` micro-batches; TRL steps after each one
+    in the last batch of a pass over the data. Checkpoints and the output folder hold the value model in
+    ``value_model``. ``args`` is copied, and the tokenizer is set to pad on the left.
 
     Unchanged from TRL:
 
-    - ``num_mini_batches`` > 1 does not change when the optimizer steps: always after ``gradient_accumulation_steps``
-      micro-batches. TRL's logged averages then include slots that are never filled: ``val/ratio`` reads 0.5 for 2.
-      ``loss``, added here, does not. If it does not divide the accumulation, gradients carry over to the next
-      update, and a resumed run starts without them.
-    - Every update is logged, whatever ``logging_steps``. Nothing is evaluated, whatever ``eval_strategy``:
-      ``eval_dataset`` only provides the prompts of the shown samples.
+    - The optimizer steps after ``gradient_accumulation_steps`` micro-batches, also if ``num_mini_batches`` > 1. TRL's
+      logged averages then include slots that are never filled: ``val/ratio`` reads 0.5 for 2. If ``num_mini_batches``
+      does not divide the accumulation, gradients carry over to the next update, and a resumed run starts without them.
+    - ``logging_steps`` and ``eval_strategy`` have no effect: every update is logged, and ``eval_dataset`` only provides
+      the prompts of the shown samples.
     - A policy trained without ``stop_token`` is saved with a generation config that has no end token.
     - ``auto_find_batch_size``, ``torch_compile``, ``load_best_model_at_end``, ``group_by_length``,
-      ``dataloader_num_workers`` and ``torch_empty_cache_steps`` do nothing.
+      ``dataloader_num_workers`` and ``torch_empty_cache_steps`` have no effect.
 
     Raises:
         UsageError, DatasetFormatError, EmptyDatasetError: see :func:`ppo_checks.refuse` and :func:`ppo_checks.verify`.
@@ -165,13 +160,13 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             wanted, device = self.args.mixed_precision, self.accelerator.device.type
             dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             if dtype is not {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]:
-                raise TrainingError(f"The policy was to train in mixed precision {wanted}, and runs under {dtype}.")
+                raise TrainingError(f"The policy should train in mixed precision {wanted}, but runs under {dtype}.")
 
         wrapper.before_forward = before_forward
         if self.args.activation_checkpointing:
             wrapper.checkpoint(self.args.activation_checkpointing_kwargs or {})
         if wrapper is not self.model:
-            # TRL looks for both on what may be DDP. The policy must not become a submodule a second time.
+            # TRL reads both from DDP's wrapper. The policy must not become a submodule a second time.
             self.model.config = wrapper.config
             self.model.__dict__["policy"] = wrapper.policy
         # TRL calls ``step`` after every micro-batch; accelerate lets only the last one of an accumulation through.
@@ -190,10 +185,8 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
     def clips(self) -> bool:
         return "step" in vars(self.optimizer) and bool(self.args.max_grad_norm)
 
-    # -- building ------------------------------------------------------------------------------------------------------
-
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Applies ``max_steps``: TRL calls this after it counts the updates and before the schedule uses the count."""
+        """Applies ``max_steps``, between TRL's count of updates and the schedule that uses it."""
         args = self.args
         if args.max_steps > 0:
             num_training_steps = min(args.max_steps, num_training_steps if self._episodes_given else args.max_steps)
@@ -208,8 +201,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         if self._collates_prompts_only:
             rows = [{"input_ids": row["input_ids"]} for row in rows]
         return self.data_collator(rows)
-
-    # -- training ------------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> None:
         """Trains, or resumes from a checkpoint as if the run had not been interrupted.
@@ -274,16 +265,15 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
     def _end(self) -> None:
         """Does what TRL's loop does after its last update."""
-        self.state.episode = (
-            self.state.global_step * self.args.batch_size
-        )  # TRL has counted the update that did not run
+        # TRL has counted the update that did not run.
+        self.state.episode = self.state.global_step * self.args.batch_size
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.control.should_save:
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Shows samples when due, without changing the random generators of training."""
+        """Shows samples when due, and keeps the random generators of training."""
         if self.eval_dataset is None or (sampling and (self.state.global_step - 1) % self._samples_every):
             return
         device = self.accelerator.device
@@ -302,8 +292,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             logs["loss"] = total * args.gradient_accumulation_steps / filled
         super().log(logs, start_time)
 
-    # -- saving --------------------------------------------------------------------------------------------------------
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the policy (or its adapter), and the value model in the subfolder ``value_model``."""
         if self.args.should_save:
@@ -320,9 +308,9 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         saved = trl_ppo.OnlineTrainerState.load_from_json(str(checkpoint / ppo_resume.STATE))
         if saved.episode != saved.global_step * self.args.batch_size:
             raise TrainingError(
-                f"Cannot resume from {checkpoint}: its {saved.global_step} updates took {saved.episode} episodes, and "
-                f"an update takes {self.args.batch_size} now, so that its place in the data cannot be found.",
-                hint="Keep per_device_train_batch_size x gradient_accumulation_steps x processes as it was.",
+                f"Cannot resume from {checkpoint}: its {saved.global_step} updates took {saved.episode} episodes, but "
+                f"an update takes {self.args.batch_size} now, so its position in the data is unknown.",
+                hint="Keep the product of per_device_train_batch_size, gradient_accumulation_steps and processes.",
             )
         ppo_resume.load_weights(self.policy_model, checkpoint)
         ppo_resume.load_weights(self.value_model, checkpoint / ppo_resume.VALUE_MODEL)
@@ -332,12 +320,11 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
 
 def _accelerator(args: Any, gradient_accumulation_steps: int) -> Accelerator:
-    """Returns the accelerator that TRL would build, but with the precision of ``args``, as transformers does.
+    """Returns TRL's accelerator with the precision of ``args``.
 
-    All accelerators of a process share one state, which keeps the first one's precision. An existing state with another
-    precision is reset, as transformers does whenever it creates arguments (``training_args.py: _setup_devices``).
+    A shared state with an earlier accelerator's precision is reset (``training_args.py: _setup_devices`` does too).
     """
-    _ = args.device  # sets up the process group, and the CPU if requested, before accelerate chooses
+    _ = args.device  # sets up the process group, and the CPU if requested, before accelerate does
     if AcceleratorState._shared_state.get("_mixed_precision", args.mixed_precision) != args.mixed_precision:
         AcceleratorState._reset_state()
     accumulation = GradientAccumulationPlugin(num_steps=gradient_accumulation_steps, sync_with_dataloader=False)

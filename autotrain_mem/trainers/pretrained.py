@@ -19,7 +19,7 @@ _NO_VIDEOS = SimpleNamespace(num_frames=1, fps=1)
 
 
 class SpecialToken(NamedTuple):
-    """A token that marks images in a processor: its text, and the field of the model's config with its id."""
+    """Holds the text of a token for images, and the field of the model's config with its id."""
 
     text: str
     config_field: str | None = None
@@ -55,9 +55,8 @@ FAMILIES: dict[str, dict[str, SpecialToken]] = {
 def load_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
     """Loads a model's processor, including its tokenizer; for a text model, the tokenizer alone.
 
-    transformers loads a processor that also takes videos only if torchvision is installed
-    (``transformers/processing_utils.py: ProcessorMixin.__init__`` requires a video processor, whose classes need it).
-    Otherwise the parts for images and text are assembled: TRL has no rows with videos.
+    Without torchvision, which a video processor needs (``transformers/processing_utils.py: ProcessorMixin.__init__``),
+    it is assembled from its image and text parts.
 
     Args:
         max_pixels: The size to which larger images are reduced.
@@ -120,9 +119,8 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
 def pixel_steps(job: Job) -> tuple[tuple[int, ...], bool]:
     """Returns the possible values of ``max_pixels``, largest first, and whether small images are enlarged.
 
-    For Qwen-VL they are halved from the processor's maximum to its minimum. For SmolVLM they are squares of whole
-    tiles, to whose side every image is resized. Empty if all images become the same size, or if no processor can be
-    read: the error is reported where the processor is needed.
+    For Qwen-VL they are halved from the processor's maximum to its minimum; for SmolVLM they are squares of whole
+    tiles. Empty if all images become the same size, or if no processor can be loaded.
     """
     from transformers import AutoImageProcessor
 
@@ -152,12 +150,7 @@ def _tile(made: Any) -> int | None:
 
 
 def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) -> Any:
-    """Assembles a model's processor from its image and text parts, without a video processor.
-
-    Args:
-        config: The model's config.
-        images: Its image processor.
-    """
+    """Assembles a model's processor from its image processor and tokenizer."""
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
@@ -241,7 +234,7 @@ def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
 
 
 def why_unreachable(error: Exception) -> str:
-    """Explains why the hub was not asked; empty if it was, or need not be."""
+    """Explains why the hub was not asked; empty if it was."""
     from huggingface_hub import errors
 
     return unreachable() if isinstance(error.__cause__, errors.LocalEntryNotFoundError) else ""

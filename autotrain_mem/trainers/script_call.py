@@ -1,8 +1,6 @@
-"""Writes the user's trainer call from Python to a file, to be repeated in a rehearsal.
+"""Writes the user's trainer call from Python to a file, and reads it in a rehearsal, which repeats it.
 
-The same class, or the user's subclass, is called with the same arguments. When that call reaches TRL's constructor,
-:data:`substitution` replaces weights, rows and callbacks by a rehearsal's: the drop-in classes
-(``autotrain_mem.drop_in``) apply it before they call TRL.
+The drop-in classes then apply :data:`substitution` before they call TRL.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ Keywords = dict[str, Any]
 """Arguments of a TRL trainer's constructor, by name."""
 
 substitution: ContextVar[Callable[[Keywords], Keywords] | None] = ContextVar("substitution", default=None)
-"""Changes the arguments of TRL's constructor in a rehearsal; None outside one."""
+"""Replaces weights, rows and callbacks by a rehearsal's; None outside a rehearsal."""
 
 _FILE = "call"
 
@@ -97,7 +95,7 @@ def read(job: Job) -> Call:
         raise RehearsalError(
             f"What the script hands to the trainer cannot be rebuilt in the rehearsal's process: "
             f"{type(error).__name__}: {error}",
-            hint="Classes and functions in a module of their own, importable from the script's folder, always can.",
+            hint="Move its classes and functions into a module that can be imported from the script's folder.",
         ) from error
     assert isinstance(call, Call)
     return call
@@ -148,6 +146,6 @@ def is_adapted(model: Any) -> bool:
 
 
 def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
-    """Returns ``model_init_kwargs`` with a plan's dtype; unchanged if it is theirs, or TRL's default of float32."""
+    """Returns ``model_init_kwargs`` with a plan's dtype; TRL's default is float32."""
     asked = str((said or {}).get("dtype") or "float32").removeprefix("torch.")
     return said if asked == dtype else {**(said or {}), "dtype": dtype}

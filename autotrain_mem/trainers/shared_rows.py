@@ -1,8 +1,7 @@
-"""Draws the rows that processes share with DeepSpeed like other rows: in each epoch's order, also in a resumed run.
+"""Draws the rows that processes share with DeepSpeed in each epoch's order, also in a resumed run.
 
-DeepSpeed's adapter of a dataloader cannot be given the epoch or started in the middle. To skip batches, transformers
-needs parts of a loader that it lacks (``accelerate/data_loader.py: skip_first_batches``): no training could be resumed,
-and every epoch after the first would lack a step.
+DeepSpeed's dataloader adapter cannot be given the epoch or started in the middle, and lacks parts that transformers
+needs to skip batches (``accelerate/data_loader.py: skip_first_batches``).
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from transformers import trainer as transformers_trainer
 
 
 class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed is untyped
-    """DeepSpeed's adapter, which may start at any micro-batch.
-
-    Each batch of the loader becomes as many micro-batches as there are processes that share a row, one for each.
-    """
+    """DeepSpeed's adapter, which may start at any micro-batch; a batch of the loader becomes one micro-batch for each
+    process that shares a row."""
 
     def __init__(self, adapter: UlyssesSPDataLoaderAdapter, loader: Any = None, left_out: int = 0) -> None:
         super().__init__(
@@ -32,8 +29,8 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
         self._left_out = left_out
 
     def __iter__(self) -> SharedRows:
-        """Begins an epoch. A trainer draws exactly its batches and never sees the iterator end; DeepSpeed's adapter
-        would then end the next epoch at once (``transformers/trainer.py: get_batch_samples``)."""
+        """Begins an epoch. DeepSpeed's adapter would end it at once, since a trainer never draws beyond an epoch's last
+        batch (``transformers/trainer.py: get_batch_samples``)."""
         self.iter = iter(self.dl)
         self.micro_batches.clear()
         return self
@@ -54,7 +51,7 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
 
 
 def share_rows(trainer: Any) -> None:
-    """Makes a trainer use :class:`SharedRows` for shared rows; its other dataloaders are unchanged."""
+    """Makes a trainer use :class:`SharedRows` for shared rows."""
     accelerator = trainer.accelerator
     adapt: Callable[..., Any] = accelerator.deepspeed_ulysses_dl_adapter
     accelerator.deepspeed_ulysses_dl_adapter = lambda *args: SharedRows(adapt(*args))

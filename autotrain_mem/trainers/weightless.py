@@ -1,9 +1,4 @@
-"""``from_pretrained`` without weights: transformers' own loading, from config.json alone.
-
-TRL itself calls ``from_pretrained`` for the policy, the reference and the reward models. Inside :func:`without_weights`
-these calls run transformers' unchanged code (config, dtype rules, the quantizer's choice of layers, generation config),
-but read no checkpoint.
-"""
+"""Runs transformers' own ``from_pretrained`` without reading a checkpoint, for TRL's calls in a rehearsal."""
 
 from __future__ import annotations
 
@@ -28,7 +23,6 @@ _HEADS = ("lm_head", "score", "classifier")
 """Heads over the vocabulary, or over a reward model's labels (``transformers/modeling_layers.py:
 GenericForSequenceClassification`` and the older classes)."""
 
-
 IN_SHARDS = "_is_in_shards"
 """Marks a model that DeepSpeed would have sharded when it was created, with ``zero.Init``
 (``transformers/modeling_utils.py: get_init_context``: if a ZeRO-3 config exists and nothing is quantized)."""
@@ -38,8 +32,7 @@ IN_SHARDS = "_is_in_shards"
 def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Iterator[None]:
     """Within the block, ``from_pretrained`` of every transformers model needs config.json only.
 
-    The model is on the meta device, or as ``finish`` returns it. Only config.json and a model's own code may be
-    downloaded.
+    The model is on the meta device, or as ``finish`` returns it.
 
     Raises:
         UnsupportedModelError: from ``from_pretrained``: an architecture cannot be built or has no output head, the
@@ -110,7 +103,7 @@ def _no_checkpoint() -> Iterator[None]:
         return None, None
 
     def dtype_without_files(dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Resolves ``auto`` without a dtype in the config to float32, the dtype of checkpoints older than the field."""
+        """Resolves ``auto`` without a dtype in the config to float32, the dtype of older checkpoints."""
         if dtype == "auto" and config.dtype is None and checkpoint_files is None:
             dtype = torch.float32
         return plain_dtype(dtype, checkpoint_files, config, *args, **kwargs)
@@ -135,11 +128,8 @@ def _no_checkpoint() -> Iterator[None]:
 
 
 def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any) -> Any:
-    """Casts parameters that the architecture keeps in float32, as loading does.
-
-    Source: ``transformers/core_model_loading.py: convert_and_load_state_dict_in_model``, step 3; any other tensor keeps
-    the dtype in which the model was built.
-    """
+    """Casts parameters that the architecture keeps in float32, as loading does (``transformers/core_model_loading.py:
+    convert_and_load_state_dict_in_model``, step 3)."""
     if plan := load_config.dtype_plan:
         pattern, patterns, _ = build_glob_alternation(list(plan))
         for path in model.state_dict():

@@ -55,7 +55,7 @@ class MethodFacts:
     is_online: bool = False
     """Whether completions are sampled during training: the data are prompts, which TRL never truncates."""
     holds_models_whole: bool = False
-    """Whether each process holds its models whole (``methods.interface: Method.why_not_sharded`` says why)."""
+    """Whether each process holds its models whole (``checks.sharding: method`` says why)."""
     shares_tokens: bool = False
     """Whether several processes may share the tokens of a row (context parallelism)."""
     has_chunked_loss: bool = False

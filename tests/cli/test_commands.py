@@ -100,7 +100,7 @@ def test_at_a_given_length_no_tokenizer_is_needed(autofit: Autofit) -> None:
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["data"] is None
     assert json.loads(ran.out)["warnings"] == [
-        "The tokens of the data were not counted: no_tokenizer comes without a tokenizer that can be loaded."
+        "The tokens of the data were not counted: no_tokenizer has no tokenizer that can be loaded."
     ]
 
 

@@ -119,7 +119,7 @@ def test_rows_without_images_are_read_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [("nowhere.png", "there is no file nowhere.png"), ("https://a.b/c.png", "https://a.b/c.png lies on another")],
+    [("nowhere.png", "there is no file nowhere.png"), ("https://a.b/c.png", "https://a.b/c.png is on another")],
 )
 def test_what_cannot_be_read_is_named_by_its_row(value: str, why: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "good.png").write_bytes(image())

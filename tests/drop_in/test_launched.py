@@ -243,7 +243,7 @@ def two_ranks(code: str, model: Path, folder: Path, forge: Forge) -> tuple[list[
 def test_every_rank_acts_on_the_plan_of_rank_0(tiny_qwen: Path, tmp_path: Path, forge: Forge) -> None:
     (first, second), printed = two_ranks(SCRIPT, tiny_qwen, tmp_path, forge)
     assert (first.pop("planned"), second.pop("planned")) == (1, 0)
-    ended = "AutofitError: Rank 0 ended while it planned"
+    ended = "AutofitError: Rank 0 failed while it planned"
     assert (first.pop("KeyboardInterrupt"), first.pop("ValueError")) == ("KeyboardInterrupt: ", "ValueError: of TRL's")
     assert second.pop("KeyboardInterrupt") == f"{ended}: KeyboardInterrupt: "
     assert second.pop("ValueError") == f"{ended}: ValueError: of TRL's"

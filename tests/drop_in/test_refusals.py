@@ -45,7 +45,7 @@ def test_no_model_is_saved_over(
     ("words", "said"),
     [
         ({"tools": [shortness]}, "tools is not supported yet.*longer by a whole completion"),
-        ({"rollout_func": shortness}, "rollout_func is not supported yet.*code of the script's own"),
+        ({"rollout_func": shortness}, "rollout_func is not supported yet.*the script's own code"),
         ({"environment_factory": shortness}, "environment_factory is not supported yet.*no prompt's length"),
         ({"train_dataset": prompts().to_iterable_dataset()}, r"AutoFit\(prompt_length=N\)"),
     ],

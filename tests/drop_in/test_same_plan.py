@@ -210,5 +210,5 @@ def test_a_script_gives_the_model_by_its_name_and_the_images_are_as_small_as_it_
 @pytest.mark.parametrize("name", ["data_collator", "formatting_func"])
 def test_what_a_scripts_own_code_makes_of_images_is_refused(name: str, tiny_qwen: Path, tmp_path: Path) -> None:
     call: dict[str, Any] = {"args": config(trl.SFTConfig, tmp_path), "train_dataset": pictures(), name: print}
-    with pytest.raises(DatasetFormatError, match=f"holds images .images., and what {name} of a script makes of them"):
+    with pytest.raises(DatasetFormatError, match=f"holds images .images., but .* not with {name}"):
         autotrain_mem.SFTTrainer(str(tiny_qwen), **call, autofit=QUIET)

@@ -14,10 +14,10 @@ from autotrain_mem.types.methods_table import METHODS
 pytestmark = pytest.mark.newest
 
 PAIRS = (
-    ({"max_length": None}, "--max_length none is 512 tokens"),
-    ({"generate_during_eval": True}, "what it samples is not rehearsed"),
-    ({"max_completion_length": 8}, "are for models with an encoder"),
-    ({"is_encoder_decoder": True}, "are for models with an encoder"),
+    ({"max_length": None}, "--max_length none for 512 tokens"),
+    ({"generate_during_eval": True}, "its samples are not rehearsed"),
+    ({"max_completion_length": 8}, "are for encoder-decoder models"),
+    ({"is_encoder_decoder": True}, "are for encoder-decoder models"),
 )
 REFUSED = {
     "orpo": PAIRS,
@@ -25,11 +25,11 @@ REFUSED = {
     "gkd": (
         *(({name: True}, f"--{name} is not for GKD") for name in ("packing", "eval_packing", "padding_free")),
         ({"assistant_only_loss": True}, "--assistant_only_loss is not for GKD"),
-        ({"max_length": None}, "--max_length none is at most 1,024 tokens"),
-        ({"teacher_model_init_kwargs": {"device_map": "auto"}}, "where the teacher lies is not known"),
-        ({"chat_template_path": "org/model"}, "is no file"),
+        ({"max_length": None}, "--max_length none for at most 1,024 tokens"),
+        ({"teacher_model_init_kwargs": {"device_map": "auto"}}, "not know the teacher's place"),
+        ({"chat_template_path": "org/model"}, "is not a file"),
     ),
-    "distillation": (({"teacher_model_init_kwargs": {"device_map": "auto"}}, "where the teacher lies is not known"),),
+    "distillation": (({"teacher_model_init_kwargs": {"device_map": "auto"}}, "not know the teacher's place"),),
     "online_dpo": (
         ({"eval_strategy": "steps", "eval_steps": 1}, "cannot be evaluated"),
         ({"beta": [0.1, 0.2]}, "--beta with 2 values"),

@@ -50,7 +50,7 @@ def test_a_function_sees_what_trl_gives_it_and_a_coroutine_is_awaited(
     [
         ("return 1.0", "returned float, not a list"),
         ("return [1.0]", "returned 1 rewards for 2 completions"),
-        ("return ['a', 1.0]", "'a', which is no number"),
+        ("return ['a', 1.0]", "'a', which is not a number"),
     ],
 )
 def test_a_function_that_trl_could_not_use_is_named(body: str, said: str, write: Write) -> None:

@@ -137,7 +137,7 @@ def test_rows_with_images_beside_a_function_that_formats_them_are_refused_with_t
     make_job: Make, tmp_path: pathlib.Path
 ) -> None:
     seen = rows(text=["a few words"], images=[["file.png"]])
-    with pytest.raises(DatasetFormatError, match="and what formatting_func of a script makes of") as raised:
+    with pytest.raises(DatasetFormatError, match="not with formatting_func") as raised:
         profile(make_job(train_dataset=seen, formatting_func=silent), str(tmp_path / "scratch"))
     assert "train_dataset = train_dataset.remove_columns(['images'])" in str(raised.value.hint)
 

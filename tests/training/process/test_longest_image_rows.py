@@ -70,4 +70,4 @@ def test_rows_whose_images_cannot_be_read_are_not_run_first(vision_folder: Model
         raise AssertionError
 
     batch = run_longest_batch(made, made.model, step)
-    assert batch.why_not == "An image of row 1 cannot be read: https://a.b/c.png lies on another machine"
+    assert batch.why_not == "An image of row 1 cannot be read: https://a.b/c.png is on another machine"
