@@ -26,7 +26,7 @@ from autotrain_mem.training.guard.context import KEPT_AS
 from autotrain_mem.training.process import longest_batch as first
 from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Job, LearnedLimits, Phase, Plan
-from tests.drop_in.conftest import SETTLED, config, pairs, prompts, shortness, texts
+from tests.drop_in.conftest import SETTLED, config, prompts, shortness, texts
 from tests.nouns import TRL_DEFAULTS
 from tests.report.report_examples import HOST, IMAGINED, PLAN
 
@@ -72,12 +72,8 @@ def grpo(model: Path, folder: Path, kind: type = autotrain_mem.GRPOTrainer) -> A
     return kind(str(model), reward_funcs=[shortness], args=args, train_dataset=prompts())
 
 
-def dpo(model: Path, folder: Path, kind: type = autotrain_mem.DPOTrainer) -> Any:
-    return kind(str(model), args=config(trl.DPOConfig, folder, max_length=64, **EVERY), train_dataset=pairs())
-
-
-MAKE = {"sft": sft, "grpo": grpo, "dpo": dpo}
-TRLS = {"sft": trl.SFTTrainer, "grpo": trl.GRPOTrainer, "dpo": trl.DPOTrainer}
+MAKE = {"sft": sft, "grpo": grpo}
+TRLS = {"sft": trl.SFTTrainer, "grpo": trl.GRPOTrainer}
 
 
 def refuse(trainer: Any, *at: int, training: bool = True) -> None:
@@ -267,22 +263,20 @@ class OwnLoss(autotrain_mem.SFTTrainer):
         return loss
 
 
-class OwnTrain(autotrain_mem.SFTTrainer):
-    """Trains and evaluates in one."""
-
-    calls = 0
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        super().train(*args, **kwargs)
-        return self.evaluate()
-
-
 def test_a_train_of_the_users_own_is_called_once(tiny_qwen: Path, tmp_path: Path) -> None:
+    calls = []
+
+    class OwnTrain(autotrain_mem.SFTTrainer):
+        """Trains and evaluates in one."""
+
+        def train(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(super().train(*args, **kwargs))
+            return self.evaluate()
+
     trainer = sft(tiny_qwen, tmp_path, OwnTrain)
     refuse(trainer, 1)
     assert "eval_loss" in trainer.train()
-    assert (trainer.calls, len(trainer.plan.experience.incidents)) == (1, 1)
+    assert (len(calls), len(trainer.plan.experience.incidents)) == (1, 1)
 
 
 def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(

@@ -38,11 +38,8 @@ def started(
     return read_launched(args or SimpleNamespace(), AutoFit(**words))
 
 
-def test_a_single_process_is_launched_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_is_launched_by_nobody_and_torchrun_is_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started(monkeypatch, processes=1) == Launched()
-
-
-def test_torchrun_is_ddp_whatever_would_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     read = started(monkeypatch, {"mixed_precision": "bf16"})
     assert (read.processes, read.nodes, read.pins) == (8, 2, DDP)
     assert read.config is not None
@@ -300,13 +297,8 @@ def test_ranks_are_planned_and_train_as_deepspeed_divides_them(tiny_qwen: Path, 
 def test_a_rehearsal_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """It inherits the environment of a process that torchrun started."""
     of_group = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE")
-    of_group += (
-        "ACCELERATE_DEEPSPEED_CONFIG_FILE",
-        "ACCELERATE_GRADIENT_CLIPPING",
-        "ACCELERATE_USE_FSDP",
-        "FSDP_VERSION",
-        "PARALLELISM_CONFIG_TP_SIZE",
-    )
+    of_group += ("ACCELERATE_DEEPSPEED_CONFIG_FILE", "ACCELERATE_GRADIENT_CLIPPING", "ACCELERATE_USE_FSDP")
+    of_group += ("FSDP_VERSION", "PARALLELISM_CONFIG_TP_SIZE")
     for name in of_group:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("RANKING", "mine")

@@ -118,23 +118,16 @@ def test_a_call_that_trl_refuses_is_refused_in_its_words(tiny_qwen: Path, tmp_pa
         assert refusal(ours, **call, autofit=QUIET) == refusal(getattr(trl, name), **call)
 
 
-def test_pin_keeps_a_default_and_the_plan_can_be_followed(tiny_qwen: Path, tmp_path: Path) -> None:
-    pinned = AutoFit(gpu="80MiB", show=False, pin=["gradient_checkpointing"])
-    made = planned(tiny_qwen, tmp_path, pinned, optim="adamw_torch").plan
-    assert made.knobs.gradient_checkpointing is True
-    made.save(tmp_path / "plan.json")
-    again = AutoFit(gpu="80MiB", show=False, plan=tmp_path / "plan.json")
-    assert planned(tiny_qwen, tmp_path, again, optim="adamw_torch").plan.knobs == made.knobs
-
-
-def test_tune_gives_settings_free_and_sizes_that_are_free_divide_the_same_batch(
-    tiny_qwen: Path, tmp_path: Path
-) -> None:
+def test_a_plan_follows_pin_and_tune_and_can_be_used_again(tiny_qwen: Path, tmp_path: Path) -> None:
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-    tuned = AutoFit(gpu="80MiB", show=False, tune=["max_length", *sizes])
-    free = planned(tiny_qwen, tmp_path, tuned, **SETTLED | sizes).plan
-    assert free.knobs.max_length == free.data.longest
-    assert free.knobs.effective_batch_size == 6
+    words = {"pin": ["gradient_checkpointing"], "tune": ["max_length", *sizes]}
+    made = planned(tiny_qwen, tmp_path, AutoFit(gpu="80MiB", show=False, **words), optim="adamw_torch", **sizes).plan
+    assert made.knobs.gradient_checkpointing is True
+    assert made.knobs.max_length == made.data.longest
+    assert made.knobs.effective_batch_size == 6
+    made.save(tmp_path / "plan.json")
+    again = AutoFit(gpu="80MiB", show=False, plan=tmp_path / "plan.json", **words)
+    assert planned(tiny_qwen, tmp_path, again, optim="adamw_torch", **sizes).plan.knobs == made.knobs
 
 
 class Weighted(autotrain_mem.SFTTrainer):

@@ -123,7 +123,7 @@ def test_gradients_are_accumulated_over_the_last_prompts_too(build: Build) -> No
     assert len(steps) == 2
 
 
-def test_max_steps_bounds_updates_and_schedule(model: Path, tmp_path: Path) -> None:
+def test_max_steps_and_total_episodes_bound_updates_and_schedule(model: Path, tmp_path: Path) -> None:
     args = config(tmp_path, max_steps=2, learning_rate=1e-2, lr_scheduler_type="linear")
     built = trainer(model, args)
     built.train()
@@ -131,12 +131,9 @@ def test_max_steps_bounds_updates_and_schedule(model: Path, tmp_path: Path) -> N
     assert built.state.global_step == built.state.max_steps == 2
     assert logged(built, "lr") == pytest.approx([1e-2, 0.5e-2])
 
-
-@pytest.mark.parametrize(("max_steps", "episodes", "updates"), [(1, 3 * ROLLOUT, 1), (9, 2 * ROLLOUT, 2)])
-def test_the_smaller_of_max_steps_and_total_episodes_counts(
-    max_steps: int, episodes: int, updates: int, build: Build
-) -> None:
-    assert build(max_steps=max_steps, total_episodes=episodes).args.num_total_batches == updates
+    for max_steps, episodes, updates in ((1, 3 * ROLLOUT, 1), (9, 2 * ROLLOUT, 2)):
+        smaller = trainer(model, config(tmp_path, max_steps=max_steps, total_episodes=episodes))
+        assert smaller.args.num_total_batches == updates, "the smaller of max_steps and total_episodes counts"
 
 
 def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Build, tmp_path: Path) -> None:
