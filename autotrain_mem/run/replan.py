@@ -104,7 +104,14 @@ def _cannot_go_on(chosen: Plan, processes: int, why: str) -> TrainingError:
 
 
 def flags_of(before: Knobs, after: Knobs) -> str:
-    """Returns the settings that differ, as command-line flags."""
+    """Returns the settings that differ, as command-line flags.
+
+    >>> from autotrain_mem import Knobs
+    >>> one = dict(use_peft=False, dtype="float32", optim="adamw_torch", gradient_checkpointing=True)
+    >>> before = Knobs(per_device_train_batch_size=4, gradient_accumulation_steps=1, **one)
+    >>> flags_of(before, replace(before, per_device_train_batch_size=2, gradient_accumulation_steps=2))
+    '--per_device_train_batch_size 2 --gradient_accumulation_steps 2'
+    """
     flags = []
     for name in (each.name for each in fields(Knobs)):
         if (value := getattr(after, name)) != getattr(before, name):
