@@ -81,7 +81,7 @@ def _broken_promises(trainer: Any) -> Iterator[str]:
         recomputes = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         if args.activation_checkpointing and not recomputes:
             yield f"gradient checkpointing is off in the {name}"
-    if args.max_grad_norm and not trainer.clips:
+    if args.max_grad_norm and "step" not in vars(trainer.optimizer):
         yield f"gradients would not be clipped to {args.max_grad_norm}"
     if 0 < args.max_steps < args.num_total_batches:
         yield f"{args.num_total_batches} updates are planned where max_steps is {args.max_steps}"

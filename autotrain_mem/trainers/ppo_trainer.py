@@ -181,10 +181,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         self.optimizer.step = clip_and_step
         ppo_checks.verify(self)
 
-    @property
-    def clips(self) -> bool:
-        return "step" in vars(self.optimizer) and bool(self.args.max_grad_norm)
-
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Applies ``max_steps``, between TRL's count of updates and the schedule that uses it."""
         args = self.args

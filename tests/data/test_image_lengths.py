@@ -91,19 +91,13 @@ def test_a_row_has_the_tokens_that_trls_collator_makes_of_it(
     assert sorted(found.images.worst) == sorted(f"{SIZES[each][0]}x{SIZES[each][1]}" for each in worst)
 
 
-def test_images_for_a_model_that_reads_text_are_refused(
-    model_folder: Callable[[str], Path], pictures: list[str], tmp_path: Path
+def test_images_for_a_text_model_and_prompts_of_which_some_have_no_image_are_refused(
+    model_folder: Callable[[str], Path], vision_folder: Callable[[str], Path], pictures: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(conversations(pictures)[0]) + "\n")
     with pytest.raises(DatasetFormatError, match="reads text alone"):
         profile(Job(method="sft", model=str(model_folder("qwen2")), dataset=str(file)), str(tmp_path))
-
-
-def test_prompts_of_which_some_have_no_image_are_refused(
-    vision_folder: Callable[[str], Path], pictures: list[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in asked(pictures)))
     arguments = {"reward_funcs": ["accuracy_reward"]}
     job = Job(method="grpo", model=str(vision_folder("gemma3")), dataset=str(file), arguments=arguments)

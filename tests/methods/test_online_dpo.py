@@ -40,16 +40,13 @@ def test_prompts_are_counted_as_the_trainer_tokenizes_them(model_folder: Folder,
         assert counted.longer == mask.sum(dim=1).tolist()[: len(prompts)]
 
 
-def test_rows_with_an_image_are_refused(tmp_path: pathlib.Path) -> None:
+def test_rows_with_an_image_and_lengths_without_a_number_are_refused(tmp_path: pathlib.Path) -> None:
     rows = Dataset.from_dict({"prompt": ["What is this?"], "image": ["a.png"]})
     with pytest.raises(DatasetFormatError, match="Rows with images are not supported"):
         online_dpo.row_lengths(filled(tmp_path), rows, None)
-
-
-@pytest.mark.parametrize("keyword", ["auto", "p99", None])
-def test_max_length_is_a_number_here(keyword: str | None) -> None:
-    with pytest.raises(AutofitError, match="it limits a prompt with its completion"):
-        refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": keyword}, own={}))
+    for keyword in ("auto", "p99", None):
+        with pytest.raises(AutofitError, match="it limits a prompt with its completion"):
+            refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": keyword}, own={}))
 
 
 def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(

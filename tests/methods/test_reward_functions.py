@@ -86,13 +86,10 @@ def test_a_package_that_trls_function_needs_is_asked_for_by_a_run_and_not_before
     assert {"think_format_reward", "get_soft_overlong_punishment"} <= reward_functions.built_in_rewards().keys()
 
 
-def test_a_function_that_runs_out_of_memory_is_not_blamed(write: Write) -> None:
+def test_a_function_that_runs_out_of_memory_is_not_blamed_and_an_unknown_one_refused(write: Write) -> None:
     (function,) = reward_functions.reward_functions([write("import torch; raise torch.OutOfMemoryError('full')")])
     with pytest.raises(torch.OutOfMemoryError, match="full"):
         function()
-
-
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         reward_functions.reward_functions(["think_fromat_reward"])
     assert "think_format_reward" in caught.value.hint.splitlines()[0]
