@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,12 +22,12 @@ _NAMES = {
     "zero": "DeepSpeed's ZeRO-1 or 2",
     "zero3": "DeepSpeed's ZeRO-3",
 }
-_FAMILIES = {"zero1": "zero", "zero2": "zero", "zero3": "zero3"}
+_FORMS: Mapping[str | None, Form] = {None: "whole", "ddp": "whole", "zero1": "zero", "zero2": "zero", "zero3": "zero3"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumer:
-    """How the resuming training divides the model among its processes."""
+    """Describes how the resuming training divides the model among its processes."""
 
     sharding: str | None
     processes: int
@@ -44,9 +45,7 @@ class Resumer:
         >>> Resumer(sharding="hsdp", processes=8).form
         'shards'
         """
-        if self.sharding in (None, "ddp"):
-            return "whole"
-        return _FAMILIES.get(str(self.sharding), "shards")  # type: ignore[return-value]
+        return _FORMS.get(self.sharding, "shards")
 
 
 def form_of(checkpoint: Path) -> Form:
@@ -88,12 +87,13 @@ def as_it_was_begun(checkpoint: Path) -> str:
     """Returns the flags that resume it in the form in which it was written, and other ways."""
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form == "whole":
-        return f"Go on as it was begun: --gpus {before}" + (" --sharding ddp." if before > 1 else ".")
+        sharding = " --sharding ddp" if before > 1 else ""
+        return f"Resume with the options of the first run: --gpus {before}{sharding}."
     if form == "shards":
-        return "Go on as it was begun, with any number of GPUs: --sharding fsdp2."
+        return "Resume it on any number of GPUs with --sharding fsdp2."
     stage = "zero3" if form == "zero3" else "zero1 or zero2"
     script = checkpoint / "zero_to_fp32.py"
     return (
-        f"Go on as it was begun: --gpus {before} --sharding {stage}.\n"
+        f"Resume with the options of the first run: --gpus {before} --sharding {stage}.\n"
         f"For a new run from its weights: python {script} {checkpoint} FOLDER writes them in float32."
     )

@@ -190,7 +190,7 @@ def instead_of(checkpoint: Path) -> str:
     older = (each.path for each in newest_first(checkpoint.parent) if each.step < step_of(checkpoint))
     found = next((path for path in older if not why_no_start(path)), None)
     again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
-    return again if found is None else f"Go on from an older one: --resume_from_checkpoint {found}."
+    return again if found is None else f"Resume from an older one: --resume_from_checkpoint {found}."
 
 
 def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
@@ -203,10 +203,10 @@ def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
         changes = "; ".join(f"{name} {was} in the checkpoint, {order[name]} now" for name, was in other.items())
         flags = ", ".join(f"no {name}" if was == "None" else f"{name} {was}" for name, was in other.items())
         raise OutputFolderError(
-            f"{checkpoint} was trained on rows in another order: {changes}. Some would be met twice in this epoch, and "
-            "others never.",
-            hint=f"Resume with the values that it began with: {flags}.\n"
-            "Or add --ignore_data_skip true: the epoch then starts over, with the rows as they are now.",
+            f"{checkpoint} was trained on rows in another order: {changes}. This epoch would train on some rows "
+            "twice and skip others.",
+            hint=f"Resume with the values of the first run: {flags}.\n"
+            "Or add --ignore_data_skip true, which starts the epoch again with the present rows.",
         )
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 HOST = "host memory"
-"""What :func:`kind_of` returns for memory that is not the device's."""
+"""The result of :func:`kind_of` for host memory."""
 
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc (torch.OutOfMemoryError; torch < 2.5 a

@@ -19,7 +19,7 @@ class Remedy(StrEnum):
     UNLESS_REPEATED = "unless repeated"
     """Restart, unless the process before ended for the same cause at the same step."""
     UNLESS_LOST = "unless lost"
-    """As UNLESS_REPEATED, but only if this process wrote a checkpoint: the cause will most likely recur."""
+    """Like UNLESS_REPEATED, but only if this process wrote a checkpoint: the cause will most likely recur."""
     LESS_DEVICE_MEMORY = "less device memory"
     LESS_HOST_MEMORY = "less host memory"
     """Restart with less if the plan allows it, else with the same settings: other processes may have used the memory.
@@ -52,7 +52,7 @@ LOW_HOST_SHARE = 0.05
 was on by default in Fedora, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
 
 WHY_CHARACTERS = 120
-"""The most characters of a library's error that a cause quotes; the error that ends a run quotes all of it."""
+"""The most characters of a library's error that a cause quotes; the error that stops a run quotes all of it."""
 
 _TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # torch/utils/data/_utils/signal_handling.py: _set_SIGCHLD_handler
@@ -69,7 +69,7 @@ _OF_OTHERS = (
     *("Application timeout caused pair closure", "Timed out waiting", "wait timeout after", "Socket Timeout"),
     *("collective operation timeout", "remote process exited or there was a network error", "communicator was aborted"),
 )
-"""What a rank writes when another rank died or hangs: ``gloo/transport/tcp/pair.cc``; ``torch/csrc/distributed/c10d``:
+"""Messages of a rank when another rank died or hangs: ``gloo/transport/tcp/pair.cc``; ``torch/csrc/distributed/c10d``:
 ``socket.cpp, TCPStore.cpp, ProcessGroupNCCL.cpp``; ``nccl/src/init.cc: ncclGetErrorString``."""
 
 _BUGS = ("TypeError", "ValueError", "KeyError", "IndexError", "AttributeError", "AssertionError", "NotImplementedError")

@@ -19,7 +19,7 @@ microseconds only, and nothing holds the GIL for minutes. transformers and TRL r
 
 SILENT_SECONDS = 1800.0
 """The default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``, and
-``torch/distributed/constants.py: default_pg_timeout``). After it torch ends the collective."""
+``torch/distributed/constants.py: default_pg_timeout``). After it torch aborts the collective."""
 
 ASLEEP_SECONDS = 10.0
 """If this process itself was suspended for this long, missing heartbeats are its own delay."""
@@ -33,7 +33,7 @@ class _Rank:
     moves: int = 0
     place: str = ""
     collectives: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """As read by ``training.process.world.last_collectives``; empty while the rank makes progress."""
+    """Read by ``training.process.world.last_collectives``; empty while the rank makes progress."""
 
 
 class Pulses:

@@ -31,7 +31,7 @@ LOCK_NAME, KEY_NAME = "_autofit.lock", "_autofit.key"
 of a run authenticate each other with the key (``training.machines``)."""
 
 LOCK_SECONDS = 1.0
-"""How long to wait for a lock: a command that only checks a folder holds it for a moment."""
+"""The longest wait for a lock: a command that only checks a folder holds it for a moment."""
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 """Weight files and shard indices. ``save_pretrained`` deletes those that it does not write itself
@@ -45,7 +45,7 @@ WRITTEN = (
     "tokenizer.model vocab.json vocab.txt merges.txt spiece.model sentencepiece.bpe.model spm*.model modeling_*.py "
     "configuration_*.py trainer_state.json latest zero_to_*.py completions"
 )
-"""What a run writes beside weights and checkpoints: autofit; transformers (``utils/__init__.py, utils/hub.py,
+"""Files that a run writes beside weights and checkpoints: autofit; transformers (``utils/__init__.py, utils/hub.py,
 tokenization_utils_base.py``, its models' ``VOCAB_FILES_NAMES``, ``dynamic_module_utils.py: custom_object_save``); PEFT;
 DeepSpeed (``engine.py: save_checkpoint``); TRL (``grpo_trainer.py: log``). TensorBoard's files have new names."""
 
@@ -173,8 +173,8 @@ def move_aside(output_dir: str) -> Path | None:
         return None
     if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise OutputFolderError(
-            f"The output folder {output_dir} is the one that autofit runs in, and cannot be moved away.",
-            hint="Start autofit elsewhere, or give another --output_dir.",
+            f"The output folder {output_dir} is the working directory, and cannot be moved.",
+            hint="Start autofit in another directory, or give another --output_dir.",
         )
     numbers = itertools.count(1)
     aside = next(path for n in numbers if not (path := folder.with_name(f"{folder.name}.previous-{n}")).exists())
@@ -208,8 +208,8 @@ def check_in_place(output_dir: str, identity: str) -> None:
         if _identity(os.stat(Path(output_dir) / LOCK_NAME)) != identity:
             raise OutputFolderError(
                 f"The run's output folder was moved away, and another run has begun in {output_dir}.",
-                hint="What was written before is where the folder was moved to: go on there, with "
-                "--output_dir THERE --resume_from_checkpoint.",
+                hint="The earlier files are in the moved folder. Resume there: "
+                "--output_dir THAT_FOLDER --resume_from_checkpoint.",
             )
 
 
@@ -230,7 +230,7 @@ def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
     """Returns the error for an output folder that cannot be written to."""
     return OutputFolderError(
         f"Cannot write to the output folder {folder}: {reason}.",
-        hint="Remove what has that name, or give another --output_dir."
+        hint="Remove the file of that name, or give another --output_dir."
         if reason.endswith((A_LINK, NOT_ORDINARY))
         else "Give --output_dir a folder that you may write to, on a disk with room for the model.",
     )
@@ -302,7 +302,7 @@ def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
         pass
     except OSError as error:
         if error.errno in _HAS_NO_LOCKS:
-            message = f"{folder} cannot be locked ({error.strerror}): see to it that no other run writes there"
+            message = f"{folder} cannot be locked ({error.strerror}): make sure that no other run writes there"
             on_event({"event": "note", "message": message})
             return file
         os.close(file)

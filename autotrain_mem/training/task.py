@@ -38,7 +38,7 @@ class Request:
     folder: str = ""
     """The identity of the output folder (``run_folder.check_in_place``)."""
     learned: LearnedLimits = field(default_factory=LearnedLimits)
-    """What the guards of earlier runs learned."""
+    """The limits that the guards of earlier runs learned."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)
     """The planned peak of allocated bytes, by phase."""
     predicted_reserved_bytes: int | None = None
@@ -46,7 +46,7 @@ class Request:
     budget_bytes: int | None = None
     """The bytes of the device that the plan leaves to torch's allocator."""
     guarded: bool = True
-    """Whether a guard is attached; without one the run trains as TRL does, and fails when it is out of memory."""
+    """Attach a guard; without one the run fails when it is out of memory, as with TRL alone."""
     rank: int = 0
     """The rank of the process that gets the request."""
 
@@ -61,7 +61,7 @@ class Request:
         return float(self.job.arguments.get("ddp_timeout") or SILENT_SECONDS)
 
     def of_rank(self, rank: int) -> Request:
-        """Returns the request for one process, with its own device; other machines fill in theirs."""
+        """Returns the request for one process, with its own device; other machines fill in their devices."""
         uuids = self.hardware.topology.uuids
         if self.knobs.processes == 1 or rank >= len(uuids):
             return replace(self, rank=rank)

@@ -55,7 +55,7 @@ def test_libraries_go_on_with_their_own_form_by_themselves(tmp_path: Path) -> No
 
 WAYS_OUT = {
     "whole": "--gpus 2 --sharding ddp",
-    "shards": "any number of GPUs: --sharding fsdp2",
+    "shards": "any number of GPUs with --sharding fsdp2",
     "zero3": "--gpus 2 --sharding zero3",
     "zero": "checkpoint-3/zero_to_fp32.py ",
 }

@@ -221,5 +221,5 @@ def test_an_older_one_that_a_run_can_go_on_with_is_named_instead_and_never_the_s
 ) -> None:
     made = {step: checkpoint(tmp_path, step) for step in (5, 10, 15, 20)}
     _cut(made[10] / "optimizer.pt")
-    assert instead_of(made[15]) == f"Go on from an older one: --resume_from_checkpoint {made[5]}."
+    assert instead_of(made[15]) == f"Resume from an older one: --resume_from_checkpoint {made[5]}."
     assert instead_of(made[5]) == "Start again: give another --output_dir, and no --resume_from_checkpoint."

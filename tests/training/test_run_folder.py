@@ -112,7 +112,7 @@ def test_a_filesystem_without_locks_is_said_and_ends_nothing(tmp_path: Path, mon
     with hold_folder(str(tmp_path / "run"), resuming=False, on_event=events.append) as held:
         assert held.path.is_dir()
     (note,) = events
-    assert "cannot be locked (No locks available): see to it that no other run writes there" in note["message"]
+    assert "cannot be locked (No locks available): make sure that no other run writes there" in note["message"]
 
 
 def test_a_lock_of_a_folder_that_was_moved_meanwhile_is_not_the_new_ones(
@@ -177,7 +177,7 @@ def test_what_has_the_locks_name_and_is_no_file_is_told_and_not_written_through(
     for check in CHECKS:
         with pytest.raises(OutputFolderError, match=f"run: {LOCK_NAME}: {reason}") as raised:
             check(str(folder), resuming=False)
-        assert raised.value.hint == "Remove what has that name, or give another --output_dir."
+        assert raised.value.hint == "Remove the file of that name, or give another --output_dir."
     assert run_folder.is_under_way(folder) is None
     assert not run_folder.is_left_by(str(folder), WORDS)
     assert not run_folder.is_held_by(folder, os.getpid(), "here")

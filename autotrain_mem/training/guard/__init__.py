@@ -1,1 +1,1 @@
-"""Handles a full device within a step: less at once, the same mathematics. Runs in the training process."""
+"""Handles out-of-memory errors within a step: less at once, the same mathematics. Runs in the training process."""

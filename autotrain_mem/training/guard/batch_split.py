@@ -132,7 +132,7 @@ def _length(value: Any) -> int | None:
 def _without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
     """Drops the columns on the right that no row of a part attends to."""
     mask = inputs.get("attention_mask")
-    # GRPO's and RLOO's completions keep theirs: the values computed earlier for them have the same width.
+    # GRPO's and RLOO's completions keep their padding: values computed earlier for them have the same width.
     if mask is None or mask.dim() != 2 or "input_ids" not in inputs:
         return inputs
     attended = mask.any(dim=0).nonzero()
@@ -274,7 +274,7 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
 
 
 Entries = dict[str, list[int]]
-"""As in :class:`RowsImages`."""
+"""The field of :class:`RowsImages`."""
 
 
 def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: list[int] | None) -> Entries | None:

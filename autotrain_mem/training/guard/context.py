@@ -204,7 +204,9 @@ class Gradients:
         self._done: dict[int, Any] = {}
         self._kept: list[Any] = []
         self._model: Any = None
-        self._repeated = False
+        self.come_in_parts = False
+        """True if a parameter got its gradient in several backward passes, as with reentrant checkpointing: then it is
+        unknown which gradients are complete."""
 
     def follow(self, model: Any) -> None:
         """Begins to record which of a model's parameters got their gradient."""
@@ -213,7 +215,7 @@ class Gradients:
         self._model = model
 
         def mark(parameter: Any) -> None:
-            self._repeated |= id(parameter) in self._done
+            self.come_in_parts |= id(parameter) in self._done
             self._done[id(parameter)] = parameter
 
         for parameter in model.parameters():
@@ -241,12 +243,6 @@ class Gradients:
     def done(self) -> list[Any]:
         """Returns the parameters that got their gradient in this attempt."""
         return list(self._done.values())
-
-    @property
-    def come_in_parts(self) -> bool:
-        """Whether some parameter got its gradient in several backward passes, as with reentrant checkpointing: then it
-        is unknown which gradients are complete."""
-        return self._repeated
 
     @contextmanager
     def kept(self, parameters: list[Any]) -> Iterator[None]:

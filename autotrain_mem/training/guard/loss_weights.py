@@ -17,7 +17,7 @@ from autotrain_mem.types.methods_table import MethodFacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """How a trainer's loss is computed from the losses of a micro-batch's parts."""
+    """Describes how a trainer's loss is computed from the losses of a micro-batch's parts."""
 
     layout: Layout
     train: Basis
@@ -103,12 +103,12 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnLoss:
-    """How a model's forward reduces many labels to one loss."""
+    """Describes how a model's forward reduces many labels to one loss."""
 
     heeds_count: bool
-    """Whether it divides by ``num_items_in_batch`` when given."""
+    """True if it divides by ``num_items_in_batch`` when given."""
     basis: Basis | None
-    """What the mean is taken over without that count; None if unknown."""
+    """The units that the mean is taken over without that count; None if unknown."""
 
 
 UNKNOWN = OwnLoss(heeds_count=False, basis=None)

@@ -33,14 +33,14 @@ from autotrain_mem.training.guard.ranks import OtherRankFullError
 from autotrain_mem.types import Phase
 
 NEFTUNE = (
-    "NEFTune draws other noise for the parts of a micro-batch than for the whole; its size is the whole's. Training "
-    "goes on, but the gradient is not exactly the same."
+    "NEFTune draws other noise, of the same size, for the parts of a micro-batch than for the whole. Training "
+    "continues, but the gradient is not exactly the same."
 )
 """NEFTune draws noise as dropout does; its bound depends on the columns of the embedding's input, so parts keep all
 columns (``transformers/integrations/neftune.py: neftune_post_forward_hook``)."""
 MEAN_OF_ITS_OWN = (
-    "This model's forward takes a mean of its own and ignores num_items_in_batch, which would make the gradient depend "
-    "on how rows are divided into micro-batches: each micro-batch is weighed by its share of the step instead."
+    "This model's forward ignores num_items_in_batch and averages its loss itself, so the gradient would depend on how "
+    "rows are divided into micro-batches. autofit weights each micro-batch by its share of the step instead."
 )
 DIVISION = "The gradient depends a little on how a step's rows are divided into micro-batches"
 TO_KEEP = "To keep a division, give --per_device_train_batch_size and --gradient_accumulation_steps."

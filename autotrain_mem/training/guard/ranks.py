@@ -42,11 +42,11 @@ class Ranks:
         self._group = group
         self.count, self.number = int(accelerator.num_processes), int(accelerator.process_index)
         self._is_open = False
-        """Whether the others wait for an agreement before they gather or continue."""
+        """True while the other ranks wait for an agreement before they gather or continue."""
         self._is_alone = False
         self._has_gathered = False
         self.is_apart = False
-        """Whether all ranks have agreed that each does this micro-step separately."""
+        """True once all ranks have agreed that each does this micro-step separately."""
 
     def greatest(self, *numbers: int) -> list[int]:
         """Returns the maximum of each number over all ranks. All ranks must call it."""
@@ -101,7 +101,7 @@ class Ranks:
 
     @property
     def has_logged_for_all(self) -> bool:
-        """Whether everything that the trainer logs for a micro-step was gathered before this rank repeats it."""
+        """Returns whether the trainer's logs of a micro-step were all gathered before this rank repeats it."""
         return self._group is not None and not self._is_open and not self._is_alone
 
     def _agree(self, *, leaves: bool) -> None:

@@ -30,7 +30,7 @@ from autotrain_mem.types.report import MemoryReading
 
 Placing = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-SMALLER = "Run autofit without the flags that you pinned, or with more --headroom."
+SMALLER = "Remove flags from the command, so that autofit may choose smaller values, or raise --headroom."
 
 
 class PhasePeaks(PhaseRecorder):
@@ -115,7 +115,7 @@ class Device:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase of the run, or the one in which the device was full; None if it cannot be measured."""
+        """The phase of the run, or the one that ran out of memory; None if it cannot be measured."""
         return None if self.peaks is None else self.peaks.phase
 
     def read(self) -> MemoryReading | None:

@@ -1,4 +1,4 @@
-"""Writes checkpoints so that each ends with its manifest, and loads them without running any code in them."""
+"""Writes checkpoints, each with its manifest last, and loads them without running any code in them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _ERRORS = (Exception, CheckpointException)
 """CheckpointException is a BaseException (``torch/distributed/checkpoint/api.py``); every rank raises it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", *(f"os error {number}" for number in _FULL))
-"""What the messages of safetensors, which writes in Rust, contain (``std::io::Error``'s format)."""
-AGAIN = "the device was full"
+"""Texts in the messages of safetensors, which writes in Rust (``std::io::Error``'s format)."""
+AGAIN = "the device was out of memory"
 """A rank's answer if it could not save for lack of device memory, which releasing the cache may provide."""
 
 
@@ -209,7 +209,7 @@ def save_trained(trainer: Any, output_dir: str) -> None:
     folder, is_sharded = Path(output_dir), _is_sharded(trainer)
     try:
         write_shards(trainer, whole=True)
-        for is_last in (is_sharded, True):  # a full device may have room once the cache is released
+        for is_last in (is_sharded, True):  # releasing the cache may free enough device memory
             try:
                 trainer.save_model(output_dir)
                 break

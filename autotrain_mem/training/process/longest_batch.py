@@ -181,7 +181,7 @@ class _Completions:
         """Does nothing: no weight has changed."""
 
 
-# -- what is restored --------------------------------------------------------------------------------------------------
+# -- restored afterwards -----------------------------------------------------------------------------------------------
 
 _KEPT_BY_VALUE = ("_metrics", "_stored_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
 """Attributes that a step modifies in place (``trl/trainer/grpo_trainer.py: __init__``; all TRL trainers have

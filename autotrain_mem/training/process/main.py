@@ -53,7 +53,7 @@ def main(device_of: DeviceOf | None = None) -> None:
         raise
     except BaseException as error:  # the user gets any exception as one line, and in the log
         with contextlib.suppress(OSError):  # the disk of the log may be full
-            traceback.print_exc()  # first: the parent ends this process once it has the error
+            traceback.print_exc()  # first: the parent kills this process once it has the error
         channel.send(_failure(error, request.output_dir).to_json())
 
 
@@ -68,12 +68,12 @@ def _failure(error: BaseException, output_dir: str) -> AutofitError:
         free = format_bytes(free_disk_bytes(output_dir))
         return OutputFolderError(
             f"The run could not be written to {output_dir}, whose disk has {free} free: {reason}",
-            hint="Free some space, or give --output_dir a folder on another disk. Of what is in the folder, the file "
-            "written last may be cut short; older checkpoints are whole.",
+            hint="Free some space, or give --output_dir a folder on another disk. The last file written there may be "
+            "incomplete; older checkpoints are complete.",
         )
     return TrainingError(
         f"The trainer raised {type(error).__name__}: {reason}",
-        hint="Change the flag that it names, if it names one.",
+        hint="If the message names a flag, change that flag.",
     )
 
 

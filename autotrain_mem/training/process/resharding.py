@@ -63,7 +63,7 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
         if len(model.peft_config) > 1:
             raise TrainingError(
                 f"The model has {len(model.peft_config)} adapters, and resharding supports only one.",
-                hint="Resume as the run was begun.",
+                hint="Resume with the --sharding and --gpus of the first run.",
             )
         parameters = dict(model.named_parameters(remove_duplicate=False))  # PEFT writes them without the adapter's name
         tensors = get_peft_model_state_dict(model, state_dict=parameters, adapter_name=model.active_adapter)
@@ -172,7 +172,7 @@ def _named(checkpoint: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError) as error:
         raise OutputFolderError(
-            f"Cannot resume from {checkpoint}, whose files are not as they should be: {type(error).__name__}: "
+            f"Cannot resume from {checkpoint}, because its files cannot be read: {type(error).__name__}: "
             f"{' '.join(str(error).split())}",
             hint=instead_of(checkpoint),
         ) from error

@@ -70,7 +70,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
 
 
 def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world: World) -> None:
-    """Trains to the end. If the device is full, the error reports what held its memory."""
+    """Trains to the end. If the device runs out of memory, the error reports what held it."""
     safeguards = Safeguards(trainer, request, device, send) if request.guarded else None
     trainer.add_callback(FiniteValues(trainer, send, world))  # outermost: it must not see the longest rows' loss
     resume = request.job.arguments.get("resume_from_checkpoint")
@@ -131,7 +131,7 @@ class Safeguards:
     def _keep_shortage(self, error: BaseException) -> None:
         try:
             self._shortage = shortage_of(error, self._trainer, self._device)
-        except Exception:  # it goes to the log; the training ends with the original error
+        except Exception:  # it goes to the log; the training raises the original error
             traceback.print_exc()
 
 

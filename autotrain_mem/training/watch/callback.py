@@ -62,7 +62,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         read: Reads the device's allocator; returns None if it cannot be measured. By default, CUDA's current device.
         predicted: Peak allocated bytes of each phase, as in a plan's ``estimate.memory.phases``.
         planned: Other byte figures to log: ``memory/NAME_gib`` for each that is not None.
-        total_bytes: The device's memory; by default, that of CUDA's current device.
+        total_bytes: The memory of the device; by default, of CUDA's current device.
         phases: Returns the measured peak of each phase so far (``training.process.build`` measures them by resetting
             the peaks; ``read`` must then use the same measurements).
         file: The record, relative to ``output_dir``; rank 1 writes ``memory.rank1.jsonl``.

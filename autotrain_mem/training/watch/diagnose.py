@@ -37,7 +37,7 @@ IN_A_ROW = 2
 """The number of consecutive logs in which the allocator had to release its cache. Composer shrinks its micro-batch then
 (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
 HOST_SECONDS = 6 * 3600
-"""How long before the end to warn: long enough for a sleeping user."""
+"""Warn this long before host memory runs out: long enough for a sleeping user."""
 HOST_LEFT = 0.05
 """Half of the share of available host memory at which earlyoom begins to kill (10 %, its README)."""
 AGAIN = 4.0
@@ -64,15 +64,11 @@ class Sample:
     host_total_bytes: int | None = None
 
     @property
-    def slack_bytes(self) -> int:
-        """Peak reserved minus peak allocated bytes; 0 if they cannot be measured."""
-        return 0 if self.device is None else self.device.peak_reserved_bytes - self.device.peak_allocated_bytes
-
-    @property
     def slack(self) -> float | None:
-        """The same, as a share of peak reserved bytes."""
-        reserved_bytes = self.device and self.device.peak_reserved_bytes
-        return self.slack_bytes / reserved_bytes if reserved_bytes else None
+        """The share of peak reserved bytes that held nothing; None if it cannot be measured."""
+        if self.device is None or not self.device.peak_reserved_bytes:
+            return None
+        return (self.device.peak_reserved_bytes - self.device.peak_allocated_bytes) / self.device.peak_reserved_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,9 +83,9 @@ class Sign:
     kind: Kind
     step: int
     seen: str
-    """What was observed, with numbers, in one sentence."""
+    """The observation, with numbers, in one sentence."""
     advice: str
-    """What to do, with exact flags, in one sentence."""
+    """The fix, with exact flags, in one sentence."""
     severity: float
     """Comparable only between signs of the same kind; higher is worse."""
 
@@ -132,12 +128,12 @@ class SignDetector:
         if sample.slack >= SLACK:
             advice = f"{SMALLER[0].upper()}{SMALLER[1:]}."
             if not self._grows:
-                advice = f"To end it, set {variable_that_counts(os.environ)}=expandable_segments:True; or {SMALLER}."
+                advice = f"Set {variable_that_counts(os.environ)}=expandable_segments:True; or {SMALLER}."
             return Sign(
                 kind="fragmentation",
                 step=sample.step,
-                seen=f"The allocator had to give its cache back {retries} to go on, while {sample.slack:.0%} of the "
-                f"{reserved} that were reserved held nothing at the peak.",
+                seen=f"The allocator had to release its cache {retries}, while {sample.slack:.0%} of the {reserved} "
+                "reserved held nothing at the peak.",
                 advice=advice,
                 severity=float(lately[-1]),
             )
@@ -146,9 +142,9 @@ class SignDetector:
         return Sign(
             kind="full",
             step=sample.step,
-            seen=f"The allocator had to give its cache back {retries} to go on, with {reserved} reserved and hardly "
-            "any of it free: each time the card stops.",
-            advice=f"To get room, {SMALLER}.",
+            seen=f"The allocator had to release its cache {retries}, with {reserved} reserved and hardly any of it "
+            "free. Each release stalls the GPU.",
+            advice=f"To free memory, {SMALLER}.",
             severity=float(lately[-1]),
         )
 
@@ -170,8 +166,8 @@ class SignDetector:
             seen=f"Memory held after a step rose from {format_bytes(int(climb.start))} to "
             f"{format_bytes(int(climb.end))} within {sample.step - self._samples[0].step} steps, though the rows did "
             f"not grow longer{self._steps_left(climb.rise)}.",
-            advice="Something keeps tensors: sum losses and metrics as .item() or .detach(), empty lists of outputs "
-            "and caches that grow, and look through your compute_loss, reward functions and callbacks.",
+            advice="Some code keeps tensors: accumulate losses and metrics with .item() or .detach(), clear lists of "
+            "outputs and growing caches, and check your compute_loss, reward functions and callbacks.",
             severity=climb.end - self._leaks_from,
         )
 
@@ -182,7 +178,7 @@ class SignDetector:
             return ""
         per_step = rise / (CLIMBED * (sample.step - first.step))
         left = max(0, sample.total_bytes - sample.device.peak_allocated_bytes) / per_step
-        return f"; at that pace the card is out of memory in about {float(f'{left:.1e}'):,.0f} steps"
+        return f"; at this rate the GPU runs out of memory in about {float(f'{left:.1e}'):,.0f} steps"
 
     def _host(self) -> Sign | None:
         sample = self._samples[-1]
@@ -199,14 +195,14 @@ class SignDetector:
         pace = ""
         if seconds is not None:
             span = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
-            pace = f", and at this pace none in about {span}"
+            pace = f"; at this rate it runs out in about {span}"
         return Sign(
             kind="host",
             step=sample.step,
             seen=f"Host memory is running out: {format_bytes(available)} of {format_bytes(total)} is left{pace}.",
             advice="Lower --dataloader_num_workers, leave --dataloader_persistent_workers off, set "
-            "--dataloader_pin_memory False, and do without what keeps the card's tensors on the host "
-            "(--activation_offloading, an optimizer there).",
+            "--dataloader_pin_memory False, and avoid features that keep GPU tensors on the host "
+            "(--activation_offloading, an optimizer on the host).",
             severity=total / max(1, available),
         )
 
@@ -241,7 +237,7 @@ def climb_of(values: Sequence[float]) -> Climb | None:
 
 
 def floors_rise(values: Sequence[float]) -> bool:
-    """Returns whether the minimum of each quarter lies above that of the quarter before."""
+    """Returns whether the minima of the quarters rise."""
     return all(before < after for before, after in itertools.pairwise(map(min, _quarters(values))))
 
 

@@ -276,9 +276,9 @@ def test_a_checkpoint_of_another_order_is_refused_with_what_it_was_and_what_acce
         check_order(tmp_path, order | {"--seed": "7", "--data_seed": "9"})
     assert caught.value.message == (
         f"{tmp_path} was trained on rows in another order: --seed 42 in the checkpoint, 7 now; --data_seed None in the "
-        "checkpoint, 9 now. Some would be met twice in this epoch, and others never."
+        "checkpoint, 9 now. This epoch would train on some rows twice and skip others."
     )
-    assert caught.value.hint.startswith("Resume with the values that it began with: --seed 42, no --data_seed.\n")
+    assert caught.value.hint.startswith("Resume with the values of the first run: --seed 42, no --data_seed.\n")
     assert "--ignore_data_skip true" in caught.value.hint
     check_order(tmp_path / "TRL's own", {"--seed": "7"})
 

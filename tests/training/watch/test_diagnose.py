@@ -127,7 +127,7 @@ SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
     "fragmentation": (
         series(20, num_alloc_retries=lambda step: int(step >= 10), peak_allocated_bytes=lambda step: 10 * GIB),
         10,
-        ("give its cache back 1 time to go on, while 33% of the 15.0 GiB",),
+        ("release its cache 1 time, while 33% of the 15.0 GiB",),
     ),
     "full": (series(14, num_alloc_retries=lambda step: max(0, step - 9)), 11, ("--gradient_accumulation_steps",)),
     "leak": (
@@ -136,7 +136,7 @@ SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
         # 10 GiB above the peak, at 64 MiB a step
         ("rose from 12.0 GiB to 13.5 GiB within 31 steps", "out of memory in about 160 steps", ".item()"),
     ),
-    "host": (FALLING_HOST, WINDOW - 1, ("30.1 GiB of 64.0 GiB is left, and at this pace none in about 1.3",)),
+    "host": (FALLING_HOST, WINDOW - 1, ("30.1 GiB of 64.0 GiB is left; at this rate it runs out in about 1.3",)),
     "host at once": (series(3, host_available_bytes=lambda step: 3 * GIB), 0, ("3.00 GiB of 64.0 GiB is left",)),
 }
 
@@ -154,7 +154,7 @@ def test_expandable_segments_are_advised_under_the_name_that_torch_reads_to_who_
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     fragmented = SAID["fragmentation"][0]
-    assert "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in signs(fragmented)[0].advice
+    assert "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in signs(fragmented)[0].advice
     assert signs(fragmented, expandable_segments=True)[0].advice.startswith("Lower --per_device_train_batch_size")
 
 
