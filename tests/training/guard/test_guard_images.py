@@ -1,7 +1,7 @@
 """Micro-batches of rows with images are split with exactly each row's images, or not at all."""
 
+import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,9 @@ OF_ALL = 1e-7
 """Of the largest number in all gradients: those of a key's bias are nothing but what sums leave."""
 
 
-MADE: dict[tuple[str, str], Any] = {}
-
-
-def built(method: str, model: Path) -> AbstractContextManager[Any]:
-    """One of them for all tests, as it was built."""
-    if (method, model.name) not in MADE:
-        MADE[method, model.name] = vision_trainer(method, model, model.parent / "out")
-    return as_built(MADE[method, model.name])
+@functools.cache
+def built(method: str, model: Path) -> Any:
+    return vision_trainer(method, model, model.parent / "out")
 
 
 FAMILY_AND_METHOD = [
@@ -43,7 +38,7 @@ def test_gradients_of_parts_are_the_whole_micro_batchs(
     family: str, method: str, vision_folder: Callable[[str], Path]
 ) -> None:
     """The first micro-batch fails twice in the forward, and goes through row by row, some of which have no image."""
-    with built(method, vision_folder(family)) as made:
+    with as_built(built(method, vision_folder(family))) as made:
         told = assert_same_when(made, lambda: fail_in_forward(made, at=[0, 1], layer=-1), of_all=OF_ALL)
     assert [remedy.split(" rows")[0].split(" pairs")[0] for remedy in told.remedies] == [
         "split into 2 + 2",
@@ -60,7 +55,7 @@ def test_prompts_are_answered_and_completions_judged_in_parts_as_all_at_once(
     They have not as many images as there are rows: TRL would take SmolVLM's pixels, a row each, for an image each
     (``trl/trainer/rloo_trainer.py: _get_per_token_logps_and_entropies``).
     """
-    with built("rloo", vision_folder(family)) as made:
+    with as_built(built("rloo", vision_folder(family))) as made:
         made.generation_config.do_sample = False
         inputs = [made.train_dataset[row] for row in (4, 2, 3, 0) for _ in range(2)]
         expected = made._generate_and_score_completions([dict(each) for each in inputs])
@@ -118,7 +113,7 @@ def test_what_is_not_certain_is_not_cut(case: str) -> None:
 
 
 def test_why_images_cannot_be_told_apart_is_said_when_memory_runs_out(vision_folder: Callable[[str], Path]) -> None:
-    with built("sft", vision_folder("gemma3")) as made:
+    with as_built(built("sft", vision_folder("gemma3"))) as made:
         made.data_collator = lambda rows, own=made.data_collator: {**own(rows), "image_aspect": torch.ones(len(rows))}
         made.compute_loss = failing(made.compute_loss, Faults([0, 1]))
         with pytest.raises(torch.OutOfMemoryError, match="which rows if a batch has image_aspect"):

@@ -1,5 +1,6 @@
 """A model's own loss, which may be another mean than its trainer thinks: one gradient however rows are divided."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from guarded import Faults, Told, blocks, fail_in_backward, fail_in_forward
+from guarded import Faults, Told, as_built, blocks, fail_in_backward, fail_in_forward
 from test_guard_gradients import SIZES, Outcome, assert_same, micro_steps
 from tiny_trainers import rows, trainer
 
@@ -40,16 +41,21 @@ def takes_its_own_mean(model: Any, reduce: Reduce) -> None:
     model.forward = forward_with_loss
 
 
+@functools.cache
+def built(kind: str, model: Path, rows: int, number: int) -> Any:
+    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": number, "loss_type": "nll"}
+    made = trainer("sft", model, model.parent / "trained", **SIZES | sizes)
+    if reduce := OWN[kind]:
+        takes_its_own_mean(made.model, reduce)
+    return made
+
+
 def steps(kind: str, folders: dict[str, Path], rows: int, number: int, disturb: Any = None, **options: Any) -> Outcome:
     """The same eight rows, in so many micro-batches."""
-    reduce = OWN[kind]
-    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": number, "loss_type": "nll"}
-    made = trainer("sft", folders["qwen" if reduce else kind], folders["out"], **SIZES | sizes)
-    if reduce:
-        takes_its_own_mean(made.model, reduce)
-    if disturb:
-        disturb(made)
-    outcome = micro_steps(made, count=number, **options)
+    with as_built(built(kind, folders["qwen" if OWN[kind] else kind], rows, number)) as made:
+        if disturb:
+            disturb(made)
+        outcome = micro_steps(made, count=number, **options)
     for name in [name for name in outcome.gradients if name.endswith("k_proj.bias")]:
         del outcome.gradients[name]  # zero but for rounding: what is added to all keys leaves attention as it is
     return outcome

@@ -122,13 +122,13 @@ def test_completions_have_their_full_length(place: Path, tmp_path: Path, monkeyp
         "def length(completions, completion_ids, **_):\n    return LENGTHS.append("
         "[len(ids) for ids in completion_ids]) or [0.0] * len(completions)\nLENGTHS = []\n"
     )
-    knobs = replace(KNOBS, max_length=None, num_generations=2, max_completion_length=7)
+    knobs = replace(KNOBS, max_length=None, num_generations=2, max_completion_length=3)
     made = probed(
         place, tmp_path, "rloo", "prompts.jsonl", knobs=knobs, reward_funcs=["probe_rewards.length"], save_strategy="no"
     )
     import probe_rewards  # type: ignore[import-not-found]
 
-    assert probe_rewards.LENGTHS == [[7] * 6] * 2
+    assert probe_rewards.LENGTHS == [[3] * 6] * 2
     assert {Phase.GENERATE, Phase.SCORE} <= made.phases.keys()
 
 
