@@ -10,6 +10,7 @@ from dataclasses import replace
 from autotrain_mem.checks.model_files import model_without_weights
 from autotrain_mem.checks.preflight_checks import Setup
 from autotrain_mem.methods.configs import has_experts, peft_config, trusts_remote_code
+from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.types.findings import Finding, Problems
 
 NAMED_AT_MOST = 12
@@ -127,17 +128,27 @@ def adapted_experts(setup: Setup) -> Problems:
 
 
 def router_loss(setup: Setup) -> Problems:
-    """Refuses mixtures whose config lacks ``num_experts``, which TRL's chunked loss reads in the first step
-    (``trl/trainer/sft_trainer.py: _chunked_ce_forward``)."""
+    """Refuses mixtures of experts whose routers' loss fails in the first step.
+
+    TRL's chunked loss reads the config's ``num_experts`` (``trl/trainer/sft_trainer.py: _chunked_ce_forward``). While
+    GKD generates with a KV cache, the loss multiplies one token's logits by the mask of the whole row
+    (``transformers/models/qwen3_moe/modeling_qwen3_moe.py: load_balancing_loss_func``).
+    """
     job, training, text = setup.job, setup.filled.training, setup.config.get_text_config()
-    if not job.method_facts.has_chunked_loss or job.python_call is not None:
+    if getattr(text, "output_router_logits", None) is None or not getattr(training, "router_aux_loss_coef", 0):
         return
-    asks = getattr(text, "output_router_logits", None) is not None and training.router_aux_loss_coef
-    if asks and training.loss_type == CHUNKED and not hasattr(text, "num_experts"):
+    without = "--router_aux_loss_coef 0 trains without this loss."
+    if getattr(training, "lmbda", 0) and not job.arguments.get(CHECKPOINTING):
+        yield (
+            "The loss of the routers fails while GKD generates with a KV cache.",
+            f"--{CHECKPOINTING} true generates without a cache; {without}",
+        )
+    is_chunked = job.method_facts.has_chunked_loss and job.python_call is None and training.loss_type == CHUNKED
+    if is_chunked and not hasattr(text, "num_experts"):
         yield (
             f"TRL's loss of the routers needs num_experts, which the config of {text.model_type} lacks: the first step "
             "would fail.",
-            "--router_aux_loss_coef 0 trains without this loss.",
+            without,
         )
 
 

@@ -19,8 +19,8 @@ EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 ALL = ["all-linear"]
 
 
-def said(folder: pathlib.Path, **arguments: Any) -> list[tuple[str, str]]:
-    job = Job(method="sft", model=str(folder), dataset=None, arguments=arguments)
+def said(folder: pathlib.Path, method: str = "sft", **arguments: Any) -> list[tuple[str, str]]:
+    job = Job(method=method, model=str(folder), dataset=None, arguments=arguments)
     card = {"compute_capability": (8, 0), "to_train": False, "on_cpu": False, "reads_data": False}
     setup = setup_of(job, load_config(str(folder)), "out", **card)
     return [(one.kind, f"{one.message} {one.cure}") for one in collect(table.PREFLIGHT, setup, UNFORESEEN)]
@@ -58,6 +58,17 @@ def test_trls_router_loss_needs_num_experts_in_the_config(
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = [text for kind, text in said(tmp_path, **arguments) if kind == "error"]
     assert len([text for text in found if "--router_aux_loss_coef 0" in text]) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [({}, 1), ({"gradient_checkpointing": True}, 0), ({"router_aux_loss_coef": 0.0}, 0), ({"lmbda": 0.0}, 0)],
+)
+def test_the_routers_loss_fails_where_gkd_generates_with_a_cache(
+    arguments: dict[str, Any], count: int, model_folder: Folder
+) -> None:
+    found = said(model_folder("qwen3_moe"), "gkd", **arguments)
+    assert [kind for kind, text in found if "GKD generates" in text] == ["error"] * count
 
 
 @pytest.mark.parametrize(
