@@ -135,7 +135,7 @@ def why_no_start(checkpoint: Path) -> str:
     """
     why = why_not_whole(checkpoint)
     return why or (
-        "" if _has_state(checkpoint) else "it holds no optimizer and no schedule, as --save_only_model leaves them out"
+        "" if _has_state(checkpoint) else "it has no optimizer state or no schedule, as written with --save_only_model"
     )
 
 
@@ -283,7 +283,7 @@ def _against_checksums(checkpoint: Path) -> Iterator[str]:
     sums = _manifest(checkpoint).get("crc32", {}) if (checkpoint / MANIFEST).is_file() else {}
     for name, value in sums.items():
         if _checksum(checkpoint / name) != value:
-            yield f"{name} is not as it was written"
+            yield f"{name} differs from its checksum"
 
 
 def _by_structure(checkpoint: Path) -> Iterator[str]:

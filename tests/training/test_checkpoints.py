@@ -78,7 +78,7 @@ def test_other_bytes_of_the_same_number_are_seen_before_a_run_goes_on_with_them(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    why = f"{name} is not as it was written"
+    why = f"{name} differs from its checksum"
     assert why_not_whole(file.parent) == why_no_start(file.parent) == why
     assert newest_whole(tmp_path).step == 5
     told: list[str] = []

@@ -88,11 +88,11 @@ def why_no_guard(trainer: Any) -> str | None:
     """Returns why the guard cannot handle out-of-memory errors in this process; None if it can."""
     args = trainer.args
     if hasattr(trainer, "value_model"):
-        return "TRL's PPO has a training loop of its own, in which a step cannot be repeated"
+        return "TRL's PPO runs its own training loop, in which a step cannot be repeated"
     if args.n_gpu > 1:
         return f"{args.n_gpu} GPUs train in one process (DataParallel)"
     if trainer.is_deepspeed_enabled:
-        return "DeepSpeed keeps gradients of its own"
+        return "DeepSpeed keeps its own gradients"
     if trainer.is_fsdp_enabled:
         return "FSDP gathers weights in every forward and backward, in which all ranks must take part"
     optimizer = optimizer_of(args)
@@ -102,8 +102,8 @@ def why_no_guard(trainer: Any) -> str | None:
         return None
     if not shares_by_ddp(trainer.accelerator):
         kind = trainer.accelerator.distributed_type.value
-        return f"how {trainer.args.world_size} processes share the model ({kind}) is not known"
+        return f"it is unknown how {trainer.args.world_size} processes share the model ({kind})"
     if args.ddp_static_graph:
         return "--ddp_static_graph counts every backward pass"
     why_not = why_not_exact(trainer)
-    return why_not and f"{why_not}, and other ranks' rows may count in it"
+    return why_not and f"{why_not}, and the loss may depend on rows of other ranks"

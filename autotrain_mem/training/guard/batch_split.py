@@ -192,8 +192,8 @@ COUNTS = ("num_images", "batch_num_images")
 ``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
 _KNOWN = {"pixel_values", "image_grid_thw", "pixel_attention_mask", *COUNTS}
 
-_NO_TOKENS = "the images of each row are not known: the model's configuration names no image token"
-_MISMATCH = "the images of each row are not known: image tokens and images do not match"
+_NO_TOKENS = "images cannot be assigned to rows: the model's configuration names no image token"
+_MISMATCH = "images cannot be assigned to rows: image tokens and images do not match"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +251,7 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
     """
     names = {name for name in inputs if is_of_images(name) and inputs[name] is not None}
     if unknown := names - _KNOWN:
-        return f"it is not known which images belong to which rows if a batch has {', '.join(sorted(unknown))}"
+        return f"images cannot be assigned to rows if a batch has {', '.join(sorted(unknown))}"
     ids = [inputs[name] for name in ("input_ids", "prompt_ids", "completion_ids") if inputs.get(name) is not None]
     if image_token is None or not ids:
         return _NO_TOKENS
@@ -269,7 +269,7 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
     elif pixels.dim() == 4 and mask is None:
         entries = _by_equal_entries(pixels, tokens, counts)
     else:
-        return f"it is not known which images belong to which rows if pixel_values have {pixels.dim()} dimensions"
+        return f"images cannot be assigned to rows if pixel_values have {pixels.dim()} dimensions"
     return _MISMATCH if entries is None else RowsImages(entries=entries, has_images=[each > 0 for each in tokens])
 
 

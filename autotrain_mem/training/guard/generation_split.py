@@ -102,7 +102,7 @@ class Scoring:
         if at_once < 2 or reason:
             self._context.give_up(Phase.SCORE, outcome, reason or "a single completion is too large")
         self._limit.failed(at_once)
-        self._context.report(Phase.SCORE, f"judged {self._limit.most} completions at a time", outcome, rows=rows)
+        self._context.report(Phase.SCORE, f"scored {self._limit.most} completions at a time", outcome, rows=rows)
         return self.judge(*given, batch_size, **kwargs)
 
     def _in_parts(self, model: Any, whole: Piece, logits_to_keep: int, parts: int) -> Any:

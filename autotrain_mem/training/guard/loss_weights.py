@@ -30,7 +30,7 @@ class Rule:
         if own is None or own.heeds_count:
             return self
         if own.basis is None:
-            return replace(self, why_not=self.why_not or "what this model's own loss is a mean over is not known")
+            return replace(self, why_not=self.why_not or "it is unknown how this model averages its own loss")
         return replace(self, train=own.basis, evaluate=own.basis)
 
 
@@ -67,10 +67,10 @@ def why_not_exact(trainer: Any) -> str | None:
     """Returns why splitting this trainer's micro-batches would change the gradient; None if it would not."""
     method = method_of_trainer(trainer)
     if method is None:
-        return f"how {type(trainer).__name__} makes one loss of many rows is not known"
+        return f"it is unknown how {type(trainer).__name__} combines rows into a loss"
     own = _own_loss(trainer, method.facts)
     if own is not None:
-        return f"{own} is not TRL's, and how it makes one loss of many rows is not known"
+        return f"{own} is not TRL's, and it is unknown how it combines rows into a loss"
     config: Any = getattr(trainer.model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     # A mixture of experts configured to output router logits adds their auxiliary loss itself.

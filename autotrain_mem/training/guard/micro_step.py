@@ -48,7 +48,7 @@ UNKNOWN_MEAN = (
     f"{DIVISION}: testing did not show what this model's own loss is a mean over. No micro-batch is split, and all "
     f"micro-batches of a step get the same weight. {TO_KEEP}"
 )
-IN_PARTS = "gradients come in parts (reentrant checkpointing), and it is not known which of them were complete"
+IN_PARTS = "gradients arrive in parts (reentrant checkpointing), and it is unknown which of them are complete"
 
 
 class MicroSteps:

@@ -286,8 +286,8 @@ def without_code(checkpoint: Path) -> Iterator[None]:
         asked = re.search(r"GLOBAL (\S+)", str(error))
         if asked is None and isinstance(error, CheckpointException):
             raise
-        what = f"{asked[1]}, which is no part of a checkpoint and" if asked else "more than tensors, which"
-        message = f"{last} was not loaded: it asks for {what} may run code."
+        what = f"{asked[1]}, which does not belong in a checkpoint" if asked else "more than tensors"
+        message = f"{last} was not loaded: it asks for {what} and may run code."
         raise OutputFolderError(message, hint=instead_of(checkpoint)) from error
 
 

@@ -109,13 +109,13 @@ def run_longest_batch(
 def _why_not(trainer: Any) -> str:
     dataset, optimizer = trainer.train_dataset, optimizer_of(trainer.args)
     if not all(hasattr(dataset, name) for name in ("select_columns", "with_format", "__len__")):
-        return "the training data are a stream, whose longest rows are not known"
+        return "the training data are a stream, whose longest rows are unknown"
     if not len(dataset):
         return "the training data have no rows"
     is_known = has_images(dataset.column_names) or (samples_completions(trainer) and "prompt" in dataset.column_names)
     is_known = is_known or are_conversations(trainer, dataset)
     if prepared_lengths(dataset) is None and not is_known:
-        return f"the training data have none of the columns that are known here: {', '.join(dataset.column_names)}"
+        return f"the lengths of rows with these columns are unknown: {', '.join(dataset.column_names)}"
     if str(getattr(trainer.accelerator.distributed_type, "value", "")) == "DEEPSPEED":
         return "DeepSpeed's backward steps the optimizer itself"
     has_hooks = any(parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters())
@@ -123,7 +123,7 @@ def _why_not(trainer: Any) -> str:
         return "the optimizer steps within the backward pass"
     user_code = [name for name in ("tools", "environment_factories", "rollout_func") if getattr(trainer, name, None)]
     if user_code:
-        return f"sampling calls code of the user's own ({', '.join(user_code)}), which may have side effects"
+        return f"sampling calls user code ({', '.join(user_code)}), which may have side effects"
     if getattr(trainer, "use_transformers_continuous_batching", False):
         return "transformers' continuous batching casts the weights to sample"
     return ""

@@ -116,5 +116,5 @@ def test_why_images_cannot_be_told_apart_is_said_when_memory_runs_out(vision_fol
     with as_built(built("sft", vision_folder("gemma3"))) as made:
         made.data_collator = lambda rows, own=made.data_collator: {**own(rows), "image_aspect": torch.ones(len(rows))}
         made.compute_loss = failing(made.compute_loss, Faults([0, 1]))
-        with pytest.raises(torch.OutOfMemoryError, match="which rows if a batch has image_aspect"):
+        with pytest.raises(torch.OutOfMemoryError, match="to rows if a batch has image_aspect"):
             micro_steps(made)

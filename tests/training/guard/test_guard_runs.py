@@ -126,7 +126,7 @@ def test_prompts_that_are_too_many_at_once_are_answered_in_parts(qwen: Path, tmp
 REPEATED = "repeated after the cache was emptied"
 SURVIVED: dict[str, tuple[str, Disturb, Phase, list[str]]] = {
     "generation": ("grpo", fail_in_generation([1]), Phase.GENERATE, [REPEATED]),
-    "scores": ("rloo", fail_in_scores([0, 1]), Phase.SCORE, [f"judged {n} completions at a time" for n in (2, 1)]),
+    "scores": ("rloo", fail_in_scores([0, 1]), Phase.SCORE, [f"scored {n} completions at a time" for n in (2, 1)]),
 }
 
 

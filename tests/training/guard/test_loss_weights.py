@@ -148,7 +148,7 @@ def test_each_loss_that_is_no_sum_over_rows_is_named() -> None:
         "SFTTrainer.compute_loss is not TRL's": fake("SFTTrainer", "mine"),
         "KL divergence is estimated over the rows": fake("KTOTrainer", "kto", calculate_KL=True),
         "compares the desirable rows": fake("KTOTrainer", "kto", calculate_KL=False),
-        "BCOTrainer makes one loss": fake("BCOTrainer", "bco"),
+        "unknown how BCOTrainer combines rows": fake("BCOTrainer", "bco"),
     }
     for words, made in named.items():
         assert words in str(why_not_exact(made))
