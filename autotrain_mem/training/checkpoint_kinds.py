@@ -80,11 +80,11 @@ def why_not(checkpoint: Path, resumer: Resumer) -> str:
 def check_form(checkpoint: Path, resumer: Resumer) -> None:
     """Raises OutputFolderError if a training cannot resume from a checkpoint; the hint gives flags that can."""
     if why := why_not(checkpoint, resumer):
-        raise OutputFolderError(f"Cannot resume from {checkpoint}: {why}.", hint=as_it_was_begun(checkpoint))
+        raise OutputFolderError(f"Cannot resume from {checkpoint}: {why}.", hint=how_to_resume(checkpoint))
 
 
-def as_it_was_begun(checkpoint: Path) -> str:
-    """Returns the flags that resume it in the form in which it was written, and other ways."""
+def how_to_resume(checkpoint: Path) -> str:
+    """Returns the flags with which the libraries resume it, or another use of its weights."""
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form == "whole":
         sharding = " --sharding ddp" if before > 1 else ""

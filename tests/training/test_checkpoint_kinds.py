@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotrain_mem.training.checkpoint_kinds import Resumer, as_it_was_begun, is_of_another_form, why_not
+from autotrain_mem.training.checkpoint_kinds import Resumer, how_to_resume, is_of_another_form, why_not
 
 FILES = {
     "whole": ["model.safetensors", "optimizer.pt"],
@@ -63,4 +63,4 @@ WAYS_OUT = {
 
 @pytest.mark.parametrize("form", WAYS_OUT)
 def test_the_way_out_is_told(tmp_path: Path, form: str) -> None:
-    assert WAYS_OUT[form] in as_it_was_begun(checkpoint(tmp_path, form))
+    assert WAYS_OUT[form] in how_to_resume(checkpoint(tmp_path, form))
