@@ -147,7 +147,7 @@ def test_each_loss_that_is_no_sum_over_rows_is_named() -> None:
         "compute_loss_func is not TRL's": fake("SFTTrainer", "sft", compute_loss_func=lambda *_: None),
         "SFTTrainer.compute_loss is not TRL's": fake("SFTTrainer", "mine"),
         "KL divergence is estimated over the rows": fake("KTOTrainer", "kto", calculate_KL=True),
-        "compares the desirable rows": fake("KTOTrainer", "kto", calculate_KL=False),
+        "compare the desirable rows": fake("KTOTrainer", "kto", calculate_KL=False),
         "unknown how BCOTrainer combines rows": fake("BCOTrainer", "bco"),
     }
     for words, made in named.items():
