@@ -101,8 +101,7 @@ def _may_name_images(file: pathlib.Path) -> bool:
 
 
 def _model(name: str, filled: Configs, scratch: str) -> Any:
-    """Returns digests of a template or of a folder's files without weights, a cached hub id's commit, or digests of the
-    loaded tokenizer."""
+    """Returns digests of a template or of a folder's files without weights, a commit, or the loaded tokenizer."""
     path = pathlib.Path(name)
     if path.exists():
         return [_content(file, path) for file in _files(path) if file.suffix not in WEIGHTS]

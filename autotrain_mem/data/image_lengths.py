@@ -131,8 +131,7 @@ class ImageCounter:
 
 
 def _repeated_mark(processor: Any) -> str:
-    """Returns the token of one image feature; Gemma has another token for a whole image (``processing_gemma3.py:
-    __init__``)."""
+    """Returns the token of one image feature; Gemma has another one for a whole image."""
     return str(getattr(processor.tokenizer, "image_token", None) or processor.image_token)
 
 

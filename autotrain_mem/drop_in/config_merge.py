@@ -226,8 +226,7 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
 
 
 def _construct(config_class: type, values: Mapping[str, Any]) -> Any:
-    """Makes a config without its reset of accelerate's state, which the script's accelerator may use
-    (``transformers/training_args.py: _setup_devices``)."""
+    """Makes a config without its reset of accelerate's state, which the script may use."""
     from accelerate.state import AcceleratorState, PartialState
 
     shared = [(state._shared_state, dict(state._shared_state)) for state in (AcceleratorState, PartialState)]

@@ -81,8 +81,7 @@ def lost_levers() -> tuple[str, ...]:
 
 
 def grow_segments(device: Any) -> None:
-    """Turns on expandable segments for later allocations of this process (``c10/core/AllocatorConfig.cpp:
-    setAllocatorSettings``).
+    """Turns on expandable segments for later allocations of this process.
 
     Raises:
         UnreadableGpuError: the card rejects them.

@@ -37,8 +37,7 @@ class Launched:
     processes: int = 1
     nodes: int = 1
     config: Mapping[str, Any] | None = None
-    """The equivalent config of ``accelerate launch``; None for a single process, or with DeepSpeed, whose config is
-    among the pins."""
+    """The equivalent config of ``accelerate launch``; None for a single process or DeepSpeed."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs and arguments that a plan must not change."""
     warnings: tuple[str, ...] = ()
@@ -83,8 +82,7 @@ def _is_on(variable: str) -> bool:
 
 
 def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
-    """Reads the environment, and the script's own config, which wins (``transformers/trainer.py:
-    create_accelerator_and_postprocess``)."""
+    """Reads the environment, and the script's own config, which wins."""
     of_script: dict[str, Any] = {}
     if (plugin := getattr(config, "fsdp_plugin_args", None)) is not None:
         settings = {f"fsdp_{_PLUGIN.get(name, name)}": value for name, value in plugin.items()}

@@ -1,7 +1,6 @@
 """Generalized knowledge distillation with the GKDTrainer of ``trl.experimental``.
 
-It trains on the data's answers, on the student's or on the teacher's, and is built as in TRL's example
-(``examples/scripts/gkd.py``).
+It trains on the data's answers, on the student's or on the teacher's, as in TRL's ``examples/scripts/gkd.py``.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes rows of ``length`` tokens with the data's longest prompt, or if unknown with an answer of one token.
-    :func:`training_patches` sets the labels."""
+    """Makes rows of ``length`` tokens with the data's longest prompt, or with an answer of one token."""
     from datasets import Dataset
 
     prompt = max(1, min(length - 1, filled.prompt_length or length))

@@ -12,8 +12,7 @@ from autotrain_mem.support.errors import UsageError
 
 
 def mark_of(processor: Any) -> str:
-    """Returns an image's placeholder and a word, since two adjacent images would count as one
-    (``modeling_qwen2_5_vl.py: get_rope_index``)."""
+    """Returns an image's placeholder and a word, since two adjacent images would count as one."""
     return f"{processor.image_token} {text_of(1)}"
 
 

@@ -48,8 +48,7 @@ class AxolotlFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaFactoryFacts:
-    """Holds the keys that select a method in LLaMA-Factory's YAML (``exports.llamafactory`` names the version that was
-    read)."""
+    """Holds the keys that select a method in LLaMA-Factory's YAML (``exports.llamafactory``)."""
 
     stage: str
     """``finetuning_args.py: FinetuningArguments.stage``."""
@@ -206,13 +205,11 @@ class Method(Protocol):
         return 1
 
     def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int:
-        """Returns how many micro-steps train on the completions that a rehearsal's optimizer step generates; 0 if it
-        generates none."""
+        """Returns how many micro-steps train on the completions of one generation; 0 without any."""
         return 0
 
     def unprepared_lengths(self, trainer: Any, rows: list[Any]) -> list[int] | None:
-        """Counts each row's maximum tokens in a step if the collator tokenizes conversations; None if the trainer does
-        so earlier."""
+        """Counts each row's maximum tokens in a step if the collator tokenizes conversations; else None."""
         return None
 
     def row_lengths(

@@ -55,8 +55,7 @@ def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
 def adapter_width(config: Any) -> int | None:
     """Counts the parameters of a rank-1 adapter on ``configs.planned_targets``: each layer's inputs plus outputs.
 
-    Exact for decoders with a gated MLP, and off by less than half for others. None if the config lacks a size.
-    Example: 549,888 for Qwen2.5-0.5B.
+    Exact for decoders with a gated MLP, and off by less than half for others. Example: 549,888 for Qwen2.5-0.5B.
     """
     from autotrain_mem.methods.configs import has_experts
 

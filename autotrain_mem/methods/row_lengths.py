@@ -121,8 +121,7 @@ _ROWS_AT_ONCE = 10_000
 
 
 def list_lengths(rows: Any, column: str) -> list[int]:
-    """Returns the lengths of the lists in a datasets.Dataset column: 40 ms for 200,000 rows of 220 tokens; 5 s if the
-    lists became Python's."""
+    """Returns the lengths of the lists in a datasets.Dataset column: 40 ms for 200,000 rows of 220 tokens."""
     found: list[int] = []
     for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         for chunk in batch.column(column).chunks:

@@ -24,8 +24,7 @@ def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> 
     """Returns the request with this machine's place, from flags, an accelerate config, or a launcher's variables.
 
     Raises:
-        UsageError: several machines are requested, and nothing says which of them this is; or flags contradict each
-            other.
+        UsageError: this machine's rank is unknown, or flags contradict each other.
     """
     config = request.accelerate or {}
     given: dict[str, Any] = {name: getattr(request, name) for name in FLAGS}

@@ -279,8 +279,7 @@ class SupervisedRun:
 
 
 def as_begun(chosen: Plan) -> Plan:
-    """Returns the plan to write into the output folder. A resumed run keeps all its experience; a new run keeps the
-    measurements of guard and probes."""
+    """Returns the plan to write into the output folder. A new run keeps only what guard and probes measured."""
     experience, job = chosen.experience, chosen.job
     if not resumes(job):
         experience = Experience(learned=experience.learned, probes=experience.probes)

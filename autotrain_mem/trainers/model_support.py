@@ -12,8 +12,7 @@ from autotrain_mem.types.hardware import Capability
 
 
 def refuse_unrehearsed(config: Any, asked: Any) -> None:
-    """Raises UnsupportedModelError for a second quantization, or another method than bitsandbytes; mxfp4 may be
-    dequantized.
+    """Raises UnsupportedModelError for a second quantization, or another method than bitsandbytes and mxfp4.
 
     Args:
         config: The model's config.

@@ -102,8 +102,7 @@ def _load_converted(model: Any, folder: Path) -> set[str]:
 
 
 def seed_shuffling(dataloader: Any, seed: int) -> None:
-    """Gives the sampler its own random generator: TRL's shares the global one with rollouts in a single process, so
-    that a resumed run could not restore the order of prompts."""
+    """Gives the sampler its own random generator: TRL's shares the global one with rollouts in a single process."""
     batches = dataloader.batch_sampler
     sampler = getattr(batches, "batch_sampler", batches).sampler  # in several processes accelerate wraps it
     if sampler.generator is None:

@@ -48,8 +48,7 @@ FAMILIES: dict[str, dict[str, SpecialToken]] = {
         "eoi_token": SpecialToken("<end_of_image>", "eoi_token_id"),
     },
 }
-"""``model_type`` -> the image tokens that its processor reads from its tokenizer
-(``transformers/models/*/processing_*.py: __init__``)."""
+"""``model_type`` -> the image tokens that its processor reads (``processing_*.py``)."""
 
 
 def load_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:

@@ -15,8 +15,7 @@ from transformers import trainer as transformers_trainer
 
 
 class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed is untyped
-    """DeepSpeed's adapter, which may start at any micro-batch; a batch of the loader becomes one micro-batch for each
-    process that shares a row."""
+    """DeepSpeed's adapter, which may start at any micro-batch; a batch becomes one micro-batch per process."""
 
     def __init__(self, adapter: UlyssesSPDataLoaderAdapter, loader: Any = None, left_out: int = 0) -> None:
         super().__init__(

@@ -20,8 +20,7 @@ from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.model_support import refuse_unrehearsed
 
 _HEADS = ("lm_head", "score", "classifier")
-"""Heads over the vocabulary, or over a reward model's labels (``transformers/modeling_layers.py:
-GenericForSequenceClassification`` and the older classes)."""
+"""Heads over the vocabulary, or over a reward model's labels (``transformers/modeling_layers.py``)."""
 
 IN_SHARDS = "_is_in_shards"
 """Marks a model that DeepSpeed would have sharded when it was created, with ``zero.Init``

@@ -128,8 +128,7 @@ class KernelCall:
     """A backward pass may follow. Only flash keeps its logsumexp in any case."""
     ends: torch.Tensor | None = None
     key_ends: torch.Tensor | None = None
-    """The starts of the documents in one flattened row of queries (``ends``) or keys, and the last end; None for a
-    batch of equal rows."""
+    """The starts of the documents in one flattened row of queries (``ends``) or keys, and the last end; or None."""
     window: int | None = None
     """A query sees keys closer than this many tokens; None for all."""
     softcap: float = 0.0

@@ -103,8 +103,7 @@ class _OnDevice:
 class _Storage:
     """A storage with a unique address, by which TRL recognises a storage that it has just offloaded.
 
-    Fake storages all have address 0. A real address may be reused, and TRL then mistakes the new storage for the old
-    one; this can happen on a GPU too.
+    Fake storages all have address 0. A real address may be reused, as on a GPU.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:

@@ -248,8 +248,7 @@ def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
 
 
 _STARTED = ("pissa_init", "olora_init")
-"""Methods that decompose a weight on the device in float32, for an adapter's first values
-(``peft/tuners/lora/layer.py``)."""
+"""Methods that decompose a weight on the device in float32, (``peft/tuners/lora/layer.py``)."""
 
 
 def _is_on_device(model: torch.nn.Module, recorder: Recorder) -> bool:

@@ -271,8 +271,7 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
 
 
 def _masked_scatter(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Follows ``native/cuda/IndexKernel.cpp: masked_scatter__cuda``: ``maskPrefixSum`` is int64; a mask that must be
-    expanded is copied."""
+    """Follows ``native/cuda/IndexKernel.cpp: masked_scatter__cuda``: ``maskPrefixSum`` is int64."""
     mask = args[1]
     is_whole = mask.is_contiguous() and mask.shape == out.shape
     return int(out.numel() * (INT64 + (not is_whole)))

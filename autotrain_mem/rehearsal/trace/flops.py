@@ -63,8 +63,7 @@ class WorkCounter:
         self._period.optimizer_steps += 1
 
     def know_weight(self, weight: torch.Tensor) -> None:
-        """Stores a weight's shape, also transposed and dequantized: the bytes of such tensors do not grow with the
-        tokens."""
+        """Stores a weight's shape, also transposed and dequantized: their bytes are fixed."""
         state = getattr(weight, "quant_state", None)
         for shape in (tuple(weight.shape), tuple(getattr(state, "shape", None) or ())):
             self._weights |= {shape, (*shape[:-2], *shape[:-3:-1])} if len(shape) > 1 else set()

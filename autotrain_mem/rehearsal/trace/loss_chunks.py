@@ -30,8 +30,7 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
     """Within the block, a loss of many chunks runs only this many of them, including the last; None runs all.
 
     TRL's SFT loss takes 256 tokens per chunk, with 70 operators forward and backward (``trl/trainer/sft_trainer.py:
-    _chunked_cross_entropy_loss``): the 128 chunks of 8 rows of 4096 tokens have more operators than 20 layers. All
-    chunks but the last are equal.
+    _chunked_cross_entropy_loss``): the 128 chunks of 8 rows of 4096 tokens have more operators than 20 layers.
 
     Yields:
         The real number of chunks of each shortened loss.

@@ -134,8 +134,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self.count_step(host_step(stepped, fused=bool(optimizer.param_groups[0].get("fused"))), pinned)
 
     def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
-        """Counts an optimizer step, with the costs of its part on the host, and the bytes of each tensor that it keeps
-        in pinned host memory."""
+        """Counts an optimizer step, with its costs on the host and the bytes of its pinned tensors."""
         self.pinned.keep(pinned)
         for cost in costs:
             self.work.note(cost)

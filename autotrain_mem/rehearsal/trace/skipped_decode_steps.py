@@ -166,8 +166,7 @@ class _Writing:
     # -- results -------------------------------------------------------------------------------------------------
 
     def steps(self, grown: int, whole: int) -> array[int]:
-        """Returns the events of the skipped steps: ``grown`` with the growth of their cache, ``whole`` of them in
-        full."""
+        """Returns the events of the skipped steps: ``grown`` with growing caches, ``whole`` of them complete."""
         slots = self._births | self._deaths
         growth = array("q", (event for event in self._step if event in slots and slots[event].lengths))
         in_full = set(_spread(whole, grown))
