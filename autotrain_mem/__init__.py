@@ -23,8 +23,6 @@ callback for any Trainer of transformers. Importing this package loads no torch;
 first named.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"

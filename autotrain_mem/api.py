@@ -4,8 +4,6 @@
 :class:`Rehearsals` holds what the three share: the job, the device, and the workers that rehearse.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import time
@@ -78,9 +76,6 @@ __all__ += ["compared", "detect", "leading", "rehearsals_for", "resumed", "with_
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
-# -- shared by the command, the verbs and the trainers ---------------------------------------------------------------
-
-
 def begin(
     workers: Workers,
     request: RunRequest,
@@ -151,9 +146,6 @@ def train(
             )
         finally:
             write_run_report(folder.path, rehearsals.store, on_event)
-
-
-# -- the verbs -------------------------------------------------------------------------------------------------------
 
 
 def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, checks: bool = True) -> Estimate:

@@ -4,8 +4,6 @@ Each takes a method, a model, and TRL's own arguments by name. A given argument 
 other. Nothing is printed, this process's environment stays as it is, and no process outlives a call.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import os
@@ -247,8 +245,6 @@ def gpus() -> tuple[Hardware, ...]:
     """
     return api.catalog()
 
-
-# -- from keywords to a request ---------------------------------------------------------------------------------------
 
 _HINTS = api.PlanHints(
     other_method='Give "{made_for}", or make a new plan without it.',

@@ -1,7 +1,5 @@
 """Headless Chromium for tests of HTML, and axe-core in it. The fixture ``browser`` is one for all tests."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

@@ -1,7 +1,5 @@
 """What holds for the package as a whole: who may import whom, sizes, cold start, names, exit codes."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import graphlib
@@ -475,9 +473,6 @@ def test_an_error_survives_the_way_to_another_process(kind: type[errors.AutofitE
 def test_every_module_can_be_imported() -> None:
     for module in MODULES:
         assert importlib.import_module(module).__doc__
-
-
-# -- the laws of the house: each thing in one place, and none of them grows -------------------------------------------
 
 
 def room_of(module: str) -> str:

@@ -90,8 +90,6 @@ _OSS_LAYERS = {"layer_types": _GEMMA_LAYERS["layer_types"], "sliding_window": WI
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
-# -- models that read images -------------------------------------------------------------------------------------------
-
 VISION_FAMILIES = ("qwen2_5_vl", "gemma3", "smolvlm", "llava")
 IMAGE_TOKEN = 540
 """The id of the token of images, of all of them: the first that the tokenizer of texts has not."""

@@ -3,8 +3,6 @@
 Follows ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc`` and ``format_size``, torch 2.13.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from autotrain_mem.support.units import GIB, KIB, MIB

@@ -3,8 +3,6 @@
 Each function names the one that it follows in ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ pools (CUDA graphs, ``torch.cuda.MemPool``), threads and time are not simulated.
 same calls to torch's compiled allocator and compares every answer.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 
@@ -36,8 +34,6 @@ __all__ = ["CachingAllocator", "OutOfMemory"]
 
 class CachingAllocator(AllocatorState):
     """Simulates torch's allocator, with torch's calls; sizes and addresses are in bytes."""
-
-    # -- what a program calls --------------------------------------------------------------------------------------
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> int:
         """Returns the address of memory for use on a stream; 0 for 0 bytes. Raises OutOfMemory."""
@@ -85,8 +81,6 @@ class CachingAllocator(AllocatorState):
         self.synchronize()
         release_cached_blocks(self)
 
-    # -- what it holds ---------------------------------------------------------------------------------------------
-
     def reset_peak_stats(self) -> None:
         self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
 
@@ -116,8 +110,6 @@ class CachingAllocator(AllocatorState):
 
     def free_blocks(self) -> list[DeviceBlock]:
         return [*self.small.free_blocks(), *self.large.free_blocks()]
-
-    # -- a new block -----------------------------------------------------------------------------------------------
 
     def _from_device(self, pool: Pool, size: int, stream: int, requested_bytes: int) -> DeviceBlock:
         """Allocates from the device; if that fails, releases cached memory and retries (``malloc``)."""
@@ -170,8 +162,6 @@ class CachingAllocator(AllocatorState):
             outside_bytes=self.outside_bytes,
         )
 
-    # -- blocks change hands ---------------------------------------------------------------------------------------
-
     def _hand_out(self, block: DeviceBlock, pool: Pool, size: int, requested_bytes: int) -> int:
         """Allocates a block and splits off a useful surplus (``alloc_found_block``, ``should_split``)."""
         surplus = block.size - size
@@ -202,8 +192,6 @@ class CachingAllocator(AllocatorState):
             if neighbour is not None and not neighbour.allocated:
                 merge(block, neighbour)
         block.pool.insert(block)
-
-    # -- other streams ---------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Waits for all streams, and frees the blocks that they used (``synchronize_and_free_events``)."""

@@ -1,7 +1,5 @@
 """Checks which modules and experts LoRA adapts in the model that the trainer will build."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy, deepcopy

@@ -1,7 +1,5 @@
 """Reads the user's flags and YAML keys with TRL's own parser."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Checks that a job's arguments work with its model, its card, and the installed packages."""
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import fields
 from typing import Any

@@ -3,8 +3,6 @@
 ``--fit`` never removes a given setting: ``--fit lossless --use_peft`` trains an adapter. ``--forbid`` forbids it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reads and checks a model's config, and reads the size of its weights."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

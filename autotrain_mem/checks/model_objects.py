@@ -1,7 +1,5 @@
 """Refuses model objects whose rehearsal would be wrong: it puts the whole model, in its usual form, on one device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

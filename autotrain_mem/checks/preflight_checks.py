@@ -5,8 +5,6 @@ every trainer sets it (``trl/trainer/sft_trainer.py: DataCollatorForLanguageMode
 _generate_single_turn``; our PPO's tokenizer).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -3,8 +3,6 @@
 The search combines none of these either; a lever's row says why it does not work with sharding (``settings.levers``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

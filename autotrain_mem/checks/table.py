@@ -3,8 +3,6 @@
 To add a check, write a function that yields its problems (``types.findings``), and add it to a list here.
 """
 
-from __future__ import annotations
-
 from autotrain_mem.checks import (
     adapters,
     compatibility,

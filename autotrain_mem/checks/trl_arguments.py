@@ -1,7 +1,5 @@
 """Checks arguments with TRL's own dataclasses, and for failures at the start or at the first evaluation."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import difflib

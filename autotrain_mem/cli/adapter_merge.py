@@ -1,7 +1,5 @@
 """Merges a trained adapter into its base model, on the host."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Implements the subcommands: each reads its flags, calls the api, and prints the result."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import shlex

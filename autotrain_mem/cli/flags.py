@@ -1,7 +1,5 @@
 """Takes our own flags and YAML keys out of the command line; TRL's parser reads the rest."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections.abc import Mapping, Sequence
@@ -261,9 +259,6 @@ def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
             f"The {name}: block of the config holds no keys.", hint=f"Write {name}: and indented keys below."
         )
     return block
-
-
-# -- commands that take no method --------------------------------------------------------------------------------------
 
 
 class CommandParser(argparse.ArgumentParser):

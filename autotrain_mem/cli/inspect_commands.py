@@ -1,7 +1,5 @@
 """Runs the commands that only show things: ``autofit report``, ``watch``, ``explain``, ``doctor``, ``recipes``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

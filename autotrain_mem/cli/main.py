@@ -1,7 +1,5 @@
 """Runs the command ``autofit``: picks the subcommand. Only this module catches errors."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

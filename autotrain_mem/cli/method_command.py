@@ -1,7 +1,5 @@
 """Reads a command's flags, rejects what it can before anything large is imported, and runs the command."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Handles plan files (``--out``, ``--plan``); and ``--dry_run`` and ``--export``, which print instead of training."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -4,8 +4,6 @@ A tiny model on a card of 104 MiB stands for a large model on a real card. With 
 draws the one long row in a hundred, and runs out of memory. Then autofit plans, and the same training runs to its end.
 """
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 import textwrap

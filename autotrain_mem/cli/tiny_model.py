@@ -4,8 +4,6 @@ It is Qwen2 in everything but size, so a run takes the whole path of a real mode
 generation settings) in seconds, without network or GPU.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterable, Iterator

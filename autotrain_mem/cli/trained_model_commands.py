@@ -1,7 +1,5 @@
 """Runs ``autofit chat``, ``merge`` and ``push``, which use the model that a run trained."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

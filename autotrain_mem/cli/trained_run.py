@@ -1,7 +1,5 @@
 """Reads the output folder of a finished training: what was trained, and on which base model."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Row lengths vary on purpose: most problems take one or two steps, one row in eve
 eight times the median. A batch that fits with the usual rows overflows with the rare one, as with real data.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

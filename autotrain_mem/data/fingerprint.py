@@ -1,7 +1,5 @@
 """Computes a digest of everything that token counts depend on."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

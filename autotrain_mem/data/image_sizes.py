@@ -1,7 +1,5 @@
 """Reads the image sizes of every row, without decoding if the files' headers suffice."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io
@@ -118,9 +116,6 @@ def has_images(columns: Sequence[str]) -> bool:
     return any(name in columns for name in IMAGE_COLUMNS)
 
 
-# -- columns -----------------------------------------------------------------------------------------------------------
-
-
 def _may_hold_images(feature: Any) -> bool:
     """Returns whether messages may hold images: contents in blocks may, texts may not."""
     from datasets import Json
@@ -165,9 +160,6 @@ def _borrowed(value: Any) -> Any:
         return [_borrowed(each) for each in value.values]
     content = value["bytes"]
     return {"bytes": content.as_buffer() if content.is_valid else None, "path": value["path"].as_py()}
-
-
-# -- images ------------------------------------------------------------------------------------------------------------
 
 
 def _each(value: Any) -> Iterator[Any]:

@@ -1,7 +1,5 @@
 """Loads the training data as TRL's scripts do, from a hub id, a folder or a file, and checks it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib
@@ -200,8 +198,6 @@ def _check_images(columns: Sequence[str], job: Job, name: str) -> None:
         )
 
 
-# -- the formats of TRL's trainers, by their columns -------------------------------------------------------------------
-
 _KINDS = {
     ("prompt", "chosen", "rejected"): "preferences",
     ("chosen", "rejected"): "preferences without a prompt",
@@ -242,9 +238,6 @@ def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:
     """Returns the method's formats, with the text column that the user names."""
     formats = METHODS[method].formats
     return [(filled.training.dataset_text_field,) if each == (TEXT_COLUMN,) else each for each in formats]
-
-
-# -- every row, before TRL tokenizes it --------------------------------------------------------------------------------
 
 
 _GOOD_VALUES = """\

@@ -1,7 +1,5 @@
 """Finds the rows of the training data with the most tokens. Runs in the training process."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Counts the tokens of the whole dataset, after the trainer's own formatting."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 from collections import Counter

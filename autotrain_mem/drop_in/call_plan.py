@@ -1,7 +1,5 @@
 """Makes the plan for a trainer's call with a script's own objects."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json
@@ -280,8 +278,6 @@ def _check_keywords(asked: PlannedCall) -> None:
         if isinstance(value, torch.nn.Module):
             check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
 
-
-# -- model objects, which a plan never loads again ---------------------------------------------------------------------
 
 RELOADING = ("dtype", *BASE_BITS)
 """Knobs that are fixed when the model is loaded."""

@@ -5,8 +5,6 @@ change.** ``max_length`` always counts as given. ``AutoFit(pin=...)`` keeps a de
 setting to change.
 """
 
-from __future__ import annotations
-
 import copy
 import difflib
 import warnings
@@ -194,9 +192,6 @@ def _plain(value: Any) -> Any:
         return str(each)
 
     return as_json(value, other)
-
-
-# -- the config that trains -----------------------------------------------------------------------------------------
 
 
 def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:

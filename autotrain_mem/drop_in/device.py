@@ -1,7 +1,5 @@
 """Finds the device of a trainer in this process, and how much of it this process can still use."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Provides GKDTrainer and other drop-in classes of ``trl.experimental``, imported on request since TRL then warns."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from typing import Any

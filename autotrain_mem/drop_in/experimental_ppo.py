@@ -1,7 +1,5 @@
 """Provides PPOTrainer as a drop-in class. Imported only on request, since TRL 1.13 no longer has PPO."""
 
-from __future__ import annotations
-
 from autotrain_mem.drop_in.trainers import Planned
 from autotrain_mem.trainers.ppo_trainer import PPOConfig
 from autotrain_mem.trainers.ppo_trainer import PPOTrainer as _PPOTrainer

@@ -3,8 +3,6 @@
 The guard is detached after each call, so that a trainer is freed, copied and pickled like TRL's own.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Rank 0 plans for the smallest device of all ranks, and all ranks use its plan.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -117,9 +115,6 @@ def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
         asked, here = getattr(autofit, name), launched.pins.get(name)
         if asked not in (None, False, here):
             yield f"AutoFit({name}={asked!r}) is not how these processes were launched ({here})"
-
-
-# -- DeepSpeed ---------------------------------------------------------------------------------------------------------
 
 
 def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:

@@ -3,8 +3,6 @@
 Each takes the arguments of TRL's class, and also ``autofit=AutoFit(...)``. ``trainer.plan`` holds the plan.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

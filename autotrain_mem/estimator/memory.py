@@ -1,7 +1,5 @@
 """Finds the peaks of a trace, when they occur, and what holds the memory."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable

@@ -13,8 +13,6 @@ replayed in a step with others. More than :data:`CLASSES` distinct lengths are g
 have segments of their own, count with the most that any length needs.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter, defaultdict
@@ -37,8 +35,6 @@ SMALL_CLASSES = 4
 """The same for small blocks, which have few segments."""
 SEED = 0
 
-
-# -- how large each block is at any length -----------------------------------------------------------------------------
 
 NEAR = 0.005
 """The relative error of a size that is accepted: one token of a row less, as in shifted labels."""
@@ -124,9 +120,6 @@ def _nearest(sizes: Counter[int], wanted: float) -> int | None:
     """Returns a size that equals the wanted one up to :data:`NEAR`; None if there is none."""
     nearest = min(sizes, key=lambda each: abs(each - wanted), default=None)
     return nearest if nearest is not None and abs(nearest - wanted) <= NEAR * wanted else None
-
-
-# -- steps -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

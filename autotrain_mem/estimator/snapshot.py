@@ -9,8 +9,6 @@ The keys are those of torch 2.13 (``torch/csrc/cuda/Module.cpp: THCPModule_memor
 The CUDA context, NCCL's buffers and a vLLM engine use no memory of this allocator and are missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Draws a rehearsal's memory over its events: each owner's bytes and the reserved bytes, thinned."""
 
-from __future__ import annotations
-
 import heapq
 
 from autotrain_mem.allocator.blocks import round_size

@@ -1,7 +1,5 @@
 """Computes the memory that a colocated vLLM engine uses, awake and asleep, and the trainer's peaks beside it."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfig``, which rejects any other.
 """
 
-from __future__ import annotations
-
 from autotrain_mem.exports.draft import (
     Draft,
     Tool,

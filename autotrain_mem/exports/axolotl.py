@@ -8,8 +8,6 @@ GRPO's ``trl:`` and ``vllm:`` blocks follow ``trl.py: TRLConfig`` and ``vllm.py:
 ``core/trainers/grpo/__init__.py: GRPOStrategy.set_training_args_kwargs`` passes to TRL's trainer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

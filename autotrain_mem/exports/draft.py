@@ -1,7 +1,5 @@
 """Builds a tool's file: its keys, its notes, the user's settings that no key covers, and its text."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

@@ -5,8 +5,6 @@ Keys follow https://github.com/hiyouga/LLaMA-Factory, August 2026 (ff6d4d1), ``s
 ``training_args.py``. Their effect follows ``model/loader.py``, ``model/adapter.py`` and ``train``.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import re

@@ -4,8 +4,6 @@ autofit starts that machine's processes. The only added flags are the machine's 
 port: ``--machine_rank``, ``--main_process_ip`` and ``--main_process_port``, named as in ``accelerate launch``.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from typing import Any

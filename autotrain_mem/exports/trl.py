@@ -4,8 +4,6 @@ Keys are the fields of four dataclasses, and ``env``, which is set before the mo
 TrlParser.parse_args_and_config``).
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass

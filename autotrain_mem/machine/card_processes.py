@@ -3,8 +3,6 @@
 In a container NVML lists foreign process ids, or none; on Windows it lists no memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 from typing import Any

@@ -26,8 +26,6 @@ without peer access for GeForce cards. ``--link`` overrides it. **The host link*
 in an older board is slower.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import functools

@@ -1,7 +1,5 @@
 """Chooses the device that a run is planned for."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -14,8 +14,6 @@ A card that NVML cannot read (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMIS
 device: it matters only to a user who names it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Examines this machine for ``autofit doctor``, with a fix for each problem."""
 
-from __future__ import annotations
-
 import contextlib
 import locale
 import os

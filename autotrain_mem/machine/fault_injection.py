@@ -4,8 +4,6 @@
 the output folder records the ones that occurred for the process that resumes. A real card gets no faults.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Checks host memory for loading and offloading, and disk space for saving, once a plan is made."""
 
-from __future__ import annotations
-
 import math
 import os
 import pathlib

@@ -5,8 +5,6 @@ device and second, each way. A ``derived`` row is not measured. ``-host`` is PCI
 GeForce drivers: each transfer goes through host memory. All GPUs of a machine share a ``shared_by_node`` network.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import difflib

@@ -1,7 +1,5 @@
 """Queries NVML, NVIDIA's management library, from the parent, which opens no card."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

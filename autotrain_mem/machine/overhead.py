@@ -28,8 +28,6 @@ GiB), Fourier transforms and convolutions with their plans (1.6 GiB), and one un
 22.20 GiB that trained in 8 bit under torch 2.1 (meta-llama/llama-cookbook#320).
 """
 
-from __future__ import annotations
-
 from autotrain_mem.support.units import KIB, MIB
 
 CONTEXT_BYTES_PER_THREAD = 9 * KIB // 4

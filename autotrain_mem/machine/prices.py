@@ -4,8 +4,6 @@
 most sources are public copies of providers' lists. It has no spot prices, and the lowest price of a marketplace.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import datetime

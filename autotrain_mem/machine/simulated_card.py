@@ -1,7 +1,5 @@
 """A simulated card: counts every allocation of a real run on the CPU, and runs out of memory where the card would."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import deque

@@ -4,8 +4,6 @@ A child (``python -m autotrain_mem.machine.usable``) protects the parent from im
 CUDA context, which takes memory until its process exits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Fills TRL's four dataclasses with the user's arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Contrastive preference optimization, and SimPO, with the CPOTrainer of ``trl.experimental``."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

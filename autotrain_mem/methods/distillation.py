@@ -1,7 +1,5 @@
 """On-policy distillation with TRL's DistillationTrainer: a student answers and learns to match a teacher's output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

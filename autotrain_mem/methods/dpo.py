@@ -1,7 +1,5 @@
 """Direct preference optimization with TRL's DPOTrainer; KTO's trainer also has a reference (``kto``)."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

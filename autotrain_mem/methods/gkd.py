@@ -3,8 +3,6 @@
 It trains on the data's answers, on the student's or on the teacher's, as in TRL's ``examples/scripts/gkd.py``.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

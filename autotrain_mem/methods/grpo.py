@@ -1,7 +1,5 @@
 """Group relative policy optimization with TRL's GRPOTrainer."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Makes a rehearsal's rows with images: every row has the same images, and text fills the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -100,8 +98,6 @@ def without_a_word(value: Any) -> Any:
         return text_of(max(1, len(value.split()) - 1))
     return _said(without_a_word(value[0]["content"]))
 
-
-# -- the user's own rows -----------------------------------------------------------------------------------------------
 
 Texts = tuple[tuple[str, ...], ...]
 """The sequences of a row, each as the texts that TRL tokenizes separately, with a placeholder for each image."""

@@ -1,7 +1,5 @@
 """Defines the functions and values of a method's module, with defaults, and finds the module."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping
@@ -75,8 +73,6 @@ class Method(Protocol):
     facts: MethodFacts
     """The method's row in the table; not defined by its module."""
 
-    # -- used in any process, before a plan ----------------------------------------------------------------------------
-
     takes_model_name: bool = True
     """Whether the trainer loads a model by its name; else the caller passes model objects."""
 
@@ -144,8 +140,6 @@ class Method(Protocol):
     def not_counted(self, job: Job, knobs: Knobs) -> Iterable[str]:
         """Returns descriptions of what this method adds to a run and an estimate does not include."""
         return ()
-
-    # -- used where TRL is installed ----------------------------------------------------------------------------------
 
     def make_parser(self) -> Any:
         """Returns TRL's own parser: we accept every flag and YAML key that it does."""

@@ -1,7 +1,5 @@
 """Kahneman-Tversky optimization with TRL's KTOTrainer: completions are labelled desirable or undesirable."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Provides what methods share that sample completions: GRPO, RLOO, distillation and online DPO."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -3,8 +3,6 @@
 It is built as in TRL's example (``examples/scripts/dpo_online.py``); reward functions are found by name, as for GRPO.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 TRL has no script for it, nor for CPO (``cpo``): both are built as its other scripts build trainers.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Counts a model's parameters, its adapters' parameters, and the KV cache of a token, from the config alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

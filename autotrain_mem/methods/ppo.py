@@ -1,7 +1,5 @@
 """Proximal policy optimization with our subclass of TRL 1.12's PPOTrainer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Reward modelling with TRL's RewardTrainer: a score head of one output, trained on pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finds reward functions by name, and tries them before planning."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

@@ -1,7 +1,5 @@
 """REINFORCE leave-one-out with TRL's RLOOTrainer."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from autotrain_mem.methods import image_rows, online

@@ -1,7 +1,5 @@
 """Counts the tokens of a prepared dataset, in several processes if that pays, and reports progress."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -112,9 +110,6 @@ def smallest_model(*, classifier: bool = False) -> Any:
         num_labels=1,
     )
     return Qwen2ForSequenceClassification(config) if classifier else Qwen2ForCausalLM(config)
-
-
-# -- what the columns of a prepared dataset hold ----------------------------------------------------------------------
 
 
 _ROWS_AT_ONCE = 10_000

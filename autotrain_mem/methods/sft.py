@@ -1,7 +1,5 @@
 """Supervised fine-tuning with TRL's SFTTrainer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

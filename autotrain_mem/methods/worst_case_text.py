@@ -1,7 +1,5 @@
 """Makes tokens for a rehearsal: a tokenizer of eight words, and texts with a known number of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

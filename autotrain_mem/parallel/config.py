@@ -4,8 +4,6 @@ The keys of accelerate's config are fields of ``accelerate/commands/config/confi
 DeepSpeed's, transformers fills in each ``auto``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Variables and defaults are those of ``accelerate/utils/launch.py: prepare_multi_
 ``torch/distributed/elastic/agent/server/local_elastic_agent.py``; a test compares them with accelerate's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

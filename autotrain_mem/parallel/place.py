@@ -6,8 +6,6 @@ Names are those of the launchers: of ``accelerate launch`` (``--machine_rank``, 
 VARIABLES"); of SkyPilot (its guide to distributed jobs); of Kubeflow's PyTorchJob; and of MPI.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Keys, defaults and exclusions are those of ``accelerate/commands/config/config_a
 ``accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin``.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ card limited them. After an out-of-memory error, measured bytes are lower bounds
 least one byte more than the budget, plus a twentieth of the budget for each earlier probe that failed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 Nothing is searched: the settings are the plan's, and a flag that contradicts one of them is rejected.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import fields, replace

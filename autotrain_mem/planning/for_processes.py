@@ -1,7 +1,5 @@
 """Adapts TRL's defaults, or a followed plan, to a job's processes; a plan keeps its effective batch and schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ A key covers the question, the files that it names, the hub's local commits, env
 Errors are not kept, and neither are answers that depend on the user's code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 On one level of harm the fastest plan is also the cheapest, so if it exceeds a limit, every plan of the level does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

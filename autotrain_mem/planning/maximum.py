@@ -4,8 +4,6 @@
 follows from the rows. For ``--num_generations max`` alone, a step keeps the prompts of TRL's defaults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache

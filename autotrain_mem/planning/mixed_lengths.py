@@ -1,7 +1,5 @@
 """Prepares a replay of rows of every length: rehearses shorter rows once, and draws batches by the data's lengths."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import replace

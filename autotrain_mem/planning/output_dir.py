@@ -1,7 +1,5 @@
 """Finds a run's output folder, and checks that the run overwrites nothing that it reads."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping

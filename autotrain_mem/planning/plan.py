@@ -1,7 +1,5 @@
 """Searches for a job's settings and makes a plan of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

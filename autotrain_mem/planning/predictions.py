@@ -1,7 +1,5 @@
 """Predicts the planner's points: rehearses them in workers, with few layers where possible, and stores the results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Checks a job before the first rehearsal, and the host memory and disk that its plan needs."""
 
-from __future__ import annotations
-
 import pathlib
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Reads a request with TRL's own parser, in a worker, into a job; and applies a plan or a config to a request."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Suggests where a run that does not fit here would fit: on a larger card, or on more cards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Budgets vLLM: the GPUs of its server, or its share of the GPUs that train."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -57,8 +57,6 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         _recipes[key] = self._recipe(func, args, kwargs) if self._key(func, args, kwargs) == key else None
         return out
 
-    # -- what an operator is known by ------------------------------------------------------------------------------
-
     def _key(self, func: Any, args: Any, kwargs: Any) -> Key | None:
         """Returns the facts of torch's own ``_cache_key`` for static shapes; None if an argument is not ordinary."""
         facts = [
@@ -106,8 +104,6 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         if func.namespace not in _PURE_NAMESPACES or func._schema.is_mutable:
             super()._validate_cache_key(func, args, kwargs)
 
-    # -- what its result is made of --------------------------------------------------------------------------------
-
     def _recipe(self, func: Any, args: Any, kwargs: Any) -> _Recipe | None:
         """Reads torch's cache entry of the operator that has just run; None without one, or if it is not ordinary."""
         try:
@@ -140,9 +136,6 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
             torch._C._set_throw_on_mutable_data_ptr(fake)
         fake.__dict__.update(state)
         return fake
-
-
-# -- results by what they are made of ----------------------------------------------------------------------------------
 
 
 _Recipe = Callable[["QuickFakeMode", Any], Any]

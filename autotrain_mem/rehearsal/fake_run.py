@@ -1,7 +1,5 @@
 """Runs a trainer on fake tensors, or on real ones under a simulated card, and records what CUDA would allocate."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -225,9 +223,6 @@ def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Reco
         return arrived
 
     return patch.object(data_loader, "send_to_device", send_and_see)
-
-
-# -- models without weights --------------------------------------------------------------------------------------------
 
 
 def materialize(model: torch.nn.Module) -> torch.nn.Module:

@@ -296,9 +296,6 @@ def end_of_sequence(config: Any) -> list[int]:
     return [end, pad] if isinstance(end, int) and isinstance(pad, int) else []
 
 
-# -- the cache -----------------------------------------------------------------------------------------------------
-
-
 def _can_grow(cache: Any) -> bool:
     if cache is None:
         return True
@@ -331,9 +328,6 @@ def _grow(layer: Any, tokens: int) -> None:
 
 def _longer(states: torch.Tensor, length: int) -> torch.Tensor:
     return states.new_empty((*states.shape[:-2], length, states.shape[-1]))
-
-
-# -- the model and the answers -------------------------------------------------------------------------------------
 
 
 @contextmanager

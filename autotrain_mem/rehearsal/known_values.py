@@ -6,8 +6,6 @@ and boolean indices have their true sizes. What depends on the weights stays unk
 run on its usual path (a bool is False: nothing is NaN), or its largest possible size.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Rehearses one configuration, from a job and its knobs to a trace: the method's trainer, on its worst batch."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping, Sequence
@@ -236,9 +234,6 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
     }
     own = method_of(job.method).not_counted(job, knobs)
     return (*own, *(fact for fact, applies in facts.items() if applies))
-
-
-# -- a script's own call ----------------------------------------------------------------------------------------------
 
 
 def call_again(

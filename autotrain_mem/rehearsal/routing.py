@@ -6,8 +6,6 @@ chose stand in one tensor, sorted, so that its size does not depend on the choic
 over experts, ``eager``, takes for each expert what its tokens need, one after the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -7,8 +7,6 @@ them on the host. Two things take device memory: weights that transformers keep 
 mixture's experts, are split into copies, all of them alive at once; and shards are gathered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The processor of a model that reads images, for a rehearsal: its own code, around a tokenizer of a few words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from autotrain_mem.methods.image_rows import mark_of

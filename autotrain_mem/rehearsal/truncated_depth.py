@@ -4,8 +4,6 @@ Only the depth in the model's config is changed, as the trainer reads it. A refe
 shortened too; another model, such as a separate reward model, keeps its layers. PPO's models are shortened together.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Replaces vLLM in rehearsals: it need not be installed, and torch's allocator does not hold its memory."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Shows one job on many cards, with what they cost; and how much fits at each level of harm."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

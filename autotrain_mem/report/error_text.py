@@ -1,7 +1,5 @@
 """Writes errors as text without rich, whose import takes as long as all else that a rejected typo needs."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Shows what one configuration needs: the verdict first, then a column that adds up to it."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -178,8 +176,6 @@ def caches(hardware: Hardware) -> bool:
     """Returns whether the device has torch's caching allocator; a host has none."""
     return hardware.origin != "cpu"
 
-
-# -- a snapshot file, in the format of torch.cuda.memory._dump_snapshot ------------------------------------------------
 
 _PROTOCOL = 4
 """pytorch.org/memory_viz reads pickles of protocols 2 to 4 (torch/utils/viz/MemoryViz.js: unpickle)."""

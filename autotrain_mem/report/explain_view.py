@@ -1,7 +1,5 @@
 """Explains a plan from its file alone: where the memory goes, what was tried, and what else there was."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from rich.console import Group, RenderableType

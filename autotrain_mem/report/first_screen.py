@@ -1,7 +1,5 @@
 """Shows a plan on one screen, in terminals and notebooks: whether it fits, what is trained, and what was given up."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Puts single facts into words, for every view and progress line alike."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

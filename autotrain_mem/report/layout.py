@@ -1,7 +1,5 @@
 """Makes the shapes of all views: plain text, indented blocks, tables without lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

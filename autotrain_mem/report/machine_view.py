@@ -1,7 +1,5 @@
 """Shows the known cards and recipes, and the findings of a machine's examination."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import itertools

@@ -1,7 +1,5 @@
 """Shows what a plan decides: the facts, what it changes and at what price, and what else there was."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterator, Sequence
@@ -46,9 +44,6 @@ def decision(plan: Plan) -> list[Text]:
 def loud(lever: Lever) -> str:
     """Returns the warning of a pulled lever that changes what is trained; empty if it has none."""
     return WARNINGS.get(lever.name, "") if lever.harm is Harm.WHAT_IS_TRAINED else ""
-
-
-# -- facts ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +184,6 @@ def _data(plan: Plan) -> list[Text]:
 def _percentiles(tokens: Sequence[int]) -> str:
     named = zip(PERCENTILES, tokens, strict=True)
     return ", ".join(f"p{round(100 * share, 1):g} {each}" for share, each in named)
-
-
-# -- blocks --------------------------------------------------------------------------------------------------------
 
 
 def changes(plan: Plan) -> list[RenderableType]:

@@ -1,7 +1,5 @@
 """Reads the event files of an output folder, and writes a line of text for each event."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Shows a run: while it trains, from its files; and what it did once it has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

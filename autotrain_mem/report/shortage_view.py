@@ -1,7 +1,5 @@
 """Explains an out of memory: what was requested, what was free, who held the rest, and what would fit."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Group

@@ -1,7 +1,5 @@
 """Makes the consoles that everything is printed to, and the progress lines on them."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

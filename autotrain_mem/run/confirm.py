@@ -1,7 +1,5 @@
 """Probes a plan before it trains, and replaces it if the measurements contradict its prediction."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

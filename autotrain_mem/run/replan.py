@@ -4,8 +4,6 @@ So only the division of a step's rows, recomputation, offloading and expandable 
 (``trainers.host_optimizer`` writes the same checkpoint as an optimizer on the device).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Collects the material of a report on a plan or a run from its files and the cache, and writes the HTML page."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Computes a run's report from the events of its processes, and records them in ``events.jsonl``."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

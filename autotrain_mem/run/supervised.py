@@ -1,7 +1,5 @@
 """Runs a supervised training: starts its processes, and keeps ``plan.json`` up to date."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections.abc import Callable, Mapping
@@ -128,8 +126,6 @@ class SupervisedRun:
         self.output.end()
         return report
 
-    # -- RunBackend ----------------------------------------------------------------------------------------------------
-
     def train(self, attempt: RunAttempt, on_event: Callable[[Event], None]) -> Event | Ending:
         job, checkpoint = self.rehearsals.job, attempt.checkpoint
         resume_from = None if checkpoint is None else str(checkpoint.path)
@@ -207,8 +203,6 @@ class SupervisedRun:
             error.message = f"Rank {ending.rank}: {error.message}"
         return error
 
-    # -- events --------------------------------------------------------------------------------------------------------
-
     def record(self, event: Event) -> None:
         experience = self.plan.experience
         match event["event"]:
@@ -237,8 +231,6 @@ class SupervisedRun:
             write_json(self.folder / name, content)
         except OutputFolderError as error:
             self.record({"event": "note", "message": f"{error.message} The run continues without it."})
-
-    # -- the checkpoint to resume from ---------------------------------------------------------------------------------
 
     def first_checkpoint(self) -> Checkpoint | None:
         """Returns the checkpoint to resume from: the user's, or the newest whole one of the folder's last run."""

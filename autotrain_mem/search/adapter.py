@@ -6,8 +6,6 @@ learns like full fine-tuning while its rank suffices for the data. ``lora_alpha`
 alpha / rank, with which the best learning rate is nearly the same at every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any

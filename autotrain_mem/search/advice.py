@@ -4,8 +4,6 @@ Proposals change the rows of a batch, their order or their end, which a plan may
 of the same rows come with packing: TRL truncates no rows for ``--padding_free`` alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 The reason compares the plan with a rehearsal that lacks just this change, or that saves more elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Finds the micro-batches that divide a job's effective batch, and its groups and mini-batches (GRPO, RLOO, PPO)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import gcd, lcm
 from typing import Any

@@ -5,8 +5,6 @@ others out. The search ends when no remaining point can be faster than the best 
 would find, except for points that a guess takes for too large; the points at the border are rehearsed as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Guesses only steer the search: a chosen point is always rehearsed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

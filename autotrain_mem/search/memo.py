@@ -1,7 +1,5 @@
 """Caches rehearsals, and relates those of similar lines to each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Reports the missing bytes and the nearest settings that fit, if nothing allowed fits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from autotrain_mem.search.explore import at, fits_at_once, longest_rows

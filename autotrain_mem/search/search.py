@@ -1,7 +1,5 @@
 """Climbs the levels of harm to the first that holds a plan, and takes the fastest plan of that level."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Describes how several processes may share a model, or the tokens of a row, and what each then holds."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 

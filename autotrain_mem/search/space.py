@@ -3,8 +3,6 @@
 Lengths are tokens, batch sizes are rows; a micro-batch is that of one device, the effective batch that of all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any

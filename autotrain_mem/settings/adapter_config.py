@@ -1,7 +1,5 @@
 """Reads a PEFT config, as ``adapter_config.json`` holds it, without importing PEFT; only what a plan needs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ A setting is a field of a dataclass: of what a plan may decide (``settings.own``
 (``types.autofit``), a run (``planning.read_request``) or a command (``cli.flags``).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace

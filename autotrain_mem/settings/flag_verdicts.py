@@ -5,8 +5,6 @@ row, and ``tests/test_flag_verdicts.py`` fails and names it. Read its code, find
 is trained, and add it to the matching row: the flags that this table refuses or leaves out are refused and left out.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from enum import StrEnum

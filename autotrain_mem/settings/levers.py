@@ -4,8 +4,6 @@ A lever moves in one direction: it saves memory and mostly costs something. Leve
 the settings (``settings.own``); those of TRL's have a row here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from autotrain_mem.settings.declaration import Harm, LeverRow, Savings

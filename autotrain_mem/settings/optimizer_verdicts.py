@@ -4,8 +4,6 @@ If a new transformers adds one, it is in no row, and ``tests/methods/test_optimi
 rehearsal runs the optimizer's own code, so it needs the optimizer's package.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

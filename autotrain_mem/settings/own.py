@@ -4,8 +4,6 @@ A row becomes a flag, a field of ``AutoFit`` and of ``Knobs``, a YAML key and a 
 also becomes a name for ``--forbid`` and a choice of the search. Code that reads ``knobs.NAME`` applies it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

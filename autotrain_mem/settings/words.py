@@ -1,7 +1,5 @@
 """The words that our own settings accept besides numbers: how far to go, how long a row may be, which images."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

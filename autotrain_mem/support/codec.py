@@ -15,8 +15,6 @@ A noun's JSON has a key for each field; tuples and frozen sets become lists, enu
 Expected `int | null`, got `str` - at `$.rows`
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass

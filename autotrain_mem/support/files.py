@@ -1,7 +1,5 @@
 """Writes files atomically, and reads untrusted files."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -10,8 +10,6 @@ File pages can be reclaimed, so they count as free, as in ``MemAvailable`` (``mm
 ``ulimit -v``, swap and swap limits are ignored: swapped memory is too slow for training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

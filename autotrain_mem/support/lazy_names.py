@@ -1,7 +1,5 @@
 """Imports a package's public names on first use, so that importing the package takes no time."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Mapping

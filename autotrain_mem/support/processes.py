@@ -3,8 +3,6 @@
 A child exits when its parent exits, since that closes its stdin.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Rejects missing models and data, and an unreachable Hugging Face Hub, for which its clients take half a minute."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

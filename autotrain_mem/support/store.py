@@ -8,8 +8,6 @@ step, so that several processes can write the same key, but not flushed: a crash
 - Beyond ``LIMIT_BYTES`` the first put of each store deletes the least recently used files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

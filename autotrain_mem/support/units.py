@@ -3,8 +3,6 @@
 Every size in this project is an ``int`` of bytes whose name ends in ``_bytes``. Units are binary: GiB is 2**30 bytes.
 """
 
-from __future__ import annotations
-
 import re
 
 KIB = 1 << 10

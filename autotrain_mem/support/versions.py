@@ -1,7 +1,5 @@
 """Lists installed versions for the keys of the cache: results of other versions are not reused."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

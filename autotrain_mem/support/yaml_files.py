@@ -1,7 +1,5 @@
 """Reads users' YAML files, which are not trusted, and the headers of built-in recipes (``--recipe NAME``)."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import json

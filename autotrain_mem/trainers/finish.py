@@ -1,7 +1,5 @@
 """Adds settings that no TRL config offers to a trainer as TRL builds it."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -9,8 +9,6 @@ per tensor (``aten/src/ATen/core/CachingHostAllocator.h: allocate``), and for th
 Qwen2.5-0.5B in bfloat16 with AdamW: 494 M parameters x (2 + 2 + 4) = 3.7 GiB, with rounding at most 5.5 GiB.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

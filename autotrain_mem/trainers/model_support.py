@@ -1,7 +1,5 @@
 """Decides which quantized models and kernels can be rehearsed, and finds tensors stored beside weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 TRL's ``training_step`` samples, scores and calls its own backward.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reports a trainer's phase to a recorder by wrapping the methods of the object at which a phase begins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -79,9 +77,6 @@ def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
         recorder.mark(tensor, Owner.WEIGHTS, name)
 
 
-# -- generating trainers -------------------------------------------------------------------------------------------
-
-
 def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     """Follows GRPO, RLOO, distillation and online DPO, in which one method generates and scores."""
     score = trainer._generate_and_score_completions
@@ -146,9 +141,6 @@ def _mark_cache(cache: Any, recorder: PhaseRecorder) -> None:
         for state in states:
             if isinstance(state, torch.Tensor):
                 recorder.mark(state, Owner.KV_CACHE, "kv_cache")
-
-
-# -- every trainer -------------------------------------------------------------------------------------------------
 
 
 def _follow_backward(trainer: Any, recorder: PhaseRecorder) -> None:

@@ -1,7 +1,5 @@
 """Serializes objects of the user's process for the rehearsal's process, without the values of their tensors."""
 
-from __future__ import annotations
-
 import enum
 import importlib
 import io
@@ -180,8 +178,6 @@ def _tensor(blank: torch.Tensor, is_parameter: bool, trains: bool) -> torch.Tens
         return torch.nn.Parameter(blank, requires_grad=trains)
     return blank.detach().requires_grad_(trains)
 
-
-# -- classes that no module holds -------------------------------------------------------------------------------------
 
 _SET_BY_TYPE = frozenset({"__dict__", "__weakref__", "_abc_impl", "__module__", "__qualname__", "__slots__"})
 

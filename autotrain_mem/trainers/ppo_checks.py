@@ -1,7 +1,5 @@
 """Refuses settings that PPO cannot follow, and checks that the others took effect."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Resumes a PPO run: its checkpoint, its weights, and its position in the data."""
 
-from __future__ import annotations
-
 import collections
 import re
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Importing this module raises :class:`MissingExtraError` from TRL 1.13 on, which has no PPO.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -1,7 +1,5 @@
 """Loads a model's config and processor by its name, and explains why they cannot be loaded."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

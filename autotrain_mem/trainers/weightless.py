@@ -1,7 +1,5 @@
 """Runs transformers' own ``from_pretrained`` without reading a checkpoint, for TRL's calls in a rehearsal."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

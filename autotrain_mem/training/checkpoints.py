@@ -2,8 +2,6 @@
 
 transformers resumes from the highest number, torn or not (``trainer_utils.py: get_last_checkpoint``)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """Recognises out-of-memory errors of device and host, whichever library raises them, and frees unused memory."""
 
-from __future__ import annotations
-
 import gc
 import traceback
 from collections.abc import Callable

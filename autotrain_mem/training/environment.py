@@ -1,7 +1,5 @@
 """Makes the environment of a training process: the visible devices, and the allocator's settings."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """Finds out why a training process ended too early, and whether another may resume it."""
 
-from __future__ import annotations
-
 import re
 import signal
 import textwrap

@@ -1,7 +1,5 @@
 """Starts the processes of a training or a probe, passes on their events, and reports how they ended."""
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import shutil

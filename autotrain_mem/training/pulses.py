@@ -2,8 +2,6 @@
 
 One stopped rank stops all, since ranks wait for each other at every collective."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Starts the processes of one training, one for each device, reads events from all of them, and ends them together."""
 
-from __future__ import annotations
-
 import json
 import queue
 import time

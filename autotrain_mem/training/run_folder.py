@@ -2,8 +2,6 @@
 
 The lock (flock(2)) belongs to an open file that the training process inherits: it lasts until both processes exit."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -6,8 +6,6 @@ Restarts without progress are limited. A checkpoint beyond the one that the last
 cause that the user must fix ends the run at once, and so do most causes that recur at the same step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol

@@ -3,8 +3,6 @@
 Each module is imported when one of its nouns is first used: importing all of them takes longer than an early refusal.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """Cards compares one job on many cards, to choose which one to rent or buy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

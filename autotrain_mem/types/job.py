@@ -1,7 +1,5 @@
 """A job is what the user asked for. Its ``max_length`` is a number of tokens, or a word such as ``auto``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

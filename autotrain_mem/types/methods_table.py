@@ -1,7 +1,5 @@
 """Lists the training methods, one row each; no other place lists them. Pure: it runs in any process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """ModelFacts holds what planning needs to know of a model besides its rehearsal."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from autotrain_mem.settings.knobs import Knobs

@@ -1,7 +1,5 @@
 """Holds the content of the HTML report: figures and tables, without their styles."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple

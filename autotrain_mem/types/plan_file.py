@@ -4,8 +4,6 @@ A wrong file is never repaired: every value must have its field's type (``suppor
 must give the file that was read.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

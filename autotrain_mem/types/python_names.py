@@ -1,7 +1,5 @@
 """Adds to errors how Python spells the flags of their cures."""
 
-from __future__ import annotations
-
 import enum
 import os
 import re

@@ -1,7 +1,5 @@
 """VllmServer describes vLLM on its own GPUs; VllmSleep describes vLLM on the training GPUs."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from typing import ClassVar

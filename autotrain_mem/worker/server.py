@@ -4,8 +4,6 @@
 hidden from it (see ``client``), so the results are the same on every machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

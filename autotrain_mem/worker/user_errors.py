@@ -1,7 +1,5 @@
 """Explains exceptions of the installed libraries and of the user's own code: for a script with its line."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import pathlib

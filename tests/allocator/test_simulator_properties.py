@@ -86,8 +86,6 @@ class AnyProgram(RuleBasedStateMachine):
         """Address -> size and stream."""
         self.refused = 0
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
-
     @rule(requested=SIZES, stream=STREAMS)
     def malloc(self, requested: int, stream: int) -> None:
         self._malloc(requested, stream)
@@ -150,8 +148,6 @@ class AnyProgram(RuleBasedStateMachine):
         self.peak = self.allocated
         stats = self.allocator.memory_stats()
         assert all(stats[key] == stats[key.replace(".peak", ".current")] for key in stats if key.endswith(".peak"))
-
-    # -- what holds ----------------------------------------------------------------------------------------------------
 
     @invariant()
     def everything_holds(self) -> None:

@@ -86,9 +86,6 @@ def test_what_is_to_be_known_is_said_once_it_is_read() -> None:
     assert "SHARDED_STATE_DICT" in " ".join(launch_warnings(with_accelerate(request(RECOMPUTES))))
 
 
-# -- DeepSpeed's own ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_file", [True, False])
 def test_what_it_says_is_said_by_flags(is_file: bool, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG), encoding="utf-8")

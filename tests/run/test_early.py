@@ -60,9 +60,6 @@ def test_only_files_of_weights_make_a_folder_one_to_train_from(tmp_path: Path) -
     check_weights(tmp_path)
 
 
-# -- checkpoints from which a run cannot resume ------------------------------------------------------------------------
-
-
 def checkpoint(folder: Path, step: int, *names: str) -> None:
     for name in ("trainer_state.json", "scheduler.pt", *names, "rng_state_0.pth", "rng_state_1.pth"):
         file = folder / f"checkpoint-{step}" / name
@@ -120,9 +117,6 @@ def test_gpus_that_do_not_divide_the_batch_are_refused_with_those_that_do(tmp_pa
     assert "--gpus 2 or 4" in refused.value.hint
     with pytest.raises(UsageError, match="3 GPUs"):
         refuse(replace(request(tmp_path / "elsewhere", AutoFit(gpus=3)), plan=plan), to_train=True)
-
-
-# -- parameters, counted from a config ---------------------------------------------------------------------------------
 
 
 NUMBERS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "intermediate_size")

@@ -1,7 +1,5 @@
 """This machine's memory, its network, and what DeepSpeed compiles on it."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from types import SimpleNamespace

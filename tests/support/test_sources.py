@@ -1,7 +1,5 @@
 """Models and data that cannot be had are refused at once, here and on the hub."""
 
-from __future__ import annotations
-
 import socket
 import urllib.request
 from collections.abc import Iterator

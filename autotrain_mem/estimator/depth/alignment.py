@@ -162,9 +162,6 @@ def in_order(trace: Trace) -> array[int]:
     return events
 
 
-# -- side by side ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Insertion:
     """Describes copies that only the longer run has."""

@@ -13,8 +13,6 @@ neither number is mistaken for the other.
 Example: Qwen2.5-0.5B has 24 layers; 1 and 3 of them are rehearsed in a quarter of the time, and give the same events.
 """
 
-from __future__ import annotations
-
 import gc
 from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterator
@@ -73,9 +71,6 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     finally:
         if was_on:
             gc.enable()
-
-
-# -- learning it from two runs ---------------------------------------------------------------------------------------
 
 
 class _NotAlikeError(UnclearError):

@@ -1,7 +1,5 @@
 """Describes what a step of a run does, independently of the number of layers, and writes the events of a whole run."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence

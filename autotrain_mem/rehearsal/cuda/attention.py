@@ -4,8 +4,6 @@ CUDA has four kernels, whose memory differs by whole score matrices (``aten/src/
 scaled_dot_product_attention``). A mask that requires a gradient still takes the CPU's kernel.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -217,9 +215,6 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
         return attend((q[None], k[None], v[None]), softmax_scale, causal, window_size, softcap, **ends)[0]
 
     return dense, packed
-
-
-# -- a fused kernel ----------------------------------------------------------------------------------------------------
 
 
 class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here

@@ -3,8 +3,6 @@
 Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: select_sdp_backend``, with every backend enabled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum

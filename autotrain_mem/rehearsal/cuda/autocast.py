@@ -9,8 +9,6 @@ each use instead of caching it; softmax and log_softmax of float16 copy their in
 the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -16,8 +16,6 @@
 Values come from the CPU kernels. bitsandbytes requests no cuBLAS workspace (``csrc/ops.cu: igemmlt``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec

@@ -7,8 +7,6 @@ can_accumulate_inplace``), and some backward formulas write into zeros that they
 (``aten/src/ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), at every residual connection for example.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from typing import Any

@@ -20,8 +20,6 @@ LoRA's layers are created on the device in the weights' dtype and then converted
 (``peft/tuners/tuners_utils.py: _move_adapter_to_device_of_base_layer, cast_adapter_dtype``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field

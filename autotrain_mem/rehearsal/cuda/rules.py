@@ -4,8 +4,6 @@ Short rules are here, longer ones in modules of their own. To add one, write a m
 manager and a constant ``RULES`` with its :class:`CudaRule`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

@@ -5,8 +5,6 @@ not installed; the head follows 0.8.0 if a version before 0.8.3 is installed. Th
 tensors only. The losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not imitated.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -275,9 +273,6 @@ def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         return LigerOutput(loss=loss, token_accuracy=accuracy, past_key_values=outputs.past_key_values)
 
     return forward
-
-
-# -- TRL's fused language-model head -----------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -5,8 +5,6 @@ alive at once. cub's radix sort copies its keys and values (``cub/device/device_
 DoubleBuffer). ``attention`` allocates the buffers of its kernels itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ FSDP2 holds a reference to every buffer in use. So prefetched and not yet reduce
 blocks are allocated on its streams (``torch/distributed/fsdp/_fully_shard/``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -164,9 +162,6 @@ def _gather(gather: Callable[..., Any], recorder: RankRecorder, *args: Any, **kw
     if result is not None:
         recorder.mark(result.all_gather_output, Owner.GATHERED_WEIGHTS, "all_gather")
     return result
-
-
-# -- offload -----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -4,8 +4,6 @@ What goes wrong in sharding goes wrong silently: an optimizer that holds paramet
 on nothing, and its state is missing from the prediction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

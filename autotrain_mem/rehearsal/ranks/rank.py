@@ -1,7 +1,5 @@
 """Sets up what one process of several needs beside the rules of CUDA, for a rehearsal and for a simulated run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -129,9 +127,6 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
         yield
 
 
-# -- DistributedDataParallel, with a group that may not be there -------------------------------------------------------
-
-
 class _KeepsBuckets:
     """The C++ reducer, without rebuilding its buckets after the first step: for that it reads an order that it wrote
     into a tensor (``reducer.cpp: rebuild_buckets``). Rebuilt buckets hold the same bytes."""
@@ -174,8 +169,6 @@ def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
     ):
         yield
 
-
-# -- a group of processes ----------------------------------------------------------------------------------------------
 
 _FAKE = "fake"
 """A group whose collectives do nothing (``torch/testing/_internal/distributed/fake_pg.py``)."""

@@ -138,8 +138,6 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
-# -- what is sent to other processes -----------------------------------------------------------------------------------
-
 _ROUNDS = {"allreduce_": 2, "allreduce_coalesced_": 2}
 """Times that all bytes go around the ring (nccl-tests, PERFORMANCE.md)."""
 _EXCHANGE = "dim_zero_all_to_all"

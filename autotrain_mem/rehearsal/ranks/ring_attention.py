@@ -7,8 +7,6 @@ merges in float32 and sends is in the trace. It knows CUDA's kernels only (``_sd
 it calls is the stand-in for one (``cuda.attention_kernels``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -3,8 +3,6 @@
 DeepSpeed gets devices and streams from its accelerator (``deepspeed/accelerator/``).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter
@@ -213,9 +211,6 @@ def _configure_optimizer(
         return
     for tensor in flat or [each for group in inner.param_groups for each in group["params"]]:
         recorder.mark(tensor, Owner.OPTIMIZER_STATE, "master_weights")
-
-
-# -- sequence parallelism (Ulysses, of ALST) ---------------------------------------------------------------------------
 
 
 @contextmanager

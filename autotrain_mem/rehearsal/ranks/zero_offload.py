@@ -4,8 +4,6 @@ Copies between them convert on the host (``aten/src/ATen/native/cuda/Copy.cu: co
 takes device memory.
 """
 
-from __future__ import annotations
-
 import pathlib
 import weakref
 from collections.abc import Callable, Iterator
@@ -155,9 +153,6 @@ def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
         yield host
 
 
-# -- an optimizer on the host ------------------------------------------------------------------------------------------
-
-
 class HostAdam:
     """Replaces ``csrc/adam/cpu_adam_impl.cpp``, which is compiled at first use. It works on host tensors."""
 
@@ -191,9 +186,6 @@ class HostAdam:
 
 
 _SWAPPERS = (partitioned_optimizer_swapper, partitioned_param_swapper, pipelined_optimizer_swapper)
-
-
-# -- files on an NVMe disk ---------------------------------------------------------------------------------------------
 
 
 class _Handle:

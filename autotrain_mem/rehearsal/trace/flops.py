@@ -50,8 +50,6 @@ class WorkCounter:
         self._counts: dict[Key, float] | None = None
         self._of_chunks: dict[Key, float] = {}
 
-    # -- events of the recorder ------------------------------------------------------------------------------------
-
     def enter_phase(self, phase: Phase) -> None:
         if self._period.optimizer_steps and phase in _BEGINS_A_STEP:
             self._whole, self._period = self._period, _Period()
@@ -122,8 +120,6 @@ class WorkCounter:
             if each:
                 self._of_chunks[key] = self._of_chunks.get(key, 0.0) + each * chunks
 
-    # -- skipped steps ---------------------------------------------------------------------------------------------
-
     def mark(self) -> Mark:
         """Returns the counts of the current phase, for :meth:`repeat` and :meth:`mark_chunks`."""
         return dict(self._counts or {})
@@ -150,8 +146,6 @@ class WorkCounter:
                 key = (*key, mean_length)
                 self._costs[key] = cost.scaled(mean_length / longest)
             counts[key] = counts.get(key, 0.0) + more
-
-    # -- results ---------------------------------------------------------------------------------------------------
 
     def workload(self) -> Workload:
         """Returns the last whole optimizer step, with equal work merged."""

@@ -149,8 +149,6 @@ class Ledger:
         """Records a pass over the chunks of a loss that goes from event ``start`` to here."""
         self._loss_passes.append(LossPass(start, len(self.events), chunks, operators))
 
-    # -- changes to the record -------------------------------------------------------------------------------------
-
     def copy(self, block: int, size_bytes: int) -> int:
         """Adds a block like another, of a new size and on the default stream; :meth:`rewrite` writes its events."""
         self._entries.append(replace(self._entries[block], stream=0))
@@ -169,8 +167,6 @@ class Ledger:
         self._engine_marks = [(moved(at), mark) for at, mark in self._engine_marks]
         self._stream_uses = [(moved(at), block, stream) for at, block, stream in self._stream_uses]
         self._loss_passes = [one._replace(start=moved(one.start), stop=moved(one.stop)) for one in self._loss_passes]
-
-    # -- results ---------------------------------------------------------------------------------------------------
 
     def births(self) -> list[tuple[int, bool, Owner | None]]:
         """Lists each block's bytes, whether grad mode was on when it was allocated, and its owner."""
@@ -227,9 +223,6 @@ class Ledger:
         outlived = entry.died_in != entry.born_in
         made_by_forward = entry.phase is Phase.FORWARD or (entry.phase is Phase.BACKWARD and entry.with_grad)
         return Owner.ACTIVATIONS if made_by_forward and outlived else Owner.TEMPORARY
-
-
-# -- host memory -------------------------------------------------------------------------------------------------------
 
 
 class PinnedMemory:

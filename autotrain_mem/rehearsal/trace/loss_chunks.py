@@ -4,8 +4,6 @@ Fewer tokens make fewer chunks, not smaller ones, and each chunk reads the whole
 passes by the number of chunks, and the rest by the number of layers.
 """
 
-from __future__ import annotations
-
 import builtins
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -105,8 +105,6 @@ def _dtype(tensors: Iterable[torch.Tensor]) -> str:
     return str(found[-1]).removeprefix("torch.") if found else "float32"
 
 
-# -- bytes ---------------------------------------------------------------------------------------------------------
-
 _OVERWRITING = frozenset(
     {_aten.copy_.default, _aten.fill_.Scalar, _aten.zero_.default, _aten.fill_.Tensor, _aten._foreach_zero_.default}
 )
@@ -129,9 +127,6 @@ def _size_bytes(tensor: torch.Tensor) -> int:
 
 _CHUNK_ELEMENTS, _BLOCKS_PER_LAUNCH = 65536, 320
 """``aten/src/ATen/native/cuda/MultiTensorApply.cuh: kChunkSize, depth_to_max_blocks``."""
-
-
-# -- FLOPs ---------------------------------------------------------------------------------------------------------
 
 
 def _grouped_product(args: tuple[Any, ...], out: torch.Tensor) -> int:

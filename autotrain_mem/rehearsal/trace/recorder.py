@@ -85,8 +85,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self._module_names: dict[int, str] = {}
         self._module_stack: list[int] = []
 
-    # -- calls of the rehearsal and the trainer -------------------------------------------------------------------
-
     def enter_phase(self, phase: Phase) -> None:
         if phase is not self.ledger.phase:
             self._module_stack.clear()
@@ -156,8 +154,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         finally:
             self.ledger.end(block)
 
-    # -- trials outside the run, and their replay ------------------------------------------------------------------
-
     def fork(self) -> Recorder:
         """Returns a recorder for a trial outside the run, with this one's weight shapes and kept scratch."""
         other = Recorder(self._execute, workspace=self._workspace)
@@ -204,8 +200,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         block = self.block_of(tensor)
         if block is not None:
             self.ledger.use_on_stream(block, stream)
-
-    # -- operators, storages and modules -------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -327,8 +321,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         while self._module_stack and self._module_stack.pop() != id(module):
             pass
 
-    # -- results -------------------------------------------------------------------------------------------------
-
     def trace(self, not_counted: tuple[str, ...] = ()) -> Trace:
         """Returns the trace of the run so far, without disowned blocks."""
         return replace(
@@ -341,8 +333,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             unquantized_bytes=self.unquantized_bytes,
         )
 
-
-# -- the active recorder -------------------------------------------------------------------------------------------
 
 _recording: ContextVar[Recorder | None] = ContextVar("recording", default=None)
 

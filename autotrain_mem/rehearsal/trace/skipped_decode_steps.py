@@ -163,8 +163,6 @@ class _Writing:
                 made.setdefault(self._ledger.sizes[event - 1], deque()).append(event)
         return made
 
-    # -- results -------------------------------------------------------------------------------------------------
-
     def steps(self, grown: int, whole: int) -> array[int]:
         """Returns the events of the skipped steps: ``grown`` with growing caches, ``whole`` of them complete."""
         slots = self._births | self._deaths

@@ -7,8 +7,6 @@ trial (``trial``) runs the calls of one layer one by one, once for each shape, a
 repeated for all other layers and micro-steps. If the single call does not record the same, all calls run one by one.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Decides the content of the page of a plan or a run, but not its look: figures, tables and texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate

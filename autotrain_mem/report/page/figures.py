@@ -1,7 +1,5 @@
 """Builds the figures of a page: for each a sentence, a table with the same content, and the values the script draws."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise

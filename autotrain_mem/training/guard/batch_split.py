@@ -183,8 +183,6 @@ def joined(values: Sequence[Any], layout: Layout) -> Any:
     return torch.cat(list(values))
 
 
-# -- images ------------------------------------------------------------------------------------------------------------
-
 _OF_IMAGES = re.compile("pixel|image|video|audio|patch|tile|spatial|grid|aspect|crop|vision")
 """Matches the names of a processor's image outputs; its token outputs are called ``..._ids`` and masks."""
 COUNTS = ("num_images", "batch_num_images")

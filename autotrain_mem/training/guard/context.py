@@ -1,7 +1,5 @@
 """Holds what the guard's modules share: trainer, limits, finished gradients, and the reports of incidents."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator

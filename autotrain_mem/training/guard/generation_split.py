@@ -2,8 +2,6 @@
 
 vLLM and transformers' continuous batching are not covered: both keep a memory pool of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Numbers are merged as means over rows: for a split micro-batch, logged means over tokens, extremes and times are only
 close to those of the whole. The loss is exact."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

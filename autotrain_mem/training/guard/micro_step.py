@@ -300,9 +300,6 @@ class InParts:
         return units < 2
 
 
-# -- evaluation --------------------------------------------------------------------------------------------------------
-
-
 class Prediction(NamedTuple):
     """The result of ``Trainer.prediction_step``."""
 

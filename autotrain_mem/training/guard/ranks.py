@@ -1,7 +1,5 @@
 """Handles out of memory on each DDP rank by itself, and combines gradients and metrics when all ranks are done."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -136,9 +134,6 @@ def own_values(tensors: Any) -> Any:
     """Returns what gathering returns for one process: the same values, with a scalar as a list of one
     (``accelerate/utils/operations.py: _gpu_gather``)."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor[None] if tensor.ndim == 0 else tensor, tensors)
-
-
-# -- gradient averaging ------------------------------------------------------------------------------------------------
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:

@@ -4,8 +4,6 @@ If the leader is lost, the processes here are killed, since they would wait for 
 leader's command again, so this machine waits until it can reconnect.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -155,8 +153,6 @@ class _Following:
             child.stop(max(0.0, deadline - time.monotonic()))
         self._link.close()
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
     def _obey(self, message: Message) -> None:
         key = message["attempt"], message["rank"]
         if message["do"] == "start":
@@ -214,8 +210,6 @@ class _Following:
 
     def _tell(self, key: tuple[int, int], **what: Any) -> None:
         self._link.send({"attempt": key[0], "rank": key[1], **what})
-
-    # -- this machine's own values -------------------------------------------------------------------------------------
 
     def _own(self, message: Message) -> Message:
         """Returns the request with the device and the output folder's identity as this machine sees them."""

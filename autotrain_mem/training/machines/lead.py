@@ -122,8 +122,6 @@ class Machines:
             raise unwritable(folder, f"{KEY_NAME}: {error.strerror}") from error
         threading.Thread(target=self._accept, daemon=True).start()
 
-    # -- membership ----------------------------------------------------------------------------------------------------
-
     def gather(self, hardware: Hardware) -> Hardware:
         """Waits for the others; returns one machine's devices, with the least free memory of any machine.
 
@@ -180,8 +178,6 @@ class Machines:
         machine = self.present[rank // devices]
         return self._members[machine].hello.name if machine else name_of_machine(0, socket.gethostname())
 
-    # -- processes -----------------------------------------------------------------------------------------------------
-
     def begin_attempt(self, devices: int) -> StartRemote:
         """Returns a function that starts the ranks of a new attempt, ``devices`` of them on each machine."""
         self._attempt += 1
@@ -201,8 +197,6 @@ class Machines:
             return child
 
         return start
-
-    # -- the end -------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Machines:
         return self
@@ -229,8 +223,6 @@ class Machines:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    # -- joining machines ----------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while True:

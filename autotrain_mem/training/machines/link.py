@@ -5,8 +5,6 @@ the key in the output folder (:func:`introduced`). Messages are not encrypted, n
 so the network must be trusted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -151,8 +149,6 @@ class RemoteChild:
             self._death = death
             self._ended.set()
             self._on_line(None)
-
-    # -- the interface of ``support.processes.Child`` ------------------------------------------------------------------
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends one object. Raises ChildDied if the process or its machine is gone."""

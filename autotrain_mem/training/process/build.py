@@ -1,7 +1,5 @@
 """Builds the device and the trainer of a real run, and measures the peak memory of each phase."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

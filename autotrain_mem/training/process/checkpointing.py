@@ -1,7 +1,5 @@
 """Writes checkpoints, each with its manifest last, and loads them without running any code in them."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Reports the first step whose loss or gradient is not finite, which transformers' logs hide."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

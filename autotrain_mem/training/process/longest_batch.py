@@ -181,8 +181,6 @@ class _Completions:
         """Does nothing: no weight has changed."""
 
 
-# -- restored afterwards -----------------------------------------------------------------------------------------------
-
 _KEPT_BY_VALUE = ("_metrics", "_stored_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_textual_logs")
 """Attributes that a step modifies in place (``trl/trainer/grpo_trainer.py: __init__``; all TRL trainers have
 ``_metrics``): the step gets copies."""
@@ -291,9 +289,6 @@ def _drop_whole_gradients(module: FSDPModule) -> None:
             parameter.unsharded_accumulated_grad = None
             if hasattr(parameter, "_unsharded_param"):
                 parameter._unsharded_param.grad = None
-
-
-# -- the memory of later steps -----------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 Torch's message has the figures of that moment; later ones are smaller, since the error frees tensors on its way."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import asdict

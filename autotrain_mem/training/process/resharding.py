@@ -2,8 +2,6 @@
 
 ``torch.distributed.checkpoint`` reads both forms tensor by tensor, except ``optimizer.pt``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

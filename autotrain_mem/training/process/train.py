@@ -1,7 +1,5 @@
 """Builds the trainer, guards it, trains, saves, and reports the result."""
 
-from __future__ import annotations
-
 import functools
 import signal
 import time

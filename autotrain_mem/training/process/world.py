@@ -2,8 +2,6 @@
 
 Ranks agree through the rendezvous store: no tensor is allocated or traced. A round of two ranks takes 0.3 ms."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -98,8 +98,6 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._logged_step = -1
         self._excused: set[str] = set()
 
-    # -- the trainer's events --------------------------------------------------------------------------------------
-
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Moves itself before the trackers, and follows the model's embedding.
@@ -176,8 +174,6 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         """Removes the model's hook; records the peaks of the last evaluation and save."""
         self._rows.leave()
         self._write("end", step=state.global_step, phases=codec.to_json(self._phases()))
-
-    # -- figures ---------------------------------------------------------------------------------------------------
 
     def _sample(self, step: int) -> Sample:
         batches, seconds, now = self._rows.take(), self._clock.take(), time.perf_counter()

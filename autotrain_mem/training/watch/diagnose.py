@@ -1,7 +1,5 @@
 """Diagnoses problems of a run from its memory readings, before they end it; each sign is given once."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import statistics
@@ -205,9 +203,6 @@ class SignDetector:
             "(--activation_offloading, an optimizer on the host).",
             severity=total / max(1, available),
         )
-
-
-# -- whether a noisy series rises --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

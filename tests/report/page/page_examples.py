@@ -1,7 +1,5 @@
 """A report that is made up: a rehearsal of a large model, event by event, and what a run of it would have measured."""
 
-from __future__ import annotations
-
 import heapq
 import math
 import random

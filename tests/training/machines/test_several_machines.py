@@ -275,9 +275,6 @@ def test_a_taken_port_is_refused_and_leaves_the_key_of_whoever_has_it(port: int)
         assert (Second.folder / KEY_NAME).read_bytes() == key
 
 
-# -- who is listened to ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def interrupts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What would end the training."""

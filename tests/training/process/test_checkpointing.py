@@ -240,8 +240,6 @@ def test_logs_for_which_the_disk_has_no_room_end_no_training(gpt2: Path, tmp_pat
     ]
 
 
-# -- the order of rows -------------------------------------------------------------------------------------------------
-
 CHATS = [{"messages": [{"role": "user", "content": f"No. {n}"}], "image": b"%d" % n} for n in range(50)]
 
 
@@ -327,8 +325,6 @@ def test_a_run_grouped_by_length_goes_on_with_its_own_rows_in_a_later_epoch(gpt2
     assert whole[8:] == rest
     assert whole[:2] != whole[7:]  # another order in another epoch
 
-
-# -- loading -----------------------------------------------------------------------------------------------------------
 
 HARMLESS = {"a": torch.zeros(2)}
 

@@ -178,9 +178,6 @@ def test_what_cannot_be_run_first_is_left_alone_with_the_reason(
     assert "text" in _why_not(made)
 
 
-# -- what a step leaves behind is put back; what somebody arranged for good is kept ------------------------------------
-
-
 class Growing(torch.nn.Module):
     """As a rotary embedding that grows with the longest row (``transformers/modeling_rope_utils.py``)."""
 
