@@ -65,11 +65,8 @@ def variable_that_counts(environment: Mapping[str, str]) -> str:
 
 
 def parse_settings(text: str) -> AllocatorSettings:
-    """Parses ``"expandable_segments:True,max_split_size_mb:64"``; an option's last value counts.
-
-    Raises:
-        ValueError: an unknown option, or a value that torch refuses.
-    """
+    """Parses ``"expandable_segments:True,max_split_size_mb:64"``; an option's last value counts. Raises ValueError
+    for an unknown option, or a value that torch refuses."""
     settings = AllocatorSettings()
     packed = re.sub(r"\s", "", text)
     for option in filter(None, re.split(r",(?![^\[]*\])", packed)):  # commas in brackets do not count
@@ -165,11 +162,8 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 
 
 def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
-    """Returns the settings of this process's environment, overridden by a job's ``env:`` block.
-
-    Raises:
-        UsageError: torch would reject them, or they select another allocator.
-    """
+    """Returns the settings of this process's environment, overridden by a job's ``env:`` block. Raises UsageError if
+    torch would reject them, or they select another allocator."""
     text = environment_setting(environment)
     try:
         return parse_settings(text)

@@ -201,11 +201,8 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
 
 
 def _recipe_file(prog: str, flags: dict[str, Any]) -> str:
-    """Removes ``--recipe`` from the flags and returns the YAML file of that name.
-
-    Raises:
-        UsageError: ``--config`` is given too, the recipe does not exist, or it is for another method.
-    """
+    """Removes ``--recipe`` from the flags and returns the YAML file of that name. Raises UsageError if ``--config``
+    is given too, the recipe does not exist, or it is for another method."""
     name: str = flags.pop("recipe")
     if "config" in flags:
         raise UsageError(

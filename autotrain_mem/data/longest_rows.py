@@ -101,11 +101,8 @@ def samples_completions(trainer: Any) -> bool:
 
 
 def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the indices of the longest rows, or prompts, and the tokens of the longest.
-
-    Raises:
-        DatasetFormatError: an image cannot be read.
-    """
+    """Returns the indices of the longest rows, or prompts, and the tokens of the longest. Raises DatasetFormatError
+    if an image cannot be read."""
     if are_image_rows(dataset):
         return longest_image_rows(trainer, dataset, count)
     if are_conversations(trainer, dataset):

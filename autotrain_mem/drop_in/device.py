@@ -79,11 +79,8 @@ def lost_levers() -> tuple[str, ...]:
 
 
 def grow_segments(device: Any) -> None:
-    """Turns on expandable segments for later allocations of this process.
-
-    Raises:
-        UnreadableGpuError: the card rejects them.
-    """
+    """Turns on expandable segments for later allocations of this process. Raises UnreadableGpuError if the card
+    rejects them."""
     import torch
 
     torch._C._accelerator_setAllocatorSettings("expandable_segments:True")

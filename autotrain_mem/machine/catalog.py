@@ -128,10 +128,8 @@ def named(name: str) -> Hardware:
     """Returns the card of that name (``"GeForce RTX 4090"``, ``"a100 80gb"``), or one of that size (``"6GiB"``).
 
     Ignores case, spaces, hyphens, underscores and "NVIDIA", "GeForce", "Tesla", "Quadro". Rejects ambiguous names:
-    A100 has 40 or 80 GB. A row's key is never ambiguous: ``rtx3080`` is the card with 10 GB.
-
-    Raises:
-        UnknownGpuError: no card or several cards have this name.
+    A100 has 40 or 80 GB. A row's key is never ambiguous: ``rtx3080`` is the card with 10 GB. Raises UnknownGpuError
+    if no card or several cards have this name.
     """
     if _SIZE.fullmatch(name):
         return _imagined(name)

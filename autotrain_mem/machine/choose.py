@@ -172,11 +172,8 @@ def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str
 
 
 def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str, str] = _NOTHING) -> Hardware:
-    """Returns the device to train on: the planned one itself, or detected cards as large as a named one.
-
-    Raises:
-        NoGpuError: there are not enough such cards.
-    """
+    """Returns the device to train on: the planned one itself, or detected cards as large as a named one. Raises
+    NoGpuError if there are not enough such cards."""
     if simulate or named.origin in ("cpu", "detected"):
         return named
     devices = named.topology.devices

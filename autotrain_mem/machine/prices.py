@@ -38,11 +38,8 @@ def listed_prices() -> Prices:
 
 
 def prices(file: str | None) -> Prices:
-    """Returns the lowest price of each card in a user's file, or in the table of this package.
-
-    Raises:
-        UsageError: the file cannot be read or is not such a table; or some prices are invalid: the message lists them.
-    """
+    """Returns the lowest price of each card in a user's file, or in the table of this package. Raises UsageError if
+    the file cannot be read or is not such a table; or some prices are invalid: the message lists them."""
     if file is None:
         return listed_prices()
     try:

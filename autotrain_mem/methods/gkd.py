@@ -185,11 +185,8 @@ def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens that TRL's collator makes, untruncated, and those of each row's prompt.
-
-    Raises:
-        DatasetFormatError: a conversation has one message, or prompts are text without a chat template.
-    """
+    """Counts the tokens that TRL's collator makes, untruncated, and those of each row's prompt. Raises
+    DatasetFormatError if a conversation has one message, or prompts are text without a chat template."""
     from trl.experimental.utils import DataCollatorForChatML
 
     if without := sum(len(messages) < 2 for messages in split["messages"]):

@@ -73,11 +73,8 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them, untruncated; both sequences include the prompt.
-
-    Raises:
-        DatasetFormatError: some rows would stay longer than the user's ``max_length``.
-    """
+    """Counts tokens as the trainer prepares them, untruncated; both sequences include the prompt. Raises
+    DatasetFormatError if some rows would stay longer than the user's ``max_length``."""
     limit, tokenizer = filled.training.max_length, padding(tokenizer)
     rows = _prepared(home, filled, split, tokenizer, limit=sys.maxsize)
     sides = map(partial(list_lengths, rows), ("chosen_input_ids", "rejected_input_ids"))

@@ -36,10 +36,7 @@ def built_in_rewards() -> dict[str, RewardFunction]:
 
 def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
     """Finds the functions of these names: TRL's own, or ``module.function`` importable from the working folder.
-
-    Raises:
-        UsageError: a function is not found, with the reason for each.
-    """
+    Raises UsageError if a function is not found, with the reason for each."""
     known = built_in_rewards()
     return [_naming_itself(name, known[name]) if name in known else _imported(name, known) for name in names]
 
@@ -111,10 +108,8 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
 def try_once(names: Sequence[str], split: Any) -> None:
     """Calls every function as TRL would, on two rows of the dataset with a placeholder completion each.
 
-    A plan ignores a missing package of one of TRL's own functions (:func:`check_packages` is for a run).
-
-    Raises:
-        RewardFunctionError: a function raised, or did not return one number per completion.
+    A plan ignores a missing package of one of TRL's own functions (:func:`check_packages` is for a run). Raises
+    RewardFunctionError if a function raised, or did not return one number per completion.
     """
     rows = [split[index] for index in range(min(2, len(split)))]
     known = built_in_rewards() if names else {}

@@ -25,10 +25,8 @@ _MOST_PERCENT = 95
 def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
     """Returns the server of ``--vllm_mode server``, on cards like those that train; None without one.
 
-    TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's command.
-
-    Raises:
-        DoesNotFitError: the weights and one completion exceed the server's share of its cards.
+    TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's command. Raises
+    DoesNotFitError if the weights and one completion exceed the server's share of its cards.
     """
     given, hardware = subject.job.arguments, subject.hardware
     if not given.get("use_vllm") or given.get("vllm_mode", VLLM_MODE) != "server":

@@ -82,10 +82,7 @@ def opened(
 
 def refuse_flags(request: RunRequest) -> None:
     """Checks names and values against the cached flags of the installed TRL. Without a cache a worker checks them.
-
-    Raises:
-        UsageError: an unknown flag or key (with the nearest known one), or a value of the wrong type.
-    """
+    Raises UsageError for an unknown flag or key (with the nearest known one), or a value of the wrong type."""
     store = Store(cache_folder())
     kept = kept_flags(store, request.method)
     if kept is None:

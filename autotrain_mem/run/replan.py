@@ -62,10 +62,7 @@ def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
 
 def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tuple[Rehearsals, Plan]:
     """Plans the same training on other machines, with the same rows in each step and the same kind of sharding.
-
-    Raises:
-        TrainingError: this number of processes does not divide the rows, or a process's share does not fit.
-    """
+    Raises TrainingError if this number of processes does not divide the rows, or a process's share does not fit."""
     knobs, processes = chosen.knobs, topology.processes
     each, rest = divmod(knobs.effective_batch_size * knobs.token_shards, processes)
     if rest:

@@ -22,10 +22,7 @@ Say = Callable[[str], None]
 
 def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> RunRequest:
     """Returns the request with this machine's place, from flags, an accelerate config, or a launcher's variables.
-
-    Raises:
-        UsageError: this machine's rank is unknown, or flags contradict each other.
-    """
+    Raises UsageError if this machine's rank is unknown, or flags contradict each other."""
     config = request.accelerate or {}
     given: dict[str, Any] = {name: getattr(request, name) for name in FLAGS}
     if (request.autofit.nodes or 1) > 1:

@@ -9,10 +9,7 @@ from pathlib import Path
 
 def lazily_imported(package: str, file: str, name: str) -> object:
     """Returns a name for the ``__getattr__`` of a package with this ``file``, if it imports it for type checkers.
-
-    Raises:
-        AttributeError: the package imports no such name.
-    """
+    Raises AttributeError if the package imports no such name."""
     if name not in _modules(file):
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_modules(file)[name]), name)

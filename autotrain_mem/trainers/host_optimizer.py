@@ -28,11 +28,8 @@ def on_host(work: Callable[[], None]) -> None:
 
 
 def offload_to_host(trainer: Any) -> None:
-    """Makes this transformers Trainer step on the host, if called before ``train()``.
-
-    Raises:
-        UsageError: the optimizer, the precision or the sharding does not work with it.
-    """
+    """Makes this transformers Trainer step on the host, if called before ``train()``. Raises UsageError if the
+    optimizer, the precision or the sharding does not work with it."""
     name = optimizer_of(trainer.args)
     if name not in SUPPORTED:
         raise UsageError(

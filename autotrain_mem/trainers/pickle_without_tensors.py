@@ -25,12 +25,11 @@ from autotrain_mem.support.errors import UsageError
 def pack(value: Any) -> bytes:
     """Serializes any value; :func:`unpack` rebuilds it in another process of the same environment.
 
-    A tensor is written as its shape, stride, dtype and ``requires_grad``: 58 kB for Qwen2.5-0.5B. Classes and functions
-    of ``__main__``, a notebook or another function are sent by value, with the globals they use; those of a module by
-    reference, with this process's search path. Devices become the CPU, and ``hf_device_map`` is left out.
-
-    Raises:
-        UsageError: it holds something that cannot leave its process, such as a generator or an open connection.
+    A tensor is written as its shape, stride, dtype and ``requires_grad``: 58 kB for Qwen2.5-0.5B. Classes and
+    functions of ``__main__``, a notebook or another function are sent by value, with the globals they use; those of
+    a module by reference, with this process's search path. Devices become the CPU, and ``hf_device_map`` is left
+    out. Raises UsageError if it holds something that cannot leave its process, such as a generator or an open
+    connection.
     """
     stream = io.BytesIO()
     pickle.dump([os.path.abspath(place) for place in sys.path], stream)

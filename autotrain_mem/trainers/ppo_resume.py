@@ -53,11 +53,8 @@ def _whole(checkpoint: Path) -> Path:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Loads the adapters or weights that ``save_pretrained`` wrote into a model's own parameters.
-
-    Raises:
-        TrainingError: the files have other names than the model.
-    """
+    """Loads the adapters or weights that ``save_pretrained`` wrote into a model's own parameters. Raises
+    TrainingError if the files have other names than the model."""
     if isinstance(model, PeftModel):
         # Every adapter but ``default`` is in a subfolder of its name (``peft/peft_model.py: save_pretrained``).
         strangers: set[str] = set()

@@ -81,11 +81,8 @@ def write(call: Call, folder: pathlib.Path) -> str:
 
 
 def read(job: Job) -> Call:
-    """Reads the call of a job from Python: a new object each time, with models on the meta device.
-
-    Raises:
-        RehearsalError: something in it cannot be rebuilt in another process.
-    """
+    """Reads the call of a job from Python: a new object each time, with models on the meta device. Raises
+    RehearsalError if something in it cannot be rebuilt in another process."""
     from autotrain_mem.trainers import pickle_without_tensors
 
     assert job.python_call is not None, "asked for jobs from Python only"

@@ -53,11 +53,8 @@ class RunBackend(Protocol):
         """Sets torn checkpoints aside; returns the run's newest whole one."""
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
-        """Returns a plan that takes less memory, or is for the remaining machines; None to keep the plan.
-
-        Raises:
-            AutofitError: too few machines are left.
-        """
+        """Returns a plan that takes less memory, or is for the remaining machines; None to keep the plan. Raises
+        AutofitError if too few machines are left."""
 
     def explained(self, ending: Ending) -> AutofitError:
         """Returns the process's own error, or one with more explanation."""

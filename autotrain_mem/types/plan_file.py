@@ -76,10 +76,7 @@ def _may_be_replaced(file: Path) -> bool:
 
 def read_content(path: str | Path) -> tuple[bytes, str]:
     """Reads a plan's file, or the one in an output folder, up to the largest size; returns it with the file's name.
-
-    Raises:
-        PlanFileError: it does not exist, or is not an ordinary file.
-    """
+    Raises PlanFileError if it does not exist, or is not an ordinary file."""
     file = file_of(path)
     try:
         content = read_start(file, LARGEST_BYTES + 1)

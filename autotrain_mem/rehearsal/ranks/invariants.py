@@ -24,11 +24,8 @@ LARGEST_PADDING = 0.001
 
 @contextmanager
 def trained_in_full(trainer: Any) -> Iterator[None]:
-    """Within the block, a trainer trains; afterwards every used parameter must have optimizer state.
-
-    Raises:
-        RehearsalError: the prediction would be too low.
-    """
+    """Within the block, a trainer trains; afterwards every used parameter must have optimizer state. Raises
+    RehearsalError if the prediction would be too low."""
     ran: set[int] = set()
     try:
         with hooks.register_module_forward_pre_hook(lambda module, _: ran.add(id(module))):

@@ -39,11 +39,8 @@ StartRemote = Callable[[int, Mapping[str, str], Path, OnLine], RemoteChild | Non
 
 
 def join_seconds() -> float:
-    """Returns how long machines wait for each other.
-
-    Raises:
-        UsageError: the environment variable for it is not a number.
-    """
+    """Returns how long machines wait for each other. Raises UsageError if the environment variable for it is not a
+    number."""
     text = os.environ.get(JOIN_VARIABLE, str(JOIN_SECONDS))
     try:
         return float(text)
