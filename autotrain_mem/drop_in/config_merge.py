@@ -195,11 +195,8 @@ def _plain(value: Any) -> Any:
 
 
 def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
-    """Returns a new config of the same class with a plan's knobs; the script's own config is unchanged.
-
-    Args:
-        loads: Whether the trainer loads the model by its name.
-    """
+    """Returns a new config of the same class with a plan's knobs; the script's own config is unchanged. ``loads``:
+    whether the trainer loads the model by its name."""
     planned = {name: value for name, value in codec.to_json(knobs).items() if hasattr(config, name)}
     changed = {name: value for name, value in planned.items() if _plain(getattr(config, name)) != value}
     if "fp16" in changed:

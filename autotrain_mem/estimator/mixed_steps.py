@@ -248,10 +248,8 @@ class Run:
     """Replays steps of any length, one after another, in one pool of the allocator of an unlimited device.
 
     Small blocks, up to 1 MiB, share segments with no others (``CUDACachingAllocator.cpp: get_pool``).
-
-    Args:
-        longest_first: The longest rows run forward and backward before the first step, and leave nothing but what the
-            allocator then caches (``training.process.longest_batch``).
+    ``longest_first``: the longest rows run forward and backward before the first step, and leave nothing but what
+    the allocator then caches (``training.process.longest_batch``).
     """
 
     def __init__(

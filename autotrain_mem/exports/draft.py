@@ -138,11 +138,8 @@ class Draft:
         return self.launched() if self.job.accelerate is None else self.job.accelerate
 
     def launched(self, layers: Sequence[str] = ()) -> dict[str, Any]:
-        """Returns the launch settings that autofit itself uses.
-
-        Args:
-            layers: Layers to wrap that accelerate does not find by itself.
-        """
+        """Returns the launch settings that autofit itself uses. ``layers``: layers to wrap that accelerate does not
+        find by itself."""
         attention = self.job.arguments.get("attn_implementation")
         return accelerate_config(
             self.knobs, mixed_precision=self.precision, nodes=self.nodes, wrapped=layers, attention=attention

@@ -102,11 +102,8 @@ class DryRun:
 
 
 def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
-    """Describes what ``autofit METHOD`` would start with this plan.
-
-    Args:
-        environment: Variables that it would set for the training process.
-    """
+    """Describes what ``autofit METHOD`` would start with this plan. ``environment``: variables that it would set for
+    the training process."""
     draft = draft_of(plan, job)
     single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", draft.precision)
     several = draft.knobs.processes > 1

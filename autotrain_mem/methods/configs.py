@@ -196,11 +196,8 @@ def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_
 
 
 def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) -> Keywords:
-    """Adds a plan's LoRA and quantization to a script's keywords, which have neither.
-
-    Args:
-        arguments: The job's arguments, with the plan's knobs over them.
-    """
+    """Adds a plan's LoRA and quantization to a script's keywords, which have neither. ``arguments``: the job's
+    arguments, with the plan's knobs over them."""
     from trl import ModelConfig
 
     changed, model = dict(keywords), keywords["model"]
@@ -215,11 +212,8 @@ def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) ->
 
 
 def read_config(text: str, task: str) -> Any:
-    """Reads a config as ``peft/config.py: PeftConfigMixin.from_pretrained`` does.
-
-    Args:
-        task: The task type if the config has none.
-    """
+    """Reads a config as ``peft/config.py: PeftConfigMixin.from_pretrained`` does. ``task``: the task type if the
+    config has none."""
     from peft import PeftConfig
 
     content = {"task_type": task, **json.loads(text)}

@@ -100,10 +100,8 @@ def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Ite
 
     TRL's DPO (before 1.16) and KTO write into a view of them. The backward pass of such a write uses ``as_strided``,
     with zeros of the base's size; for fake tensors autograd would repeat the view instead
-    (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch).
-
-    Args:
-        home: The trainer's module, such as ``trl.trainer.dpo_trainer``.
+    (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch). ``home``: the trainer's module, such as
+    ``trl.trainer.dpo_trainer``.
     """
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 

@@ -162,11 +162,8 @@ class Method(Protocol):
     def build_trainer(
         self, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
     ) -> Any:
-        """Builds the installed trainer as TRL's own script does.
-
-        Args:
-            stub: The tokenizer of a rehearsal; None in a real run.
-        """
+        """Builds the installed trainer as TRL's own script does. ``stub``: the tokenizer of a rehearsal; None in a
+        real run."""
         return build(self.facts.trainer, filled, model, train_dataset, eval_dataset, stub)
 
     def without_precomputing(self) -> AbstractContextManager[Any]:
@@ -209,11 +206,8 @@ class Method(Protocol):
     def row_lengths(
         self, filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
     ) -> RowLengths:
-        """Counts the tokens of every row after the trainer's own formatting, untruncated.
-
-        Args:
-            formatting: A script's formatting function, for SFT only; other methods are called without it.
-        """
+        """Counts the tokens of every row after the trainer's own formatting, untruncated. ``formatting``: a script's
+        formatting function, for SFT only; other methods are called without it."""
 
     def image_texts(self, filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
         """Formats one of the user's rows, with this number of images, as the trainer does."""
@@ -233,11 +227,8 @@ class Method(Protocol):
         return None
 
     def loss_basis(self, trainer: Any, *, is_counted: bool) -> Basis:
-        """Returns what a micro-batch's loss is averaged over.
-
-        Args:
-            is_counted: Whether each loss is divided by transformers' token count of all micro-batches.
-        """
+        """Returns what a micro-batch's loss is averaged over. ``is_counted``: whether each loss is divided by
+        transformers' token count of all micro-batches."""
         return Basis.UNITS
 
     def is_models_loss(self, trainer: Any) -> bool:

@@ -123,11 +123,9 @@ def answers_of(trainer: Any) -> int:
 def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
     """Counts the prompts of a generation over all processes.
 
-    Distillation generates for an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler), online DPO
-    for a micro-batch; GRPO's and RLOO's configs give the size.
-
-    Args:
-        accumulation: Micro-steps of an optimizer step; None for the trainer's.
+    Distillation generates for an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler), online
+    DPO for a micro-batch; GRPO's and RLOO's configs give the size. ``accumulation``: micro-steps of an optimizer
+    step; None for the trainer's.
     """
     args = trainer.args
     method = method_of_trainer(trainer)

@@ -20,11 +20,7 @@ takes_model_name = False
 def build_pairs_trainer(
     home: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
 ) -> Any:
-    """Builds a trainer of ``trl.experimental``.
-
-    Args:
-        home: Its package, such as ``trl.experimental.orpo``.
-    """
+    """Builds a trainer of ``trl.experimental``. ``home``: its package, such as ``trl.experimental.orpo``."""
     common = with_policy(filled, model, stub)
     return _class_of(home)(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
 

@@ -13,11 +13,8 @@ PADDING_TOKEN = 2
 
 
 def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, int]] | None = None) -> Any:
-    """Makes a tokenizer of eight words that splits at spaces.
-
-    Args:
-        marks: Further special tokens, by the names of the tokenizer's attributes: their texts and ids.
-    """
+    """Makes a tokenizer of eight words that splits at spaces. ``marks``: further special tokens, by the names of the
+    tokenizer's attributes: their texts and ids."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -50,10 +47,7 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
 
 def shorten_last_rejected(rows: list[Any], limit: int | None = None) -> list[Any]:
     """Cuts one token off the last rejected completion: even a batch of one pair is padded to the chosen one.
-
-    Args:
-        limit: The length to which the collator cuts prompt and completion.
-    """
+    ``limit``: the length to which the collator cuts prompt and completion."""
     *full, last = rows
     rejected = last["rejected_ids"]
     if limit is not None:

@@ -116,11 +116,8 @@ def config_of_environment(environment: Mapping[str, str], processes: int) -> dic
 def rank_environment(
     rank: int, processes: int, *, address: str, port: int, local_processes: int | None = None
 ) -> dict[str, str]:
-    """Returns the variables that give a process its rank.
-
-    Args:
-        local_processes: Processes of each machine; None for a single machine.
-    """
+    """Returns the variables that give a process its rank. ``local_processes``: processes of each machine; None for a
+    single machine."""
     local = local_processes or processes
     place = {"RANK": rank, "LOCAL_RANK": rank % local, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": local}
     return {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

@@ -30,9 +30,7 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None)
     """Names where a run that does not fit would fit: on the next larger cards, and on more of this card.
 
     Another card is judged by the bytes that this one reserves; other kernels may need a few percent more or less.
-
-    Args:
-        shared: Rehearses settings on more cards; None for arithmetic alone.
+    ``shared``: rehearses settings on more cards; None for arithmetic alone.
     """
     if rehearsals.hardware.origin == "cpu":
         return ()

@@ -96,10 +96,7 @@ def rehearse(
 
 def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> TrainerSpec:
     """Returns how to build and drive the job's trainer; a real run that is compared with it is driven the same way.
-
-    Args:
-        layers: Of models that a script hands over as objects; None for all that they have.
-    """
+    ``layers``: of models that a script hands over as objects; None for all that they have."""
     method = method_of(job.method)
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
@@ -239,11 +236,8 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
 def call_again(
     job: Job, knobs: Knobs, filled: Configs, train_dataset: Any, eval_dataset: Any, tokenizer: Any, layers: int | None
 ) -> Any:
-    """Builds the script's own trainer on fake tensors, as the script builds it.
-
-    Args:
-        layers: Of the models; None for all that they have.
-    """
+    """Builds the script's own trainer on fake tensors, as the script builds it. ``layers``: of the models; None for
+    all that they have."""
     call = read(job)
     if layers is not None and not isinstance(call.model, str):
         # The model, and a reference that is as deep as it is and of its kind.
@@ -298,11 +292,8 @@ def left_out(job: Job) -> tuple[str, ...]:
 
 
 def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any:
-    """The rehearsal's config, of the script's own class and with all that the script put on it.
-
-    Args:
-        loads: The trainer loads the model by its name.
-    """
+    """The rehearsal's config, of the script's own class and with all that the script put on it. ``loads``: the
+    trainer loads the model by its name."""
     made = filled.training
     if hasattr(made, "model_init_kwargs"):
         own = getattr(asked, "model_init_kwargs", None)

@@ -35,11 +35,8 @@ _REST = "settings, attempts, other levels: -v, or autofit explain"
 
 
 def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
-    """Shows a plan in at most :data:`LINES` lines of :data:`COLUMNS` columns or more.
-
-    Args:
-        next_command: Trains with the plan; None if that is about to happen.
-    """
+    """Shows a plan in at most :data:`LINES` lines of :data:`COLUMNS` columns or more. ``next_command``: trains with
+    the plan; None if that is about to happen."""
     lines, known = decision(plan), [fact for fact in facts(plan) if fact.gravity]
     asked = len(lines) - len(plan.questions)
     head = [Fact("", line, 90 if number < asked else 80) for number, line in enumerate(lines)]

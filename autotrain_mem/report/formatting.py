@@ -140,10 +140,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
 
 def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | None = None) -> str:
     """``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``.
-
-    Args:
-        parameters: Those of ``--lora_target_parameters``, which LoRA adapts besides or instead of layers.
-    """
+    ``parameters``: those of ``--lora_target_parameters``, which LoRA adapts besides or instead of layers."""
     name = name_of(knobs.peft_config)
     if not knobs.use_peft:
         what = "the whole model"
@@ -181,11 +178,8 @@ def sharing(knobs: Knobs) -> str:
 
 
 def attempt(tried: Candidate, asked: Knobs, *, has_copies: bool) -> str:
-    """Describes an attempt of a search beside its batch: ``checkpointing off, LoRA, whole model``.
-
-    Args:
-        has_copies: Others were rehearsed on copies of few layers.
-    """
+    """Describes an attempt of a search beside its batch: ``checkpointing off, LoRA, whole model``. ``has_copies``:
+    others were rehearsed on copies of few layers."""
     return difference(tried.knobs, asked) + (", whole model" if has_copies and tried.rehearsed_layers is None else "")
 
 

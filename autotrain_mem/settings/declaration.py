@@ -222,11 +222,8 @@ def at_least_one(noun: str) -> Check:
 
 
 def one_of(known: tuple[str, ...], told: tuple[str, ...] | None = None, prefix: str = "--") -> Check:
-    """Makes the check that a value is among the known ones.
-
-    Args:
-        told: The values that the cure lists, if not all known ones.
-    """
+    """Makes the check that a value is among the known ones. ``told``: the values that the cure lists, if not all
+    known ones."""
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         if value not in known:

@@ -183,11 +183,8 @@ class Child:
 
 
 class LossyStream:
-    """Wraps a text stream that may fail: a full disk, a closed terminal, a reader that exited.
-
-    Args:
-        on_loss: Called with the first error, except in forked processes.
-    """
+    """Wraps a text stream that may fail: a full disk, a closed terminal, a reader that exited. ``on_loss``: called
+    with the first error, except in forked processes."""
 
     def __init__(self, stream: TextIO, on_loss: Callable[[OSError], None] = lambda error: None) -> None:
         self._stream = stream

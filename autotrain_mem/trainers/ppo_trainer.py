@@ -197,11 +197,8 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         return self.data_collator(rows)
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> None:
-        """Trains, or resumes from a checkpoint as if the run had not been interrupted.
-
-        Args:
-            resume_from_checkpoint: A checkpoint's folder, or True for the newest one in ``args.output_dir``.
-        """
+        """Trains, or resumes from a checkpoint as if the run had not been interrupted. ``resume_from_checkpoint``: a
+        checkpoint's folder, or True for the newest one in ``args.output_dir``."""
         ppo_checks.verify(self)
         checkpoint = ppo_resume.find_checkpoint(resume_from_checkpoint, self.args.output_dir)
         callbacks, dataloader = list(self.callback_handler.callbacks), self.dataloader

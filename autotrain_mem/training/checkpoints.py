@@ -147,10 +147,8 @@ def newest_start(
 ) -> Checkpoint | None:
     """Returns the newest checkpoint to resume from, or None; renames torn ones, so that nothing uses or counts them.
 
-    Sizes are compared in all checkpoints, contents only in candidates, newest first.
-
-    Args:
-        run: The id of the run whose checkpoints count; None for any run.
+    Sizes are compared in all checkpoints, contents only in candidates, newest first. ``run``: the id of the run
+    whose checkpoints count; None for any run.
     """
     for each in newest_first(output_dir):
         if why := why_torn(each.path):

@@ -35,11 +35,8 @@ class _Rank:
 
 
 class Pulses:
-    """Records what the ranks of one training have sent so far.
-
-    Args:
-        silent_seconds: How long all ranks may be without progress; ``--ddp_timeout``.
-    """
+    """Records what the ranks of one training have sent so far. ``silent_seconds``: how long all ranks may be without
+    progress; ``--ddp_timeout``."""
 
     def __init__(self, ranks: int, silent_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._silent_seconds, self._clock = silent_seconds, clock

@@ -305,11 +305,7 @@ class Progress:
         self._on_event(event)
 
     def ending(self, error: AutofitError, **more: Any) -> Ending:
-        """Returns an ending with how far the training came.
-
-        Args:
-            more: The other fields of the ending.
-        """
+        """Returns an ending with how far the training came. ``more``: the other fields of the ending."""
         return Ending(
             error=error,
             step=self._step,

@@ -39,9 +39,7 @@ def python_errors(config: str = "") -> Iterator[None]:
     """Adds a note to errors that leave the block, with the Python spelling of their flags.
 
     Hides the worker's traceback, except for errors that the installed libraries raised in a rehearsal or a training.
-
-    Args:
-        config: The class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
+    ``config``: the class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
     """
     try:
         yield
@@ -68,10 +66,7 @@ def python_words(text: str, config: str = "") -> str:
 
 def as_json(value: Any, other: Callable[[Any], Any]) -> Any:
     """Returns a value's JSON: an enumeration's value, a path's text, a dtype's name; a set becomes a sorted list.
-
-    Args:
-        other: Converts an object of any other kind, or raises.
-    """
+    ``other``: converts an object of any other kind, or raises."""
     match value:
         case enum.Enum():
             return as_json(value.value, other)

@@ -76,11 +76,8 @@ class Piece:
         return [self.inputs[name] for name in _IDS if name in self.inputs]
 
     def cut(self, count: int, *, trim: bool = True) -> list[Piece]:
-        """Cuts it into parts of sizes as equal as possible.
-
-        Args:
-            trim: Whether to drop the columns that are all padding in a part.
-        """
+        """Cuts it into parts of sizes as equal as possible. ``trim``: whether to drop the columns that are all
+        padding in a part."""
         images = self._images()
         assert not isinstance(images, str), images
         parts = []

@@ -22,11 +22,8 @@ _UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def main(device_of: DeviceOf | None = None) -> None:
-    """Runs one task, and sends its last event or an error.
-
-    Args:
-        device_of: The device to run on; None for a real device.
-    """
+    """Runs one task, and sends its last event or an error. ``device_of``: the device to run on; None for a real
+    device."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `autofit ... &` ignores SIGINT
 
     def on_loss(error: OSError) -> None:

@@ -144,10 +144,8 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     """Cuts a trainer's prepared data to its longest rows; returns the tokens of the longest.
 
     Each micro-batch consists of the longest rows, repeated if it needs more. The first one runs without accumulated
-    gradients, the second with them, and those of the second step also with optimizer state.
-
-    Args:
-        accumulation: Micro-steps of the plan's optimizer steps, if the trainer's own are fewer.
+    gradients, the second with them, and those of the second step also with optimizer state. ``accumulation``:
+    micro-steps of the plan's optimizer steps, if the trainer's own are fewer.
     """
     is_ppo = hasattr(trainer, "value_model")
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing

@@ -93,11 +93,8 @@ class Sign:
 
 
 class SignDetector:
-    """Takes one sample per log, and keeps the last ``WINDOW`` of them.
-
-    Args:
-        grows: Whether the allocator already has expandable segments; if not, they are advised.
-    """
+    """Takes one sample per log, and keeps the last ``WINDOW`` of them. ``grows``: whether the allocator already has
+    expandable segments; if not, they are advised."""
 
     def __init__(self, grows: bool = False) -> None:
         self._grows = grows
