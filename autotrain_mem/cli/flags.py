@@ -146,14 +146,9 @@ _BLOCKS = (_AUTOFIT, _ENV) = ("autofit", "env")
 
 
 def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
-    """Reads our flags, and the YAML file that ``--config`` or ``--recipe`` names.
-
-    Args:
-        prog: The command, whose last word is the method: ``"autofit plan sft"``.
-
-    Raises:
-        UsageError: a value is invalid, or the YAML file cannot be read or is not a mapping.
-    """
+    """Reads our flags, and the YAML file that ``--config`` or ``--recipe`` names. ``prog``: the command, whose last
+    word is the method: ``"autofit plan sft"``. Raises UsageError if a value is invalid, or the YAML file cannot be
+    read or is not a mapping."""
     namespace, rest = make_parser(prog).parse_known_args([underscored(token) for token in argv])
     not_here = {f"--{each.flag}": each.elsewhere for each in _FLAGS if each.elsewhere is not None}
     for flag in (token.partition("=")[0] for token in rest):

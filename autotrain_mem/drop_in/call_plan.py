@@ -288,13 +288,8 @@ LOSSLESS = "lossless"
 
 def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan:
     """Returns the plan for a model object; if not lossless, with the plan for a freshly loaded model as alternative.
-
-    Args:
-        folder: A scratch folder.
-
-    Raises:
-        DoesNotFitError: the model object does not fit; the hint says whether the model would fit if loaded again.
-    """
+    ``folder``: a scratch folder. Raises DoesNotFitError if the model object does not fit; the hint says whether the
+    model would fit if loaded again."""
     try:
         plan = plan_job(job)
     except DoesNotFitError as error:

@@ -42,14 +42,8 @@ class Launched:
 
 
 def read_launched(config: Any, autofit: AutoFit) -> Launched:
-    """Returns how this process was launched.
-
-    Args:
-        config: TRL's config, which may also ask for FSDP or DeepSpeed.
-
-    Raises:
-        UsageError: the sharding cannot be rehearsed, or contradicts ``autofit``.
-    """
+    """Returns how this process was launched. ``config``: TRL's config, which may also ask for FSDP or DeepSpeed.
+    Raises UsageError if the sharding cannot be rehearsed, or contradicts ``autofit``."""
     if _is_on("ACCELERATE_USE_MEGATRON_LM"):
         raise UsageError(
             "accelerate launched this process with Megatron-LM, which is not rehearsed.",
@@ -179,13 +173,8 @@ def is_first() -> bool:
 
 def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
     """Returns the device with the least budget of all processes, with their topology; every process must call it.
-
-    Args:
-        link: Names of the links between devices, as in ``--link``; None to detect them.
-
-    Raises:
-        AutofitError: any process failed to find its device.
-    """
+    ``link``: names of the links between devices, as in ``--link``; None to detect them. Raises AutofitError if any
+    process failed to find its device."""
     if processes() == 1:
         return find()
     import torch.distributed as dist

@@ -163,15 +163,10 @@ def mixed_lengths(
     *,
     empties_cache: bool = False,
 ) -> MixedLengths:
-    """Replays sampled steps after the longest rows, with both kinds of segments.
-
-    Args:
-        empties_cache: Whether ``torch_empty_cache_steps`` releases the cache that the longest rows left: running them
-            first then saves no later allocation, but still reserves its own bytes.
-
-    Raises:
-        UnclearStepsError: the steps of these rehearsals cannot be told apart, or use more streams than one.
-    """
+    """Replays sampled steps after the longest rows, with both kinds of segments. ``empties_cache``: whether
+    ``torch_empty_cache_steps`` releases the cache that the longest rows left: running them first then saves no later
+    allocation, but still reserves its own bytes. Raises UnclearStepsError if the steps of these rehearsals cannot be
+    told apart, or use more streams than one."""
     templates = _templates(longest, shorter, accumulates=batches.each_step > 1)
     looked_at = {steps * batches.each_step for steps in STEPS}
 
