@@ -120,10 +120,8 @@ def _fraction(name: str, value: str, *, whole: bool) -> float:
 
 
 def _divisions(name: str, value: str) -> tuple[int, ...]:
-    """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: sizes in MiB, each with its number of steps.
-
-    The first number also applies below its size (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``).
-    """
+    """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: sizes in MiB, each with its number of steps. The
+    first number also applies below its size (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``)."""
     if not value.startswith("["):
         return (_power_of_two(name, value),) * ROUNDUP_INTERVALS
     divisions, last, first = [0] * ROUNDUP_INTERVALS, 0, True

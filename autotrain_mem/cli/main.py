@@ -125,10 +125,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
-    """Interrupts the process as Ctrl-C does, but only once: these signals often arrive in pairs.
-
-    Both the shell and the kernel report a closed terminal; Slurm sends a warning, and then SIGTERM.
-    """
+    """Interrupts the process as Ctrl-C does, but only once: these signals often arrive in pairs. Both the shell and the
+    kernel report a closed terminal; Slurm sends a warning, and then SIGTERM."""
     for each in (signal.SIGTERM, *ENDING_SIGNALS):
         signal.signal(each, signal.SIG_IGN)
     signal.default_int_handler(number, frame)

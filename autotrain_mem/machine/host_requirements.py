@@ -119,10 +119,8 @@ def _on_cpu(load: Load, available_bytes: int) -> Iterator[Finding]:
 
 
 def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
-    """Checks host memory for several processes that load at once, and for what is offloaded.
-
-    One process needs next to none: tensors go from the mapped file to the card.
-    """
+    """Checks host memory for several processes that load at once, and for what is offloaded. One process needs next to
+    none: tensors go from the mapped file to the card."""
     given, available = load.job.arguments, f"{format_bytes(available_bytes)} are available"
     loaded_bytes = load.loaded_bytes * load.loaders
     is_quantized = any(given.get(name) for name in QUANTIZED_BYTES)

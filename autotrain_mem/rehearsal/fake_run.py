@@ -293,10 +293,8 @@ def stand_in(model: Any) -> None:
 
 
 def _quantize(shape: tuple[int, int], dtype: torch.dtype, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Makes bitsandbytes quantize on the meta device (sizes as in ``bitsandbytes/functional.py: quantize_4bit``).
-
-    Its code table is computed from values and cached for the whole process: here it gets one without values.
-    """
+    """Makes bitsandbytes quantize on the meta device (sizes as in ``bitsandbytes/functional.py: quantize_4bit``). Its
+    code table is computed from values and cached for the whole process: here it gets one without values."""
     from bitsandbytes import functional
     from torch.utils._python_dispatch import _disable_current_modes
 

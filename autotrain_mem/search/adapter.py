@@ -80,10 +80,8 @@ def adapter_learning_rate(base: Knobs, job: Job) -> float:
 
 
 def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int, str]:
-    """Finds the smallest rank with as many parameters as the data have tokens, preferences, labels or rewards.
-
-    Each of these has about one bit of information, and a parameter holds about two ("LoRA Without Regret").
-    """
+    """Finds the smallest rank with as many parameters as the data have tokens, preferences, labels or rewards. Each of
+    these has about one bit of information, and a parameter holds about two ("LoRA Without Regret")."""
     learns_tokens, width = method_of(job.method).learns_tokens, facts.adapter_width
     bits = None if profile is None else profile.kept_tokens(None) if learns_tokens else profile.rows
     noun = "tokens" if learns_tokens else METHODS[job.method].row_noun

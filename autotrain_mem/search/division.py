@@ -168,9 +168,7 @@ def nearest(numbers: list[int], to: int) -> list[int]:
 
 def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, ...] | None:
     """Divides each process's share into whole mini-batches, and these into whole micro-batches.
-
-    ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts the first; the second is needed to accumulate.
-    """
+    ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts the first; the second is needed to accumulate."""
     effective, rows, processes = knobs.effective_batch_size, share(knobs), knobs.processes
     if rows % batches:
         each = f" in the share of each of {processes} processes" if processes > 1 else ""

@@ -196,10 +196,8 @@ def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> floa
 
 
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
-    """Returns the gradient bytes that a phase holds with these knobs beyond a rehearsed point; may be negative.
-
-    Only later micro-steps find gradients (``torch/optim/optimizer.py: zero_grad``).
-    """
+    """Returns the gradient bytes that a phase holds with these knobs beyond a rehearsed point; may be negative. Only
+    later micro-steps find gradients (``torch/optim/optimizer.py: zero_grad``)."""
     memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
     accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)
     if memory.trained is None or accumulates[0] == accumulates[1] or phase not in training:

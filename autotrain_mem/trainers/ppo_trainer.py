@@ -311,10 +311,8 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
 
 def _accelerator(args: Any, gradient_accumulation_steps: int) -> Accelerator:
-    """Returns TRL's accelerator with the precision of ``args``.
-
-    A shared state with an earlier accelerator's precision is reset (``training_args.py: _setup_devices`` does too).
-    """
+    """Returns TRL's accelerator with the precision of ``args``. A shared state with an earlier accelerator's precision
+    is reset (``training_args.py: _setup_devices`` does too)."""
     _ = args.device  # sets up the process group, and the CPU if requested, before accelerate does
     if AcceleratorState._shared_state.get("_mixed_precision", args.mixed_precision) != args.mixed_precision:
         AcceleratorState._reset_state()

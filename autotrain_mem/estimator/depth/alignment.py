@@ -264,10 +264,8 @@ class Search:
             del self._partner[i]
 
     def _may_be_resized(self, i: int, j: int) -> bool:
-        """Returns whether two births may be the same block, which grows by as much with each layer.
-
-        A loss passes on scalars and gradients of its inputs, so no block grows with the chunks.
-        """
+        """Returns whether two births may be the same block, which grows by as much with each layer. A loss passes on
+        scalars and gradients of its inputs, so no block grows with the chunks."""
         short, long = self._short, self._long
         if i >= len(short.symbols) or j >= len(long.symbols) or short.sizeless[i] != long.sizeless[j]:
             return False

@@ -281,10 +281,8 @@ def _bare(fact: Hashable) -> Act:
 
 
 def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hashable], list[Hashable]]:
-    """Finds where each step of both runs happens: at a step of a layer, whichever it is, or at a step of a kind.
-
-    Steps before an insertion that equal its copies belong to earlier layers, and get the same places.
-    """
+    """Finds where each step of both runs happens: at a step of a layer, whichever it is, or at a step of a kind. Steps
+    before an insertion that equal its copies belong to earlier layers, and get the same places."""
     of_short: list[Hashable] = list(range(len(short.symbols)))
     of_long: list[Hashable] = []
     done = 0

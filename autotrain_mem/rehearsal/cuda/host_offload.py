@@ -101,10 +101,8 @@ class _OnDevice:
 
 
 class _Storage:
-    """A storage with a unique address, by which TRL recognises a storage that it has just offloaded.
-
-    Fake storages all have address 0. A real address may be reused, as on a GPU.
-    """
+    """A storage with a unique address, by which TRL recognises a storage that it has just offloaded. Fake storages all
+    have address 0. A real address may be reused, as on a GPU."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage

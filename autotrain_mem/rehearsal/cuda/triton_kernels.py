@@ -310,10 +310,8 @@ def _fused_head() -> Any:
 
 
 class _Kernel:
-    """Replaces a jitted kernel: ``kernel[grid](logits, ...)`` writes into its arguments and allocates nothing.
-
-    ``tile`` is the same computation in PyTorch, which also writes the arguments of ``statistics``.
-    """
+    """Replaces a jitted kernel: ``kernel[grid](logits, ...)`` writes into its arguments and allocates nothing. ``tile``
+    is the same computation in PyTorch, which also writes the arguments of ``statistics``."""
 
     def __init__(self, tile: Callable[..., None], *, statistics: slice) -> None:
         self._tile, self._statistics = tile, statistics

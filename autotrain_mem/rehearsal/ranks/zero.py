@@ -153,10 +153,8 @@ def _is_in_shards(model: torch.nn.Module) -> bool:
 
 
 def _cut(cut: Callable[..., None], recorder: RankRecorder, offload: Any, config: Any, module: Any, mpu: Any) -> None:
-    """Shards a model's parameters for ZeRO-3.
-
-    Shards that ``zero.Init`` creates exist before recording starts. Otherwise shards replace the parameters one by one.
-    """
+    """Shards a model's parameters for ZeRO-3. Shards that ``zero.Init`` creates exist before recording starts.
+    Otherwise shards replace the parameters one by one."""
     with recorder.unseen() if _is_in_shards(module) else nullcontext():
         cut(offload, config, module, mpu)
     if _is_in_shards(module):

@@ -178,9 +178,7 @@ def _changes(values: Sequence[int]) -> list[int]:
 
 def _stacked_figure(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
     """Returns the figure of a timeline: owners as stacked areas, the uppermost first, and what is reserved as a line.
-
-    ``held`` has for each point the indices of its rows in ``holders``, since most of these come again.
-    """
+    ``held`` has for each point the indices of its rows in ``holders``, since most of these come again."""
     areas = [
         {"name": formatting.OWNERS[owner], "colour": str(owner), "stacked": True, "changes": _changes(sizes)}
         for owner, sizes in reversed([*timeline.owners.items()])
