@@ -199,10 +199,8 @@ def reserved_after(
     longest_first: bool,
     accumulates: bool = False,
 ) -> list[int]:
-    """Returns the reserved bytes after each batch of these lengths, on a device without a limit.
-
-    Nothing is rounded, so that a real run of the same rows can be compared. Raises UnclearStepsError.
-    """
+    """Returns the reserved bytes after each batch of these lengths, on a device without a limit. Nothing is rounded, so
+    that a real run of the same rows can be compared. Raises UnclearStepsError."""
     templates = _templates(longest, shorter, accumulates=accumulates)
     large, small = (Run(templates, settings, longest_first=longest_first, is_small=each) for each in (False, True))
     return [large.step(each) + small.step(each) for each in tokens]

@@ -26,10 +26,8 @@ _DEFAULT_POOL = (0, 0)
 
 
 def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: str = "") -> Snapshot:
-    """Replays a run and records each action of the allocator: about two entries for each event of the trace.
-
-    After an ``oom`` entry the replay continues as if memory sufficed. ``setting`` is PYTORCH_ALLOC_CONF.
-    """
+    """Replays a run and records each action of the allocator: about two entries for each event of the trace. After an
+    ``oom`` entry the replay continues as if memory sufficed. ``setting`` is PYTORCH_ALLOC_CONF."""
     settings = replace(room.settings, grows=grows)
     history = History(trace)
     replay = Replay(trace, settings, room, on_action=history.hear)

@@ -230,10 +230,8 @@ GATHERED_IN = 32
 
 
 def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
-    """Returns the work of a rehearsed point, with its model sharded as these knobs say.
-
-    The model's whole bytes are those at the known peak, times its shards.
-    """
+    """Returns the work of a rehearsed point, with its model sharded as these knobs say. The model's whole bytes are
+    those at the known peak, times its shards."""
     before, topology = known.knobs, known.hardware.topology
     # What shares the tokens of a row sends keys and values, which grow with them, however the model is shared.
     kept = [each for each in work.work if each.kind not in COLLECTIVES or each.bytes]

@@ -49,10 +49,8 @@ def asleep_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes: int) -> Estimate:
-    """Returns the estimate of the state that needs more memory: the engine awake, or asleep.
-
-    ``estimate`` covers the whole run with the share allocated; ``awake`` only the moments in which the engine is awake.
-    """
+    """Returns the estimate of the state that needs more memory: the engine awake, or asleep. ``estimate`` covers the
+    whole run with the share allocated; ``awake`` only the moments in which the engine is awake."""
     if awake is None:
         return estimate
     sleep = VllmSleep(

@@ -35,10 +35,8 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         self._is_quick = _is_quick() if is_quick is None else is_quick
 
     def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns an operator's result as this mode would make it; NotImplemented if the operator must be called.
-
-        For a mode above this one. If other modes are active too, they must see the operator.
-        """
+        """Returns an operator's result as this mode would make it; NotImplemented if the operator must be called. For a
+        mode above this one. If other modes are active too, they must see the operator."""
         if not self._is_quick or torch._C._len_torch_dispatch_stack() != 1:
             return NotImplemented
         recipe = _recipes.get(self._key(func, args, kwargs))

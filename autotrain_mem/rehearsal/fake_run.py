@@ -244,10 +244,8 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def conversion_in_place() -> AbstractContextManager[Any]:
-    """Makes ``module.to()`` give fake parameters new data, as it does with real ones.
-
-    On fake tensors it would call swap_tensors, which refuses them. A parameter that two modules share stays shared.
-    """
+    """Makes ``module.to()`` give fake parameters new data, as it does with real ones. On fake tensors it would call
+    swap_tensors, which refuses them. A parameter that two modules share stays shared."""
 
     def apply(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         for child in module.children() if recurse else ():

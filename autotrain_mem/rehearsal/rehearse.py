@@ -156,10 +156,8 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
 
 
 def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
-    """Merges the knobs into the job's arguments, without what only a real run needs.
-
-    If the job evaluates, the rehearsal evaluates once, after the last step, when the optimizer's state exists.
-    """
+    """Merges the knobs into the job's arguments, without what only a real run needs. If the job evaluates, the
+    rehearsal evaluates once, after the last step, when the optimizer's state exists."""
     left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
     asked = {name: value for name, value in job.arguments.items() if name not in left_out}
     if isinstance(config := asked.get("deepspeed"), Mapping):

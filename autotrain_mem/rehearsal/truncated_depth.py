@@ -159,9 +159,7 @@ def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
 
 def model_pattern(model: Any) -> LayerPattern | None:
     """Describes how the layers of a model object repeat, adapters and frozen layers too; None as in :func:`pattern_of`.
-
-    Code of the user's own may be in the layers, or beside them, but not around them: it might count on all of them.
-    """
+    Code of the user's own may be in the layers, or beside them, but not around them: it might count on all of them."""
     layers = _layers_of(model)
     if layers is None:
         return None

@@ -95,10 +95,8 @@ MEGA_BATCHES = 50
 
 
 def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: str | None) -> tuple[Proposal, ...]:
-    """Lists the proposals that the data suggest, unless the user has decided on them.
-
-    ``flash_attention`` is the implementation of :data:`FLASH_ATTENTION` that this card, dtype and model support.
-    """
+    """Lists the proposals that the data suggest, unless the user has decided on them. ``flash_attention`` is the
+    implementation of :data:`FLASH_ATTENTION` that this card, dtype and model support."""
     if job.is_online or not knobs.pads_rows:
         return ()
     offers, limit, given = [], job.row_limit(knobs), job.arguments

@@ -175,10 +175,8 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
 
 
 def longest_rows(level: Level, memo: Memo, *, turns: int) -> Estimate | None:
-    """Returns the longest rows that fit on a level that shortens them; None if not even the shortest fit.
-
-    One row at a time needs least while little is accumulated; beyond its border the whole batch at once may fit.
-    """
+    """Returns the longest rows that fit on a level that shortens them; None if not even the shortest fit. One row at a
+    time needs least while little is accumulated; beyond its border the whole batch at once may fit."""
     least, at_once = level.at_every_length
     best = most_that_fits(level.space, least, memo, turns=turns)
     longer = [each for each in at_once if best is None or _demand(each)[1] > _demand(best.knobs)[1]]

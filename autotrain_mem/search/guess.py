@@ -82,10 +82,8 @@ def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
 
 
 def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Speed | None:
-    """Returns the next point of a line to rehearse, if the line may hold one faster than ``beyond``; else None.
-
-    It is the largest point that should fit, or else the smallest that might.
-    """
+    """Returns the next point of a line to rehearse, if the line may hold one faster than ``beyond``; else None. It is
+    the largest point that should fit, or else the smallest that might."""
     guessed = [speed(memo, sight, knobs) for knobs in may_fit(space, sight)]
     faster = [each for each in guessed if each.at_best > beyond]
     if sight.known:

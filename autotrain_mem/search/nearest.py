@@ -71,9 +71,7 @@ def confirmed(space: Space, memo: Memo) -> Estimate | None:
 
 def nearest(space: Space, memo: Memo) -> Estimate | None:
     """Finds the settings of least harm that fit if pins and limits are lifted, and lifts as few of these as possible.
-
-    Each level is first asked with all of them lifted. None if no level fits.
-    """
+    Each level is first asked with all of them lifted. None if no level fits."""
     # Limits on batches and checkpointing are lifted last, one by one; all others at once.
     loose = replace(space, fit="all")
     for row in LADDER:
@@ -102,10 +100,8 @@ def _without(space: Space, lever: str, knobs: tuple[str, ...]) -> Space:
 
 
 def suggestion(space: Space, knobs: Knobs) -> str:
-    """Returns the flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``.
-
-    A pinned micro-batch is replaced by the effective batch, and its flags are named to be removed.
-    """
+    """Returns the flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``. A
+    pinned micro-batch is replaced by the effective batch, and its flags are named to be removed."""
     base = space.base
     batch, effective = "", f"--effective_batch_size {space.effective_batch_size}"
     if knobs.per_device_train_batch_size != base.per_device_train_batch_size:

@@ -284,10 +284,8 @@ def half_of(knobs: Knobs) -> str:
 
 
 def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
-    """Returns whether the base is frozen and already saved in half precision, so that rounding loses nothing.
-
-    PEFT keeps the adapter in float32 (``peft/tuners/tuners_utils.py: cast_adapter_dtype``).
-    """
+    """Returns whether the base is frozen and already saved in half precision, so that rounding loses nothing. PEFT
+    keeps the adapter in float32 (``peft/tuners/tuners_utils.py: cast_adapter_dtype``)."""
     return base.use_peft and checkpoint_dtype == half_of(base)
 
 

@@ -93,9 +93,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def release() -> None:
     """Releases unreferenced memory. Call it outside the ``except`` block, since a traceback's frames hold tensors.
-
-    ``torch.cuda.empty_cache`` does nothing if CUDA was never used.
-    """
+    ``torch.cuda.empty_cache`` does nothing if CUDA was never used."""
     import torch
 
     gc.collect()

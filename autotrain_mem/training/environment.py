@@ -111,8 +111,6 @@ def rank_environments(
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that make all processes of a run one Weights & Biases run; empty if the user sets them.
-
-    With ``WANDB_RESUME=allow``, a run id starts or continues that run (W&B's guide to resuming).
-    """
+    With ``WANDB_RESUME=allow``, a run id starts or continues that run (W&B's guide to resuming)."""
     ours = {"WANDB_RUN_ID": number, "WANDB_RESUME": "allow"}
     return {} if ours.keys() & {**os.environ, **environment}.keys() else ours

@@ -38,10 +38,8 @@ TIME_LIMIT_SECONDS = 600.0
 
 
 class Worker:
-    """Sends questions to one worker process, which starts with :meth:`start` or the first question.
-
-    Use it as a context manager. A worker that died or hung is replaced at the next question.
-    """
+    """Sends questions to one worker process, which starts with :meth:`start` or the first question. Use it as a context
+    manager. A worker that died or hung is replaced at the next question."""
 
     def __init__(self) -> None:
         # Whichever process survives removes it: a killed one cleans up nothing.

@@ -60,10 +60,8 @@ def _reads_a_value(error: Exception) -> bool:
 
 
 def passed_on(error: Exception) -> dict[str, Any] | None:
-    """Describes an error of TRL, PEFT or the user's own code, so that the script's process can raise it too.
-
-    ``{"kind": "ValueError", "text": ..., "note": "It was raised in ..."}`` or None for errors of other libraries.
-    """
+    """Describes an error of TRL, PEFT or the user's own code, so that the script's process can raise it too. ``{"kind":
+    "ValueError", "text": ..., "note": "It was raised in ..."}`` or None for errors of other libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     if _reads_a_value(error) or not frames or library_of(frames[-1].filename) not in ("trl", "peft", ""):
         return None

@@ -38,10 +38,8 @@ MOST_MISTAKES = 50
 
 
 def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
-    """Returns the trace of the whole model, or None if the two runs do not determine it.
-
-    The runs have ``depths.short`` and ``depths.long`` layers; and perhaps chunks. ``seconds`` is their sum.
-    """
+    """Returns the trace of the whole model, or None if the two runs do not determine it. The runs have ``depths.short``
+    and ``depths.long`` layers; and perhaps chunks. ``seconds`` is their sum."""
     was_on = gc.isenabled()
     gc.disable()  # it took half of the time: millions of small things are made here, and none points back
     try:

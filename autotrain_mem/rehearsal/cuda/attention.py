@@ -268,10 +268,8 @@ def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[to
 
 
 def visible_share(query: torch.Tensor, key: torch.Tensor, call: KernelCall) -> float:
-    """Returns the share of scores that the kernel computes; a mask does not reduce it.
-
-    Two documents of 1000 and 3000 tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31.
-    """
+    """Returns the share of scores that the kernel computes; a mask does not reduce it. Two documents of 1000 and 3000
+    tokens in a row of 4000, causal: (1000^2 + 3000^2) / 2 / 4000^2 = 0.31."""
     tokens = int(key.size(2))
     lengths = [tokens]
     ends = known_value(call.ends) if isinstance(call.ends, FakeTensor) else call.ends

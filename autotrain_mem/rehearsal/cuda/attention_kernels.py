@@ -38,11 +38,8 @@ def choose(
     enable_gqa: bool,
     capability: Capability,
 ) -> Backend:
-    """Returns the first kernel that runs, in CUDA's order.
-
-    cuDNN comes first on capability 9.x and 10.x: ``check_prefer_cudnn_attention`` requires a cuDNN newer than 9.15.0,
-    which torch's CUDA 13 wheels include.
-    """
+    """Returns the first kernel that runs, in CUDA's order. cuDNN comes first on capability 9.x and 10.x:
+    ``check_prefer_cudnn_attention`` requires a cuDNN newer than 9.15.0, which torch's CUDA 13 wheels include."""
     # sdp_utils_cpp.h: check_tensor_shapes, check_batch_size_and_num_heads_dense, nonzero lengths, last stride
     if any(tensor.dim() != 4 or tensor.size(0) != inputs[0].size(0) for tensor in inputs):
         return Backend.MATH

@@ -32,9 +32,7 @@ from autotrain_mem.trainers import host_optimizer
 @contextmanager
 def host_offloading(recorder: Recorder) -> Iterator[None]:
     """Within the block, TRL's ``activation_offloading`` and our ``optimizer_offload`` treat CPU tensors as a GPU's.
-
-    Build the trainer within it, since TRL then asks for the accelerator.
-    """
+    Build the trainer within it, since TRL then asks for the accelerator."""
 
     def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
         recorder.record_stream(tensor, stream.number)

@@ -59,10 +59,8 @@ def _holders(args: tuple[Any, ...]) -> Holders:
 
 @functools.cache
 def sole_holders() -> Holders:
-    """Returns the reference counts of a gradient that only autograd's buffer holds, which differ by version.
-
-    Call this before recording, since it builds a graph.
-    """
+    """Returns the reference counts of a gradient that only autograd's buffer holds, which differ by version. Call this
+    before recording, since it builds a graph."""
     found: list[Holders] = []
 
     class Counting(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy here

@@ -47,10 +47,8 @@ class CudaRule:
 
 
 def foreach_on_cpu() -> AbstractContextManager[None]:
-    """Optimizers and gradient clipping process all tensors at once, with temporaries for all of them.
-
-    Source: ``torch/optim/optimizer.py: _default_to_fused_or_foreach``. On the CPU they process one tensor at a time.
-    """
+    """Optimizers and gradient clipping process all tensors at once, with temporaries for all of them. Source:
+    ``torch/optim/optimizer.py: _default_to_fused_or_foreach``. On the CPU they process one tensor at a time."""
     devices = [*foreach_module._get_foreach_kernels_supported_devices(), "cpu"]
     return _patched(
         (foreach_module, "_get_foreach_kernels_supported_devices", lambda: devices),
@@ -62,9 +60,7 @@ def foreach_on_cpu() -> AbstractContextManager[None]:
 
 def fused_dropout() -> AbstractContextManager[None]:
     """Dropout is one fused kernel that saves a mask of one byte per element; the CPU saves noise in the input's dtype.
-
-    Source: ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable``.
-    """
+    Source: ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable``."""
     plain = torch.nn.functional.dropout
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -82,10 +78,8 @@ def grouped_experts_of_bfloat16() -> AbstractContextManager[None]:
 
 
 def one_hot_by_scattering() -> AbstractContextManager[None]:
-    """``one_hot`` scatters classes into zeros; the CPU also checks their range.
-
-    Source: ``aten/src/ATen/native/Onehot.cpp: one_hot``.
-    """
+    """``one_hot`` scatters classes into zeros; the CPU also checks their range. Source:
+    ``aten/src/ATen/native/Onehot.cpp: one_hot``."""
     plain = torch.nn.functional.one_hot
 
     def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
@@ -99,9 +93,7 @@ def one_hot_by_scattering() -> AbstractContextManager[None]:
 
 def rows_of_svd() -> AbstractContextManager[None]:
     """cuSOLVER stores ``Vh`` row by row, so that PEFT's PSOFT keeps a view of its first rows; LAPACK stores columns.
-
-    Source: ``torch/_meta_registrations.py: _linalg_svd_meta``.
-    """
+    Source: ``torch/_meta_registrations.py: _linalg_svd_meta``."""
     plain = torch.linalg.svd
 
     def svd(matrix: torch.Tensor, full_matrices: bool = True, **options: Any) -> Any:

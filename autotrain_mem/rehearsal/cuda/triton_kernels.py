@@ -34,10 +34,8 @@ _IN_PLACE_FROM = (0, 8, 3)
 
 @contextmanager
 def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
-    """Within the block, ``use_liger_kernel=True`` gives a fake model layers that allocate like Liger's.
-
-    Each multiprocessor keeps a partial sum of a norm's weight gradient. An H100 has 132.
-    """
+    """Within the block, ``use_liger_kernel=True`` gives a fake model layers that allocate like Liger's. Each
+    multiprocessor keeps a partial sum of a norm's weight gradient. An H100 has 132."""
     from transformers import trainer
 
     with ExitStack() as stack:
@@ -187,10 +185,8 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
 
 
 def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
-    """Returns the tokens per chunk, whose logits have about the bytes of all hidden states.
-
-    16,384 tokens of width 4096 and a vocabulary of 32,000 give chunks of 2,048.
-    """
+    """Returns the tokens per chunk, whose logits have about the bytes of all hidden states. 16,384 tokens of width 4096
+    and a vocabulary of 32,000 give chunks of 2,048."""
     share = -(-tokens // -(-vocabulary // width))
     return int(min(tokens, 1 << (share - 1).bit_length()))
 

@@ -73,11 +73,8 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
 
 
 class Chunks:
-    """A tensor in parts, each made only when asked for.
-
-    A process asks for its own part and the first; torch makes those of all processes
-    (``torch/distributed/fsdp/_fully_shard/_fsdp_common.py: _chunk_with_empty``).
-    """
+    """A tensor in parts, each made only when asked for. A process asks for its own part and the first; torch makes
+    those of all processes (``torch/distributed/fsdp/_fully_shard/_fsdp_common.py: _chunk_with_empty``)."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, num_chunks, dim

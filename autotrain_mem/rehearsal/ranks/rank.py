@@ -76,10 +76,8 @@ class RehearsedRank:
 def rehearsed_rank(
     knobs: Knobs, accelerate: Mapping[str, Any] | None = None, rank: int = 0, *, attention: str | None = None
 ) -> RehearsedRank | None:
-    """Returns the process to rehearse; None for a single one without a group.
-
-    ``accelerate`` is the user's config or None; ``attention`` is ``attn_implementation`` or None.
-    """
+    """Returns the process to rehearse; None for a single one without a group. ``accelerate`` is the user's config or
+    None; ``attention`` is ``attn_implementation`` or None."""
     if not knobs.has_group:
         return None
     # HSDP's groups of shards are ours to place, one on each node; where others lie changes the speed alone.
@@ -90,10 +88,8 @@ def rehearsed_rank(
 
 @contextmanager
 def real_rank(recorder: Recorder, knobs: Knobs, compute_capability: Capability) -> Iterator[None]:
-    """Within the block, this process, one of several that really run, trains on CPU tensors that stand for a GPU's.
-
-    Its environment is that of a launched process already; the processes communicate through gloo.
-    """
+    """Within the block, this process, one of several that really run, trains on CPU tensors that stand for a GPU's. Its
+    environment is that of a launched process already; the processes communicate through gloo."""
     assert isinstance(recorder, RankRecorder)
     recorder.collectives = Collectives(knobs.processes, is_fake=False)
     # accelerate would make no group for a trainer that is told to use the CPU (state.py: PartialState.__init__).
@@ -143,10 +139,8 @@ class _KeepsBuckets:
 
 @contextmanager
 def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
-    """Within the block, DDP wraps models on fake tensors, even in a group without other processes.
-
-    Shapes are equal on all ranks, so they are not compared.
-    """
+    """Within the block, DDP wraps models on fake tensors, even in a group without other processes. Shapes are equal on
+    all ranks, so they are not compared."""
     wrap = distributed.DistributedDataParallel.__init__
 
     def reduce(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
 
 class RankRecorder(Recorder):
-    """Records the run of one process.
-
-    An operator on DTensors is left to DTensor, which calls it again on the local tensors: these lie on the device.
-    Collectives are counted for the step's time.
-    """
+    """Records the run of one process. An operator on DTensors is left to DTensor, which calls it again on the local
+    tensors: these lie on the device. Collectives are counted for the step's time."""
 
     collectives: Collectives | None = None
     shards = False
@@ -152,10 +149,8 @@ _REDUCES = ("allreduce_", "allreduce_coalesced_")
 
 
 class Collectives:
-    """Runs collectives for a recorder; a rehearsal without other processes makes up the results.
-
-    A group that spans nodes goes over the network; a node has ``devices`` ranks.
-    """
+    """Runs collectives for a recorder; a rehearsal without other processes makes up the results. A group that spans
+    nodes goes over the network; a node has ``devices`` ranks."""
 
     NAMESPACES = ("c10d", "_c10d_functional", "deepspeed")
 
@@ -166,10 +161,8 @@ class Collectives:
         (``torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: WorkNCCL::stashed_for_allocator_safety_``)."""
 
     def run(self, recorder: RankRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs and counts one collective, and sets the known values of its results.
-
-        DDP reduces gradients in the last micro-step of each optimizer step (``accelerate/accelerator.py: no_sync``).
-        """
+        """Runs and counts one collective, and sets the known values of its results. DDP reduces gradients in the last
+        micro-step of each optimizer step (``accelerate/accelerator.py: no_sync``)."""
         if (cost := self._cost(func, args)) is not None:
             recorder.work.note(replace(cost, of_step=_name(func) in _REDUCES and not recorder.shards))
         if not self._is_fake:

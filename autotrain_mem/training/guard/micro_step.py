@@ -52,10 +52,8 @@ IN_PARTS = "gradients arrive in parts (reentrant checkpointing), and it is unkno
 
 
 class MicroSteps:
-    """Replaces ``training_step``, ``_prepare_inputs`` and ``compute_loss`` of one trainer.
-
-    ``_prepare_inputs`` runs once for each micro-batch, even if the step is repeated: GRPO and RLOO generate in it.
-    """
+    """Replaces ``training_step``, ``_prepare_inputs`` and ``compute_loss`` of one trainer. ``_prepare_inputs`` runs
+    once for each micro-batch, even if the step is repeated: GRPO and RLOO generate in it."""
 
     def __init__(self, context: GuardContext) -> None:
         trainer = self._trainer = context.trainer
@@ -157,9 +155,7 @@ class MicroSteps:
 
     def share_of_step(self, whole: Piece, *, counted: bool) -> float:
         """Returns the weight with which a step's micro-batches add up to the gradient of all their rows in one batch.
-
-        It differs from 1 only if the model takes its own mean, since transformers adds up the micro-batches' losses.
-        """
+        It differs from 1 only if the model takes its own mean, since transformers adds up the micro-batches' losses."""
         ranks, steps = self.context.ranks, len(self._batches)
         if steps * ranks.count < 2 or self.context.why_not:
             return 1.0
