@@ -4,6 +4,8 @@ A row becomes a flag, a field of ``AutoFit`` and of ``Knobs``, a YAML key and a 
 also becomes a name for ``--forbid`` and a choice of the search. Code that reads ``knobs.NAME`` applies it.
 """
 
+from __future__ import annotations  # ``settings_of`` reads annotations as text
+
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -91,8 +93,7 @@ class OwnSettings:
             reason="larger images are made smaller, and take fewer tokens: what is small in them may no longer be seen",
         ),
     )
-    """Pixels to which a larger image is shrunk before it becomes tokens; None: the model processor's own limit, or
-    fewer if nothing else fits."""
+    """None: the model processor's own limit, or fewer pixels if nothing else fits."""
     sharding: Sharding | None = setting(
         None,
         where=TakenBy.LAUNCH,
@@ -107,8 +108,7 @@ class OwnSettings:
             reason="the GPUs divide weights, gradients and optimizer state among them",
         ),
     )
-    """How processes divide the model: ``ddp`` not at all, ``fsdp2`` into shards; None: the fastest way that fits, or a
-    single process."""
+    """How processes divide the model; None: the fastest way that fits, or a single process."""
     cp_size: int | None = setting(
         None,
         where=TakenBy.LAUNCH,
@@ -187,8 +187,7 @@ class OwnSettings:
         metavar="FILE",
         help="PEFT's adapter_config.json, or its folder, which sets what is trained (DoRA, VeRA, IA3, ...)",
     )
-    """A PEFT config of the adapter, by path (``adapter_config.json``, or its folder) or content. A drop-in trainer
-    takes the object itself, as TRL's does; a plan holds its content as JSON."""
+    """A path or the content; drop-in trainers take PEFT's object too, and a plan holds the content as JSON."""
 
     @property
     def token_shards(self) -> int:

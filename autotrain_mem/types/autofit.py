@@ -71,8 +71,7 @@ class AutoFit(OwnSettings):
         help="how many of them train together (default all of this machine, or one if named); "
         "--gpu all --gpus 1,2,4 compares",
     )
-    """Number of these cards that train together; several numbers, such as ``(1, 2, 4)``, are compared. None: all cards
-    of this machine, or one if the card is given by name."""
+    """Number of these cards that train together; several numbers, such as ``(1, 2, 4)``, are compared."""
     nodes: int | None = setting(
         None,
         check=at_least_one("machines"),
@@ -89,8 +88,7 @@ class AutoFit(OwnSettings):
         help="link between GPUs, and between machines: nvlink4, pcie4, nvlink4,ndr "
         "(default: the one found here, or the card's usual one)",
     )
-    """The link between the cards of a machine (``nvlink4``), and between machines (``nvlink4,ndr``); None: the one
-    found here, or the usual one for a card given by name."""
+    """The link between the cards of a machine (``nvlink4``), and between machines (``nvlink4,ndr``)."""
     accelerate_config: str | Path | Mapping[str, Any] | None = setting(
         None,
         takes="the path of a file, or its keys",
@@ -206,8 +204,7 @@ class AutoFit(OwnSettings):
     tune: Collection[str] = setting(frozenset())
     """Drop-in trainers: settings that may change even if the config sets them; ``max_length`` to the longest row."""
     guard: bool = setting(True)
-    """Whether to run the longest rows before the first step and, when out of memory, to go on with less at once.
-    Otherwise trainers and ``fit`` train exactly as TRL does."""
+    """Whether to run the longest rows first and to survive OOM; otherwise training is exactly TRL's."""
     show: bool = setting(True)
     """Drop-in trainers: whether to print the search and the plan on stderr."""
 

@@ -250,8 +250,7 @@ class Estimate:
 
     @property
     def reserved_bytes(self) -> int:
-        """Returns the allocator's peak: for the worst batch, or for steps with rows of every length, whichever is more.
-        Those run the longest rows first, as every run of this project does."""
+        """Returns the allocator's peak: the larger of the worst batch's and that of steps with rows of every length."""
         worst_batch = self.reserved.peak_reserved_bytes
         return worst_batch if self.mixed is None else max(worst_batch, self.mixed[-1])
 
