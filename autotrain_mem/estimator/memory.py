@@ -1,4 +1,4 @@
-"""Finds the peaks of a trace, when they occur, and what holds the memory."""
+"""Finds the peaks of a trace and the owners of the memory."""
 
 import re
 from collections import defaultdict
@@ -23,7 +23,7 @@ def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
     current = peak_bytes = peak_event = 0
     peak_phase = Phase.LOAD
     phases: dict[Phase, int] = {}
-    # A phase begins with what the one before left, whatever dies first; the last has that if it allocates nothing.
+    # A phase starts with the bytes that the previous phase left.
     for index, (phase, sign, block) in enumerate(trace.walk()):
         before = current
         current += sign * round_size(block.size_bytes)
@@ -56,7 +56,7 @@ def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
 
 
 def alive_after(events: Iterable[int]) -> list[int]:
-    """Returns the numbers, from 1, of the blocks that are alive after these events, the oldest first."""
+    """Returns the numbers (from 1) of the live blocks after these events, oldest first."""
     alive: dict[int, None] = {}
     for event in events:
         if event > 0:
@@ -86,8 +86,7 @@ def largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
 
 VISION, PROJECTOR, LANGUAGE, BETWEEN = "vision tower", "projector", "language model", "shared"
 PARTS = (VISION, PROJECTOR, LANGUAGE, BETWEEN)
-"""In the order of an image's way through the model; the last part is what no module of theirs allocated, such as most
-temporaries of a backward pass."""
+"""In the order of the forward pass; the last part holds the rest, such as most temporaries of a backward pass."""
 
 _PROJECTOR = re.compile(r"\b(multi_modal_projector|connector|merger|deepstack_merger_list)\b")
 _VISION = re.compile(r"\b(visual|vision_tower|vision_model)\b")
@@ -108,7 +107,7 @@ def part_of(name: str) -> str:
 
 
 def parts_of(blocks: Iterable[Block]) -> tuple[tuple[str, int], ...]:
-    """Sums the bytes of blocks by part; empty for a model that has no vision tower."""
+    """Sums the bytes of blocks by part; empty without a vision tower."""
     sizes: dict[str, int] = defaultdict(int)
     for block in blocks:
         sizes[part_of(block.module)] += round_size(block.size_bytes)

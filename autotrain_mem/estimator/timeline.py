@@ -1,4 +1,4 @@
-"""Draws a rehearsal's memory over its events: each owner's bytes and the reserved bytes, thinned."""
+"""Samples a rehearsal's memory over its events: bytes by owner, and reserved bytes."""
 
 import heapq
 
@@ -9,18 +9,18 @@ from autotrain_mem.types.page import Holder, Timeline
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 PLACES = 1000
-"""The number of points on the screen: about as many as a figure has pixels."""
+"""Intervals of events, about as many as a figure has pixels."""
 HOLDERS = 5
-"""Modules named at each point: those that hold the most there, for one owner each."""
+"""Number of the largest (owner, module) pairs listed at each point."""
 STACKED = tuple(Owner)
-"""The order of the stack from the bottom: what stays for the whole run first."""
+"""The order of the stack, from the bottom."""
 
 
 def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
-    """Replays a run and records what each owner holds at every point that is shown.
+    """Replays a run and records the bytes of each owner at the points shown.
 
-    The events are divided into ``places``, each of which keeps its lowest and highest moment, and the one that reserved
-    most. Raises ValueError for a trace without events.
+    Each of ``places`` intervals keeps its lowest and highest point, and the one with most reserved bytes. Raises
+    ValueError for a trace without events.
     """
     if not trace.events:
         raise ValueError("the trace is empty: nothing was allocated while the trainer was rehearsed")

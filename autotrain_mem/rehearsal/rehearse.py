@@ -1,4 +1,4 @@
-"""Rehearses one configuration, from a job and its knobs to a trace: the method's trainer, on its worst batch."""
+"""Rehearses one configuration: runs the method's trainer on its worst batch and returns the trace."""
 
 import copy
 import math
@@ -43,9 +43,7 @@ from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
 
 PROCESSES_WITH_ROWS = 8
-"""Rows are made and tokenized for at most this many processes; further processes get the same rows. All rows are equal,
-and TRL takes a millisecond for a row of 2,048 tokens."""
-
+"""Rows are tokenized for at most this many processes and repeated for the others: TRL takes 1 ms for 2,048 tokens."""
 
 _WORSE = (Routing.ANY, Routing.EVEN, Routing.ONE)
 
@@ -64,13 +62,13 @@ def rehearse(
     """Rehearses one configuration.
 
     Args:
-        length: Tokens that every row of the worst batch fills; of the prompt alone, in online methods.
-        output_dir: A scratch folder; nothing of worth is written there.
-        compute_capability: Of the card, since kernels differ by it.
-        layers: Of the model that is rehearsed in the place of the job's; None for all that it has.
-        chunks: Of a loss that goes over the tokens in many, where the method has one; None for all that it has.
-        rank: Which of several processes; shards are largest on the first.
-        routing: Of tokens to a mixture's experts; None for the worst that a loop over experts allows.
+        length: Tokens in each row of the worst batch; in online methods, tokens of the prompt.
+        output_dir: A scratch folder.
+        compute_capability: Selects the kernels of the card.
+        layers: Shortens the model to this many layers; None keeps all.
+        chunks: Shortens a chunked loss to this many chunks; None keeps all.
+        rank: The process to rehearse; the first has the largest shards.
+        routing: How tokens reach a mixture's experts; None takes the one with the larger peak.
     """
     if routing is None:
         once = partial(rehearse, job, knobs, length, output_dir, compute_capability, layers, chunks, rank)
@@ -95,16 +93,15 @@ def rehearse(
 
 
 def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: int | None = None) -> TrainerSpec:
-    """Returns how to build and drive the job's trainer; a real run that is compared with it is driven the same way.
-    ``layers``: of models that a script hands over as objects; None for all that they have."""
+    """Returns how to build and drive the job's trainer. ``layers`` shortens the model objects that a script passes;
+    None keeps all layers."""
     method = method_of(job.method)
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
     filled = replace(filled, prompt_length=job.prompt_length, answer_length=job.answer_length)
-    # Enough for every micro-step of every process; where a generation makes the batch, for every generation.
+    # Covers every micro-step of every process, or every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
-    # What has the place of a tokenizer, or of a processor where rows have images.
     side = "left" if job.is_online else "right"
     tokenizer = stub_tokenizer(side)
     made = partial(method.worst_rows, filled, length)
@@ -118,12 +115,11 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         images = RowImages(processor=tokenizer, sizes=job.images)
         made = partial(method.worst_image_rows, filled, length, images=images)
         edit_rows = method.image_rows_editor(filled)
-    # The rows that are made are there so often that there are enough for all processes.
     repeats = math.ceil(knobs.processes / PROCESSES_WITH_ROWS)
     rows = made(math.ceil(rows_of_a_step * REHEARSED_STEPS / repeats))
     evaluated = None
     if filled.is_evaluated:
-        # Enough for every batch; where completions are evaluated, a prompt makes a group of them.
+        # Each prompt of an online method yields a group of completions.
         group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
         count = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES * knobs.processes
         evaluated = made(math.ceil(max(1, count // group) / repeats))
@@ -161,12 +157,11 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
     asked = {name: value for name, value in job.arguments.items() if name not in left_out}
     if isinstance(config := asked.get("deepspeed"), Mapping):
-        # DeepSpeed makes and clears the folders of a disk as it is built: here they are elsewhere.
+        # DeepSpeed creates and clears its NVMe folders when it is built.
         zero = dict(config["zero_optimization"])
         parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
         zero |= {name: {**zero[name], "nvme_path": output_dir} for name in parts}
         asked["deepspeed"] = {**config, "zero_optimization": zero}
-    # A script's trainer is as the script has it.
     ours = {} if job.python_call is not None else sharding_arguments(knobs)
     return {
         **on_cpu({**ours, **asked, **codec.to_json(knobs)}),
@@ -182,7 +177,7 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
 
 
 _BY_SCRIPT = frozenset({"metric_for_best_model"})
-"""An argument that may name a metric of the script's compute_metrics, which a rehearsal does not call."""
+"""May name a metric of the script's compute_metrics, which a rehearsal does not call."""
 
 
 def _repeated(rows: Any, repeats: int) -> Any:
@@ -193,7 +188,7 @@ def _repeated(rows: Any, repeats: int) -> Any:
 
 
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
-    """Describes in sentences what this configuration adds to a run and its estimate leaves out."""
+    """Describes what the estimate of this configuration leaves out, one sentence each."""
     given = job.arguments
     facts: dict[str, Any] = {
         **{fact: optimizer_of(knobs).startswith(name) for name, fact in NOT_COUNTED.items()},
@@ -234,19 +229,17 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
 def call_again(
     job: Job, knobs: Knobs, filled: Configs, train_dataset: Any, eval_dataset: Any, tokenizer: Any, layers: int | None
 ) -> Any:
-    """Builds the script's own trainer on fake tensors, as the script builds it. ``layers``: of the models; None for
-    all that they have."""
+    """Builds the script's own trainer on fake tensors; ``layers`` shortens its models, None keeps all layers."""
     call = read(job)
     if layers is not None and not isinstance(call.model, str):
-        # The model, and a reference that is as deep as it is and of its kind.
+        # Shortens the model, and a reference model of the same class and depth.
         whole = call.model.config.get_text_config(decoder=True).num_hidden_layers
         for each in {id(value): value for value in call.keywords.values() if type(value) is type(call.model)}.values():
             if each.config.get_text_config(decoder=True).num_hidden_layers in (whole, layers):
                 shorten_model(each, layers)
 
     def substitute(keywords: Keywords) -> Keywords:
-        """The same call on fake models and worst rows, without what only a real run needs. An optimizer of the script's
-        own comes along, with the fake parameters of the model that it was made for."""
+        """Replaces rows, tokenizer and arguments; the script's own optimizer keeps its fake parameters."""
         changed = with_knobs(keywords, job.method, {**job.arguments, **codec.to_json(knobs)}) | {
             "args": _arguments(keywords.get("args"), filled, knobs, loads=isinstance(keywords["model"], str)),
             "train_dataset": train_dataset,

@@ -1,9 +1,9 @@
-"""Routes tokens to a mixture's experts, which no fake tensor can know: where memory depends on it, in two ways.
+"""Routes tokens to a mixture's experts in two ways, since fake tensors have no values to route by.
 
 transformers 5 computes fused experts by ``grouped_mm`` unless a config says otherwise, on CUDA and on the CPU
-(``transformers/modeling_utils.py: get_correct_experts_implementation``): all pairs of a token and an expert that it
-chose stand in one tensor, sorted, so that its size does not depend on the choice; ``batched_mm`` is alike. The loop
-over experts, ``eager``, takes for each expert what its tokens need, one after the other.
+(``transformers/modeling_utils.py: get_correct_experts_implementation``). It sorts all pairs of token and expert into
+one tensor, so that sizes do not depend on the routing; nor do those of ``batched_mm``. The ``eager`` loop allocates for
+each expert what its tokens need.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,16 +19,14 @@ from autotrain_mem.rehearsal.known_values import know, real_tensors
 from autotrain_mem.types.trace import Routing
 
 LARGEST_ROUTED_ELEMENTS = 1 << 26
-"""A loop over experts makes a mask of tokens x choices x experts, whose values are known here up to 64 Mi elements: 64
-Ki tokens that choose 8 of 128 experts."""
+"""The largest tracked mask of tokens x choices x experts: 64 Ki tokens that choose 8 of 128 experts."""
 
 
 @contextmanager
 def routed(routing: Routing) -> Iterator[set[Routing]]:
-    """Within the block, loops over experts have their tokens routed so.
+    """Within the block, loops over experts use this routing.
 
-    Yields:
-        What was met: this routing where a loop was, ``Routing.ANY`` where all tokens were computed at once.
+    Yields the routings that occurred; ``Routing.ANY`` stands for experts that are computed without a loop.
     """
     choose, met = ExpertsInterface.get_interface, set[Routing]()
 
@@ -53,12 +51,12 @@ def routed(routing: Routing) -> Iterator[set[Routing]]:
 
 
 def assign(choice: torch.Tensor, experts: torch.Tensor) -> None:
-    """Sets which experts the tokens chose; tests that train for real replace it to fill the tensor."""
+    """Records the chosen experts; tests that train for real patch this to fill the tensor."""
     know(choice, experts)
 
 
 def chosen(routing: Routing, tokens: int, choices: int, experts: int) -> torch.Tensor:
-    """Returns every token's choice: the same experts for all tokens, or all experts in turn."""
+    """Returns each token's experts: the same for all tokens, or all experts in turn."""
     with real_tensors():
         if routing is Routing.ONE:
             return torch.arange(choices).repeat(tokens, 1)

@@ -1,4 +1,4 @@
-"""The processor of a model that reads images, for a rehearsal: its own code, around a tokenizer of a few words."""
+"""Builds the real image processor of a model around a stub tokenizer."""
 
 from typing import Any
 
@@ -16,20 +16,19 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- endif -%}
 {%- endfor -%}"""
-"""A template that adds no token to a text, so that a row has as many as it is given."""
+"""Adds no tokens to a text."""
 
 PROCESSED_KEPT = 8
-"""Batches of blank images that are kept as they were processed; a rehearsal has two: of training and of evaluation."""
+"""Processed batches of blank images in the cache; a rehearsal needs two, for training and evaluation."""
 
 
 def rehearsed_processor(
     model: str, config: Any, padding_side: str = "right", *, max_pixels: int | None = None, **options: Any
 ) -> Any:
-    """Makes the model's own processor, with :func:`stub_tokenizer` in the place of its tokenizer.
+    """Makes the model's own processor, with :func:`stub_tokenizer` as its tokenizer.
 
-    It takes images by their sizes, ``"1024x768"`` (width x height): such an image is blank, and is processed once.
-    ``options`` are those of ``from_pretrained``. Raises UnsupportedModelError for a model whose images are not
-    rehearsed.
+    Images are given as sizes, ``"1024x768"`` (width x height), and are blank. ``options`` are passed to
+    ``from_pretrained``. Raises UnsupportedModelError for an unsupported model family.
     """
     if config.model_type not in FAMILIES:
         raise UnsupportedModelError(
@@ -37,7 +36,7 @@ def rehearsed_processor(
             hint=f"They are for {', '.join(FAMILIES)}.",
         )
     tokens = FAMILIES[config.model_type]
-    free = iter(range(8, 8 + len(tokens)))  # numbers that nothing else has, for tokens that the model has none for
+    free = iter(range(8, 8 + len(tokens)))  # unused ids, for tokens without one in the config
     numbered = {
         name: (token.text, getattr(config, token.config_field) if token.config_field else next(free))
         for name, token in tokens.items()
@@ -49,7 +48,7 @@ def rehearsed_processor(
 
 
 class _BlankImages:
-    """Replaces an image processor: it takes sizes, and caches what became of blank images of these."""
+    """Replaces an image processor: takes sizes, and caches the processed blank images."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -73,7 +72,7 @@ class _BlankImages:
                 del self._processed[next(iter(self._processed))]
             with real_tensors():
                 self._processed[key] = self._processor(images, *args, return_tensors="np", **options)
-        # Tensors are made anew each time: those that were kept would be taken for blocks that never die.
+        # Cached tensors would be recorded as blocks that are never freed.
         return BatchFeature(data=dict(self._processed[key]), tensor_type=kind)
 
 

@@ -1,4 +1,4 @@
-"""Sets up what one process of several needs beside the rules of CUDA, for a rehearsal and for a simulated run."""
+"""Sets up one process of several, for a rehearsal and for a simulated run."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from autotrain_mem.types import Knobs, Owner
 from autotrain_mem.types.hardware import Capability
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
-"""A rehearsal loads no weights: the shards are the same, whichever rank read them."""
+"""A rehearsal loads no weights, so no rank needs to broadcast them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +42,7 @@ class RehearsedRank:
 
     @contextmanager
     def launched(self) -> Iterator[None]:
-        """Within the block, this process runs as if accelerate had launched it with the others; it sends nothing and
-        waits for none of them."""
+        """Within the block, this process runs as if accelerate had launched it; collectives do nothing."""
         processes = self.knobs.processes
         environment = {
             **launch_environment(self.config),
@@ -59,7 +58,7 @@ class RehearsedRank:
                     yield
             finally:
                 dist.destroy_process_group()
-                _clear_sharding_prop_cache()  # it holds meshes, whose groups are gone, and another's is equal to them
+                _clear_sharding_prop_cache()  # its meshes refer to destroyed groups
 
     def rules(self, recorder: Recorder, compute_capability: Capability) -> AbstractContextManager[None]:
         """Within the block, a recorded trainer trains as this process would."""
@@ -80,7 +79,7 @@ def rehearsed_rank(
     None; ``attention`` is ``attn_implementation`` or None."""
     if not knobs.has_group:
         return None
-    # HSDP's groups of shards are ours to place, one on each node; where others lie changes the speed alone.
+    # Without a config, each HSDP shard group is one node.
     nodes = knobs.dp_replicate_size or 1
     config = accelerate_config(knobs, nodes=nodes, attention=attention) if accelerate is None else accelerate
     return RehearsedRank(knobs=knobs, config=config, rank=rank)
@@ -88,11 +87,10 @@ def rehearsed_rank(
 
 @contextmanager
 def real_rank(recorder: Recorder, knobs: Knobs, compute_capability: Capability) -> Iterator[None]:
-    """Within the block, this process, one of several that really run, trains on CPU tensors that stand for a GPU's. Its
-    environment is that of a launched process already; the processes communicate through gloo."""
+    """Within the block, this launched process trains on CPU tensors in place of GPU ones and uses gloo."""
     assert isinstance(recorder, RankRecorder)
     recorder.collectives = Collectives(knobs.processes, is_fake=False)
-    # accelerate would make no group for a trainer that is told to use the CPU (state.py: PartialState.__init__).
+    # accelerate makes no group for a trainer on the CPU (state.py: PartialState.__init__).
     dist.init_process_group("gloo")
     try:
         with on_gpus(), _sharding(recorder, knobs, compute_capability, is_fake=False):
@@ -124,8 +122,8 @@ def _sharding(recorder: RankRecorder, knobs: Knobs, compute_capability: Capabili
 
 
 class _KeepsBuckets:
-    """The C++ reducer, without rebuilding its buckets after the first step: for that it reads an order that it wrote
-    into a tensor (``reducer.cpp: rebuild_buckets``). Rebuilt buckets hold the same bytes."""
+    """Wraps the C++ reducer without ``rebuild_buckets`` (``reducer.cpp``), which reads tensor values; rebuilt buckets
+    hold the same bytes."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer
@@ -139,8 +137,7 @@ class _KeepsBuckets:
 
 @contextmanager
 def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
-    """Within the block, DDP wraps models on fake tensors, even in a group without other processes. Shapes are equal on
-    all ranks, so they are not compared."""
+    """Within the block, DDP accepts models on fake tensors and does not compare shapes between ranks."""
     wrap = distributed.DistributedDataParallel.__init__
 
     def reduce(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -157,7 +154,7 @@ def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
             model.reducer = _KeepsBuckets(model.reducer)
 
     with (
-        # It reads the shapes of all ranks as bytes, in C++, which a fake tensor has none of.
+        # Its C++ code reads the bytes of tensors.
         patch.object(distributed, "_verify_param_shape_across_processes", lambda *_, **__: True),
         patch.object(distributed.DistributedDataParallel, "__init__", init),
     ):
@@ -165,16 +162,16 @@ def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
 
 
 _FAKE = "fake"
-"""A group whose collectives do nothing (``torch/testing/_internal/distributed/fake_pg.py``)."""
+"""The backend whose collectives do nothing (``torch/testing/_internal/distributed/fake_pg.py``)."""
 _WITHOUT_DEVICE_IDS = {"ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 """DDP accepts device ids only for tensors on a GPU (``accelerate/accelerator.py: prepare_model``)."""
 
 
 @contextmanager
 def _alone_with_objects() -> Iterator[None]:
-    """Within the block, all other processes have the same objects as this one, and a broadcast changes no tensor.
+    """Within the block, gathering objects returns copies of this process's own, and broadcasts do nothing.
 
-    torch sends objects as the bytes of tensors, which a fake group would leave empty
+    torch sends objects as bytes of tensors, which the fake backend leaves empty
     (``torch/distributed/distributed_c10d.py: all_gather_object``).
     """
 
@@ -190,13 +187,13 @@ def _alone_with_objects() -> Iterator[None]:
     prepare = Accelerator.prepare_data_loader
 
     def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():  # it draws a seed, which is a value
+        with _disable_current_modes():  # it reads a random seed
             return prepare(*args, **kwargs)
 
     init_mesh = DeviceMesh.__init__
 
     def init_real_mesh(*args: Any, **kwargs: Any) -> None:
-        with _disable_current_modes():  # it finds a process by values
+        with _disable_current_modes():  # it looks up ranks by value
             if isinstance(kwargs.get("_rank_map"), FakeTensor):  # that of ``init_device_mesh``: all ranks in order
                 kwargs["_rank_map"] = torch.arange(kwargs["_layout"].numel(), dtype=torch.int)
             init_mesh(*args, **kwargs)
@@ -213,7 +210,7 @@ def _alone_with_objects() -> Iterator[None]:
 
 @contextmanager
 def on_gpus() -> Iterator[None]:
-    """Within the block, accelerate takes the CPU for the GPU of one process of several, whatever the backend."""
+    """Within the block, accelerate treats the CPU as this process's GPU, for any backend."""
     AcceleratorState._reset_state(reset_partial_state=True)
 
     def backend(state: Any, *args: Any, **kwargs: Any) -> tuple[str, DistributedType]:
@@ -225,7 +222,7 @@ def on_gpus() -> Iterator[None]:
     start = PartialState.__init__
 
     def init(state: Any, cpu: bool = False, **options: Any) -> None:
-        start(state, **options)  # told of a CPU it would not look for DeepSpeed
+        start(state, **options)  # with ``cpu=True`` it ignores DeepSpeed
 
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, _WITHOUT_DEVICE_IDS))
