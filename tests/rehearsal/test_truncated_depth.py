@@ -14,13 +14,7 @@ from story import story
 from tiny import tiny_config
 
 from autotrain_mem.estimator.depth.extrapolate import expand
-from autotrain_mem.rehearsal.truncated_depth import (
-    model_pattern,
-    pattern_of,
-    shorten,
-    shorten_model,
-    with_layers,
-)
+from autotrain_mem.rehearsal.truncated_depth import model_pattern, pattern_of, shorten, shorten_model, with_layers
 from autotrain_mem.trainers.pickle_without_tensors import pack, unpack
 from autotrain_mem.types import Job, Phase, Trace, Work
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
@@ -60,7 +54,6 @@ def assert_same(told: Trace | None, whole: Trace) -> None:
 @pytest.mark.parametrize(
     ("method", "knobs"),
     [
-        ("sft", {"optim": "adamw_torch"}),
         ("sft", {"use_peft": True, "load_in_4bit": True, "gradient_checkpointing": False}),
         ("sft", {"activation_offloading": True, "optimizer_offload": True, "gradient_accumulation_steps": 1}),
         ("dpo", {"dtype": "bfloat16"}),
@@ -104,9 +97,7 @@ def test_few_layers_tell_when_an_engine_is_awake(deep_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(
-    deep_folder: Path,
-) -> None:
+def test_few_layers_with_few_chunks_of_the_loss_tell_a_whole_rehearsal(deep_folder: Path) -> None:
     length, rows = 400, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     one = case("sft", deep_folder, **rows, max_length=length, gradient_checkpointing=False)
 

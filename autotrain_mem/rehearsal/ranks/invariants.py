@@ -1,7 +1,7 @@
-"""Checks that a rehearsed process of several trained all that it should have.
+"""Checks that a rehearsed process of several trained every parameter.
 
-What goes wrong in sharding goes wrong silently: an optimizer that holds parameters from before they were sharded steps
-on nothing, and its state is missing from the prediction.
+Sharding fails silently: an optimizer that still holds the unsharded parameters updates nothing, and the prediction
+lacks its state.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,10 @@ from autotrain_mem.rehearsal.ranks.recording import local
 from autotrain_mem.support.errors import RehearsalError
 
 _WAITING = ("gradient which is undefined", "mark a variable ready only once")
-"""DDP's errors where a gradient never comes: the first where it looks for unused parameters, and a rehearsal has no
-other ranks that might have used one; the second in a real run as well (``torch/csrc/distributed/c10d/reducer.cpp:
-finalize_bucket_dense, mark_variable_ready``)."""
+"""DDP's errors for a missing gradient (``torch/csrc/distributed/c10d/reducer.cpp: finalize_bucket_dense,
+mark_variable_ready``)."""
 LARGEST_PADDING = 0.001
-"""Share of all elements by which shards may exceed their part of the model, beside one row of each parameter."""
+"""The share of all elements by which shards may exceed their part of the model, beside one row per parameter."""
 
 
 @contextmanager

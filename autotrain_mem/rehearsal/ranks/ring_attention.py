@@ -1,10 +1,8 @@
-"""Context parallelism on CPU tensors that stand for a GPU's: torch's own ring attention, around CUDA's kernels.
+"""Rehearses context parallelism on CPU tensors: torch's own ring attention, with stand-ins for CUDA's kernels.
 
-Inside ``torch.distributed.tensor.experimental.context_parallel`` attention meets DTensors that are sharded over the
-tokens. torch sends keys and values around the processes and calls a fused kernel on each share
-(``_context_parallel/_attention.py: _templated_ring_attention``): that code runs here as it is, so that what it gathers,
-merges in float32 and sends is in the trace. It knows CUDA's kernels only (``_sdpa_handler: call_maps``), so that what
-it calls is the stand-in for one (``cuda.attention_kernels``).
+``_context_parallel/_attention.py: _templated_ring_attention`` sends keys and values around the processes and calls a
+fused kernel on each share. It runs unchanged, so its buffers are in the trace; only the kernels
+(``_sdpa_handler: call_maps``) are replaced (``cuda.attention_kernels``).
 """
 
 from collections.abc import Iterator
@@ -38,10 +36,10 @@ _aten = torch.ops.aten
 
 @contextmanager
 def ring_attention(compute_capability: Capability) -> Iterator[None]:
-    """Within the block, attention over tokens that several processes share goes around them, as on such a card.
+    """Within the block, attention over sharded tokens uses the ring, as on a card of this compute capability.
 
-    All attention does: what a process did with its own tokens alone would be too little, and nothing would show it.
-    torch wraps the function under its own name (``_attention.py: _distribute_function``), so that it keeps that.
+    Attention over a process's own tokens alone raises RehearsalError, since the prediction would be too low. The
+    function keeps torch's name, under which ``_attention.py: _distribute_function`` wraps it.
     """
 
     def scaled_dot_product_attention(
@@ -57,14 +55,13 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
     ) -> torch.Tensor:
         if not isinstance(query, DTensor):
             raise RehearsalError(
-                "The rehearsal of tokens that several GPUs share is not whole: a layer attends to its own alone.",
-                hint="Its figures would be too low, so none are given. Please report the model and the flags; "
-                "--cp_size 1 is rehearsed.",
+                "Context parallelism cannot be rehearsed for this model: a layer attends only to its own tokens.",
+                hint="The prediction would be too low. Give --cp_size 1, and please report the model and the flags.",
             )
         inputs = autocast_inputs(query, key, value)
         facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
         backend = choose(tuple(inputs), attn_mask, capability=compute_capability, **facts)
-        is_odd = query.size(-1) % 8 != 0  # heads that torch would pad before
+        is_odd = query.size(-1) % 8 != 0  # torch pads these heads
         if attn_mask is not None or not is_causal or is_odd or backend not in (Backend.FLASH, Backend.CUDNN):
             raise RehearsalError(
                 f"Context parallelism does not run with this model's attention: CUDA takes {backend} for it.",
@@ -78,7 +75,7 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
 
     with (
         patch.object(functional, "scaled_dot_product_attention", scaled_dot_product_attention),
-        patch.dict(_replaced_functions),  # which torch never empties
+        patch.dict(_replaced_functions),  # torch never empties it
     ):
         yield
 
