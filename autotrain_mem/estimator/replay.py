@@ -1,4 +1,4 @@
-"""Replays a trace through the simulated allocator: what is reserved of the device, in each of its modes."""
+"""Replays a trace through the simulated allocator to find the reserved bytes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from autotrain_mem.types.trace import CACHE_EMPTIED
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceCapacity:
-    """Holds what the allocator can have of a device, and its settings."""
+    """The memory available to the allocator, and its settings."""
 
     capacity_bytes: int | None
-    """The most that it can reserve; None for no limit."""
+    """The most that can be reserved; None for no limit."""
     total_bytes: int | None = None
     """The whole device, to which ``per_process_memory_fraction`` applies; None for the capacity."""
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
-    """Those of the training process, except for the kind of segments, which is chosen separately."""
+    """The training process's settings; ``grows`` is chosen separately."""
     caches: bool = True
-    """Whether there is a caching allocator; the host has none."""
+    """False for the host, which has no caching allocator."""
 
     @property
     def endless(self) -> DeviceCapacity:
@@ -35,10 +35,10 @@ class DeviceCapacity:
 
 
 def reserve(trace: Trace, room: DeviceCapacity, *, grows: bool) -> ReservedEstimate:
-    """Replays a run: returns what it reserves, and whether that works without retries.
+    """Replays a run and returns its reserved bytes and its retries.
 
-    Near the device's limit the allocator releases its cache and retries, so that a run may succeed with less than it
-    would reserve. Such a run counts as one that does not fit, and its need is what it would reserve without a limit.
+    Near the limit the allocator releases its cache and retries. A run with retries counts as not fitting, and its peak
+    is the one without a limit.
     """
     settings = replace(room.settings, grows=grows)
     if not room.caches:
@@ -99,8 +99,8 @@ def held_after_each(trace: Trace, room: DeviceCapacity, *, grows: bool) -> list[
 class Replay:
     """Runs a trace through one allocator.
 
-    A request that is refused gets memory all the same, so that the run continues: the device grows by that much for
-    good. Other streams keep up: what they used is free at the next request.
+    If a request is refused, the device grows permanently by that size, so that the run continues. Blocks used on other
+    streams are free at the next request.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Replay:
         self._slack_bytes = 0
 
     def estimate(self) -> ReservedEstimate:
-        """Returns what the run reserved, and what it needed to succeed."""
+        """Returns the peaks of the run."""
         return ReservedEstimate(
             peak_allocated_bytes=self.allocator.peak_allocated_bytes,
             peak_reserved_bytes=self.allocator.peak_reserved_bytes,
@@ -127,7 +127,7 @@ class Replay:
         )
 
     def run(self, events: Iterable[int] | None = None) -> None:
-        """Replays all events; ``events`` are the trace's own, for a caller that watches them."""
+        """Replays all events; a caller that watches them passes the trace's own as ``events``."""
         coming, passed = iter(self._trace.events if events is None else events), 0
         for use in self._trace.stream_uses:
             self._play(islice(coming, use.event - passed))
@@ -161,7 +161,7 @@ class Replay:
         taken, capacity, allowed = device.taken_bytes, device.capacity_bytes, allocator.allowed_bytes
         device.capacity_bytes = allocator.allowed_bytes = None
         address = allocator.malloc(size_bytes, stream)
-        grown = device.taken_bytes - taken  # by whole pages, which may be more than was asked for
+        grown = device.taken_bytes - taken  # whole pages, so possibly more than requested
         device.capacity_bytes = None if capacity is None else capacity + grown
         allocator.allowed_bytes = None if allowed is None else allowed + grown
         return address
