@@ -41,8 +41,7 @@ class Savings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeverRow:
-    """Describes one lever. ``moves_from`` and ``to`` are values of its knob; both are empty if it moves
-    over a range."""
+    """Describes one lever. ``moves_from`` and ``to`` are values of its knob; both are empty for a range."""
 
     name: str = ""
     """Left out in a setting's declaration, as are ``knobs`` and, for a switch, ``moves_from`` and ``to``."""
@@ -87,8 +86,7 @@ class LeverRow:
     warning: str = ""
     """What a user must not overlook, if the lever changes what is trained."""
     not_counted: tuple[str, ...] = ()
-    """Sentences on its costs that an estimate leaves out. ``rehearsal.cuda`` gives the sources where it
-    imitates them."""
+    """Sentences on its costs that an estimate leaves out; ``rehearsal.cuda`` gives the sources."""
 
 
 class TakenBy(Enum):
@@ -193,7 +191,7 @@ def setting(default: Any, **said: Any) -> Any:
 def settings_of(declared: type) -> dict[str, Setting]:
     """Lists the settings of a dataclass by name, with their types and their levers' names filled in.
 
-    The annotation ``str | Path | None`` means a text, and in Python also a path.
+    Annotations must be text (``from __future__ import annotations``): ``str | Path`` is a text, in Python also a path.
     """
     found = {}
     for each in fields(declared):
@@ -222,8 +220,7 @@ def at_least_one(noun: str) -> Check:
 
 
 def one_of(known: tuple[str, ...], told: tuple[str, ...] | None = None, prefix: str = "--") -> Check:
-    """Makes the check that a value is among the known ones. ``told``: the values that the cure lists, if not all
-    known ones."""
+    """Makes the check that a value is known. ``told``: the values that the cure lists, if not all."""
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         if value not in known:

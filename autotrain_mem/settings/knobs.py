@@ -104,8 +104,7 @@ class Knobs(OwnSettings, TrainerKnobs):
     """The JSON also overrides TRL's arguments: knobs that do not apply are left out, so that TRL's values stay."""
 
     cp_size: int = 1
-    """Processes that train on the same rows, each with a share of their tokens, and pass keys and values around
-    (context parallelism, with FSDP2)."""
+    """Processes that share each row's tokens, and pass keys and values around (context parallelism, FSDP2)."""
     sp_size: int = 1
     """The same in DeepSpeed (sequence parallelism, with ZeRO): for attention they exchange tokens for heads."""
     peft_config: str | None = None
@@ -130,8 +129,7 @@ class Knobs(OwnSettings, TrainerKnobs):
 
     @property
     def data_parallel_size(self) -> int:
-        """Counts the processes, or the groups that share rows, that train on rows of their own
-        (``transformers/trainer.py: get_total_train_batch_size``)."""
+        """Counts the processes with rows of their own (``transformers/trainer.py: get_total_train_batch_size``)."""
         return self.processes // self.token_shards
 
     @property

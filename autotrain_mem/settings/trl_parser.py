@@ -189,8 +189,7 @@ def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
 
 
 def parser_of(flags: Sequence[TrlFlag]) -> argparse.ArgumentParser:
-    """Makes a parser that rejects unknown names, and values that Python itself rejects; TRL's own parser and
-    dataclasses read the values later."""
+    """Makes a parser that rejects unknown names and malformed values; TRL's own parser reads them later."""
     parser = argparse.ArgumentParser(add_help=False)
     for flag in flags:
         if flag.nargs == 0:

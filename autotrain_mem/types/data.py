@@ -112,8 +112,7 @@ class DataProfile:
         return max(of_images, of_answers, self.shortest if self.drops else 0)
 
     def percentile(self, share: float) -> int:
-        """Finds the smallest length that at least this share of the rows do not exceed (nearest rank). ``share``:
-        above 0, at most 1: 0.999 for p99.9."""
+        """Finds the smallest length that a ``share`` of the rows do not exceed (nearest rank): 0.999 for p99.9."""
         if not 0 < share <= 1:
             raise ValueError(f"a share of rows is above 0 and at most 1, not {share}")
         rank = math.ceil(round(share * self.rows, 6))  # 0.07 * 100 is a little more than 7

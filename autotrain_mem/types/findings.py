@@ -84,8 +84,7 @@ Check = Callable[[Subject], Problems | None]
 def collect(
     checks: Sequence[Check[Subject]], subject: Subject, pass_over: tuple[type[Exception], ...] = ()
 ) -> tuple[Finding, ...]:
-    """Returns every finding, errors and warnings, in the order of the checks. ``pass_over``: exceptions of a check
-    that are ignored: what it could not find out is left out."""
+    """Returns all findings in the order of the checks. ``pass_over``: exceptions that skip the check that raised."""
     findings: list[Finding] = []
     for check in checks:
         try:

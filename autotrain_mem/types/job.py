@@ -21,8 +21,7 @@ class PythonCall:
     holds_rows: bool
     """Whether the training data can be counted; a stream cannot."""
     digest: str
-    """A digest of everything in it that a rehearsal depends on. Empty if that is unknown (code or a model of the user's
-    own), so that no result is cached."""
+    """A digest of all that a rehearsal depends on. Empty (the user's own code or model): nothing is cached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +84,7 @@ class Job:
 
     @property
     def pins_length(self) -> bool:
-        """Returns whether row lengths are known without reading the data: ``max_length`` is a number, no limit or
-        ``max``, or the longest prompt is given."""
+        """Returns whether row lengths are known without the data, from ``max_length`` or the longest prompt."""
         if self.is_online:
             return self.prompt_length is not None
         return self.arguments.get(MAX_LENGTH, AUTO) == MOST or not is_maximized(self.arguments.get(MAX_LENGTH, AUTO))

@@ -34,8 +34,7 @@ class MethodFacts:
     sequences_per_row: int = 1
     """2 for pairs and for two completions of a prompt: both sequences are in one batch of the model."""
     long_rows: Literal["truncated", "dropped", "kept"] = "truncated"
-    """What becomes of rows longer than ``max_length``. ``kept``: TRL leaves some of them longer than that, so the plan
-    takes rows at their own length."""
+    """What TRL does to rows above ``max_length``. ``kept``: some stay longer, so the plan takes rows as they are."""
     reads_images: bool = False
     """Whether the trainer trains on images if the data have such a column (``_is_vision_dataset`` in
     trl/trainer/sft_trainer.py and dpo_trainer.py; ``_generate_and_score_completions`` in grpo_trainer.py and

@@ -127,8 +127,7 @@ class ModelFacts:
     reads_images: bool = False
     """Whether rows with images can be rehearsed with it (``trainers.pretrained: FAMILIES``)."""
     pixel_steps: tuple[int, ...] = ()
-    """Areas, in pixels, to which its processor can be set to shrink larger images, largest first; empty if it makes all
-    images equally large."""
+    """Areas, in pixels, to which its processor can shrink images, largest first; empty if it makes them all equal."""
     enlarges_images: bool = False
     """Whether its processor enlarges small images to the size of others."""
     kv_heads: int | None = None

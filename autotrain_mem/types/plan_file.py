@@ -55,8 +55,7 @@ def check_place(path: str | Path, place: str = PYTHON) -> None:
 
 
 def file_of(path: str | Path) -> Path:
-    """Returns the file that a path means. An empty path, such as an unset shell variable, is rejected, though pathlib
-    takes it for the current folder."""
+    """Returns the file that a path means. Rejects an empty path, which pathlib takes for the current folder."""
     if not str(path).strip():
         raise PlanFileError("The path of the plan is empty.", hint="Name a file, such as plan.json, or a folder.")
     return Path(path, PLAN_NAME) if os.path.isdir(path) else Path(path)

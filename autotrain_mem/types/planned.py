@@ -117,8 +117,7 @@ class Plan:
     allocator: str = ""
     """The environment's allocator settings, in the form of PYTORCH_ALLOC_CONF."""
     objects: str | None = None
-    """Digest of objects that exist only in a script (model, adapter config, loss); empty if unknown, None for a job in
-    flags."""
+    """Digest of a script's objects (model, adapter config, loss); empty if unknown, None for a job in flags."""
     most: LargestValue | None = None
     """The largest value that fits, if one was requested, and what limits it."""
     price: Price | None = None
