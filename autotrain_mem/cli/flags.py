@@ -1,5 +1,7 @@
 """Takes our own flags and YAML keys out of the command line; TRL's parser reads the rest."""
 
+from __future__ import annotations  # ``settings_of`` reads annotations as text
+
 import argparse
 import difflib
 from collections.abc import Mapping, Sequence

@@ -431,7 +431,7 @@ def test_deepspeeds_offload_is_said_of_one_gpu_too_and_nvme_by_its_config_alone(
 @pytest.mark.parametrize(
     ("flag", "content", "why"),
     [
-        ("--accelerate_config", "{distributed_type: MULTI_GPU, num_processes: 2}", "is a file of yours"),
+        ("--accelerate_config", "{distributed_type: MULTI_GPU, num_processes: 2}", "cannot carry your"),
         ("--config", "{datasets: [{path: a}, {path: b}]}", "a mixture of datasets"),
     ],
 )
