@@ -197,6 +197,7 @@ def settings_of(declared: type) -> dict[str, Setting]:
     for each in fields(declared):
         said = each.metadata.get("setting", Setting(default=None if each.default is MISSING else each.default))
         if "setting" in each.metadata:
+            assert isinstance(each.type, str), "a module that declares settings imports annotations from __future__"
             first, *others = [part.partition("[")[0] for part in str(each.type).split(" | ")]
             kind = said.kind or next((kind for kind in _KINDS if kind.__name__ == first), None)
             said = replace(said, kind=kind, also=tuple(also for part in others for also in _IN_PYTHON.get(part, ())))
