@@ -262,7 +262,8 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
 
     Args:
         path: A plan's file (``Plan.save``), or the output folder of a training.
-        out: The file to write, which may replace only an earlier report; None for ``report.html`` beside the plan.
+        out: The file to write, which may replace only an earlier report; None for a place beside the plan:
+            ``report.html`` for ``plan.json`` or a folder, ``NAME.report.html`` for another ``NAME.json``.
 
     Returns:
         The file.

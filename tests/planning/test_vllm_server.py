@@ -128,6 +128,7 @@ def test_the_kv_cache_of_a_token_is_counted_where_all_layers_keep_keys_and_value
 
 
 def colocated(card: str = "a100-80gb", devices: int = 1, **given: Any) -> None:
+    """Raises DoesNotFitError if the engine's share of the card is too small."""
     job = Job(method="grpo", model="Qwen/Qwen2.5-7B", dataset=None, arguments={"use_vllm": True, **given})
     hardware = replace(named(card), topology=Topology(devices=devices))
     check_colocated(subject(job, hardware, QWEN_7B), KNOBS)
