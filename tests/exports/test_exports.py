@@ -11,12 +11,14 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from export_examples import FOUR, FSDP2, FULL, HOST, HSDP, QLORA, TWO_MACHINES, job, plan
+from export_examples import CARD, FOUR, FSDP2, FULL, HOST, HSDP, QLORA, TWO_MACHINES, job, plan
+from transformers import TrainingArguments
 
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.plan_files import check_export
@@ -32,37 +34,39 @@ from autotrain_mem.types.methods_table import METHODS
 from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"
-KEYS = {
-    tool: set(keys) for tool, keys in yaml.safe_load((Path(__file__).parent / "allowed_keys.yaml").read_text()).items()
-}
-IN_YAML = [name for name in EXPORTERS if name not in ("slurm", "commands")]
-PAIRS = [(name, method) for name, exporter in EXPORTERS.items() for method in exporter.methods]
-HALF = dataclasses.replace(FULL, dtype="bfloat16")
-DDP = dataclasses.replace(FULL, processes=4, sharding="ddp")
-ZERO3 = dataclasses.replace(DDP, sharding="zero3")
-ALONE = dataclasses.replace(ZERO3, processes=1)
-EVERYTHING_ON = dataclasses.replace(
+ALLOWED = yaml.safe_load((Path(__file__).parent / "allowed_keys.yaml").read_text())
+KEYS = {tool: set(keys) for tool, keys in ALLOWED.items()}
+KEYS["llamafactory"] |= {field.name for field in dataclasses.fields(TrainingArguments)}
+IN_SHELL = ("slurm", "commands")
+OF_CLUSTERS = (*OF_MACHINES, "accelerate", "axolotl")
+TOOLS = [(name, method) for name in ("axolotl", "llamafactory") for method in EXPORTERS[name].methods]
+HALF = replace(FULL, dtype="bfloat16")
+DDP = replace(FULL, processes=4, sharding="ddp")
+NO_RESHARD = replace(FSDP2, sharding="fsdp2-no-reshard")
+ZERO3 = replace(DDP, sharding="zero3")
+ALONE = replace(ZERO3, processes=1)
+EVERYTHING_ON = replace(
     QLORA, packing=True, activation_offloading=True, optimizer_offload=True, max_length=None, dtype="float32"
 )
 
 
-def written(name: str, made_for: Job, knobs: Knobs = QLORA, **more: Any) -> str:
-    return export(name, plan(made_for, knobs, **more), made_for)
+def written(name: str, made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> str:
+    return export(name, plan(made_for, knobs, card), made_for)
 
 
-def keys(name: str, made_for: Job, knobs: Knobs = QLORA, **more: Any) -> dict[str, Any]:
-    read: dict[str, Any] = yaml.safe_load(written(name, made_for, knobs, **more))
+def keys(name: str, made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(written(name, made_for, knobs, card))
     return read
-
-
-def notes(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("# - ")]
 
 
 GRPO = job("grpo", arguments={"reward_funcs": ["accuracy_reward", "mine.score"], "use_vllm": True, "epsilon": 0.1})
 PPO = job("ppo", arguments={"reward_model_path": "org/judge", "kl_coef": 0.1})
 TEXTS = {
     **{f"{name}_sft": functools.partial(written, name, job()) for name in EXPORTERS},
+    **{f"{name}_hsdp": functools.partial(written, name, job(), HSDP, TWO_MACHINES) for name in OF_CLUSTERS},
+    **{
+        f"{name}_ddp": functools.partial(written, name, job(), DDP, FOUR) for name in ("trl", "axolotl", "llamafactory")
+    },
     "axolotl_grpo": functools.partial(written, "axolotl", GRPO),
     "axolotl_everything": functools.partial(
         written, "axolotl", job(arguments={"eval_strategy": "epoch"}, environment={"WANDB_NAME": "b c"}), EVERYTHING_ON
@@ -70,17 +74,10 @@ TEXTS = {
     "llamafactory_ppo": functools.partial(written, "llamafactory", PPO, FULL),
     "llamafactory_dpo": functools.partial(written, "llamafactory", job("dpo", dataset="pairs.jsonl"), HALF),
     "dry_run_sft": lambda: dry_run(plan(job()), job(), {"CUDA_VISIBLE_DEVICES": "0"}).to_text(),
-    "accelerate_hsdp": functools.partial(written, "accelerate", job(), HSDP, card=TWO_MACHINES),
-    **{f"{name}_hsdp": functools.partial(written, name, job(), HSDP, card=TWO_MACHINES) for name in OF_MACHINES},
-    "axolotl_hsdp": functools.partial(written, "axolotl", job(), HSDP, card=TWO_MACHINES),
-    "llamafactory_fsdp2": functools.partial(written, "llamafactory", job(), FSDP2, card=FOUR),
+    "llamafactory_fsdp2": functools.partial(written, "llamafactory", job(), FSDP2, FOUR),
     "dry_run_fsdp2": lambda: dry_run(plan(job(), FSDP2, FOUR), job(), {}).to_text(),
-    **{
-        f"{name}_ddp": functools.partial(written, name, job(), DDP, card=FOUR)
-        for name in ("trl", "axolotl", "llamafactory")
-    },
-    "trl_ddp_ppo": functools.partial(written, "trl", PPO, DDP, card=FOUR),
-    "trl_zero3": functools.partial(written, "trl", job(), ZERO3, card=FOUR),  # without an accelerate.yaml beside it
+    "trl_ddp_ppo": functools.partial(written, "trl", PPO, DDP, FOUR),
+    "trl_zero3": functools.partial(written, "trl", job(), ZERO3, FOUR),  # without an accelerate.yaml beside it
     "trl_zero3_alone": functools.partial(written, "trl", job(), ALONE),  # by torchrun: without a group it ends
     "dry_run_zero3": lambda: dry_run(plan(job(), ALONE), job(), {}).to_text(),
     "dry_run_ppo": lambda: dry_run(plan(PPO, FULL), PPO, {}).to_text(),
@@ -90,7 +87,7 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_is_the_golden_one(name: str) -> None:
     text = TEXTS[name]()
-    suffix = "yaml" if name.partition("_")[0] not in ("slurm", "commands") else "sh"
+    suffix = "sh" if name.partition("_")[0] in IN_SHELL else "yaml"
     assert text == kept(GOLDEN / f"{name}.{suffix}", text)
 
 
@@ -102,46 +99,29 @@ def trl_arguments(method: str) -> dict[str, Any]:
     filled = method_of(method).configs({"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"})
     parts = [filled.script, filled.training, filled.model]
     fields = [field for part in parts for field in dataclasses.fields(part) if field.init]
-    return {field.name: value for field in fields if (value := _unlike(field.default)) is not None}
+    texts = {field.name: "something" for field in fields if field.default is None or isinstance(field.default, str)}
+    numbers = {field.name: field.default + 7 for field in fields if isinstance(field.default, (int, float))}
+    switches = {field.name: not field.default for field in fields if isinstance(field.default, bool)}
+    return texts | numbers | switches
 
 
-def _unlike(default: Any) -> Any:
-    if isinstance(default, bool):
-        return not default
-    if isinstance(default, (int, float)):
-        return default + 7
-    return "something" if default is None or isinstance(default, str) else None
-
-
-@pytest.mark.parametrize("method", EXPORTERS["axolotl"].methods)
+@pytest.mark.parametrize(("tool", "method"), TOOLS)
 @pytest.mark.parametrize("knobs", [QLORA, FULL, EVERYTHING_ON, HSDP])
-def test_axolotl_has_every_key(method: str, knobs: Knobs) -> None:
-    said = keys("axolotl", job(method, arguments=told(method)), knobs)
-    datasets = [*said.pop("datasets"), *said.pop("test_datasets", [])]
-    assert sorted(said.keys() - KEYS["axolotl"]) == []
-    assert all(dataset.keys() <= KEYS["axolotl_dataset"] for dataset in datasets)
-    assert said.get("fsdp_config", {}).keys() <= KEYS["axolotl_fsdp"]
-    assert said.get("trl", {}).keys() <= KEYS["axolotl_trl"]
-    assert said.get("vllm", {}).keys() <= KEYS["axolotl_vllm"]
-
-
-@pytest.mark.parametrize("method", EXPORTERS["llamafactory"].methods)
-@pytest.mark.parametrize("knobs", [QLORA, FULL, EVERYTHING_ON])
-def test_llamafactory_has_every_key(method: str, knobs: Knobs) -> None:
-    from transformers import TrainingArguments
-
-    known = KEYS["llamafactory"] | {field.name for field in dataclasses.fields(TrainingArguments)}
-    assert sorted(keys("llamafactory", job(method, arguments=told(method)), knobs).keys() - known) == []
-
-
-def told(method: str) -> dict[str, Any]:
-    """Every argument at once, but for those that an export reads as what they are."""
+def test_a_tool_has_every_key(tool: str, method: str, knobs: Knobs) -> None:
+    """Every argument is given at once, but for those that an export reads as what they are."""
     shaped = {"reward_funcs", "report_to", "optim_args", "resume_from_checkpoint", "env", "lora_modules_to_save"}
-    return {
+    told = {
         name: value
         for name, value in trl_arguments(method).items()
         if name not in shaped and not name.startswith(("dataset", "vllm_server", "eval_", "gradient_"))
     }
+    said = keys(tool, job(method, arguments=told), knobs)
+    assert sorted(said.keys() - KEYS[tool]) == []
+    if tool == "axolotl":
+        blocks = {"fsdp": said.get("fsdp_config", {}), "trl": said.get("trl", {}), "vllm": said.get("vllm", {})}
+        assert [name for name, block in blocks.items() if not block.keys() <= KEYS[f"axolotl_{name}"]] == []
+        datasets = [*said["datasets"], *said.get("test_datasets", [])]
+        assert all(dataset.keys() <= KEYS["axolotl_dataset"] for dataset in datasets)
 
 
 MEANS_NOTHING = {
@@ -161,9 +141,7 @@ MEANS_NOTHING = {
 """Arguments that rightly leave no trace here, or that are tested by themselves, and why."""
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [pair for pair in PAIRS if pair[0] in ("axolotl", "llamafactory") and pair[1] != "ppo"]
-)
+@pytest.mark.parametrize(("name", "method"), [pair for pair in TOOLS if pair[1] != "ppo"])
 def test_nothing_that_the_user_said_is_lost(name: str, method: str) -> None:
     """Each argument by itself makes another file: a key, or a comment."""
     knobs = {field.name for field in dataclasses.fields(Knobs)}
@@ -183,7 +161,7 @@ def test_a_secret_is_named_and_not_written() -> None:
         text = written(name, secretive)
         assert "hf_abc" not in text
         assert "xyz" not in text
-        assert {"hub_token", "DATABASE_URL"} <= {line.split()[2].rstrip(":") for line in notes(text)}
+        assert {"# - hub_token", "# - DATABASE_URL"} <= {line.partition(":")[0] for line in text.splitlines()}
     assert keys("trl", secretive)["env"]["OMP_NUM_THREADS"] == "1"
 
 
@@ -193,19 +171,16 @@ def test_a_plan_without_data_exports_none_and_says_so() -> None:
         text = written(name, without)
         assert "Capybara" not in text
         assert "--dataset" not in text
-        assert name not in IN_YAML or not {"dataset", "datasets", "dataset_name"} & keys(name, without).keys()
+        assert name in IN_SHELL or not {"dataset", "datasets", "dataset_name"} & keys(name, without).keys()
         assert ("# - data: the plan was made without any" in text) is (name != "accelerate")
 
 
-def test_a_line_break_in_a_value_does_not_end_the_comment() -> None:
-    text = written("axolotl", job(model="a\nb: c", arguments={"data_seed": "x\ny: z"}))
-    assert yaml.safe_load(text).keys() == keys("axolotl", job()).keys()
-
-
-def test_what_would_steer_a_terminal_is_spelled_out_and_read_back() -> None:
-    hostile = job(model="a\x1b[2J\u202eb", environment={"WANDB_NAME": "\x1b]0;c\x07 d\ne"})
+def test_what_would_steer_a_terminal_or_end_a_comment_is_spelled_out_and_read_back() -> None:
+    hostile = job(model="a\x1b[2J\u202e\nb: c", environment={"WANDB_NAME": "\x1b]0;c\x07 d\ne"})
     for name in EXPORTERS:
         assert all(each.isprintable() or each == "\n" for each in written(name, hostile))
+    commented = replace(hostile, arguments=hostile.arguments | {"data_seed": "x\ny: z"})
+    assert keys("axolotl", commented).keys() == keys("axolotl", job()).keys()
     read = keys("trl", hostile)
     assert (read["model_name_or_path"], read["env"]["WANDB_NAME"]) == (hostile.model, "\x1b]0;c\x07 d\ne")
     shown = dry_run(plan(hostile), hostile, hostile.environment)
@@ -240,32 +215,29 @@ def test_autofit_reads_the_plans_settings_of_ppo_as_well() -> None:
     assert read["gradient_accumulation_steps"] == FULL.gradient_accumulation_steps
 
 
-@pytest.mark.parametrize(("card", "kind"), [(None, "0"), (HOST, None)])
-def test_accelerate_reads_its_file_and_mixes_as_the_trainer_does(tmp_path: Path, card: Any, kind: str | None) -> None:
+@pytest.mark.parametrize(
+    ("knobs", "card", "gpus"),
+    [(QLORA, CARD, "0"), (QLORA, HOST, None), (DDP, FOUR, "all"), (FSDP2, FOUR, "all"), (NO_RESHARD, FOUR, "all")],
+)
+def test_accelerate_launches_what_was_planned(knobs: Knobs, card: Hardware, gpus: str | None, tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 
+    made_for = job(arguments={"sharding": knobs.sharding})
     path = tmp_path / "accelerate.yaml"
-    path.write_text(written("accelerate", job(), **({"card": card} if card else {})), encoding="utf-8")
-    read = load_config_from_file(str(path))
-    assert (read.num_processes, read.mixed_precision, read.use_cpu, read.gpu_ids) == (1, "bf16", card is not None, kind)
+    path.write_text(written("accelerate", made_for, knobs, card), encoding="utf-8")
+    read = load_config_from_file(str(path))  # refuses what it does not know
+    assert (read.num_processes, read.mixed_precision, read.use_cpu) == (knobs.processes, "bf16", card is HOST)
+    assert read.gpu_ids == gpus
+    if knobs.processes > 1:
+        launch = read_launch(keys("accelerate", made_for, knobs, card), "the file")
+        assert (launch.processes, launch.nodes, launch.sharding) == (4, 1, knobs.sharding)
+
+
+def test_accelerate_mixes_as_the_trainer_does_and_a_users_own_file_stays() -> None:
     assert keys("accelerate", job(arguments={"bf16": False}))["mixed_precision"] == "no"
-    assert keys("accelerate", job(), dataclasses.replace(QLORA, fp16=True))["mixed_precision"] == "fp16"
-
-
-@pytest.mark.parametrize("sharding", ["ddp", "fsdp2", "fsdp2-no-reshard"])
-def test_accelerate_launches_what_was_planned(sharding: Any, tmp_path: Path) -> None:
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    knobs = dataclasses.replace(FSDP2, sharding=sharding)
-    read = keys("accelerate", job(arguments={"sharding": sharding}), knobs, card=FOUR)
-    launch = read_launch(read, "the file")
-    assert (launch.processes, launch.nodes, launch.sharding) == (4, 1, sharding)
-    path = tmp_path / "accelerate.yaml"
-    path.write_text(yaml.safe_dump(read), encoding="utf-8")
-    load_config_from_file(str(path))  # refuses what it does not know
+    assert keys("accelerate", job(), replace(QLORA, fp16=True))["mixed_precision"] == "fp16"
     own = {"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 1, "mixed_precision": "fp16"}
-    users = keys("accelerate", job(accelerate=own), dataclasses.replace(FULL, processes=4, sharding="ddp"), card=FOUR)
-    assert launch_environment(users) == launch_environment(own)
+    assert launch_environment(keys("accelerate", job(accelerate=own), DDP, FOUR)) == launch_environment(own)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +258,6 @@ def test_lora_finds_the_same_modules(asked: list[str], axolotl: dict[str, Any], 
 @pytest.mark.newest
 def test_trls_defaults_are_those_that_are_written_out() -> None:
     import trl
-    from transformers import TrainingArguments
 
     from autotrain_mem.exports.axolotl import VLLM_DEFAULTS, VLLM_SHARE
     from autotrain_mem.exports.draft import LORA_DEFAULTS, TRAINER_DEFAULTS
@@ -339,13 +310,9 @@ def ran(script: str, environment: dict[str, str], **more: str) -> list[tuple[lis
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def for_machines(tool: str, made_for: Job = ODD, knobs: Knobs = HSDP, card: Hardware = TWO_MACHINES) -> str:
-    return export(tool, plan(made_for, knobs, card), made_for)
-
-
 def started(tool: str, programs: dict[str, str]) -> list[tuple[list[str], str | None]]:
     """Each machine's words after ``autofit``, and the variable that the job sets."""
-    text = for_machines(tool)
+    text = written(tool, ODD, HSDP, TWO_MACHINES)
     if tool == "slurm":
         return ran(text, programs, SLURM_JOB_NODELIST="node[1-2]", SLURM_JOB_ID="1234567")
     if tool == "commands":
@@ -391,22 +358,18 @@ def test_each_machine_runs_the_same_command_and_knows_its_number_and_the_first_o
     assert common[common.index("--run_name") + 1] == "it's $HOME $(hostname) \\n"
 
 
-@pytest.mark.parametrize(("knobs", "card"), [(QLORA, None), (FULL, None), (FSDP2, FOUR), (HSDP, TWO_MACHINES)])
-def test_the_command_says_the_plans_settings_in_flags_that_autofit_takes(knobs: Knobs, card: Hardware | None) -> None:
+@pytest.mark.parametrize(("knobs", "card"), [(QLORA, CARD), (FULL, CARD), (FSDP2, FOUR), (HSDP, TWO_MACHINES)])
+def test_the_command_says_the_plans_settings_in_flags_that_autofit_takes(knobs: Knobs, card: Hardware) -> None:
     made_for = job(prompt_length=None, forbid=frozenset({"lora", "bf16_weights"}), fit="rounding")
-    knobs = dataclasses.replace(knobs, max_length=None)
-    text = export("commands", plan(made_for, knobs, *([card] if card else [])), made_for)
+    knobs = replace(knobs, max_length=None)
+    text = written("commands", made_for, knobs, card)
     _, method, *words = shlex.split(next(line for line in text.splitlines() if line.startswith("autofit ")))
     own, others = flags.make_parser(f"autofit {method}").parse_known_args(words)
-    nodes = 1 if card is None else card.topology.nodes
+    nodes = card.topology.nodes
     assert (own.gpus * (own.nodes or 1), own.nodes or 1) == (knobs.processes, nodes)
     assert (own.sharding, own.fsdp_offload_params) == (knobs.sharding, knobs.fsdp_offload_params)
-    assert (own.model, own.dataset, own.fit, own.forbid) == (
-        made_for.model,
-        "org/data",
-        "rounding",
-        "bf16_weights,lora",
-    )
+    assert (own.model, own.dataset) == (made_for.model, "org/data")
+    assert (own.fit, own.forbid) == ("rounding", "bf16_weights,lora")
     assert own.expandable_segments == knobs.expandable_segments
     given = {name: others[others.index(name) + 1] for name in others if name.startswith("--")}
     assert given["--per_device_train_batch_size"] == str(knobs.per_device_train_batch_size)
@@ -417,13 +380,12 @@ def test_the_command_says_the_plans_settings_in_flags_that_autofit_takes(knobs: 
 
 
 def test_deepspeeds_offload_is_said_of_one_gpu_too_and_nvme_by_its_config_alone() -> None:
-    zero = dataclasses.replace(FULL, sharding="zero3", offload_optimizer_device="cpu", offload_param_device="cpu")
-    assert "--sharding zero3 --offload_optimizer_device cpu --offload_param_device cpu" in for_machines(
-        "commands", knobs=zero
-    )
-    nvme = dataclasses.replace(zero, offload_optimizer_device="nvme")
+    zero = replace(FULL, sharding="zero3", offload_optimizer_device="cpu", offload_param_device="cpu")
+    said = "--sharding zero3 --offload_optimizer_device cpu --offload_param_device cpu"
+    assert said in written("commands", job(), zero)
+    nvme = replace(zero, offload_optimizer_device="nvme")
     config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/disk"}}}
-    text = for_machines("commands", job(arguments={"deepspeed": config}), nvme)
+    text = written("commands", job(arguments={"deepspeed": config}), nvme)
     assert "--offload_optimizer_device" not in text
     assert f"--deepspeed '{json.dumps(config)}'" in text
 
@@ -445,6 +407,6 @@ def test_what_no_flag_can_say_is_refused_before_a_plan_is_made(
 
 
 def test_an_unknown_card_is_left_to_who_rents_it() -> None:
-    text = for_machines("skypilot", card=dataclasses.replace(TWO_MACHINES, name="rtx2060"))
+    text = written("skypilot", job(), HSDP, replace(TWO_MACHINES, name="rtx2060"))
     assert yaml.safe_load(text)["resources"] == {"accelerators": "CARD:4"}
     assert "write SkyPilot's name of rtx2060" in text
