@@ -1,8 +1,7 @@
 """From the command line to the trained model on a simulated card: one method for each kind of models and rows.
 
-The others train in ``tests/drop_in/test_same_plan.py`` (KTO, GRPO, GKD), in ``tests/recipes`` (GRPO) and beside their
-rehearsals in ``tests/rehearsal/test_parity.py`` (all). The reward run comes first where it is needed: its model is what
-online DPO and PPO train against.
+The others train in ``tests/drop_in/test_same_plan.py`` (DPO, KTO, GRPO, GKD), in ``tests/recipes`` (GRPO) and beside
+their rehearsals in ``tests/rehearsal/test_parity.py`` (all). The reward run comes first: PPO trains against its model.
 """
 
 import contextlib
@@ -31,25 +30,13 @@ SHARED = (
 OWN = {
     "sft": "--dataset alike_sft.jsonl --per_device_train_batch_size 4 --use_peft --load_in_4bit",
     "reward": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4",
-    "dpo": "--dataset alike_pairs.jsonl --per_device_train_batch_size 4 --use_peft",
     "rloo": "--dataset alike_prompts.jsonl --reward_funcs my_rewards.short --max_completion_length 12 "
     "--per_device_train_batch_size 8 --optimizer_offload",
-    "distillation": "--dataset alike_prompts.jsonl --teacher_model_name_or_path tiny --max_completion_length 12 "
-    "--per_device_train_batch_size 8 --use_peft",
-    "online_dpo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --max_new_tokens 12 "
-    "--per_device_train_batch_size 4 --reward_funcs my_rewards.short",
     "ppo": "--dataset alike_prompts.jsonl --reward_model_path trained/reward --response_length 12 "
     "--per_device_train_batch_size 4",
 }
-FILES = dict.fromkeys(OWN, "model.safetensors") | dict.fromkeys(
-    ("sft", "dpo", "distillation"), "adapter_model.safetensors"
-)
-LOGGED = {
-    "rloo": "reward",
-    "ppo": "objective/rlhf_reward",
-    "online_dpo": "objective/scores",
-    "reward": "accuracy",
-}
+FILES = dict.fromkeys(OWN, "model.safetensors") | {"sft": "adapter_model.safetensors"}
+LOGGED = {"sft": "loss", "rloo": "reward", "ppo": "objective/rlhf_reward", "reward": "accuracy"}
 PEAK_TOLERANCE = 0.02
 """Every batch is the worst one: all rows are as long as the longest, less one token in every second."""
 SEGMENT_BYTES = 20 * MIB
@@ -102,7 +89,7 @@ def test_a_method_trains_with_the_peak_that_was_predicted_and_is_saved(method: s
     assert (record["measured"], record["job"]["model"]) == (run["measured"], "tiny")
     assert run["steps"] == STEPS
     assert isinstance(run["last_loss"], float)
-    assert f"'{LOGGED.get(method, 'loss')}'" in (folder / "train.log").read_text()
+    assert f"'{LOGGED[method]}'" in (folder / "train.log").read_text()
     measured, reserved_bytes = run["measured"], run["predicted_peak_reserved_bytes"]
     assert measured["peak_allocated_bytes"] == pytest.approx(run["predicted_peak_bytes"], rel=PEAK_TOLERANCE)
     assert measured["peak_reserved_bytes"] == pytest.approx(reserved_bytes, abs=SEGMENT_BYTES)

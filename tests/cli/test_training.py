@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotrain_mem.support import codec, processes
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.run_folder import LOCK_NAME, WEIGHTS, WRITTEN
 from autotrain_mem.types import Plan
@@ -41,7 +42,8 @@ def _command(*argv: str) -> list[str]:
 def started(files: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A run in processes of its own, and what it prints: it starts while another run is looked at."""
     log = files / "stopped.txt"
-    argv = _command(*TRAIN, "--max_steps", "5000", "--output_dir", "stopped")
+    saves = ("--save_steps", "2", "--eval_strategy", "steps", "--eval_steps", "2")
+    argv = _command(*TRAIN, *saves, "--max_steps", "5000", "--output_dir", "stopped")
     with open(log, "w") as output:
         process = subprocess.Popen(argv, cwd=files, stdout=output, stderr=output, start_new_session=True)
     yield process, log
@@ -103,25 +105,10 @@ def test_a_report_is_written_over_a_report_and_over_nothing_else(autofit_once: A
     assert autofit_once("report").code == 2
 
 
-def test_ctrl_c_ends_after_the_step_leaves_no_process_behind_and_the_run_can_be_gone_on_with(
-    stopped: Path, autofit_once: Autofit
+def test_ctrl_c_ends_after_the_step_and_leaves_no_process_behind(
+    started: tuple[subprocess.Popen[bytes], Path],
 ) -> None:
-    record = json.loads((stopped / "run.json").read_text())
-    assert record["started_at"] < record["ended_at"]
-    assert {"torch", "transformers", "trl", "autotrain_mem"} <= record["versions"].keys()
-    (checkpoint,) = stopped.glob("checkpoint-*")
-    assert checkpoint.name == f"checkpoint-{record['steps']}"
-    assert _tensors(checkpoint / "model.safetensors") > 10
-    steps = record["steps"] + 3
-    going_on = ("--max_steps", str(steps), "--output_dir", "stopped", "--resume_from_checkpoint", "--json")
-    resumed = autofit_once(*TRAIN, *going_on)
-    assert resumed.code == 0, resumed.err
-    assert json.loads(resumed.out)["run"]["steps"] == steps
-
-
-@pytest.fixture(scope="module")
-def stopped(started: tuple[subprocess.Popen[bytes], Path]) -> Path:
-    """A run that heard Ctrl-C after its first step, as from a terminal: the whole process group gets the signal."""
+    """After its first step, as from a terminal: the whole process group gets the signal."""
     process, log = started
     _wait_until(lambda: "step 1/" in log.read_text() or process.poll() is not None, 100)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -130,7 +117,47 @@ def stopped(started: tuple[subprocess.Popen[bytes], Path]) -> Path:
     assert process.wait(60) == 130, log.read_text()
     _wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children), 20)
     assert "Traceback" not in log.read_text()
-    return log.parent / "stopped"
+    stopped = log.parent / "stopped"
+    record = json.loads((stopped / "run.json").read_text())
+    assert record["started_at"] < record["ended_at"]
+    assert {"torch", "transformers", "trl", "autotrain_mem"} <= record["versions"].keys()
+    newest = stopped / f"checkpoint-{record['steps']}"
+    assert max(stopped.glob("checkpoint-*"), key=os.path.getmtime) == newest
+    assert _tensors(newest / "model.safetensors") > 10
+
+
+def test_it_goes_on_by_its_own_plan_and_comes_to_its_end_though_its_process_is_killed(
+    autofit_once: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the middle of its second checkpoint, and with no room for what the trainer prints."""
+
+    def opened(path: str, flags: int) -> int:
+        return os.open("/dev/full" if str(path).endswith("train.log") else path, flags)
+
+    monkeypatch.setattr(processes, "open_own", opened)
+    monkeypatch.setenv("AUTOFIT_MISHAPS", "kill:save:2")
+    stopped, before = files / "stopped", Plan.load(files / "stopped")
+    killed_at = json.loads((stopped / "run.json").read_text())["steps"] // 2 * 2 + 4
+    going_on = f"sft --output_dir stopped --simulate --no_probe --max_steps {killed_at + 1} --json"
+    ran = autofit_once(*shlex.split(going_on), "--resume_from_checkpoint")
+    assert ran.code == 0, ran.err
+    assert "rehearsing" not in ran.err
+    assert f"after {killed_at} steps (killed: signal 9)" in ran.err
+    assert ran.err.count("the log cannot be written (No space left on device)") == 1
+    told = json.loads(ran.out)
+    (restart,) = told["plan"]["experience"]["restarts"]
+    assert (restart["step"], restart["resumed_at"], restart["cause"]) == (killed_at, killed_at - 2, "killed")
+    assert (told["run"]["steps"], told["run"]["restarts"]) == (killed_at + 1, 1)
+    assert json.loads((stopped / "run.json").read_text())["experience"]["restarts"] == [restart]
+    assert told["plan"]["knobs"] == codec.to_json(before.knobs)
+    assert "evaluate" in {phase["phase"] for phase in told["plan"]["estimate"]["phases"]}
+    assert "resume_from_checkpoint" not in told["plan"]["job"]["arguments"]
+    last = stopped / f"checkpoint-{killed_at + 1}"
+    manifest = json.loads((last / "autofit.checkpoint.json").read_text())
+    assert (manifest["order"]["--seed"], manifest["order"]["--dataset"][:3]) == ("42", "of ")
+    history = json.loads((last / "trainer_state.json").read_text())["log_history"]
+    evaluated = [entry["step"] for entry in history if "eval_loss" in entry]
+    assert evaluated == [*range(2, killed_at + 1, 2), killed_at + 1]
 
 
 def _wait_until(done: Callable[[], bool], seconds: float) -> None:

@@ -1,7 +1,5 @@
-"""A run that is gone on with, after it died and by hand; and one that makes room for another."""
+"""An output folder: the plan of a run that goes on, a run that makes room for another, and what is read."""
 
-import json
-import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -11,63 +9,10 @@ import pytest
 from autotrain_mem import api
 from autotrain_mem.cli import flags
 from autotrain_mem.planning import output_dir
-from autotrain_mem.support import processes
 from autotrain_mem.support.errors import OutputFolderError, UsageError
 from autotrain_mem.training import run_folder
 from autotrain_mem.types import Job
-from tests.place import Autofit, Ran
-
-TRAIN = shlex.split(
-    "sft --model tiny --dataset splits --gpu 300MiB --simulate --no_probe --max_length 32 --fit lossless "
-    "--per_device_train_batch_size 4 --gradient_checkpointing false --logging_steps 1 --save_steps 2 "
-    "--eval_strategy steps --eval_steps 2 --forbid activation_offloading,optimizer_offload"
-)
-
-
-@pytest.fixture(scope="module")
-def survived(autofit_once: Autofit, files: Path) -> Ran:
-    """Killed in the middle of its second checkpoint, and with no room for what the trainer prints."""
-
-    def opened(path: str, flags: int) -> int:
-        return os.open("/dev/full" if str(path).endswith("train.log") else path, flags)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "open_own", opened)
-        patch.setenv("AUTOFIT_MISHAPS", "kill:save:2")
-        return autofit_once(*TRAIN, "--max_steps", "5", "--output_dir", "survived", "--json")
-
-
-@pytest.mark.slow
-def test_a_run_whose_process_is_killed_comes_to_its_end(survived: Ran, files: Path) -> None:
-    assert survived.code == 0, survived.err
-    told = json.loads(survived.out)
-    (restart,) = told["plan"]["experience"]["restarts"]
-    assert (restart["step"], restart["resumed_at"], restart["cause"]) == (4, 2, "killed")
-    assert (told["run"]["steps"], told["run"]["restarts"]) == (5, 1)
-    assert json.loads((files / "survived/run.json").read_text())["experience"]["restarts"] == [restart]
-    assert "after 4 steps (killed: signal 9)" in survived.err
-    manifest = json.loads((files / "survived/checkpoint-5/autofit.checkpoint.json").read_text())
-    assert (manifest["order"]["--seed"], manifest["order"]["--dataset"][:3]) == ("42", "of ")
-    assert survived.err.count("the log cannot be written (No space left on device)") == 1
-
-
-@pytest.mark.slow
-def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(
-    survived: Ran, autofit_once: Autofit, files: Path
-) -> None:
-    assert survived.code == 0, survived.err
-    argv = shlex.split("sft --output_dir survived --simulate --no_probe --max_steps 7 --resume_from_checkpoint --json")
-    resumed = autofit_once(*argv)
-    assert resumed.code == 0, resumed.err
-    assert "rehearsing" not in resumed.err
-    told, before = json.loads(resumed.out), json.loads(survived.out)
-    assert told["plan"]["knobs"] == before["plan"]["knobs"]
-    assert told["plan"]["experience"] == before["plan"]["experience"]
-    assert told["run"]["steps"] == 7
-    assert "evaluate" in {phase["phase"] for phase in told["plan"]["estimate"]["phases"]}
-    state = json.loads((files / "survived/checkpoint-7/trainer_state.json").read_text())
-    assert [entry["step"] for entry in state["log_history"] if "eval_loss" in entry] == [2, 4, 5, 6, 7]
-    assert "resume_from_checkpoint" not in told["plan"]["job"]["arguments"]
+from tests.report.report_examples import PLAN
 
 
 @pytest.mark.parametrize(
@@ -81,9 +26,10 @@ def test_a_run_that_is_gone_on_with_by_hand_follows_its_own_plan(
     ],
 )
 def test_the_runs_own_plan_is_found_by_its_flags(
-    survived: Ran, files: Path, monkeypatch: pytest.MonkeyPatch, argv: str, plan: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: str, plan: str | None
 ) -> None:
-    monkeypatch.chdir(files)
+    monkeypatch.chdir(tmp_path)
+    PLAN.save("survived")
     request, _ = flags.read("autofit sft", shlex.split(argv))
     assert api.resumed(request, print).autofit.plan == plan
 
