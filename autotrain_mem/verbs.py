@@ -340,7 +340,7 @@ def _path(name: str, value: object, keywords: str) -> str:
     if not isinstance(value, str | os.PathLike):
         raise UsageError(
             f"{name} takes a hub id or a path, not a {type(value).__name__}.",
-            hint=f"Objects go to a trainer: from autotrain_mem import SFTTrainer; SFTTrainer({keywords}).",
+            hint=f"Pass objects to a trainer: from autotrain_mem import SFTTrainer; SFTTrainer({keywords}).",
         )
     return os.fsdecode(value)
 

@@ -252,7 +252,7 @@ _GRAPHS = {"torch_compile_mode": ("reduce-overhead", "max-autotune"), "torch_com
 
 
 def compiled_graphs(flags: Flags) -> Problems:
-    """Refuses CUDA graphs: they have their own memory pools, so that an uncompiled rehearsal is not an upper bound."""
+    """Refuses CUDA graphs: they have their own memory pools, so an uncompiled rehearsal is no upper bound."""
     for name, values in _GRAPHS.items():
         if (value := flags.given.get(name)) in values:
             yield (

@@ -97,7 +97,7 @@ def emulated_bf16(setup: Setup) -> Problems:
 
 
 def tf32(setup: Setup) -> Problems:
-    """Refuses ``--tf32`` on cards before Ampere, as transformers does when it creates a training's config
+    """Refuses ``--tf32`` on cards before Ampere, as transformers' TrainingArguments do
     (``utils/import_utils.py: is_torch_tf32_available``)."""
     if setup.job.arguments.get("tf32") and not setup.on_cpu and setup.compute_capability < AMPERE:
         capability = ".".join(map(str, setup.compute_capability))

@@ -269,8 +269,8 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}.", hint=" ".join(self.format_usage().removeprefix("usage: ").split()))
 
     def add_run(self) -> None:
-        """Adds the output folder of a training."""
-        self.add_argument("run", metavar="RUN", help="the output folder of a training")
+        """Adds the output folder of a training run."""
+        self.add_argument("run", metavar="RUN", help="the output folder of a training run")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Reads a command line. Raises UsageError for an unknown flag, a missing value or a missing run."""

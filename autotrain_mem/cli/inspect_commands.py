@@ -81,7 +81,7 @@ def watch(argv: Sequence[str]) -> int:
     options = parser.read(argv)
     folder = Path(options.run)
     if not folder.is_dir():
-        raise UsageError(f"There is no folder {folder}.", hint="Give the --output_dir of a training.")
+        raise UsageError(f"There is no folder {folder}.", hint="Give the --output_dir of a training run.")
     reader = HistoryReader(folder)
 
     def look() -> RunSnapshot:
@@ -96,7 +96,7 @@ def watch(argv: Sequence[str]) -> int:
 
     first = look()
     if first.history is None and not first.alive and first.plan is None:
-        hint = "Give the --output_dir of a training that autofit has begun."
+        hint = "Give the --output_dir of a run that autofit has started."
         raise UsageError(f"{folder} holds no run of autofit.", hint=hint)
     if options.json:
         history = None if first.history is None else codec.to_json(first.history)

@@ -24,8 +24,8 @@ from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job
 
 ABOUT = """\
-Shows the whole product in a minute or two, without a GPU: trains a tiny model with TRL's defaults on a simulated card
-until it is out of memory, and then with the plan that fits, to the end.
+Shows the whole product in a minute or two, without a GPU: on a simulated card, trains a tiny model with TRL's defaults
+until it runs out of memory, then plans what fits and trains to the end.
 """
 CARD = "104MiB"
 ROWS = 600

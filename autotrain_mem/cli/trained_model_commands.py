@@ -171,8 +171,8 @@ def push(argv: Sequence[str]) -> int:
     if code:
         raise TrainingError(
             f"hf upload failed with exit status {code}.",
-            hint="Run `hf auth login` with a token that may write, or set HF_TOKEN. --to takes your user name or an "
-            "organisation of yours. If the network failed, run this again: uploaded files are not sent twice.",
+            hint="Run `hf auth login` with a token that may write, or set HF_TOKEN. --to takes your user name or one "
+            "of your organisations. If the network failed, run this again: uploaded files are not sent twice.",
         )
     sys.stdout.write(f"https://huggingface.co/{options.to}\n")
     return 0

@@ -1,4 +1,4 @@
-"""Reads how torchrun, ``accelerate launch`` or the script's config set up the processes; no plan changes it.
+"""Reads how torchrun, ``accelerate launch`` or the script's config set up the processes, which no plan changes.
 
 Rank 0 plans for the smallest device of all ranks, and all ranks use its plan.
 """

@@ -127,7 +127,7 @@ training_patches = partial(strided_logps, "trl.trainer.dpo_trainer")
 
 
 def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> Any:
-    """Prepares the data with the trainer of this name, untruncated and without the reference's scores."""
+    """Tokenizes the data with TRL's class ``trainer``, without truncation or reference log-probabilities."""
     import trl
 
     filled.training.max_length, filled.training.precompute_ref_log_probs = None, False

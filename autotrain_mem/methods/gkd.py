@@ -185,8 +185,8 @@ def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens that TRL's collator makes, untruncated, and those of each row's prompt. Raises
-    DatasetFormatError if a conversation has one message, or prompts are text without a chat template."""
+    """Counts the tokens of each row and of its prompt as TRL's collator makes them, without truncation. Raises
+    DatasetFormatError if a conversation has fewer than two messages, or the data have a column of text prompts."""
     from trl.experimental.utils import DataCollatorForChatML
 
     if without := sum(len(messages) < 2 for messages in split["messages"]):

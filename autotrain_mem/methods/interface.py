@@ -138,7 +138,7 @@ class Method(Protocol):
         return (model,)
 
     def not_counted(self, job: Job, knobs: Knobs) -> Iterable[str]:
-        """Returns descriptions of what this method adds to a run and an estimate does not include."""
+        """Describes the memory that a run of this method needs and an estimate does not include."""
         return ()
 
     def make_parser(self) -> Any:

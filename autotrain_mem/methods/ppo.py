@@ -189,7 +189,7 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Always returns a reason: PPO has its own training loop, and its own guard (``training.guard.ppo``)."""
+    """Always returns a reason: the guard cannot split the batches of PPO's own training loop."""
     return f"how {type(trainer).__name__} averages rows is not known"
 
 

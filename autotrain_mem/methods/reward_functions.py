@@ -151,7 +151,7 @@ def check_packages(names: Iterable[str]) -> None:
         except ImportError as error:
             raise MissingExtraError(
                 f"--reward_funcs {name} lacks a package: {error}.",
-                hint="Install it (pip install math-verify), or give another of --reward_funcs.",
+                hint="Install it (pip install math-verify), or give --reward_funcs another function.",
             ) from error
 
 

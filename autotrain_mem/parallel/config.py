@@ -28,9 +28,9 @@ def accelerate_config(
     """Returns the config's keys for these settings, except the machine's rank, address and port.
 
     Args:
-        mixed_precision: The trainer's value: ``bf16``, ``fp16`` or ``no``. Always written: if the trainer's config sets
-            neither, it counts (``transformers/training_args.py: __post_init__``).
-        wrapped: Classes of the layers to shard, if the model lacks some of those that it names itself.
+        mixed_precision: The trainer's value: ``bf16``, ``fp16`` or ``no``. Written even if ``no``, since the launcher's
+            value applies where the trainer's config sets none (``transformers/training_args.py: __post_init__``).
+        wrapped: Classes of the layers to shard, if the model lacks some that its ``_no_split_modules`` names.
         attention: ``attn_implementation``, which DeepSpeed's sequence parallelism wraps
             (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: register_with_transformers``); None for the model's.
     """
@@ -230,7 +230,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if zero["stage"] != 3:
             yield f"{part} to NVMe is of stage 3", f"Write stage: 3, or device: cpu for {part}."
         if not zero[part].get("nvme_path"):
-            yield f"{part} has no nvme_path", "Write nvme_path: a folder on the disk."
+            yield f"{part} has no nvme_path", "Set nvme_path to a folder on the NVMe disk."
     count = (zero.get("offload_optimizer") or {}).get("buffer_count", ADAM_BUFFERS)
     if "offload_optimizer" in parts and isinstance(count, int) and count < ADAM_BUFFERS:
         yield (

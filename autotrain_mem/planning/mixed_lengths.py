@@ -66,7 +66,7 @@ def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
     if memory.mixed_lengths is not None or not subject.caches or _count_as_alike(job, estimate.knobs):
         return estimate
     if lengths.profile is None and not job.names_data:
-        why = "nothing says how long they are; give --dataset"
+        why = "their lengths are unknown; give --dataset"
     elif lengths.profile is None:
         why = f"the data could not be read: {lengths.why_not.rstrip('.')}"
     elif batches_of(subject, estimate.knobs) is None:

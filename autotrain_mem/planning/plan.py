@@ -1,4 +1,4 @@
-"""Searches for a job's settings and makes a plan of them."""
+"""Searches for a job's settings and makes a plan from them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence

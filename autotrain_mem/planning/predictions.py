@@ -73,7 +73,7 @@ class Predictions:
         return [judge(self._subject, knobs, self._there(knobs, whole)) for knobs in points]
 
     def exceeds(self, knobs: Knobs) -> bool:
-        """Returns whether the weights, plus all gradients in full fine-tuning, exceed the device."""
+        """Returns whether the weights, plus all gradients in full fine-tuning, exceed the budget by themselves."""
         if self._subject.facts.parameters is None or knobs.base_bits or knobs.has_group:
             return False
         copies = 1 if knobs.use_peft else 2

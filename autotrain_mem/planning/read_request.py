@@ -182,7 +182,7 @@ def with_peft_config(request: RunRequest) -> RunRequest:
     text, problems = canonical(content), []
     kind, why = kind_of(text), why_not_quantized(text)
     if function := needs_data_first(text):
-        cure = "Call it in your own script, with a trainer of autotrain_mem, or remove init_lora_weights."
+        cure = "Call it in a script with a trainer of autotrain_mem, or remove init_lora_weights from the config."
         problems.append((f"{FLAG}: its init_lora_weights needs peft's {function}, which no trainer calls", cure))
     if request.names("use_peft") and not request.argument("use_peft"):
         problems.append((f"--use_peft false and {FLAG} contradict each other", "Remove one."))

@@ -1,4 +1,4 @@
-"""Holds a requested training before TRL's parser has read it. No worker is asked."""
+"""Defines a training request before TRL's parser has read it. It needs no worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_MACHINES: dict[str, Any] = {"kind": int, "commands": (TRAIN,), "group": Grou
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """Holds a requested training; TRL's parser has not read its arguments yet.
+    """Holds a training request, whose arguments TRL's parser has not read yet.
 
     :meth:`job` makes a :class:`Job` of it, with exactly the arguments that TRL's parser accepted.
     """

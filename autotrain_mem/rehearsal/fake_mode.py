@@ -1,10 +1,9 @@
 """A FakeTensorMode for static shapes that answers repeated operators from a cache of its own.
 
 FakeTensorMode looks up every operator by the metadata of its arguments (``torch/_subclasses/fake_tensor.py:
-_cached_dispatch_impl``). That costs some 130 microseconds an operator, and was most of a rehearsal. This mode keeps
-torch's cache entries a second time, under a key that is cheaper to compute, as the few facts that determine a result.
-So torch decides what may be answered from memory; anything but ordinary fake tensors, numbers and lists of them takes
-torch's path.
+_cached_dispatch_impl``). That costs some 130 microseconds an operator, and was most of a rehearsal. This mode
+keeps torch's cache entries a second time, under a cheaper key of the few facts that determine a result. So torch still
+decides what may be cached, and anything but ordinary fake tensors, numbers and lists of them takes torch's path.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -
 
 
 def count_trained(model: Any) -> Trained:
-    """Counts a model's parameters; a quantized weight counts the elements of the original."""
+    """Counts a model's parameters; a quantized weight counts as many as before quantization."""
     counts: dict[torch.dtype, int] = {}
     frozen = 0
     for parameter in model.parameters():

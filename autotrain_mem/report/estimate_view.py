@@ -75,7 +75,7 @@ def memory_blocks(estimate: Estimate) -> list[RenderableType]:
         took += ["" if seconds is None or not time.step_seconds else percent(seconds / time.step_seconds)]
         add(grid, formatting.PHASES[phase], f"{scale.size(peak)} {scale.unit}", *took)
     rates = f", by the rates of {time.assumed}" if time.assumed else ""
-    blocks += section(f"peak allocated by phase, and its share of a step's time{rates}", grid)
+    blocks += section(f"peak allocated by phase, and the phase's share of a step's time{rates}", grid)
     for _, heading, modules in module_tables(estimate):
         blocks += section(heading, modules)
     return blocks
@@ -133,7 +133,7 @@ def scale_of(estimate: Estimate) -> Scale:
 
 
 def sum_table(estimate: Estimate) -> Table:
-    """Returns the column that adds up to the need, as shown, and the budget."""
+    """Returns a table of the parts, whose rounded figures add up to the need, and of the budget."""
     hardware, scale = estimate.hardware, scale_of(estimate)
     peak_phase = formatting.PHASES[estimate.memory.peak_phase]
     owners = estimate.memory.owners_at_peak

@@ -78,7 +78,7 @@ def has_speed(time: StepTime) -> bool:
 
 
 def speed(time: StepTime) -> str:
-    """``1,240 tokens/s, 6.6 s a step``; or why the speed is not known."""
+    """Returns ``1,240 tokens/s, 6.6 s a step``, or why the speed is not known."""
     if has_speed(time):
         return f"{rate(time.tokens_per_second)} tokens/s, {brief(time.step_seconds)} a step"
     ranked = f": rates of {time.assumed} stand in for this device's, to rank plans only" if time.assumed else ""

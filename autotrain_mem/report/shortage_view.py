@@ -21,7 +21,7 @@ NOTHING_FITS = "No change that the plan may make saves more memory: lower --head
 
 
 def shortage_text(shortage: Shortage, plan: Plan) -> str:
-    """Shows the request, and the holders, which add up to the card, beside the rehearsal's prediction."""
+    """Shows the failed request, and a table of predicted and measured holders that add up to the card."""
     estimate, asked = plan.estimate, "an unknown amount more"
     if shortage.requested_bytes is not None:
         asked = f"{format_bytes(shortage.requested_bytes)} more"

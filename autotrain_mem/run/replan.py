@@ -122,7 +122,7 @@ def _searched(
 
     Args:
         without: Levers that are released and forbidden.
-        is_other: The plan's own settings are new, so they count as a result.
+        is_other: Whether the settings of ``chosen`` are already a change, so that they count as a result.
     """
     subject = rehearsals.subject()
     space = subject.space()

@@ -89,8 +89,8 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
 
 
 def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | None:
-    """A generation holds whole groups; it is the effective batch unless its size or its steps are given
-    (``trl/trainer/grpo_config.py: __post_init__``, ``rloo_config.py``)."""
+    """Returns the micro-batches whose generations hold whole groups; None for all. A generation is the effective batch
+    unless its size or steps are given (``trl/trainer/grpo_config.py: __post_init__``, ``rloo_config.py``)."""
     size, steps = job.arguments.get(GENERATION), job.arguments.get(GENERATION_STEPS)
     if group < SMALLEST_GROUP:
         raise UsageError(

@@ -57,7 +57,7 @@ REFUSED: dict[str, str] = {
     "auto_find_batch_size": "autofit finds the batch itself, and keeps the effective batch: remove it",
     # torch/.../flash_api.cpp: mha_bwd holds a float32 gradient of the queries for each split of the keys, and
     # transformers/trainer_utils.py: enable_full_determinism shrinks the workspaces of cuBLAS.
-    "full_determinism": "deterministic kernels take other scratch memory: --seed and --data_seed draw the same numbers",
+    "full_determinism": "deterministic kernels need other scratch memory; --seed and --data_seed fix random numbers",
     # transformers/debug_utils.py: DebugUnderflowOverflow reads the extremes of every layer's output.
     "debug": "it copies every layer's output to look at it: remove it, and search by trl METHOD itself",
     # Only trl/scripts/dpo.py: main reads it, so that DDP ignores buffers of bools.
@@ -280,7 +280,7 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=_IDLE,
         methods=(_ONLINE_DPO,),
-        why="nothing asks for it: TRL's online DPO cannot be evaluated, and its batches are text",
+        why="it is not used: TRL's online DPO is never evaluated, and its batches are text",
         flags="eval_steps eval_delay eval_accumulation_steps include_for_metrics load_best_model_at_end "
         "per_device_eval_batch_size metric_for_best_model greater_is_better label_names average_tokens_across_devices "
         "include_num_input_tokens_seen length_column_name",

@@ -1,6 +1,6 @@
-"""Gives the verdict on each of transformers' optimizers (``training_args.py: OptimizerNames``) in a rehearsal.
+"""Lists which of transformers' optimizers (``training_args.py: OptimizerNames``) can be rehearsed, and why not others.
 
-If a new transformers adds one, it is in no row, and ``tests/methods/test_optimizer_verdicts.py`` fails and names it. A
+``tests/settings/test_optimizer_verdicts.py`` fails if a new transformers has an optimizer that is not listed. A
 rehearsal runs the optimizer's own code, so it needs the optimizer's package.
 """
 
@@ -20,8 +20,8 @@ PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "s
 out. From 8-bit blocks and factored state it cannot."""
 
 OPTIMIZERS_OF_BITSANDBYTES = re.compile("8bit|bnb|paged|ademamix|lion")
-"""``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``; similar ones of torchao or torch are refused, or
-have other names (``checks.flags``)."""
+"""``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``; similar ones of torchao or torch are refused
+(``REFUSED``), or have other names."""
 
 KEEPS_UPDATES = "stable_adamw"
 """The optimizer that accumulates what rounding loses of updates (Kahan summation; torch-optimi)."""

@@ -70,7 +70,7 @@ def read_length(text: str) -> int | str | None:
 
 
 def is_maximized(value: Any) -> bool:
-    """Returns whether a search must find the value: ``auto`` or a percentile from the data, or ``max`` for the card."""
+    """Returns whether the value is still to be found: ``auto`` or a percentile in the data, ``max`` by a search."""
     return isinstance(value, str) and (value in (AUTO, MOST) or _PERCENTILE.fullmatch(value) is not None)
 
 

@@ -53,8 +53,8 @@ class Child:
         module: Run as ``python -m module``.
         environment: Variables in addition to this process's own.
         log: The file for the child's stderr; None for a temporary file.
-        has_children: Whether it starts processes. It then gets its own process group, which does not receive Ctrl-C and
-            is killed with it: an orphan would keep its stdout open, and the parent waiting.
+        has_children: Whether it starts processes. It then leads a process group, which does not receive Ctrl-C.
+            :meth:`kill` ends the whole group: an orphan would hold stdout open, and the parent would wait for it.
         keeps_open: File descriptors that it inherits.
         on_line: Called in a thread with each line of output, and with None at the end, instead of :meth:`receive`.
     """

@@ -1,4 +1,4 @@
-"""Rejects missing models and data, and an unreachable Hugging Face Hub, for which its clients take half a minute."""
+"""Rejects missing models and data, and an unreachable Hugging Face Hub, sooner than its clients' half a minute."""
 
 import json
 import os

@@ -59,7 +59,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
         return *self._sampled, *self._of_images
 
     def _tokenize_prompts(self, prompts: Sequence[Any]) -> tuple[list[list[int]]]:
-        """Tokenizes prompts as ``_generate`` does, with the name and type in TRL's other trainers."""
+        """Tokenizes prompts as ``_generate`` does, under the name and signature of TRL's other trainers."""
         return ([prompt_ids(prompt, self.processing_class) for prompt in prompts],)
 
     def compute_loss(self, model: Any, inputs: Mapping[str, Any], **_: Any) -> Any:

@@ -44,9 +44,9 @@ class PhaseRecorder(Protocol):
 def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     """Reports each phase of the trainer to the recorder from now on, and records the weights of all its models.
 
-    ``compute_loss`` begins a forward, ``accelerator.backward`` a backward, whose end begins the optimizer step. An
-    online trainer has two more phases: generation, within the policy's ``generate`` (or vLLM's), and then scoring, up
-    to the next forward.
+    ``compute_loss`` begins the forward phase and ``accelerator.backward`` the backward phase; when the latter returns,
+    the optimizer phase begins. An online trainer has two more: generation, while the policy's ``generate`` (or vLLM's)
+    runs, and then scoring, until the next forward.
     """
     models = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")}
     rewards = [each for each in getattr(trainer, "reward_funcs", None) or () if isinstance(each, torch.nn.Module)]

@@ -24,7 +24,7 @@ def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
 
 
 def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Yields settings that would silently do something else, each with its cure."""
+    """Yields settings that PPO would ignore or misapply, each with its cure."""
     for name in SHARDING:
         if getattr(args, name, None):
             yield (

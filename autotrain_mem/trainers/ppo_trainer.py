@@ -221,7 +221,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.dataloader, self.callback_handler.callbacks = dataloader, callbacks
 
     def _prompts(self, dataloader: Any, checkpoint: Path | None) -> Iterator[Any]:
-        """Yields the batches for TRL's loop."""
+        """Yields batches of prompts to TRL's loop."""
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         ppo_resume.seed_shuffling(dataloader, seed)
         restore_rng = functools.partial(self._load_rng_state, None if checkpoint is None else str(checkpoint))
@@ -264,7 +264,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Shows samples when due, and keeps the random generators of training."""
+        """Shows samples when due, without changing the random state of training."""
         if self.eval_dataset is None or (sampling and (self.state.global_step - 1) % self._samples_every):
             return
         device = self.accelerator.device

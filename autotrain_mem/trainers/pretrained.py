@@ -107,7 +107,7 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
         size = {"longest_edge": min(made.size["longest_edge"], max(tile, math.isqrt(max_pixels) // tile * tile))}
     else:
         raise UsageError(
-            f"--max_pixels changes nothing for {model}: its processor makes all images equally large.",
+            f"--max_pixels changes nothing for {model}: its processor resizes all images to one size.",
             hint="Remove --max_pixels.",
         )
     return AutoImageProcessor.from_pretrained(model, size=size, **options)

@@ -79,7 +79,7 @@ _CRASHES = {getattr(signal, name, None) for name in ("SIGSEGV", "SIGBUS", "SIGAB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """Holds the observations of a training process that ended too early."""
+    """Holds what was observed of a training process that ended too early."""
 
     error: AutofitError
     """The error that it sent, or one that reports its end."""

@@ -219,7 +219,7 @@ def identity_of(folder: Path) -> str:
 
 
 def is_held_by(folder: Path, pid: int, host: str) -> bool:
-    """Returns whether the folder was last locked by that process on that machine, by the record in the lock file."""
+    """Returns whether the lock file names that process on that machine as the last holder."""
     record = _record_in(folder)
     return (record.get("pid"), record.get("host")) == (pid, host)
 

@@ -292,7 +292,7 @@ class AutoFit(OwnSettings):
     def pins(self) -> dict[str, Any]:
         """Returns the knobs set here that TRL does not have."""
         given = {name: value for name in OWN if (value := getattr(self, name)) not in (None, False)}
-        config = str(given.pop(PEFT_CONFIG, ""))  # JSON, once it is read (``planning.peft_config``)
+        config = str(given.pop(PEFT_CONFIG, ""))  # JSON, once it is read (``planning.read_request``)
         return given | (arguments_of(config) if config.startswith("{") else {})
 
     @property

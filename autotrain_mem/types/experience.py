@@ -109,7 +109,7 @@ class Restart:
     resumed_at: int
     """The step of the checkpoint that the next process resumed from; 0 without one."""
     cause: str
-    """One of ``training.causes.CAUSES``."""
+    """One of ``training.exit_causes.CAUSES``."""
     why: str
     """The cause, in one line."""
     change: str

@@ -129,12 +129,12 @@ class Cards:
 
     @property
     def cheapest(self) -> CardVerdict | None:
-        """Finds the cheapest of the comparable ones; None if no price is known."""
+        """Returns the cheapest comparable card; None if no price is known."""
         return next(iter(self.comparable), None)
 
     @property
     def fastest(self) -> CardVerdict | None:
-        """Finds the fastest of the comparable ones."""
+        """Returns the fastest comparable card; None if there is none."""
         return max(self.comparable, key=_speed, default=None)
 
     @property

@@ -242,7 +242,7 @@ def read_plan(content: bytes, name: str) -> Plan:
             del environment[variable]
         if others := sorted(environment.keys() - RECORDED_VARIABLES):
             why = "it could run code, or send data elsewhere"
-            message = f"{name} sets {', '.join(others)} for the training, which no plan may: {why}."
+            message = f"{name} sets {', '.join(others)}, which a plan must not set for the training process: {why}."
             own = f"To have it all the same, set it yourself: {others[0]}=... autofit ..."
             raise PlanFileError(message, hint=f"Remove that from the plan's environment. {own}")
     try:

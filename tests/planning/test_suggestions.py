@@ -67,7 +67,7 @@ class Unreadable(FakeWorker):
 @pytest.mark.parametrize(
     ("worker", "dataset", "words", "reasons"),
     [
-        (FakeWorker, None, {}, ["nothing says how long they are; give --dataset"]),
+        (FakeWorker, None, {}, ["their lengths are unknown; give --dataset"]),
         (Unreadable, "rows.jsonl", {}, ["the data could not be read: There is no file rows.jsonl"]),
         (FakeWorker, "rows.jsonl", {}, ["the steps of this rehearsal cannot be replayed"]),
         *((FakeWorker, data, {"packing": True}, []) for data in ("rows.jsonl", None)),

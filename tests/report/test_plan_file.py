@@ -251,7 +251,7 @@ def test_a_file_holds_no_secret_and_no_object_of_a_script() -> None:
 def test_a_variable_that_no_plan_holds_is_not_taken_from_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = with_value(("job", "environment", name), "/evil")
     monkeypatch.delenv(name, raising=False)
-    with pytest.raises(PlanFileError, match=f"sets {name} for the training"):
+    with pytest.raises(PlanFileError, match=f"sets {name}, which a plan must not set"):
         read(changed)
     monkeypatch.setenv(name, "/mine")  # before the command: the user's own counts
     assert read(changed) == PLAN

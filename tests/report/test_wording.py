@@ -198,7 +198,7 @@ def text_of(plan: Plan) -> str:
 
 
 def test_shares_of_a_step_sum_to_the_whole() -> None:
-    title = "peak allocated by phase, and its share of a step's time"
+    title = "peak allocated by phase, and the phase's share of a step's time"
     block = text_of(PLAN).split(f"{title}\n")[1].split("\n\n")[0]
     assert sum(map(float, re.findall(r"([\d.]+) %", block))) == pytest.approx(100, abs=0.2)  # each has one digit
     assumed = text_of(replace(PLAN, estimate=replace(PLAN.estimate, time=examples.ASSUMED_TIME)))

@@ -33,7 +33,7 @@ _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """Holds a module's name without the number of its layer: ``model.layers.{}.mlp`` and 7; None where it has none."""
+    """Splits a module's name into a pattern and its layer: ``model.layers.{}.mlp`` and 7. The layer may be None."""
 
     pattern: str
     layer: int | None
@@ -291,7 +291,7 @@ class Search:
         return [period for _, period in sorted(lengths)]
 
     def _alike(self, i: int, j: int) -> int:
-        """Counts the steps for which the runs match, up to :data:`SURE_STEPS`; ending together counts as that many."""
+        """Counts the steps for which the runs match; :data:`SURE_STEPS` if that many do, or both runs end."""
         short, long = self._short, self._long
         end = min(SURE_STEPS, len(short.symbols) - i, len(long.symbols) - j)
         resized: dict[int, int] = {}

@@ -72,7 +72,7 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
 
 
 class _NotAlikeError(UnclearError):
-    """Signals that two steps that were taken for the same differ."""
+    """Signals that two steps that were matched differ."""
 
     def __init__(self, short: int, long: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _KindPicks:
 
     @cached_property
     def picks(self) -> Picks:
-        """Returns the pick of each death and use."""
+        """Maps each step that frees or uses a block to the pick of that block."""
         return _picks(self._steps, [("kind", symbol) for symbol in self._steps.symbols])
 
 
@@ -260,7 +260,7 @@ def _extrapolated(depths: Depths, short: int, long: int) -> int:
 
 
 def _chunks(short: Trace, long: Trace) -> Depths | None:
-    """Counts the chunks of a shortened loss; None if none was. Raises UnclearError if there were several numbers."""
+    """Counts the chunks of a shortened loss; None if no loss was shortened. Raises UnclearError if losses differ."""
     if not short.loss_chunks and not long.loss_chunks:
         return None
     few_passes, more_passes = short.loss_passes, long.loss_passes

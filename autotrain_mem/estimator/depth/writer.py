@@ -49,7 +49,7 @@ def agreed(alternatives: Iterable[Sequence[Pick]]) -> Pick:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Allocates a block, in as many copies as requested."""
+    """Describes the allocation of a block, whose module moves by ``layer_step`` layers with each copy."""
 
     places: tuple[Hashable, ...]
     size_bytes: int
@@ -72,7 +72,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Uses a block on another stream; without a stream the block dies."""
+    """Describes the use of a block on another stream, or its free if ``stream`` is None."""
 
     pick: Pick
     stream: int | None

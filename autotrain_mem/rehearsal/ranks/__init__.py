@@ -1,1 +1,1 @@
-"""Rehearses one process of several: its group, streams, shards and buckets. Runs in the worker, and when simulating."""
+"""Rehearses one of several ranks: its group, streams, shards and buckets. Runs in the worker and in simulated runs."""

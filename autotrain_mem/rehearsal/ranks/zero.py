@@ -201,7 +201,7 @@ def _configure_optimizer(
     if on_host:
 
         def stepped(*_: Any) -> None:
-            """Counts a step on some of the flat parts: ZeRO-3 gives the optimizer one subgroup at a time."""
+            """Counts one call of the optimizer: ZeRO-3 calls it once for each subgroup of the flat shards."""
             parts = [each for group in inner.param_groups for each in group["params"] if each.grad is not None]
             recorder.count_step(host_step(parts, fused=True)[1:])  # the copies are counted as they are made
 
@@ -231,7 +231,7 @@ def shared_sequences(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]
 
 
 class _Uneven:
-    """DeepSpeed's collectives, with a gather of rows of different lengths, which gloo rejects; NCCL broadcasts them
+    """Wraps DeepSpeed's collectives: gathers rows of different lengths, which gloo rejects, by broadcasts, as NCCL does
     (``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: ProcessGroupNCCL::allgather``)."""
 
     def __getattr__(self, name: str) -> Any:

@@ -125,7 +125,7 @@ def figures(material: Material) -> Iterator[Section]:
 
 
 def _run_figures(material: Material) -> Iterator[Section]:
-    """Yields memory, the peaks of the ranks, what was logged, and the speed; omits what was not measured."""
+    """Yields figures of memory, of each rank's peaks, of logged values and of speed, as far as they were measured."""
     history, estimate = material.history, material.plan.estimate
     assert history is not None, "figures() asks for these only of a run"
     moments = _thinned(history.moments)

@@ -95,7 +95,7 @@ class MetricsLedger:
 
 
 def _merged(entries: Sequence[Entry]) -> Numbers:
-    """Merges each metric's values, position by position, into means over rows; those of a single call stay."""
+    """Merges each metric's values, position by position, into means weighted by rows; a single call is unchanged."""
     if len(entries) < 2:
         return entries[0][1] if entries else {}
     merged = {}

@@ -200,7 +200,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
 
 class StopAtLastStep(TrainerCallback):  # type: ignore[misc]
-    """Stops a training that resumes at its last step before it makes another step.
+    """Ends a run that resumes at its last step, before it takes one step more.
 
     transformers checks whether it is done only after a step (``trainer.py: _run_epoch``), so a run that died between
     its last checkpoint and saving the model would train one step too many.
