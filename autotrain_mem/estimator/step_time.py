@@ -1,14 +1,14 @@
-"""Predicts how long an optimizer step takes on a card: a roofline over what was rehearsed.
+"""Predicts how long an optimizer step takes on a card, with a roofline model of the rehearsed operators.
 
-The device is busy with each operator for as long as its FLOPs take at the card's rate, or its bytes at the bandwidth of
-its memory, whichever is longer. The host meanwhile launches what comes next: a phase lasts as long as the busier of the
-two. Copies on a stream of their own run beside both; an optimizer on the host runs after them.
+An operator takes as long as its FLOPs at the card's rate, or its bytes at the bandwidth of the card's memory, whichever
+is longer. The host launches kernels meanwhile, so a phase lasts as long as the busier of the two. Copies on their own
+stream overlap with both; an optimizer on the host runs after them.
 
-Collectives of sharded processes have a stream of their own too, but for the largest of each pass: what is gathered
-first is waited for, and so is what is reduced last. DDP's gradients are reduced after the backward pass, in one go: a
-micro-step that runs out of memory can be repeated before any process has sent a part of it (``training.guard``).
+Collectives of sharded processes overlap with computation, except the largest of each pass, since the first gather and
+the last reduction must be waited for. DDP's gradients are reduced in one go after the backward pass, so that a
+micro-step can run out of memory and be repeated before any process has sent a part of it (``training.guard``).
 
-Each constant is one figure for every card and model, and none is fitted to a run.
+The constants are the same for every card and model; none is fitted to a run.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ LINK_EFFICIENCY = 0.8
 """A share of PCI Express's rate, for pinned memory: 25 of 31.5 GB/s at generation 4 (NVIDIA's bandwidthTest)."""
 
 HOST_BYTES_PER_SECOND = 40 * 10**9
-"""Read and written by an optimizer's step on the host: two channels of DDR4-3200 have 51 GB/s, of which 80 %. The
-processes of a machine share it."""
+"""Memory traffic of an optimizer step on the host: 80 % of the 51 GB/s of two channels of DDR4-3200. The processes of
+a machine share it."""
 
 COLLECTIVE_EFFICIENCY = 0.85
-"""A share of the bus bandwidth that nccl-tests reaches with the largest messages. A layer's weights are some 100 MB, at
-which it is not there yet: "256M is too small to reach peak bandwidth" on 8 x H100 (NVIDIA/nccl-tests#212)."""
+"""A share of the bus bandwidth that nccl-tests reaches with the largest messages. A layer's weights, some 100 MB, are
+smaller than these: "256M is too small to reach peak bandwidth" on 8 x H100 (NVIDIA/nccl-tests#212)."""
 
 COLLECTIVE_SECONDS = 30e-6
 """The least seconds of a collective, however small: 19 microseconds among 8 GPUs with NVLink
 (kvcache-ai/Mooncake#3484), 43 among 8 x RTX 4090 over PCI Express (NVIDIA/nccl#1530)."""
 
 LAUNCH_SECONDS = 12e-6
-"""Seconds of the host for one kernel of eager PyTorch. An operator alone, issued from Python, takes 4 to 5
-microseconds; between two that launch a kernel stand modules and hooks of transformers and PEFT, autograd, and as many
-views. An estimate: hosts differ by a factor of two."""
+"""Host seconds for each kernel of eager PyTorch. A single operator called from Python takes 4 to 5 microseconds;
+modules and hooks of transformers and PEFT, autograd, and about as many views come on top. An estimate: hosts differ by
+a factor of two."""
 
 KERNEL_SECONDS = 2e-6
-"""Further seconds of the device for each kernel: between its launch and its first block, and between the last and the
-next kernel. Full waves come on top, so that twice the rows never take twice the time."""
+"""Device seconds for each kernel besides its work: from its launch to its first block, and from its last block to the
+next kernel. They do not grow with the rows, so twice the rows take less than twice the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rates:
-    """Per second, of one device."""
+    """Holds the rates of one device, per second."""
 
     bf16: float
     fp16: float
@@ -70,17 +70,17 @@ class _Rates:
     network: float = 0.0
 
     def flops(self, dtype: str) -> float:
-        """FLOPs per second of products in this dtype; int8 is at least as fast as fp16 on every card that has it."""
+        """Returns FLOP/s of products in this dtype; int8 is at least as fast as fp16 on every card that has it."""
         return {"bfloat16": self.bf16, "float16": self.fp16, "int8": self.fp16}.get(dtype, self.fp32)
 
 
 _REFERENCE = "a100-80gb"
 _REFERENCE_RATES = {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12, "bandwidth": 2039e9, "host_link": 31.5e9}
-"""Taken for whatever has no rates of its own: NVIDIA's data sheet. Plans are ranked by them alike."""
+"""Rates for a device whose own are unknown, from NVIDIA's data sheet; they serve to rank plans."""
 
 _REFERENCE_LINK, _REFERENCE_LINK_RATE = "PCIe 4.0", 20e9
 _REFERENCE_NETWORK, _REFERENCE_NETWORK_RATE = "400 Gb/s a node of 8", 6.25e9
-"""Taken for links that are not known, by the same right."""
+"""Rates for unknown links, also to rank plans only."""
 
 
 @dataclass(slots=True)
@@ -93,15 +93,15 @@ class _Busy:
     link: float = 0.0
     network: float = 0.0
     alone: float = 0.0
-    """Seconds of the largest collective, with which no computation overlaps."""
+    """Seconds of the largest collective, which overlaps with no computation."""
     after: float = 0.0
-    """Seconds of what waits for all others."""
+    """Seconds of work that waits for everything else."""
 
     def __add__(self, other: _Busy) -> _Busy:
         return _Busy(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
     def of_one(self, passes: int) -> _Busy:
-        """Returns the share of one of several equal passes; the collective that is alone is of one pass already."""
+        """Returns the share of one of several equal passes; ``alone`` already belongs to one pass."""
         sums = {each.name: getattr(self, each.name) / passes for each in fields(self)}
         return _Busy(**{**sums, "alone": self.alone})
 
@@ -124,10 +124,10 @@ def step_time(
     """Predicts one optimizer step: its micro-steps, the update, and its part of a generation.
 
     Args:
-        tokens: Tokens of one optimizer step that count.
-        share: Of the rehearsed, longest rows, what rows have on average with their padding. FLOPs and bytes that grow
-            with the tokens shrink with it, attention's FLOPs with its square; weights, launches and the update do not.
-        overlaps: Whether collectives run beside what is computed, as those of sharded processes do.
+        tokens: Tokens of one optimizer step, without padding.
+        share: The mean tokens of a padded row over those of the rehearsed, longest one. FLOPs and bytes that grow with
+            tokens shrink by it, attention's FLOPs by its square; weights, launches and the update do not.
+        overlaps: Whether collectives overlap with computation, as those of sharded processes do.
     """
     rates, assumed = _rates(hardware, {work.kind for work in workload.work})
     # Computes how often a phase comes in one training step, and how often it was rehearsed. GRPO with 8 micro-steps
@@ -186,7 +186,7 @@ def _rates(hardware: Hardware, kinds: set[Kind]) -> tuple[_Rates, str]:
 
 
 def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool) -> _Busy:
-    """Sums the work of one phase, with a share of the rehearsed tokens."""
+    """Sums the seconds of one phase, at a share of the rehearsed tokens."""
     busy = _Busy()
     for work in works:
         # Fewer tokens are fewer chunks.
@@ -225,15 +225,15 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool)
 COLLECTIVES = (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE)
 HALF = ("bfloat16", "float16")
 GATHERED_IN = 32
-"""Parts in which all weights are gathered, of which one is waited for: 24 to 32 layers are usual up to 8B, 80 at 70B.
+"""Number of gathers for all weights, of which one is waited for: models up to 8B have 24 to 32 layers, 70B has 80.
 """
 
 
 def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
-    """Returns the work of a rehearsed point, with its model sharded as these knobs say. The model's whole bytes are
-    those at the known peak, times its shards."""
+    """Returns the work of a rehearsed point, with its model sharded as these knobs say. The bytes of the whole model
+    are its weights at the known peak, times its shards."""
     before, topology = known.knobs, known.hardware.topology
-    # What shares the tokens of a row sends keys and values, which grow with them, however the model is shared.
+    # Processes that share a row's tokens send keys and values, whose bytes grow with the tokens, under any sharding.
     kept = [each for each in work.work if each.kind not in COLLECTIVES or each.bytes]
     kept = kept if knobs.is_sharded else _under_autocast(kept)
     share = before.shards / knobs.shards
@@ -249,8 +249,8 @@ def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
 def _under_autocast(work: Sequence[Work]) -> list[Work]:
     """Counts all matrix products in the dtype of most of them, if that is a 16-bit one.
 
-    accelerate wraps the forward pass of a model in autocast, but for FSDP2 (``accelerator.py: prepare_model,
-    _prepare_fsdp2``), where products of what was cast to float32 stay as they are: those of TRL's loss in chunks
+    accelerate wraps a model's forward pass in autocast, except under FSDP2 (``accelerator.py: prepare_model,
+    _prepare_fsdp2``), where products of float32 tensors stay in float32: those of TRL's chunked loss
     (``trl/trainer/sft_trainer.py: _chunk``), which take half of a step on an A100.
     """
     flops: defaultdict[str, float] = defaultdict(float)
@@ -264,11 +264,11 @@ def _under_autocast(work: Sequence[Work]) -> list[Work]:
 
 
 def _sent(work: Workload, knobs: Knobs, topology: Topology, weights: int) -> Iterator[Work]:
-    """Lists what processes send to each other.
+    """Yields the collectives among processes.
 
-    Gradients of what is trained are as large as it is: DDP reduces them as they are, FSDP in the dtype that is computed
-    in, as which it gathers weights (``accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin
-    .set_mixed_precision``). An adapter's are next to nothing.
+    Gradients are as large as the trained weights. DDP reduces them in their own dtype; FSDP reduces them and gathers
+    weights in the compute dtype (``accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin
+    .set_mixed_precision``). An adapter's gradients are negligible.
     """
     trained = 0 if knobs.use_peft else weights
     if not knobs.is_sharded:

@@ -14,7 +14,7 @@
   DEFAULT_BUFFSIZE, DEFAULT_LL_BUFFSIZE, DEFAULT_LL128_BUFFSIZE). A ring has 2 connections whatever its length, a tree
   up to 3 more (nccl#986): 24 channels of a ring take 441 MiB. Measured: about 1.6 GB with the context after a first
   allreduce, about 6 GB with several communicators (nccl#864).
-- **vLLM's engine**: see ``estimator.memory``.
+- **vLLM's engine**: see ``estimator.vllm_share``.
 
 nvidia-smi's figure for a process is the sum of these and what torch reserves. It also counts the driver's own reserve,
 which torch's total omits (``nvml.memory_of``). Driver versions make no difference: a T4 had 115 to 164 MiB under a

@@ -16,7 +16,7 @@ def mark_of(processor: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowImages:
-    """Holds the sizes of a row's images, and the processor for them (``vision.rehearsed_processor``)."""
+    """Holds the sizes of a row's images, and the processor for them (``rehearsal.stub_processor``)."""
 
     processor: Any
     sizes: tuple[str, ...]

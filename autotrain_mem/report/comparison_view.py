@@ -1,4 +1,4 @@
-"""Shows one job on many cards, with what they cost; and how much fits at each level of harm."""
+"""Compares one job on many cards: what fits on each, and what the training costs."""
 
 import re
 from collections.abc import Callable
@@ -24,18 +24,18 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
     "s": (lambda knobs: knobs.is_sharded, "weights, gradients and optimizer state are divided among the GPUs (FSDP)"),
     "+": (lambda knobs: knobs.expandable_segments, f"with {formatting.segments(expandable=True)}"),
 }
-"""Signs beside the batch: which knobs get them, and their meaning."""
+"""Sign beside a batch -> whether these knobs get it, and its meaning."""
 
 _CARDS_NOTE = """\
 Speeds are predictions: they rank cards better than they give seconds.
 autofit plan ... --gpu NAME shows the rest, and rehearses the whole model."""
 
-_BATCH = "Batch is rows at once x accumulation."
-_BATCH_OF_SEVERAL = "Batch is rows at once x accumulation, on each GPU; memory and needs are of one."
+_BATCH = "Batch: rows at once x accumulation."
+_BATCH_OF_SEVERAL = "Batch: rows at once x accumulation on each GPU; memory and needs are for one GPU."
 
 
 def cards_view(cards: Cards) -> RenderableType:
-    """Shows a line for each card, smallest first, with the length of rows if that differs."""
+    """Shows a line for each card, smallest first, with a column of row lengths if they differ."""
     smallest, scale = cards.smallest_lossless, scale_for(max(each.hardware.total_bytes for each in cards.verdicts))
     refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal and each.refusal not in BRIEF)
     reasons = {reason: f"[{number}]" for number, reason in enumerate(refused, start=1)}  # too long for a line
@@ -75,7 +75,7 @@ def cards_view(cards: Cards) -> RenderableType:
 
 
 def _short_level(level: str | None) -> str:
-    """``4-bit LoRA``, so that a line fits 80 columns; offloading has a sign of its own."""
+    """Returns ``4-bit LoRA``, so that a line fits 80 columns; offloading has its own sign."""
     name = (level or "").removesuffix(OFFLOADING)
     return re.sub(r"LoRA on an? (\d-bit) base", r"\1 LoRA", name)
 
@@ -85,7 +85,7 @@ def _tokens(knobs: Knobs) -> str:
 
 
 _ENTRIES = 12
-"""Cards without a price that are named; the others are counted."""
+"""The most cards without a price that are named; the rest are counted."""
 
 
 def costs(cards: Cards) -> list[RenderableType]:
@@ -102,7 +102,7 @@ def costs(cards: Cards) -> list[RenderableType]:
     grid = table("", "card", "level", *price, "an hour", "seen", right=tuple(range(3, 4 + len(price))))
     currency, sources = "", dict[str, list[str]]()
     for each in cards.priced:
-        assert each.price is not None, "it is one of the priced"
+        assert each.price is not None, "cards.priced lists only these"
         currency = currency or each.price.currency
         names = sources.setdefault(each.price.provider or "your file", [])
         names += [each.price.gpu] if each.price.gpu not in names else []

@@ -50,7 +50,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
 
 
 def memory_blocks(estimate: Estimate) -> list[RenderableType]:
-    """Returns the sum, both modes of the caching allocator, and the phases and modules that hold most."""
+    """Returns the sum at the peak, both modes of the caching allocator, the phases, and the largest modules."""
     blocks = section("where the memory goes, at the peak", sum_table(estimate), indent=0)
     scale, time = scale_of(estimate), estimate.time
     if caches(estimate.hardware):
@@ -66,7 +66,7 @@ def memory_blocks(estimate: Estimate) -> list[RenderableType]:
             cells += [str(mode.num_alloc_retries), refused] if stumbles else []
             mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")
             add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
-        blocks += section("peak reserved, by kind of segments; slack is what of it was not allocated then", grid)
+        blocks += section("peak reserved, by kind of segments; slack is the part that was not allocated then", grid)
     is_known = formatting.has_speed(time)
     grid = table("", "", "", "", right=(1, 2, 3), show_header=False)
     for phase, peak in estimate.memory.phases.items():
@@ -82,14 +82,14 @@ def memory_blocks(estimate: Estimate) -> list[RenderableType]:
 
 
 def verdict(estimate: Estimate, how: str = "") -> Text:
-    """``fits rtx3060: needs 8.41 GiB of 11.2 GiB``; ``how`` follows the card's name."""
+    """Returns ``fits rtx3060: needs 8.41 GiB of 11.2 GiB``; ``how`` follows the card's name."""
     word, style = ("fits", GOOD) if estimate.fits else ("does not fit", BAD)
     needs = formatting.needs(estimate.required_bytes, estimate.budget_bytes)
     return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))
 
 
 def module_tables(estimate: Estimate) -> Iterator[tuple[str, str, Table]]:
-    """Yields key, heading and table of the parts and of the modules that hold most at the peak, if known."""
+    """Yields key, heading and table of the model's parts, and of its largest modules, at the peak, if known."""
     memory = estimate.memory
     for key, heading, sizes in (
         ("parts", "parts of the model at the peak, with all that they hold", memory.parts_at_peak),
@@ -117,9 +117,9 @@ def why_not(estimate: Estimate) -> str:
         reason = f"the largest request that fails: {format_bytes(reserved.largest_refused_bytes)}"
     elif reserved.num_alloc_retries:
         times = counted(reserved.num_alloc_retries, "time")
-        reason = f"it would run only by freeing its cache {times}, and each stalls the GPU"
+        reason = f"it would run only by freeing its cache {times}, and each time stalls the GPU"
     else:
-        reason = "what is allocated would fit, what is cached beside it does not"
+        reason = "the allocated memory would fit, but not together with the cached memory"
     other = estimate.growing()
     if other.required_bytes < estimate.required_bytes:
         fits = "which fits" if other.fits else "which does not fit either"
@@ -141,19 +141,19 @@ def sum_table(estimate: Estimate) -> Table:
     lines.append(("=", "peak allocated", None, f"in the {peak_phase} phase"))
     if caches(hardware):
         mode = formatting.segments(expandable=estimate.grows)
-        cached = f"free blocks and their remains, with {mode}"
+        cached = f"free blocks and split remainders, with {mode}"
         lines.append(("+", "cached by the allocator", estimate.cached_bytes, cached))
     note = "the CUDA context and its modules" if caches(hardware) else "the process itself"
     lines.append(("+", "outside torch", hardware.non_torch_bytes, note))
     if size := estimate.communicators_bytes:
         lines.append(("+", "NCCL", size, "its communicators, before a probe measures them"))
     if share_bytes := estimate.vllm_share_bytes:
-        note, sleep = "a pool of its own for its weights and KV cache", estimate.vllm_sleep
+        note, sleep = "its own pool for weights and KV cache", estimate.vllm_sleep
         if sleep is not None and sleep.is_decided_awake:
             asleep = format_bytes(sleep.asleep_bytes)
-            note = f"while it generates, when most is needed; it sleeps else, with up to {asleep}"
+            note = f"while it generates, when most is needed; asleep it keeps up to {asleep}"
         elif sleep is not None:
-            note = f"what it keeps at most while it sleeps; {format_bytes(sleep.awake_bytes)} while it generates"
+            note = f"at most, while it sleeps; {format_bytes(sleep.awake_bytes)} while it generates"
         lines.append(("+", "vLLM's share", share_bytes, note))
     lines.append(("=", "needed", None, ""))
     grid = table("", "", scale.unit, "", right=(2,))
@@ -190,7 +190,7 @@ def check_snapshot(path: Path) -> None:
 
 
 def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
-    """Writes or replaces a snapshot atomically. Raises OutputFolderError: the file cannot be written."""
+    """Writes or replaces a snapshot atomically. Raises OutputFolderError if the file cannot be written."""
     check_snapshot(path)
     try:
         replace_file(path.resolve(), pickle.dumps(snapshot, _PROTOCOL))
@@ -199,13 +199,13 @@ def write_snapshot(path: Path, snapshot: Mapping[str, Any]) -> None:
 
 
 def snapshot_view(path: Path, estimate: Estimate) -> Text:
-    """Returns where the file is, how to open it, and what is not in it."""
+    """Describes where the file is, how to open it, and what it does not cover."""
     vllm = estimate.vllm_share_bytes
     share = f", {format_bytes(vllm)} of it vLLM's," if vllm else ""
     lines = [
         f"Wrote the predicted history to {path} ({format_bytes(path.stat().st_size)}).",
         f"Drag it onto https://pytorch.org/memory_viz, or run python -m torch.cuda._memory_viz trace_plot {path}.",
-        f"It shows torch's allocator; {format_bytes(estimate.outside_bytes)}{share} outside it are not in it.",
+        f"It covers torch's allocator only, not the {format_bytes(estimate.outside_bytes)}{share} outside it.",
     ]
     if not estimate.reserved.fits:
         lines.append("The run does not fit: after each oom the history continues as if there had been enough memory.")

@@ -1,4 +1,4 @@
-"""Explains a plan from its file alone: where the memory goes, what was tried, and what else there was."""
+"""Explains a plan from its file alone: where the memory goes, what was tried, and the alternatives."""
 
 from dataclasses import fields
 
@@ -14,7 +14,7 @@ from autotrain_mem.types import Knobs, Plan
 
 
 def explain_view(plan: Plan) -> RenderableType:
-    """Shows everything that a plan file holds, the answers first."""
+    """Shows everything that a plan file holds, the verdict first."""
     estimate = plan.estimate
     grid = table("", "", show_header=False)
     for fact in plan_view.facts(plan):
@@ -39,12 +39,12 @@ def explain_view(plan: Plan) -> RenderableType:
         *not_counted(estimate),
     ]
     layers = estimate.memory.rehearsed_layers
-    how = "" if layers is None else f", the plan itself on copies of {counted(layers, 'layer')} at most"
+    how = "" if layers is None else f", the plan itself on copies of at most {counted(layers, 'layer')}"
     return Indented(Group(*parts, Text(), Text(f"{plan_view.searched(plan)}{how}", style=QUIET)))
 
 
 def attempts(plan: Plan) -> tuple[str, Table, list[tuple[str, str]]]:
-    """Returns the units, a line for each rehearsed point with how it differs from the first, and the legend."""
+    """Returns the units, a table of the rehearsed points and how each differs from the first, and the legend."""
     scale = scale_for(max(plan.estimate.budget_bytes, *(attempt.required_bytes for attempt in plan.attempts), 0))
     # What was chosen may have been rehearsed on few layers first, and on the whole model last.
     chosen = max((at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs), default=None)
@@ -70,5 +70,5 @@ def attempts(plan: Plan) -> tuple[str, Table, list[tuple[str, str]]]:
         names = [field.name for field in fields(Knobs) if field.name not in {*formatting.BATCHES, "sharding"}]
         legend.append(("as asked for", formatting.settings(plan.attempts[0].knobs, names)))
         if all(copies):
-            legend.append(("", "all of them on copies of fewer layers, expanded to the whole depth"))
+            legend.append(("", "all on copies with fewer layers, extrapolated to the full depth"))
     return f"needs are in {scale.unit}, the budget is {scale.size(plan.estimate.budget_bytes)}", grid, legend

@@ -1,4 +1,4 @@
-"""Shows a plan on one screen, in terminals and notebooks: whether it fits, what is trained, and what was given up."""
+"""Shows a plan on one screen, in terminals and notebooks: whether it fits, what is trained, and what it costs."""
 
 import io
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from autotrain_mem.types import Estimate, Harm, Plan, Report
 from autotrain_mem.types.gpu_comparison import Cards
 
 LINES = 24
-"""Lines of a terminal's default window."""
+"""Lines of a default terminal window."""
 COLUMNS = 80
 LABEL_COLUMNS = 12
 LONGEST_COMMAND = 3 * (COLUMNS - LABEL_COLUMNS)
@@ -35,8 +35,8 @@ _REST = "settings, attempts, other levels: -v, or autofit explain"
 
 
 def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
-    """Shows a plan in at most :data:`LINES` lines of :data:`COLUMNS` columns or more. ``next_command``: trains with
-    the plan; None if that is about to happen."""
+    """Shows a plan in at most :data:`LINES` lines of :data:`COLUMNS` columns or more. ``next_command`` trains
+    with the plan; None if training follows at once."""
     lines, known = decision(plan), [fact for fact in facts(plan) if fact.gravity]
     asked = len(lines) - len(plan.questions)
     head = [Fact("", line, 90 if number < asked else 80) for number, line in enumerate(lines)]
@@ -85,7 +85,7 @@ _BLANK = Fact("", Text())
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """Shows one line of each part, and the gravest parts in full while lines are left; tables are always whole."""
+    """Shows one line of each part, then as many parts in full as fit, gravest first; tables are always whole."""
 
     parts: Sequence[Fact | Table]
 

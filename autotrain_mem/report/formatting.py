@@ -1,4 +1,4 @@
-"""Puts single facts into words, for every view and progress line alike."""
+"""Formats single facts as text, for all views and progress lines."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,10 @@ LEVELS = {
     "rounding, offloading": "numbers are rounded more coarsely, and a part is in the host's memory",
     "LoRA": "an adapter is trained, not the whole model",
     "LoRA, offloading": "an adapter is trained, with activations in the host's memory",
-    "LoRA on an 8-bit base": "an adapter is trained, on a base rounded to 8 bits",
-    "LoRA on an 8-bit base, offloading": "an adapter is trained, base rounded to 8 bits, activations on the host",
-    "LoRA on a 4-bit base": "an adapter is trained, on a base rounded to 4 bits",
-    "LoRA on a 4-bit base, offloading": "an adapter is trained, base rounded to 4 bits, activations on the host",
+    "LoRA on an 8-bit base": "an adapter is trained on a base quantized to 8 bits",
+    "LoRA on an 8-bit base, offloading": "an adapter is trained on an 8-bit base, with activations on the host",
+    "LoRA on a 4-bit base": "an adapter is trained on a base quantized to 4 bits",
+    "LoRA on a 4-bit base, offloading": "an adapter is trained on a 4-bit base, with activations on the host",
     "losing updates": "the whole model is trained, and most updates are rounded away",
     "losing updates, offloading": "most updates are rounded away, and a part is in the host's memory",
     "shorter rows": "rows are cut to fewer tokens than they have",
@@ -59,14 +59,14 @@ BATCHES = {
     *("per_device_train_batch_size", "gradient_accumulation_steps"),
     *("per_device_eval_batch_size", "local_rollout_forward_batch_size"),
 }
-"""Settings that say how many rows are computed at once."""
+"""Settings that divide rows into batches."""
 
 FLAG_LINE_WIDTH = 74
-"""Characters of a line of flags: with indent and ``\\`` it fits 80 columns unwrapped, and can be copied."""
+"""The width of a line of flags: with indent and ``\\`` it fits 80 columns, so that it can be copied."""
 
 
 def cards(card: Hardware) -> str:
-    """``rtx4090``, ``4 x rtx4090`` of several, or ``2 x 8 x h100`` of two machines."""
+    """Returns ``rtx4090``, ``4 x rtx4090`` for several cards, or ``2 x 8 x h100`` for two machines."""
     devices, nodes = card.topology.devices, card.topology.nodes
     counts = [str(count) for count in (nodes, devices) if nodes > 1 or count > 1]
     return " x ".join([*counts, card.name])
@@ -86,14 +86,14 @@ def speed(time: StepTime) -> str:
 
 
 def needs(required_bytes: int, budget_bytes: int) -> str:
-    """``needs 12.4 GiB of 11.2 GiB, 1.20 GiB too much``."""
+    """Returns ``needs 12.4 GiB of 11.2 GiB, 1.20 GiB too much``."""
     missing_bytes = required_bytes - budget_bytes
     too_much = f", {format_bytes(missing_bytes)} too much" if missing_bytes > 0 else ""
     return f"needs {format_bytes(required_bytes)} of {format_bytes(budget_bytes)}{too_much}"
 
 
 def of_budget(size_bytes: int, budget_bytes: int | None) -> str:
-    """``10.8 of 11.2 GiB``; ``98.0 MiB`` without a budget."""
+    """Returns ``10.8 of 11.2 GiB``, or ``98.0 MiB`` without a budget."""
     size = format_bytes(size_bytes)
     if budget_bytes is None:
         return size
@@ -139,7 +139,7 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
 
 
 def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | None = None) -> str:
-    """``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``.
+    """Returns ``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``.
     ``parameters``: those of ``--lora_target_parameters``, which LoRA adapts besides or instead of layers."""
     name = name_of(knobs.peft_config)
     if not knobs.use_peft:
@@ -158,11 +158,11 @@ def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | No
 
 
 def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_rows: str = "", step_tokens: float) -> str:
-    """``learning rate 0.0002, linear; 1,403 steps of 8 rows, about 2,100 tokens each``.
+    """Returns ``learning rate 0.0002, linear; 1,403 steps of 8 rows, about 2,100 tokens each``.
 
     Args:
-        name: The schedule's; empty if unknown.
-        steps: Of the optimizer; None if unknown.
+        name: The schedule's name; empty if unknown.
+        steps: Optimizer steps; None if unknown.
         step_rows: The rows of a step in words; by default its micro-batches, as in :func:`rows`.
     """
     rate = "TRL's learning rate" if knobs.learning_rate is None else f"learning rate {knobs.learning_rate:g}"
@@ -172,7 +172,7 @@ def schedule(knobs: Knobs, name: str = "", *, steps: int | None = None, step_row
 
 
 def sharing(knobs: Knobs) -> str:
-    """``FSDP2, full shard``; empty for a single process."""
+    """Returns ``FSDP2, full shard``; empty for a single process."""
     tokens = f", {knobs.token_shards} GPUs share each row" if knobs.token_shards > 1 else ""
     return SHARINGS[knobs.sharding] + tokens if knobs.sharding is not None else ""
 
@@ -201,19 +201,19 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
 
 
 def batch(knobs: Knobs) -> str:
-    """``4 x 16``: rows at once x accumulation steps; ``4 x 2 x 8`` also x processes, or groups that share rows."""
+    """Returns ``4 x 16``, rows at once x accumulation, or ``4 x 2 x 8``, also x processes (groups that share rows)."""
     of_one = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
     return of_one if knobs.processes == 1 else f"{of_one} x {knobs.data_parallel_size}"
 
 
 def rows(knobs: Knobs) -> str:
-    """``4 x 16 rows``, ``1 x 1 row``; for methods that sample, completions or prompts."""
+    """Returns ``4 x 16 rows`` or ``1 x 1 row``; for methods that sample, completions or prompts."""
     noun = "row" if not knobs.completion_length else "prompt" if knobs.max_new_tokens else "completion"
     return f"{batch(knobs)} {noun}{'s' if knobs.effective_batch_size > 1 else ''}"
 
 
 def differing(knobs: Sequence[Knobs]) -> list[str]:
-    """Returns the names of the settings that differ among them, in the order of Knobs."""
+    """Returns the names of the settings in which these knobs differ, in the order of Knobs."""
     return [field.name for field in fields(Knobs) if len({getattr(each, field.name) for each in knobs}) > 1]
 
 
@@ -241,7 +241,7 @@ def command_line(words: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def command_of(plan: Plan, *, trains: bool) -> str:
-    """Writes the command that makes a plan again, or that trains."""
+    """Writes the command that makes a plan again, or that trains its job."""
     hardware, topology = plan.estimate.hardware, plan.estimate.hardware.topology
     device = {
         "gpu": hardware.name if hardware.origin in ("named", "imagined") else None,

@@ -1,4 +1,4 @@
-"""Makes the shapes of all views: plain text, indented blocks, tables without lines."""
+"""Lays out all views: plain text, indented blocks, tables without borders."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Indented:
 
 
 def table(*headings: str, right: tuple[int, ...] = (), show_header: bool = True) -> Table:
-    """Makes a table without lines; the columns in ``right`` hold numbers."""
+    """Makes a table without borders; the columns in ``right`` hold numbers."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=show_header, header_style=QUIET)
     for index, heading in enumerate(headings):
         grid.add_column(Text(heading), justify="right" if index in right else "left", overflow="fold")
@@ -51,7 +51,7 @@ def add(grid: Table, *cells: str | RenderableType, style: str = "") -> None:
 
 
 def hanging(line: str) -> RenderableType:
-    """Wraps a line below its text, not below its label: ``--plan_only  plans for that card ...``."""
+    """Aligns a wrapped line with its text, not with its label: ``--plan_only  plans for that card ...``."""
     label = label_of(line)
     if not label:
         return Text(line)
@@ -63,7 +63,7 @@ def hanging(line: str) -> RenderableType:
 
 
 def section(heading: str, *content: RenderableType, indent: int = 2) -> list[RenderableType]:
-    """Returns a blank line, the heading, and the content below it; a text wraps below its label."""
+    """Returns a blank line, the heading, and the content below it; wrapped text is aligned as by :func:`hanging`."""
     below = (hanging(each) if isinstance(each, str) else each for each in content)
     return [Text(), Text(heading, style="bold"), *(Indented(each, indent) for each in below)]
 
@@ -84,8 +84,8 @@ class Scale:
     def column(self, sizes_bytes: Iterable[int | None]) -> list[str]:
         """Writes parts, and for None the sum of the parts above, so that they add up as shown.
 
-        A part is the difference of the rounded sums before and after it, so within a hundredth of its size: 0.004,
-        0.004 and 0.003 sum to 0.011, and read 0.00, 0.01 and 0.00, which sum to 0.01.
+        A part is the difference of the rounded sums before and after it, off by less than a hundredth: 0.004, 0.004
+        and 0.003, which sum to 0.011, are written as 0.00, 0.01 and 0.00, which sum to 0.01.
         """
         total_bytes, cells = 0, []
         for size_bytes in sizes_bytes:

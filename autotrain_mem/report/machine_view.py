@@ -1,4 +1,4 @@
-"""Shows the known cards and recipes, and the findings of a machine's examination."""
+"""Shows the known cards and recipes, and the findings of ``autofit doctor``."""
 
 import contextlib
 import getpass

@@ -1,4 +1,4 @@
-"""Shows what a plan decides: the facts, what it changes and at what price, and what else there was."""
+"""Shows a plan: its facts, its changes and their costs, and the alternatives."""
 
 import math
 import shlex
@@ -25,7 +25,7 @@ from autotrain_mem.types.methods_table import METHODS
 
 
 def searched(plan: Plan) -> str:
-    """``6 rehearsals in 41.3 s``."""
+    """Returns ``6 rehearsals in 41.3 s``."""
     return f"{counted(len(plan.attempts), 'rehearsal')} in {duration(plan.seconds)}"
 
 
@@ -35,7 +35,7 @@ def plan_verdict(plan: Plan) -> Text:
 
 
 def decision(plan: Plan) -> list[Text]:
-    """Returns the verdict, the warnings of what changes the training, and last the questions."""
+    """Returns the verdict, the warnings about changes to what is trained, and the questions to the user."""
     sentences = [Text(sentence, style=LOUD) for sentence in filter(None, map(loud, plan.levers))]
     asked = [Text(f"a question: {each.why}; {each.flags} takes it", style=LOUD) for each in plan.questions]
     return [plan_verdict(plan), *sentences, *asked]
@@ -48,7 +48,7 @@ def loud(lever: Lever) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Holds one fact of a plan, which a screen shows whole if there are lines left, else cut to one."""
+    """Holds one fact of a plan, which a screen shows in full if lines are left, else cut to one line."""
 
     label: str
     """Empty for a continuation line."""
@@ -109,7 +109,7 @@ def facts(plan: Plan) -> Iterator[Fact]:
 
 
 def most_sentence(most: LargestValue, budget_bytes: int, level: str) -> str:
-    """``max_length 8128, at the level lossless; 8192 does not fit: it needs 11.9 GiB of 11.2 GiB``."""
+    """Returns ``max_length 8128, at the level lossless; 8192 does not fit: it needs 11.9 GiB of 11.2 GiB``."""
     if most.next_value is None or most.next_required_bytes is None:
         return f"{most.name} {most.value}, the largest there is: {most.stopped_by}"
     needs = against(most.next_required_bytes, budget_bytes)
@@ -121,7 +121,7 @@ def _vllm_share(estimate: Estimate) -> tuple[str, ...]:
     sleep = estimate.vllm_sleep
     if sleep is None:
         share_bytes = estimate.vllm_share_bytes
-        flag = "--vllm_gpu_memory_utilization says how much"
+        flag = "--vllm_gpu_memory_utilization sets the share"
         return (f"takes {format_bytes(share_bytes)} of the card: {flag}",) if share_bytes else ()
     awake, beside = format_bytes(sleep.awake_bytes), format_bytes(sleep.reserved_awake_bytes)
     asleep, trains = format_bytes(sleep.asleep_bytes), format_bytes(sleep.reserved_asleep_bytes)
@@ -144,7 +144,7 @@ def vllm_server(plan: Plan) -> tuple[str, ...]:
 
 
 def _data(plan: Plan) -> list[Text]:
-    """Describes how long the rows are, how much of the computing is padding, and what is cut or dropped."""
+    """Describes the lengths of rows, the share of padding, and what is cut or dropped."""
     data, facts, length = plan.data, plan.job.method_facts, plan.knobs.max_length
     lost = "dropped" if facts.long_rows == "dropped" else "truncated"
     if data is None:
@@ -153,7 +153,7 @@ def _data(plan: Plan) -> list[Text]:
             why = ", since a stream's rows are not known before they are trained on"
         elif not plan.job.names_data:
             why = ", since no --dataset is given"
-        unknown = f"how much of it is {lost} is not known"
+        unknown = f"the {lost} share is unknown"
         if plan.job.is_online:
             completions = f"completions of {plan.knobs.completion_length}"
             unknown = f"prompts of up to {plan.prompt_length} tokens and {completions} are assumed"
@@ -168,7 +168,7 @@ def _data(plan: Plan) -> list[Text]:
     if plan.job.is_online:
         longest = plan.knobs.completion_length
         is_cut = length is not None and data.longest + longest > length
-        cut = f"what is longer than max_length {length} with them is cut" if is_cut else "no prompt is truncated"
+        cut = f"what exceeds max_length {length} with them is cut" if is_cut else "no prompt is truncated"
         return [*lines, Text(f"completions of up to {longest}; {cut}", style=LOUD if is_cut else "")]
     lines.append(Text(f"{percent(data.padding_fraction)} of a batch is padding" if plan.knobs.pads_rows else "packed"))
     if not data.truncated_rows_fraction:
@@ -187,7 +187,7 @@ def _percentiles(tokens: Sequence[int]) -> str:
 
 
 def changes(plan: Plan) -> list[RenderableType]:
-    """Shows what differs from what was asked for, and why; nothing if nothing does."""
+    """Shows the changes to the requested settings, with their reasons; nothing if there are none."""
     lines: list[RenderableType] = []
     for lever in sorted(plan.levers, key=lambda each: each.harm):
         moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
@@ -200,7 +200,7 @@ def changes(plan: Plan) -> list[RenderableType]:
 
 
 def proposed(plan: Plan) -> list[RenderableType]:
-    """Lists what would be faster but changes the batches, which the user decides."""
+    """Lists speedups that change the batches, which only the user may choose."""
     lines: list[RenderableType] = []
     for each in plan.proposals:
         lines += [Text(each.flags, style="bold"), Indented(Text(each.why), 2)]
@@ -208,7 +208,7 @@ def proposed(plan: Plan) -> list[RenderableType]:
 
 
 def elsewhere(plan: Plan) -> list[RenderableType]:
-    """Shows what the levels around the plan's have to offer, on this card or on another."""
+    """Shows the other levels of harm, and the cards on which they would fit."""
     if not plan.alternatives:
         return []
     budget = format_bytes(plan.estimate.budget_bytes)
@@ -216,7 +216,7 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
 
 
 def levels_table(plan: Plan) -> Table:
-    """Returns a line for each level of harm but the plan's."""
+    """Returns a table of the other levels of harm."""
     grid = table("level", "needs", "", right=(1,))
     for each in plan.alternatives:
         if each.fits:
@@ -244,8 +244,8 @@ def gentler_levels(plan: Plan) -> list[str]:
 def passed_over(each: Candidate, plan: Plan) -> str:
     """Explains why a level of less harm that fits was not taken, and how to take it; empty if it does not fit.
 
-    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 takes it``. A broken limit of the user's is
-    named instead.
+    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 takes it``. If it
+    exceeds the user's limit of time or cost, that time or cost is given instead.
     """
     if not each.fits or not each.ratio:
         return ""
@@ -259,7 +259,7 @@ def passed_over(each: Candidate, plan: Plan) -> str:
 
 
 def settings_table(plan: Plan) -> Table:
-    """Returns all settings; a star marks what differs from TRL's default, so that it shows without colour too."""
+    """Returns all settings; a star marks those that differ from TRL's default, also without colour."""
     grid = table("", "", "", show_header=False)
     grid.columns[0].no_wrap = True  # keeps a star on the line of its setting
     for name in knob_names(METHODS[plan.method].knobs, plan.knobs):
@@ -273,7 +273,7 @@ def settings_table(plan: Plan) -> Table:
 
 
 def flags(plan: Plan) -> list[RenderableType]:
-    """Writes the settings as flags of TRL's command, or of ours, which takes the same, if TRL has none."""
+    """Writes the settings as flags of TRL's command, or of ``autofit`` if TRL has none."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
     ours = {name: value for name in APPLIED if (value := getattr(knobs, name))}

@@ -43,7 +43,7 @@ def read_history(folder: str | Path) -> RunHistory | None:
 
 
 class HistoryReader:
-    """Reads the history of a run repeatedly while it is written, and of each file only what is new.
+    """Reads the history of a run repeatedly while it is written, each time only the new part of each file.
 
     Incomplete lines are skipped: the last one may still be written, and a kill may have cut another short.
     """
@@ -118,7 +118,7 @@ class HistoryReader:
 
 
 def _moments(samples: list[_Event], events: list[_Event], began: float) -> tuple[StepReading, ...]:
-    """Joins the samples and logs of each step, in order of time; a step that was trained twice comes twice."""
+    """Joins the samples and logs of each step, in order of time; a step that was trained twice appears twice."""
     waiting: dict[Any, list[_Event]] = {}
     for event in events:
         if event["event"] == "log":
@@ -149,7 +149,7 @@ def _last(events: list[_Event], name: str) -> Any:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """Describes a probe, an incident of a run, or its first rows; empty for an event that needs no line.
+    """Describes an event of a run, such as a probe or an incident; empty for an event that needs no line.
 
     >>> event_line({"event": "save_failed", "step": 20, "path": "run/checkpoint-20", "message": "disk full"})
     'checkpoint of step 20 could not be written, training continues: disk full'
@@ -161,7 +161,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             return f"{change} since the plan was made: {format_bytes(now)} are free"
         case "probing":
             knobs = codec.from_json(Knobs, event["knobs"])
-            return f"probing {formatting.batch(knobs)}: two real steps on the longest rows, in a process of their own"
+            return f"probing {formatting.batch(knobs)}: two real steps on the longest rows, in a separate process"
         case "probe":
             probe = codec.from_json(Probe, event["probe"])
             line = f"probe: {outcome(probe, event['predicted_bytes'], event['budget_bytes'])}"
@@ -199,7 +199,7 @@ def event_line(event: Mapping[str, Any]) -> str:
         case "worst_batch":
             rows = counted(event["rows"], "row")
             tokens = f"of up to {event['longest_tokens']} tokens"
-            return f"the longest rows went through first: {rows} {tokens}, in {duration(event['seconds'])}"
+            return f"the longest rows ran first: {rows} {tokens}, in {duration(event['seconds'])}"
         case "not_finite":
             what = f"warning: step {event['step']}: loss {event['loss']}, norm of the gradient {event['gradient']}"
             return f"{what}: {_SPOILED if event['spoils'] else _SOUND}"
@@ -211,7 +211,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
-    """``8 x 1 rows of 1197 tokens: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps in 3.1 s: fits``."""
+    """Returns ``8 x 1 rows of 1197 tokens: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps in 3.1 s: fits``."""
     tokens = f" of {probe.row_tokens} tokens" if probe.row_tokens else ""
     if completion := probe.knobs.completion_length:
         tokens = f" of {completion} tokens{f' on prompts{tokens}' if tokens else ''}"

@@ -1,4 +1,4 @@
-"""Shows a run: while it trains, from its files; and what it did once it has ended."""
+"""Shows a run: its progress, read from its files while it trains, and its report once it has ended."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class RunSnapshot:
             return "starting" if self.alive else "not begun"
         if self.history.ending and self.alive is not True:
             return self.history.ending
-        return "stopped without saying why" if self.is_over else "running"
+        return "stopped for an unknown reason" if self.is_over else "running"
 
     @property
     def seconds(self) -> float:
@@ -92,7 +92,7 @@ def watch_view(watched: RunSnapshot) -> RenderableType:
     style = GOOD if state in ("running", "finished", "starting") else BAD
     headline = Text.assemble((watched.name, "bold"), what, "  ", (f"{state}{taken}{after}", style))
     if history is None:
-        return Group(headline, Text("nothing of it has been written yet", style=QUIET))
+        return Group(headline, Text("nothing has been written yet", style=QUIET))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style=QUIET, no_wrap=True)
     grid.add_column(overflow="fold")
@@ -153,7 +153,7 @@ def happening_lines(happenings: Iterable[RunMarker]) -> list[str]:
 
 
 def report_view(report: Report, page: str | None = None) -> RenderableType:
-    """Shows what a finished run did, how good its prediction was, and where its ``page`` for a browser is."""
+    """Shows a finished run, the error of its prediction, and the path of its HTML ``page``."""
     grid = table("", "", show_header=False)
     if not report.has_trained:
         add(grid, "output folder", report.output_dir)
@@ -179,9 +179,9 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
         if (report.prediction_error or 0.0) > SHORT_RUN_ERROR:
             why = "the prediction is for the longest row, which this run may not have drawn"
             if report.incidents:
-                why = "the prediction is for whole micro-batches, of which some were split"
+                why = "the prediction is for whole micro-batches, and some were split"
             elif report.longest_rows_first:
-                why = "too high: the longest rows went through first"
+                why = "too high: the longest rows ran first"
             allocated += f" ({why})"
     add(grid, "peak", allocated)
     if report.measured is not None:
@@ -203,13 +203,13 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
 
 
 def _moved(first: float | None, last: float | None) -> str:
-    """``2.314 -> 1.870``; one value if one was logged."""
+    """Returns ``2.314 -> 1.870``, or one value if both are equal."""
     if first is None or last is None:
         return "not logged"
     return f"{first:#.4g}" if first == last else f"{first:#.4g} -> {last:#.4g}"
 
 
 def _peaks(kind: str, predicted_bytes: int, measured_bytes: int, error: float | None) -> str:
-    """``7.42 GiB allocated predicted, 7.40 GiB measured: error +0.2 %``."""
+    """Returns ``7.42 GiB allocated predicted, 7.40 GiB measured: error +0.2 %``."""
     sentence = f"{format_bytes(predicted_bytes)} {kind} predicted, {format_bytes(measured_bytes)} measured"
     return sentence if error is None else f"{sentence}: error {100 * error:+.1f} %"

@@ -42,9 +42,9 @@ def shortage_text(shortage: Shortage, plan: Plan) -> str:
     apart = [owner for owner in Owner if owner in held or not shortage.rest_bytes]
     rows = [(formatting.OWNERS[owner], expected.get(owner, 0), held.get(owner, 0)) for owner in apart]
     rows = [row for row in rows if any(row[1:])]
-    if shortage.rest_bytes:  # owners that were not told apart are summed
+    if shortage.rest_bytes:  # owners that were not distinguished are summed
         together = [owner for owner in Owner if owner not in apart and expected.get(owner)]
-        name = ", ".join(formatting.OWNERS[owner] for owner in together) or "not told apart"
+        name = ", ".join(formatting.OWNERS[owner] for owner in together) or "other tensors"
         rows.append((name, sum(expected[owner] for owner in together), shortage.rest_bytes))
     rows += [
         ("cached by the allocator", estimate.cached_bytes, shortage.cached_bytes),

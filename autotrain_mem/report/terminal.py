@@ -1,4 +1,4 @@
-"""Makes the consoles that everything is printed to, and the progress lines on them."""
+"""Makes the consoles for all output, and their progress lines."""
 
 import contextlib
 import sys
@@ -48,7 +48,7 @@ def whole_lines(*, stderr: bool = False) -> Console:
 
 
 def lasting_console(*, stderr: bool = False) -> Console:
-    """Makes a console for a training's output: a closed terminal, a full disk or ``| head`` does not stop the run."""
+    """Makes a console for a run's output: a closed terminal, a full disk or ``| head`` does not stop the run."""
     return Console(file=LossyStream(sys.stderr if stderr else sys.stdout))
 
 
@@ -66,7 +66,7 @@ class TrainingProgress:
 
     Args:
         console: Where to print; stderr keeps stdout free for results.
-        budget_bytes: What the peak is shown against.
+        budget_bytes: The budget shown beside the peak.
         pages: Collects the paths of written reports; None to print them at once.
     """
 
@@ -166,7 +166,7 @@ class LiveLine(Progress):
 
 
 class SearchProgress(LiveLine):
-    """Shows the last rehearsal; without a terminal, a line for each."""
+    """Shows the last rehearsal; without a terminal, prints a line for each."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, "rehearsing")
@@ -187,7 +187,7 @@ class SearchProgress(LiveLine):
 
 
 class CardsProgress(LiveLine):
-    """Shows which card is being planned for; without a terminal, a line for each card."""
+    """Shows the card being planned for; without a terminal, prints a line for each card."""
 
     def __init__(self, console: Console, count: int) -> None:
         super().__init__(console)

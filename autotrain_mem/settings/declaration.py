@@ -1,7 +1,7 @@
 """Declares each setting once; flags, YAML keys, checks and levers are derived from the declaration.
 
 A setting is a field of a dataclass: of what a plan may decide (``settings.own``), or of further options of a plan
-(``types.autofit``), a run (``planning.read_request``) or a command (``cli.flags``).
+(``types.autofit``), a run (``planning.run_request``) or a command (``cli.flags``).
 """
 
 import functools

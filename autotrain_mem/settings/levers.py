@@ -24,7 +24,7 @@ EXPANDABLE = "expandable_segments"
 """The lever outside the ladder: any point may use it, at no cost (``Memo``)."""
 
 HALF_WEIGHTS = "bf16_weights"
-"""The lever of 16-bit weights: float16 if the card has no bfloat16 (``precision.half_of``)."""
+"""The lever of 16-bit weights: float16 if the card has no bfloat16 (``search.space.half_of``)."""
 
 EIGHT_BIT = "8bit_optimizer"
 

@@ -19,7 +19,7 @@ class MethodFacts:
     title: str
     """The method's name in TRL's classes: ``SFT``."""
     knobs: tuple[str, ...]
-    """Knobs to show besides those that every method has (``types.knobs.knob_names``)."""
+    """Knobs to show besides those that every method has (``settings.knobs.knob_names``)."""
     defaults: Mapping[str, Any]
     """TRL's defaults that another tool must be given, since its own differ (``trl/trainer/*_config.py``)."""
 

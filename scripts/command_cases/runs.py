@@ -33,7 +33,7 @@ FIGURES = {
 }
 """Each of a prediction and what was measured, as a command prints them; a probe's with what lies outside torch."""
 NEAR = 1e-3
-SPLIT = "the prediction is for whole micro-batches, of which some were split"
+SPLIT = "the prediction is for whole micro-batches, and some were split"
 LOSSES = re.compile(r"^ *loss +(\S+ -> \S+)", re.MULTILINE)
 
 

@@ -98,7 +98,7 @@ TOO_LOW = replace(examples.MEASURED, peak_allocated_bytes=6_000_000_000)
             "nothing was left to train: the run was finished at step 120\n  output folder  runs/[first] try\n",
         ),
         ({"measured": TOO_LOW}, "error +32.8 % (the prediction is for the"),
-        ({"measured": TOO_LOW, "longest_rows_first": True}, "error +32.8 % (too high: the longest rows went"),
+        ({"measured": TOO_LOW, "longest_rows_first": True}, "error +32.8 % (too high: the longest rows ran"),
         ({"not_finite_step": 7, "last_loss": None}, "2.314 -> not a number from step 7 on: the trained weights are"),
         ({"not_finite_step": 1, "first_loss": None, "last_loss": None}, "  loss           not a number from step 1 on"),
     ],

@@ -149,7 +149,7 @@ def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
         (None, True, "starting", False),
         (None, None, "not begun", False),
         (None, False, "not begun", False),
-        (RUNNING, False, "stopped without saying why", True),
+        (RUNNING, False, "stopped for an unknown reason", True),
         (replace(RUNNING, last=190.0), False, "running", False),  # its lock does not reach here, and it writes
         (RUNNING, None, "running", False),
         (replace(RUNNING, ending="finished"), False, "finished", True),

@@ -68,10 +68,10 @@ def test_trained_parameters_and_learning_are_described_alike_in_every_view() -> 
     [
         (
             {"job": replace(PLAN.job, dataset=None)},
-            "not read, since no --dataset is given: how much of it is truncated",
+            "not read, since no --dataset is given: the truncated share is unknown",
         ),
-        ({"warnings": ("The dataset could not be looked at.",)}, "not read, as a warning here says: how much of it"),
-        ({"objects": ""}, "not read, since a stream's rows are not known before they are trained on: how much of it"),
+        ({"warnings": ("The dataset could not be looked at.",)}, "not read, as a warning here says: the"),
+        ({"objects": ""}, "not read, since a stream's rows are not known before they are trained on: the"),
     ],
 )
 def test_a_plan_that_did_not_read_the_data_says_why(changes: dict[str, Any], said: str) -> None:

@@ -1,4 +1,4 @@
-"""Decides the content of the page of a plan or a run, but not its look: figures, tables and texts."""
+"""Makes the content of a plan's or a run's page, without styles: figures, tables and texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ from autotrain_mem.types.report import REWARD_NAMES
 VERSION_DIGITS = 12
 """Digits shown of our own version, which is a digest."""
 SHOWN_MOMENTS = 2000
-"""Most points in a figure of a run, more than it has pixels. Each stretch keeps its highest point."""
+"""The most points in a figure of a run, more than it has pixels; each stretch keeps its highest point."""
 _LOGGED = {
     "loss": "loss",
     **dict.fromkeys(REWARD_NAMES, "reward"),
@@ -90,7 +90,7 @@ def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]
 
 
 def figures(material: Material) -> Iterator[Section]:
-    """Yields the rehearsed step, the figures over a run's time, the rows' lengths, the hours, and the phases."""
+    """Yields the figures: the rehearsed step, the run, row lengths, memory reserved over many steps, and phases."""
     plan, history, estimate = material.plan, material.history, material.plan.estimate
     if material.timeline is not None:
         yield timeline_figure(material.timeline)
@@ -171,7 +171,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
 
 
 def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
-    """Leaves out moments of a long run evenly, but keeps those that reserved the most in their stretch."""
+    """Thins the moments of a long run evenly; each stretch keeps the one that reserved the most."""
     if len(moments) <= SHOWN_MOMENTS:
         return list(moments)
     reserved = [0 if moment.device is None else moment.device.reserved_bytes for moment in moments]
@@ -184,7 +184,7 @@ def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
 
 
 def _distribution(key: str, title: str, no_more: str, counts: Mapping[int, int], verticals: Limits) -> Section:
-    """Draws shares of rows over tokens; ``counts`` is the number of rows by their tokens."""
+    """Draws the share of rows with at most that many tokens; ``counts`` maps tokens to a number of rows."""
     tokens, rows = sorted(counts), sum(counts.values())
     shares = [count / rows for count in accumulate(counts[each] for each in tokens)]
     thin = slice(None, None, -max(1, len(tokens) // SHOWN_MOMENTS))  # from the longest row, which stays

@@ -12,12 +12,12 @@ from autotrain_mem.types.experience import RunMarker
 from autotrain_mem.types.page import Section, Timeline
 
 MOST_ROWS = 60
-"""About how many rows the table of a figure has at most."""
+"""The approximate limit of rows in a figure's table."""
 
 Lines = Mapping[str, Sequence[float | None]]
 """The values of each line by its name; None where nothing was measured."""
 Limits = Mapping[str, float]
-"""Places of horizontal or vertical lines by their names."""
+"""Positions of horizontal or vertical lines by their names."""
 
 
 def format_value(value: float | None, unit: str) -> str:
@@ -52,9 +52,9 @@ def line_figure(
 
     Args:
         axis: The unit of ``x``, which ascends: seconds, steps or tokens.
-        unit: Of the values: ``bytes``, ``tokens/s``, or empty for a plain number.
+        unit: The unit of the values: ``bytes``, ``tokens/s``, or empty for a plain number.
         happened: The incidents to mark, on an axis of seconds.
-        steps: Each value holds until the next, as in a distribution, instead of a straight line between them.
+        steps: Whether each value holds until the next, as in a distribution, instead of being joined by lines.
     """
     is_clock, limits, verticals = "second" in axis, limits or {}, verticals or {}
 
@@ -178,7 +178,7 @@ def _changes(values: Sequence[int]) -> list[int]:
 
 def _stacked_figure(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
     """Returns the figure of a timeline: owners as stacked areas, the uppermost first, and what is reserved as a line.
-    ``held`` has for each point the indices of its rows in ``holders``, since most of these come again."""
+    ``held`` has for each point the indices of its rows in ``holders``, since most of these recur."""
     areas = [
         {"name": formatting.OWNERS[owner], "colour": str(owner), "stacked": True, "changes": _changes(sizes)}
         for owner, sizes in reversed([*timeline.owners.items()])

@@ -1,8 +1,8 @@
 """Renders a page as one HTML file that holds its data, script and style, and loads nothing.
 
-The texts come from models, datasets and logs of others. They reach the file through Jinja's escaping, or as JSON that
-cannot end its script element; the policy in the file's head allows its own script and style, by their hashes, and no
-request.
+Texts may come from untrusted models, datasets and logs. They reach the file through Jinja's escaping, or as JSON that
+cannot end its script element. The content security policy in the file's head allows its own script and style, by their
+hashes, and no request.
 """
 
 from __future__ import annotations

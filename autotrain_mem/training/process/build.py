@@ -54,7 +54,7 @@ class PhasePeaks(PhaseRecorder):
             self.phase = phase
 
     def listen(self, recorder: Any) -> None:
-        """Follows the phases that a recorder enters (``rehearsal.recorder: Recorder``)."""
+        """Follows the phases that a recorder enters (``rehearsal.trace.recorder: Recorder``)."""
         enter = recorder.enter_phase
 
         def entered(phase: Phase) -> None:
