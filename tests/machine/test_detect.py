@@ -1,5 +1,6 @@
-"""Tests detection through a fake of the pynvml module."""
+"""What a fake of the pynvml module tells: cards, the processes on them, and the links between them."""
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,19 +10,26 @@ import pytest
 from fake_nvml import FakeGpu, FakeInstance, FakeNvml
 
 from autotrain_mem.machine import detect as module
+from autotrain_mem.machine.card_processes import NOBODY, held_by, others_on
 from autotrain_mem.machine.catalog import catalog, named
 from autotrain_mem.machine.detect import HOST_NON_TORCH_BYTES, detect
+from autotrain_mem.machine.links import detected_link, links, topology, usual_link
 from autotrain_mem.machine.usable import GpuPackage, NoAnswer
-from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.support.errors import UnreadableGpuError, UsageError
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.training.environment import seen_cards
+from autotrain_mem.types.experience import OtherProcess
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-bbbb2222-0000-0000-0000-000000000000"
 C = "GPU-bbbb3333-0000-0000-0000-000000000000"
 X = "MIG-xxxx1111-0000-0000-0000-000000000000"
 Y = "MIG-yyyy2222-0000-0000-0000-000000000000"
+CARD = replace(named("rtx3090"), origin="detected", index=0, uuid=A)
+STRANGER = 1 << 30
+"""A process number that no system gives."""
+GB = 10**9
 
 
 def split_a100(*instances: FakeInstance | None) -> FakeGpu:
@@ -181,9 +189,7 @@ def test_a_card_without_a_known_memory_is_an_error_with_torchs_reason(
     assert (refusal.value.hint, nvml.started) == ("Update", 0)
 
 
-def test_a_processs_own_device_and_free_memory_are_read_although_another_card_is_lost(
-    nvml: FakeNvml,
-) -> None:
+def test_a_processs_own_device_and_free_memory_are_read_although_another_card_is_lost(nvml: FakeNvml) -> None:
     nvml.gpus[2].unlisted_bytes = MIB
     third = module.cuda_device(2)
     assert third is not None
@@ -194,7 +200,7 @@ def test_a_processs_own_device_and_free_memory_are_read_although_another_card_is
     assert module.free_bytes(third) is None
 
 
-def test_a_split_card_is_its_first_instance(nvml: FakeNvml) -> None:
+def test_a_split_card_is_its_first_instance_or_the_one_of_a_uuid(nvml: FakeNvml) -> None:
     split = split_a100(None, FakeInstance(X, 4864, unlisted_bytes=1000 * MIB), FakeInstance(Y, 9856))
     nvml.gpus = [FakeGpu(A), split]  # an instance hides whole cards
     (device,) = detect()
@@ -203,17 +209,12 @@ def test_a_split_card_is_its_first_instance(nvml: FakeNvml) -> None:
     assert device.bandwidth_bytes_per_second is None
     nvml.gpus = [split_a100(None, None)]
     assert detect() == ()
-
-
-def test_an_instance_is_chosen_by_its_uuid_or_through_its_card(nvml: FakeNvml) -> None:
     nvml.gpus = [split_a100(FakeInstance(X, 4864), FakeInstance(Y, 9856))]
     chosen = {Y: [Y], "MIG-yyyy": [Y], f"{Y},{X}": [Y], "MIG-zzzz": [], "0": [X], "GPU-bbbb3": [X]}
     assert {wanted: [device.uuid for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] for wanted in chosen} == chosen
 
 
-def test_cards_are_selected_by_numbers_in_the_order_of_the_bus(
-    nvml: FakeNvml,
-) -> None:
+def test_cards_are_selected_by_numbers_in_the_order_of_the_bus(nvml: FakeNvml) -> None:
     nvml.gpus[2].clock *= 2  # the fastest, which CUDA would otherwise number 0
     nvml.gpus[2].name = "NVIDIA GeForce RTX 3090 Ti"
     for uuids in ((A,), (C,), (C, A), (B, C, A)):
@@ -232,3 +233,102 @@ def test_a_card_is_selected_by_uuid_if_its_number_is_ambiguous(nvml: FakeNvml) -
     assert seen_cards((Y,)) == {"CUDA_VISIBLE_DEVICES": Y}  # not the first instance
     nvml.driver = None
     assert seen_cards((A,)) == {"CUDA_VISIBLE_DEVICES": A}
+
+
+def test_processes_are_named_once_largest_first(nvml: FakeNvml) -> None:
+    gpu = nvml.gpus[0]
+    gpu.computing = {STRANGER: GIB, os.getpid(): 2 * GIB}
+    own, other = others_on(CARD)
+    assert (own.pid, own.used_bytes) == (os.getpid(), 2 * GIB)
+    assert own.name
+    assert other == OtherProcess(pid=STRANGER, name="", used_bytes=GIB)
+    gpu.computing, gpu.drawing = {STRANGER: GIB}, {STRANGER: GIB, STRANGER + 1: 100 * MIB}
+    listed = [(other.pid, other.used_bytes) for other in others_on(CARD)]
+    assert listed == [(STRANGER, GIB), (STRANGER + 1, 100 * MIB)]
+    gpu.drawing = None
+    assert [other.pid for other in others_on(CARD)] == [STRANGER]
+    assert nvml.started == 0
+
+
+def test_memory_without_a_listed_process_is_reported_except_the_drivers_reserve(nvml: FakeNvml) -> None:
+    """As in a container, or on Windows, where NVML lists processes without their bytes."""
+    gpu = nvml.gpus[0]
+    assert others_on(CARD) == ()
+    gpu.computing, gpu.unlisted_bytes = {STRANGER: None}, 3 * GIB
+    assert others_on(CARD)[0] == OtherProcess(pid=NOBODY, name="", used_bytes=3 * GIB)
+    gpu.computing = {STRANGER: GIB, STRANGER + 1: None}
+    assert [held_by(CARD, STRANGER + more) for more in range(3)] == [GIB, None, None]
+
+
+def test_no_process_is_known_without_nvml_or_for_a_card_that_is_not_here(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.gpus[0].computing = {STRANGER: GIB}
+    assert (others_on(named("rtx3090")), held_by(named("rtx3090"), STRANGER)) == ((), None)
+    nvml.gpus[0].lost = "GPU is lost"
+    assert (others_on(CARD), held_by(CARD, STRANGER)) == ((), None)
+    assert nvml.started == 0
+    nvml.driver = None
+    assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
+
+
+USUAL = {
+    "h100-80gb": ("nvlink4", 350 * GB),
+    "a100-80gb-pcie": ("pcie4", 20 * GB),
+    "rtx3090": ("pcie4-host", 14 * GB),
+    "rtx4060": ("pcie4-host", 7 * GB),
+}
+
+
+def test_every_card_of_the_catalog_has_a_usual_link_of_the_catalog() -> None:
+    assert {name: usual_link(named(name)) for name in USUAL} == USUAL
+    assert {usual_link(card)[0] for card in catalog()} <= links().keys()
+    assert all(link.source for link in links().values())
+
+
+def test_a_named_link_wins_and_the_rest_is_usual() -> None:
+    card = named("h100-80gb")
+    alone = topology(card, devices=1)
+    assert (alone.link, alone.network, alone.links, alone.processes) == ("", "", None, 1)
+    two = topology(card, devices=8, nodes=2)
+    assert (two.processes, two.links) == (16, "nvlink4,ndr")
+    slow = topology(card, devices=8, nodes=2, asked="ethernet100, pcie5")
+    assert (slow.link, slow.link_bytes_per_second) == ("pcie5", 40 * GB)
+    assert slow.network_bytes_per_second == 10 * GB // 8, "the GPUs of a machine share it"
+    assert topology(named("rtx3090"), devices=2, nodes=2).network_bytes_per_second is None, "nothing is usual there"
+    assert topology(named("24GiB"), devices=2).link_bytes_per_second is None
+    assert topology(named("24GiB"), devices=2, asked="NVLink4").link_bytes_per_second == 350 * GB
+    with pytest.raises(UsageError, match="two links between devices"):
+        topology(card, devices=2, asked="nvlink4,pcie4")
+
+
+def pair(**facts: object) -> list[FakeGpu]:
+    return [FakeGpu("A", **facts), FakeGpu("B", **facts)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "link", "gb_per_second"),
+    [
+        (pair(capability=(9, 0), bridged_to=("A", "B"), nvlinks=18), "nvlink4", 350),
+        (pair(capability=(9, 0), bridged_to=("A", "B"), nvlinks=12), "nvlink4", 350 * 12 / 18),
+        (pair(capability=(8, 0), bridged_to=("A", "B"), nvlinks=12), "nvlink3", 230),
+        (pair(bridged_to=("A", "B"), nvlinks=4), "nvlink-bridge", 43),
+        (pair(has_peers=False), "pcie4-host", 14),
+        (pair(pcie=(5, 16)), "pcie5", 40),
+        ([FakeGpu("A"), FakeGpu("B", pcie=(4, 8))], "pcie4", 10),
+        ([*pair(bridged_to=("A", "B"), nvlinks=4), FakeGpu("C")], "pcie4", 20),
+    ],
+)
+def test_the_slowest_detected_link_counts_and_without_nvml_the_usual_one(
+    nvml: FakeNvml, gpus: list[FakeGpu], link: str, gb_per_second: float
+) -> None:
+    nvml.gpus = gpus
+    uuids = [gpu.uuid for gpu in gpus]
+    found = topology(named("h100-80gb"), devices=len(gpus), uuids=uuids)
+    assert (found.link, found.link_bytes_per_second) == (link, pytest.approx(gb_per_second * GB, abs=MIB))
+    assert topology(named("h100-80gb"), devices=len(gpus), uuids=uuids, asked="pcie3").link == "pcie3"
+    nvml.gpus = []
+    assert detected_link(uuids) is None
+    assert topology(named("a100-80gb"), devices=2, uuids=uuids).link == "nvlink3"

@@ -18,8 +18,6 @@ from autotrain_mem.types.findings import Download, Finding, settle
 
 BILLIONS = 1_000_000_000
 PLENTY = 10_000 * GIB
-
-
 OF_RUN = ("processes", "memory", "download")
 
 
@@ -59,23 +57,16 @@ FULL = {"use_peft": False, "dtype": "float32"}
         ({"dtype": "auto"}, 14 * BILLIONS),
         ({"dtype": "float32", "load_in_8bit": True}, 7 * BILLIONS),
         ({"dtype": "bfloat16", "load_in_4bit": True}, int(3.5 * BILLIONS)),
+        ({**FULL, "processes": 4, "sharding": "zero2"}, 4 * 28 * BILLIONS),  # divides what is loaded only then
+        ({**FULL, "processes": 4, "sharding": "fsdp2"}, 28 * BILLIONS),  # the first process loads for all
+        ({**FULL, "processes": 4}, 28 * BILLIONS),  # sharded perhaps
     ],
 )
-def test_weights_must_fit_into_host_memory_on_a_cpu(words: dict[str, Any], needed: int) -> None:
+def test_weights_must_fit_into_host_memory_on_a_cpu_for_each_process_that_loads_them(
+    words: dict[str, Any], needed: int
+) -> None:
     with pytest.raises(HostMemoryError, match="host memory"):
         settle([only_below(load(on_cpu=True, **words), needed)])
-
-
-@pytest.mark.parametrize(
-    ("words", "needed"),
-    [
-        ({"sharding": "zero2"}, 4 * 28 * BILLIONS),  # divides what is loaded only then
-        ({"sharding": "fsdp2"}, 28 * BILLIONS),  # the first process loads for all
-        ({}, 28 * BILLIONS),  # sharded perhaps
-    ],
-)
-def test_each_process_on_a_cpu_loads_the_weights_unless_they_are_sharded(words: dict[str, Any], needed: int) -> None:
-    assert only_below(load(on_cpu=True, processes=4, **FULL, **words), needed).kind == "error"
 
 
 def test_the_predicted_memory_of_several_simulated_cards_must_fit_into_host_memory() -> None:
@@ -114,14 +105,9 @@ def test_offloaded_tensors_of_all_processes_must_fit() -> None:
     both = activations | {"optimizer_offload": True}  # with the optimizer's state
     finding = only_below(load(**both, parameters=1, processes=2, sharding="ddp"), 2 * 8 * GIB)
     assert "--activation_offloading and --optimizer_offload need" in finding.message
-
-
-ZERO = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
-
-
-def test_deepspeeds_offload_of_all_processes_must_fit() -> None:
     memory = rehearsed(pinned_host_bytes=6 * GIB, unpinned_host_bytes=10 * GIB)
-    finding = only_below(load(**FULL, **ZERO, memory=memory, processes=2), 2 * 16 * GIB)
+    zero = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
+    finding = only_below(load(**FULL, **zero, memory=memory, processes=2), 2 * 16 * GIB)
     assert finding.message.startswith("On the host, --offload_optimizer_device cpu need 32.0 GiB of memory")
     assert "--use_peft" in finding.cure
 
