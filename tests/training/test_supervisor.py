@@ -1,4 +1,4 @@
-"""What the supervisor does with every ending; the processes are a script of endings."""
+"""How a process ended, and what the supervisor does with every ending; the processes are a script of endings."""
 
 import signal
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from autotrain_mem.settings.words import RESTARTS
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import (
     AutofitError,
+    DatasetFormatError,
     GpuOutOfMemoryError,
     InterruptedByUser,
     OutputFolderError,
@@ -20,7 +21,7 @@ from autotrain_mem.support.errors import (
     TrainingError,
 )
 from autotrain_mem.training.checkpoints import Checkpoint
-from autotrain_mem.training.exit_causes import Cause, Ending
+from autotrain_mem.training.exit_causes import CAUSES, LOW_HOST_SHARE, WHY_CHARACTERS, Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
 from autotrain_mem.types import Knobs, LearnedLimits
 
@@ -40,8 +41,64 @@ def out_of_memory(step: int, began_at: int = 0) -> Ending:
     return Ending(error=GpuOutOfMemoryError("Out of memory."), step=step, began_at=began_at)
 
 
+def error_of(text: str) -> TrainingError:
+    return TrainingError(f"The trainer raised {text}")
+
+
 def raised(text: str, step: int, began_at: int = 0) -> Ending:
-    return Ending(error=TrainingError(f"The trainer raised {text}"), step=step, began_at=began_at)
+    return Ending(error=error_of(text), step=step, began_at=began_at)
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (GpuOutOfMemoryError("Out of memory during backward."), "GPU out of memory"),
+        (error_of("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "GPU out of memory"),
+        (error_of("MemoryError:"), "host out of memory"),
+        (error_of("OutOfMemoryError: CUDA error: an illegal memory access was encountered"), "CUDA error"),
+        (error_of("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."), "host out of memory"),
+        (error_of("RuntimeError: CUDA error: uncorrectable ECC error encountered"), "CUDA error"),
+        (error_of("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled cuda error"), "NCCL error"),
+        (error_of("RuntimeError: something of the moment"), "raised"),
+        (error_of("ValueError: this will be as wrong the next time"), "refused"),
+        (OutputFolderError("The disk is full."), "disk full"),
+        (DatasetFormatError("No column."), "refused"),
+    ],
+)
+def test_what_a_process_tells_is_its_cause(error: AutofitError, name: str) -> None:
+    assert cause_of(Ending(error=error)).name == name
+
+
+@pytest.mark.parametrize(
+    ("code", "seen", "name"),
+    [
+        (-signal.SIGKILL, {}, "killed"),
+        (-signal.SIGKILL, {"host_kills": 1}, "host out of memory"),
+        (-signal.SIGKILL, {"host_left_share": LOW_HOST_SHARE / 2}, "host out of memory"),
+        (-signal.SIGTERM, {}, "killed"),
+        (-signal.SIGSEGV, {"host_kills": 1}, "crashed"),
+        (-signal.SIGBUS, {}, "crashed"),
+        (-signal.SIGABRT, {"log_tail": "CUDA error: unspecified launch failure\nAborted"}, "CUDA error"),
+        (1, {"log_tail": "Error out of memory at line 42 in file /src/csrc/ops.cu"}, "GPU out of memory"),
+        (-signal.SIGABRT, {"log_tail": "warning: CUDA error is\nterminate: std::bad_alloc"}, "host out of memory"),
+        (1, {}, "ended"),
+    ],
+)
+def test_a_silent_end_is_told_by_its_status_and_its_last_words(code: int, seen: dict, name: str) -> None:
+    assert cause_of(Ending(error=TrainingError("It ended."), code=code, **seen)).name == name
+
+
+def test_a_cause_names_the_checkpoint_that_was_written_and_the_rank_in_one_line() -> None:
+    ending = Ending(error=error_of("RuntimeError: cannot rename"), saving="run/checkpoint-5")
+    assert cause_of(ending).name == "saving failed"
+    assert cause_of(ending).remedy is Remedy.UNLESS_REPEATED
+    ending = Ending(error=TrainingError("Rank 1 of the training ended."), code=-9, rank=1)
+    assert cause_of(ending).why == "rank 1: signal 9"
+    hang = replace(ending, code=None, waited_for="its process stands still")
+    assert (cause_of(hang).name, cause_of(hang).why) == ("hang", "rank 1: its process stands still")
+    cause = cause_of(Ending(error=error_of("RuntimeError: " + "very long " * 100)))
+    assert cause.name in CAUSES
+    assert len(cause.why) <= WHY_CHARACTERS
 
 
 @dataclass
@@ -94,14 +151,11 @@ def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_
     assert script.attempts[1].checkpoint is None, "without a checkpoint it begins again"
 
 
-def test_a_new_checkpoint_sets_the_count_back() -> None:
+def test_a_new_checkpoint_sets_the_count_back_and_no_restarts_means_none() -> None:
     further = [(killed(10 * n + 5, 10 * (n - 1)), 10 * n) for n in range(1, 10)]
     script = Script([*further, (END, 100)])
     assert script.run() is END
     assert len(script.restarts) == 9
-
-
-def test_no_restarts_means_none() -> None:
     with pytest.raises(TrainingError, match=r"--max_restarts 0(.|\n)*run/checkpoint-40; --resume_from_checkpoint"):
         Script([(killed(47), 40)]).run(restarts=0)
 

@@ -8,6 +8,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,18 +25,10 @@ UNTIMED = ("runtime", "second", "step_time", "eps")
 Disturb = Callable[[Any], Any]
 
 
-def in_forward(*at: int) -> Disturb:
-    """In the training forwards of those numbers; a step has two where nothing is repeated."""
-    return lambda made: fail_in_forward(made, [*at])
-
-
-def in_backward(*at: int) -> Disturb:
-    """When some parameters have their gradient."""
-    return lambda made: fail_in_backward(made, [*at], layer=1)
-
-
-def in_evaluation(*at: int) -> Disturb:
-    return lambda made: fail_in_forward(made, [*at], training=False)
+in_forward = partial(fail_in_forward, layer=1)
+"""In the training forwards of those numbers; a step has two where nothing is repeated."""
+in_backward = partial(fail_in_backward, layer=1)
+"""When some parameters have their gradient."""
 
 
 def after_gathering(*at: int) -> Disturb:
@@ -66,14 +59,14 @@ LORA = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules
 STEPS: dict[str, tuple[Step, ...]] = {
     "sft": (
         ("nothing", None, None),
-        ("backward of the first micro-step", in_backward(0), None),
-        ("both ranks in different places", in_backward(1), in_forward(1, 3, 4)),
+        ("backward of the first micro-step", partial(in_backward, at=[0]), None),
+        ("both ranks in different places", partial(in_backward, at=[1]), partial(in_forward, at=[1, 3, 4])),
         ("between two metrics", None, after_gathering(1)),
         ("learned before", None, learned),
-        ("evaluation", in_evaluation(0), None),
+        ("evaluation", partial(in_forward, at=[0], training=False), None),
     ),
-    "dpo": (("adapters that are switched off and on", in_forward(0), in_backward(1)),),
-    "grpo": (("metrics of many kinds", None, in_forward(0)),),
+    "dpo": (("adapters that are switched off and on", partial(in_forward, at=[0]), partial(in_backward, at=[1])),),
+    "grpo": (("metrics of many kinds", None, partial(in_forward, at=[0])),),
 }
 CHANGES: dict[str, dict[str, Any]] = {
     # DDP looks for unused parameters where transformers lets it: with adapters, and without checkpointing.
