@@ -1,19 +1,31 @@
-"""The longest rows run first, and nothing of it stays: losses, weights and the order of rows are those without it."""
+"""The longest rows, and those with most of images, run first, and nothing of it stays but what the cache has learned.
+
+Losses, weights and the order of rows are those without it.
+"""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
+import tiny_vision_trainers
 import torch
 from accelerate import DistributedType
+from datasets import Dataset, List, Value
 from tiny_trainers import METHODS, lengths, outcome, rows, trainer
+from tiny_vision_trainers import SIZES, vision_trainer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from transformers import TrainerCallback
 
+from autotrain_mem.data.longest_rows import longest_image_rows
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.machine.simulated_card import SimulatedGpu
+from autotrain_mem.rehearsal.fake_run import Watch
+from autotrain_mem.trainers.finish import keep_cache_in_evaluation
 from autotrain_mem.training.process.longest_batch import (
     LongestBatch,
     _kept_by_adam,
@@ -23,6 +35,9 @@ from autotrain_mem.training.process.longest_batch import (
     run_longest_batch,
     untouched,
 )
+from autotrain_mem.training.process.probe import take_longest
+
+Model = Callable[[str], Path]
 
 
 def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[LongestBatch]]:
@@ -268,7 +283,7 @@ def test_all_random_states_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch
     assert put_back == [of_cards]
 
 
-def test_a_scaler_has_the_scale_that_it_had() -> None:
+def test_a_scaler_has_the_scale_that_it_had_and_a_method_that_was_replaced_for_good_stays_replaced() -> None:
     made = bare()
     made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     before = made.accelerator.scaler.state_dict()
@@ -277,13 +292,115 @@ def test_a_scaler_has_the_scale_that_it_had() -> None:
         made.accelerator.scaler.update(2.0)
     assert made.accelerator.scaler._scale is None
     assert made.accelerator.scaler.state_dict() == before
-
-
-def test_a_method_that_was_replaced_for_good_stays_replaced() -> None:
-    """A guard that learned to keep activations on the host must not be undone."""
     made = bare(compute_loss=min)
     with untouched(made):
         made.compute_loss = max
-        made.guard = SimpleNamespace()
+        made.guard = SimpleNamespace()  # which may have learned to keep activations on the host
     assert made.compute_loss is max
     assert made.guard
+
+
+EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+
+
+class Reserved(TrainerCallback):
+    """Notes what is reserved once each optimizer step is done, and once its evaluation and its saving are."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+        self.stepped: list[int] = []
+        self.later: list[int] = []
+
+    def _bytes(self) -> int:
+        return self._gpu.memory_stats()["reserved_bytes.all.current"]
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.stepped.append(self._bytes())
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        self.later.append(self._bytes())
+
+    on_save = on_evaluate
+
+
+def reserved(method: str, model: Path, folder: Path, *, keeps: bool = True, **changes: Any) -> Reserved:
+    gpu = SimulatedGpu(named("4GiB"))
+    watch, seen = Watch(gpu), Reserved(gpu)
+    with watch.cuda_semantics():
+        made = trainer(method, model, folder, eval_dataset=rows(method).select(range(4)), **EACH_STEP | changes)
+        if keeps:
+            keep_cache_in_evaluation(made)
+        attach_longest_batch(made, lambda batch: None)
+        made.add_callback(seen)
+        watch.train(made)
+    return seen
+
+
+def test_evaluation_gives_nothing_back_but_what_its_users_code_does(gpt2: Path, tmp_path: Path) -> None:
+    """Nor does ``torch_empty_cache_steps`` change."""
+    seen = reserved("grpo", gpt2, tmp_path, eval_accumulation_steps=1)
+    assert len(seen.later) == 2
+    assert min(seen.later) >= seen.stepped[0], "generation gives nothing back either"
+    plain = {"compute_metrics": lambda answers, compute_result: {}}
+    empties = {"compute_metrics": lambda answers, compute_result: torch.cuda.empty_cache() or {}}
+    kept = reserved("sft", gpt2, tmp_path, batch_eval_metrics=True, build=plain)
+    assert min(kept.later) >= kept.stepped[0]
+    others = (
+        reserved("sft", gpt2, tmp_path, keeps=False, eval_accumulation_steps=1),
+        reserved("sft", gpt2, tmp_path, batch_eval_metrics=True, build=empties),
+    )
+    for each in others:
+        assert min(each.later) < each.stepped[0] == kept.stepped[0]
+    assert reserved("sft", gpt2, tmp_path, torch_empty_cache_steps=1).stepped[0] < kept.stepped[0]
+
+
+SHORT = {"max_steps": 2, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 2}
+
+
+ONE_LARGE, THREE_SMALL = 2, 5
+UNEQUAL = [[], [(56, 56)], [(168, 112)], [(56, 56)], [(60, 60)], [(56, 56)] * 3, [], [(58, 58)]]
+
+
+@pytest.mark.parametrize(("family", "longest"), [("qwen2_5_vl", ONE_LARGE), ("gemma3", THREE_SMALL)])
+def test_the_row_of_most_tokens_is_found_whatever_a_model_makes_of_pixels(
+    family: str, longest: int, vision_folder: Model, tmp_path: Path
+) -> None:
+    """Qwen's tokens follow the pixels; Gemma makes as many of each image."""
+    made = vision_trainer("sft", vision_folder(family), tmp_path)
+    data = tiny_vision_trainers.rows("sft", UNEQUAL)
+    tokens = [made.data_collator([data[number]])["input_ids"].shape[1] for number in range(len(data))]
+    assert longest_image_rows(made, data, 1) == ([longest], max(tokens))
+    assert [tokens[number] for number in longest_image_rows(made, data, 3)[0]] == sorted(tokens)[:-4:-1]
+
+
+def test_a_training_with_images_is_the_same_to_the_bit_with_and_without_them_first(
+    vision_folder: Model, tmp_path: Path
+) -> None:
+    model = vision_folder("qwen2_5_vl")
+    runs = [trained(vision_trainer("grpo", model, tmp_path, **SHORT), worst_first=first) for first in (False, True)]
+    assert runs[0][0] == runs[1][0]
+    (batch,) = runs[1][1]
+    assert not batch.why_not
+    assert batch.rows == 2
+    assert batch.longest_tokens > 20
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_a_probe_is_left_the_longest_rows_with_images(method: str, vision_folder: Model, tmp_path: Path) -> None:
+    made = vision_trainer(method, vision_folder("qwen2_5_vl"), tmp_path, **SHORT)
+    (longest, *_), tokens = longest_image_rows(made, made.train_dataset, 1)
+    assert take_longest(made) == tokens
+    sizes = [[image.size for image in row["images"]] for row in made.train_dataset]
+    assert sizes[0] == SIZES[longest] == SIZES[2]
+
+
+def test_rows_whose_images_cannot_be_read_are_not_run_first(vision_folder: Model, tmp_path: Path) -> None:
+    made = vision_trainer("sft", vision_folder("qwen2_5_vl"), tmp_path)
+    columns = {"messages": made.train_dataset["messages"][:], "images": [["https://a.b/c.png"]] * len(SIZES)}
+    made.train_dataset = Dataset.from_dict(columns).cast_column("images", List(Value("string")))
+
+    def step(*_: Any) -> torch.Tensor:
+        raise AssertionError
+
+    batch = run_longest_batch(made, made.model, step)
+    assert batch.why_not == "An image of row 1 cannot be read: https://a.b/c.png is on another machine"
