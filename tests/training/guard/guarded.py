@@ -37,6 +37,8 @@ class Told:
     incidents: list[Incident] = field(default_factory=list)
     learned: list[LearnedLimits] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    """Bytes that were allocated at each incident."""
 
     def __call__(self, incident: Incident, learned: LearnedLimits) -> None:
         self.incidents.append(incident)

@@ -11,11 +11,16 @@ import torch
 from guarded import NO_MEANS_OVER_ROWS, Faults, Told, blocks, failing, numbers
 from tiny_trainers import rows, trainer
 
+from autotrain_mem.machine.catalog import named
+from autotrain_mem.machine.simulated_card import SimulatedGpu
+from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.training.guard.attach import Guard, attach_guard
 from autotrain_mem.types import LearnedLimits, Phase
 
 SIZES = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
 Disturb = Callable[[Any], Any]
+WORKSPACES_BYTES = 2 * 8_519_680
+"""cuBLAS's, forward and backward, which are kept for good (``rehearsal.cuda.workspaces``)."""
 
 
 def guarded(
@@ -171,3 +176,40 @@ def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_starts_with_it(
     assert_same_run(resumed, first)
     assert 0 < len(told.incidents) <= 3, "long batches are split beforehand once one of them did not fit"
     assert not later.incidents
+
+
+def train_on(capacity_bytes: float, model: Path, folder: Path, **changes: Any) -> tuple[Any, Told, SimulatedGpu]:
+    """On a card that is full of so much, with room enough for its allocator."""
+    gpu = SimulatedGpu(named("1GiB"))
+    watch, allocator = Watch(gpu), gpu._allocator
+
+    def refuse(size_bytes: int) -> None:
+        if allocator.allocated_bytes + size_bytes > capacity_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def tell(*said: Any) -> None:
+        told(*said)
+        told.held.append(allocator.allocated_bytes)
+
+    gpu.before_allocation = refuse
+    with watch.cuda_semantics():
+        made, told = trainer("sft", model, folder, **SIZES | changes), Told()
+        attach_guard(made, learned=LearnedLimits(), on_incident=tell)
+        watch.train(made)
+    return made, told, gpu
+
+
+def test_on_a_simulated_card_of_less_room_it_trains_the_same(qwen: Path, tmp_path: Path) -> None:
+    """Of single rows there is nothing to split: the second, the longest, waits on the host."""
+    one = {"per_device_train_batch_size": 1, "loss_type": "nll", "max_steps": 2}
+    for changes in ({}, one):
+        undisturbed, _, roomy = train_on(float("inf"), qwen, tmp_path, **changes)
+        # Weights, gradients and the state of AdamW are there whatever the batch.
+        resting = 4 * 4 * sum(value.numel() for value in undisturbed.model.parameters())
+        peak = roomy.reading().peak_allocated_bytes
+        capacity = peak - 200_000 if changes else resting + 0.85 * (peak - resting)
+        survived, told, _ = train_on(capacity, qwen, tmp_path, **changes)
+        assert numbers(survived, "loss") == pytest.approx(numbers(undisturbed, "loss"), rel=2e-3, abs=1e-5)
+        held, room = (size - resting - WORKSPACES_BYTES for size in (max(told.held), capacity))
+        assert held < 0.5 * room, "nothing of a failed try is held when it is told"
+        assert {remedy.startswith("repeated with activations offloaded") for remedy in told.remedies} == {bool(changes)}
