@@ -1,128 +1,20 @@
 """The search over all levels: what it takes, what it keeps beside that, and the reasons that it gives."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from synthetic_memory import TRL, LinearMemory, brute_force, found_or_none, search, space_of
+from synthetic_memory import TRL, LinearMemory, search, space_of
 
-from autotrain_mem.search.adapter import ADAPTED
 from autotrain_mem.search.changes import against
-from autotrain_mem.search.explore import TIE
-from autotrain_mem.search.levels import SHORTER_ROWS, levels
-from autotrain_mem.search.memo import candidate
+from autotrain_mem.search.levels import levels
 from autotrain_mem.search.nearest import budget_line
-from autotrain_mem.search.search import SearchResult
-from autotrain_mem.search.space import Space
-from autotrain_mem.settings.levers import EXPANDABLE, LADDER, LEVERS
 from autotrain_mem.settings.words import MAX_SLOWDOWN
-from autotrain_mem.support.errors import DoesNotFitError, PlanError
-from autotrain_mem.support.units import GIB, MIB, format_bytes
-from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Owner, StepTime
-
-PINS: Mapping[str, tuple[object, ...]] = {
-    "per_device_train_batch_size": (1, 2, 4),
-    "gradient_accumulation_steps": (1, 2, 4),
-    "gradient_checkpointing": (False, True),
-    "dtype": ("float32", "bfloat16"),
-    "optim": ("adamw_torch", "adamw_8bit"),
-    "use_peft": (False, True),
-    "activation_offloading": (False, True),
-    "optimizer_offload": (False,),
-    "load_in_8bit": (False, True),
-    "load_in_4bit": (False,),
-    "use_bnb_nested_quant": (False, True),
-    "max_length": (256, 2048),
-}
-TUNED_BY = {("micro_batch" if row.name == "micro_batch" else row.knobs[0]): row.name for row in LADDER}
-
-
-@st.composite
-def spaces(draw: st.DrawFn) -> Space:
-    names = draw(st.sets(st.sampled_from(sorted(PINS)), max_size=3))
-    words: dict[str, object] = {name: draw(st.sampled_from(PINS[name])) for name in sorted(names)}
-    both = {"per_device_train_batch_size", "gradient_accumulation_steps"} <= names
-    if not both and draw(st.booleans()):
-        words["effective_batch_size"] = draw(st.sampled_from((4, 8, 12, 64, 256)))
-    return space_of(
-        longest=draw(st.sampled_from((None, 100, 700, 3000))),
-        context_length=4096,
-        fit=draw(st.sampled_from(("all", "rounding", "lossless"))),
-        forbid=draw(st.frozensets(st.sampled_from(sorted(LEVERS)), max_size=2)),
-        **words,
-    )
-
-
-budgets = st.integers(2 * GIB, 64 * GIB)
-
-
-def model_of(space: Space, budget_bytes: int, noise: float = 0.0) -> LinearMemory:
-    longest = None if space.base.packing else space.longest
-    return LinearMemory(budget_bytes=budget_bytes, noise=noise, longest=longest)
-
-
-def shortest_fits(space: Space, model: LinearMemory) -> bool:
-    """Whether rows may be cut, and any allowed point fits with the shortest."""
-    may_cut = space.fit == "all" and "max_length" not in space.forbid | space.pinned
-    cut = replace(space, base=replace(space.base, max_length=64))
-    return may_cut and space.row_tokens(space.base) > 64 and brute_force(cut, model) is not None
-
-
-def neighbour(space: Space, found: SearchResult) -> Knobs | None:
-    """One step up the plan's line."""
-    knobs = replace(found.estimate.knobs, expandable_segments=space.base.expandable_segments)
-    level = next(level for level in levels(space) if level.name == found.level)
-    (line,) = [line for line in level.lines if knobs in line]
-    return next(iter(line[line.index(knobs) + 1 :]), None)
-
-
-def harm_of(found: SearchResult) -> Harm:
-    """The level a plan was found on: TIME also where no lever was needed."""
-    return max([Harm.TIME, *(lever.harm for lever in found.levers)])
-
-
-@given(spaces(), budgets, st.sampled_from((0.0, 0.02)), st.sampled_from((0.0, 0.02)))
-@settings(max_examples=60, deadline=None)
-def test_a_plan_is_the_fastest_of_the_first_level_that_fits_and_was_rehearsed_once_and_keeps_to_the_users_words(
-    space: Space, budget: int, noise: float, unmapped: float
-) -> None:
-    space = replace(space, max_slowdown=float("inf"))
-    model = replace(model_of(space, budget, noise), unmapped=unmapped)
-    found, best = found_or_none(space, model), brute_force(space, model)
-    assert len(model.calls) == len(set(model.calls))
-    if noise == 0 and best is None:
-        assert found is None or found.level == SHORTER_ROWS
-        assert (found is None) == (not shortest_fits(space, model))
-    elif noise == 0 and best is not None:
-        assert found is not None
-        assert found.level == best[0]
-        assert found.estimate.tokens_per_second >= 0.99 * best[1]
-    if found is None:
-        return
-    knobs, levers = found.estimate.knobs, [lever.name for lever in found.levers]
-    assert found.estimate.fits
-    assert found.estimate == model.estimate(knobs)
-    assert knobs in [attempt.knobs for attempt in found.attempts]
-    assert knobs.effective_batch_size == space.effective_batch_size
-    decided = space.pinned - {EXPANDABLE}
-    assert all(getattr(knobs, name) == getattr(space.base, name) for name in decided)
-    native = model.estimate(knobs.growing(space.base.expandable_segments))
-    assert native.knobs in model.calls
-    # Expandable segments are turned on if and only if the plan does not fit without.
-    assert (EXPANDABLE in levers) == (knobs != native.knobs) == (not native.fits)
-    pulled = [lever.name for lever in found.levers if lever.harm is not Harm.NONE and lever.name not in ADAPTED]
-    assert not {TUNED_BY[name] for name in pulled} & space.forbid
-    loses = found.level.startswith("losing updates") and space.fit == "rounding"
-    assert loses or harm_of(found) <= {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "all": Harm.DATA}[space.fit]
-    # Every number in a reason is of a rehearsal that did not fit.
-    needed = {format_bytes(attempt.required_bytes) for attempt in found.attempts if not attempt.fits}
-    needed.add(format_bytes(native.required_bytes))
-    for lever in found.levers:
-        assert set(re.findall(r"([\d.]+ [GM]iB), the budget is", lever.why)) <= needed
+from autotrain_mem.support.errors import PlanError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Estimate, Harm, Knobs, Owner, StepTime
 
 
 def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputing() -> None:
@@ -228,31 +120,6 @@ def test_rows_are_never_cut_for_speed() -> None:
     space = space_of(use_peft=True, load_in_4bit=True, fit="all")
     found = search(space, Quadratic(budget_bytes=24 * GIB))
     assert found.estimate.knobs.max_length == space.base.max_length
-
-
-@given(spaces(), budgets, st.floats(-0.02, 0.02))
-@settings(max_examples=40, deadline=None)
-def test_a_plan_is_rehearsed_whole_and_its_larger_neighbour_is_worse_whatever_copies_say(
-    space: Space, budget: int, amiss: float
-) -> None:
-    model = replace(model_of(space, budget), copied_layers=3, amiss=amiss)
-    heard: list[Candidate] = []
-    try:
-        found = search(space, model, on_attempt=heard.append)
-    except DoesNotFitError:
-        return
-    assert found.estimate.fits
-    assert found.estimate.memory.rehearsed_layers is None
-    whole = {replace(knobs, expandable_segments=False) for knobs in model.whole_calls}
-    assert replace(found.estimate.knobs, expandable_segments=False) in whole
-    if found.level != SHORTER_ROWS and (larger := neighbour(space, found)) is not None:
-        assert any(replace(each.knobs, expandable_segments=False) == larger for each in found.attempts)
-        truth = model.estimate(larger)
-        assert not truth.fits or truth.tokens_per_second <= found.estimate.tokens_per_second * (1 + TIE)
-    assert list(found.attempts) == heard
-    assert [replace(attempt.knobs, expandable_segments=False) for attempt in heard] == model.calls
-    assert len([each for each in heard if each.rehearsed_layers is None]) == len(model.whole_calls)
-    assert candidate(found.estimate) in heard
 
 
 def test_a_choice_that_the_whole_model_overturns_makes_way_for_the_next_smaller() -> None:
