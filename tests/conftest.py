@@ -38,8 +38,9 @@ settings.load_profile("same each time")
 
 @pytest.fixture(scope="session")
 def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
-    """Forks child processes for whoever asks: ``with forge.children():``."""
-    forge = Forge(tmp_path_factory.mktemp("forge"))
+    """Forks child processes for whoever asks: ``with forge.children():``. Processes of one run share it."""
+    folder = tmp_path_factory.getbasetemp()
+    forge = Forge(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
     yield forge
     forge.end()
 

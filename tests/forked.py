@@ -6,6 +6,7 @@ it lacks is ``python -m``, which ``test_processes``, ``cli/test_training`` and `
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TextIO
 
+import psutil
 import pytest
 
 from autotrain_mem.support import processes
@@ -30,6 +32,8 @@ from autotrain_mem.support import processes
 ROOT = pathlib.Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
 """More than command, folder and environment take: they come in one piece, with the pipes."""
+STAY = b"stay"
+"""What a user of the process sends, who keeps the connection as long as more children may be asked for."""
 MOST_FILES = 8
 """Its three streams, and what it keeps open beside them."""
 RANKS_SECONDS = 240.0
@@ -54,30 +58,56 @@ IMPORTED = (
 
 
 class Forge:
-    """The process that has imported everything; started at the first child."""
+    """The process that has imported everything; whoever is the first to need a child starts it, for all in the folder.
 
-    def __init__(self, folder: pathlib.Path, *, is_there: bool = False) -> None:
-        self._address = str(folder / "forge")
-        self._is_there = is_there
-        self._process: subprocess.Popen[str] | None = None
+    It is nobody's child, and ends when nobody needs it any more.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._address, self._lock = folder / "forge", folder / "lock"
+        self._stays: socket.socket | None = None
+        self._started: list[ForkedProcess] = []
 
     def connect(self) -> socket.socket:
         """A connection for one child."""
-        if self._process is None and not self._is_there:
-            start = "from tests.forked import serve; serve()"
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", start, self._address], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )  # type: ignore[assignment]
-            assert self._process.stdout is not None
-            assert self._process.stdout.readline(), "it did not start"
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._address)
-        return connection
+        with self._alone():
+            if self._stays is None:
+                try:
+                    self._stays = self._connected()
+                except (FileNotFoundError, ConnectionRefusedError):
+                    command = [sys.executable, "-c", "from tests.forked import serve; serve()", str(self._address)]
+                    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+                    self._stays = self._connected()
+                self._stays.sendall(STAY)
+        return self._connected()
 
     def end(self) -> None:
-        """After all that it forked."""
-        if self._process is not None:
-            self._process.communicate(timeout=SOON)
+        """After all that it forked, where nobody else needs it."""
+        if self._stays is not None:
+            with self._alone(), self._stays as stays:
+                stays.shutdown(socket.SHUT_WR)
+                stays.settimeout(SOON)
+                assert not stays.recv(1)
+
+    def alive(self) -> set[int]:
+        """Those below this process, and those forked for it."""
+        forked = {each.pid for each in self._started if each.poll() is None}
+        return forked | {child.pid for child in psutil.Process().children(recursive=True)}
+
+    def _connected(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(self._address))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def children(self) -> contextlib.AbstractContextManager[None]:
         """Every :class:`processes.Child` that is made meanwhile is forked."""
@@ -145,6 +175,7 @@ class ForkedProcess:
     ) -> None:
         self._returncode: int | None = None
         self._ended = threading.Event()
+        forge._started.append(self)
         request = {
             "words": words,
             "folder": str(cwd or os.getcwd()),
@@ -218,22 +249,33 @@ def serve() -> None:
     gc.collect()
     gc.freeze()  # what is imported is no garbage, and its pages stay shared
     gc.enable()
+    pathlib.Path(address).unlink(missing_ok=True)  # of one that has ended
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()
-    print("ready", flush=True)
+    if os.fork():
+        os._exit(0)  # whoever waits for it can connect
+    users = list[socket.socket]()
     while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
-            break
+        ready, _, _ = select.select([*users, listener], [], [])
+        if ready[0] is not listener:
+            users.remove(ready[0])
+            if not users:
+                break
+            ready[0].close()
+            continue
         connection, _ = listener.accept()
         request, files, _, _ = socket.recv_fds(connection, REQUEST_BYTES, MOST_FILES)
+        if request == STAY:
+            users.append(connection)
+            continue
         if not request:
             connection.close()  # it was only to make sure that somebody listens
             continue
         keeper = os.fork()
         if keeper == 0:
-            listener.close()
+            for each in (listener, *users):
+                each.close()
             _keep(address, connection, json.loads(request), files)
             return
         for each in files:
@@ -251,7 +293,7 @@ def _keep(address: str, connection: socket.socket, request: Mapping[str, Any], f
     if child == 0:
         connection.close()
         code: Any = 0
-        forge = Forge(pathlib.Path(address).parent, is_there=True)
+        forge = Forge(pathlib.Path(address).parent)
         with contextlib.nullcontext() if request["alone"] else forge.children():
             try:
                 _become(request, files)

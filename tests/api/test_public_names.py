@@ -8,13 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import typing
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import psutil
 import pytest
 from test_contract import SLOW_TO_IMPORT, loaded_by
 
@@ -99,26 +97,18 @@ def test_the_example_of_every_public_name_that_does_something_runs(name: str, he
     assert run_examples(name).attempted >= 2 * does_something(name)
 
 
-def alive() -> set[psutil.Process]:
-    """Those below this process; the forge leaves those that have ended to its own end."""
-    children = psutil.Process().children(recursive=True)
-    return {child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
-
-
 @pytest.mark.slow
 def test_the_example_of_fit_trains_and_leaves_nothing_behind(
     here: Path, forge: Forge, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Real training under a simulated card, with the process as it was before."""
     environment, interrupt = dict(os.environ), signal.getsignal(signal.SIGINT)
-    children = alive()
+    children = forge.alive()
     with forge.children():
         assert run_examples("fit").attempted >= 3
     assert dict(os.environ) == environment
     assert signal.getsignal(signal.SIGINT) is interrupt
-    deadline = time.monotonic() + 5  # what forked a child ends right after it
-    while alive() - children:
-        assert time.monotonic() < deadline
+    assert forge.alive() == children
     assert capfd.readouterr() == ("", "")
     assert autotrain_mem.Plan.load(here / "first-run").knobs.per_device_train_batch_size == 2
 

@@ -23,8 +23,10 @@ SETTLED = {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "o
 
 
 @pytest.fixture(scope="session")
-def workers(forge: Forge) -> Iterator[Workers]:
-    with forge.children():
+def workers(forge: Forge, request: pytest.FixtureRequest) -> Iterator[Workers]:
+    """One that imports what it needs, where it is alone to do so."""
+    alone = request.config.option.markexpr == "newest"
+    with contextlib.nullcontext() if alone else forge.children():
         started = Workers(1)
         started.start()
     with started:

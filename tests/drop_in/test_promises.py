@@ -9,7 +9,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 import trl
@@ -50,7 +49,7 @@ def test_it_is_a_subclass_with_the_same_constructor(name: str) -> None:
 
 
 def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behind(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Forge
 ) -> None:
     from torch.utils._python_dispatch import _get_current_dispatch_mode
     from transformers import AutoConfig, PreTrainedModel
@@ -58,8 +57,7 @@ def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behin
     def traces() -> list[Any]:
         owners = (trl.SFTTrainer, PreTrainedModel, AutoConfig)
         patched = [(name, value) for owner in owners for name, value in vars(owner).items()]
-        children = {child.pid for child in psutil.Process().children(recursive=True)}
-        return [patched, children, dict(os.environ), [*sys.path], _get_current_dispatch_mode()]
+        return [patched, forge.alive(), dict(os.environ), [*sys.path], _get_current_dispatch_mode()]
 
     def losses(trainer: Any) -> list[float]:
         trainer.train()
