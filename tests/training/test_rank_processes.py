@@ -1,4 +1,7 @@
-"""Several processes are heard as one: the rank that failed is named, and none is left over."""
+"""Several processes are heard as one: the rank that failed is named, and none is left over.
+
+One that is asked to end ends; a probe gives one answer, or why there is none, and leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,20 +22,22 @@ from torch.distributed import TCPStore
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import TrainingError, UsageError
+from autotrain_mem.support.errors import InterruptedByUser, TrainingError, UsageError
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
+from autotrain_mem.training import launch
 from autotrain_mem.training import rank_processes as several
 from autotrain_mem.training.environment import PORT, meeting_port, process_environment, rank_environments
-from autotrain_mem.training.launch import most_of
+from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, most_of, run_probe
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
 from autotrain_mem.training.rank_processes import RankDied, RankProcesses, RankTimeout
-from autotrain_mem.training.task import Request
+from autotrain_mem.training.task import Request, Task
 from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology
 from autotrain_mem.types.report import MemoryReading
 
 GONE = "The trainer raised RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 """What gloo says of a rank that has ended."""
 
+ROOT = Path(several.__file__).parents[2]
 CHILD = """
 import os, signal, sys
 from autotrain_mem.support.processes import Channel
@@ -251,7 +256,7 @@ def test_all_ranks_end_together_within_the_grace_even_those_that_are_stopped(
 ) -> None:
     monkeypatch.setattr(several, "GRACE_SECONDS", 1.0)
     (tmp_path / "rank.py").write_text(CHILD)
-    path = f"{tmp_path}:{Path(several.__file__).parents[2]}"
+    path = f"{tmp_path}:{ROOT}"
     names = ["rank 0", "rank 1", "rank 2"]
     logs = [tmp_path / name for name in names]
     ranks = RankProcesses("rank", [{"PYTHONPATH": path}] * 3, logs, names=names, silent_seconds=1800)
@@ -271,3 +276,107 @@ def test_all_ranks_end_together_within_the_grace_even_those_that_are_stopped(
         ranks.stop()
     assert time.monotonic() - began < 2  # one after the other they would take two graces
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started)
+
+
+DEAF = """
+import signal, time
+from autotrain_mem.support.processes import Channel
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+channel = Channel(ignore_interrupt=False)
+channel.receive()
+channel.send({"event": "start", "step": 0, "total_steps": 9})
+time.sleep(0.2)
+asked = []
+signal.signal(signal.SIGINT, lambda *_: asked.append(1))
+while not asked:
+    time.sleep(0.01)
+channel.send({"event": "end", "interrupted": True})
+"""
+"""Ignores interrupts for a while, as a process does that a shell's ``&`` started, until it has imported its modules."""
+
+
+def alone(task: Task, folder: Path) -> Request:
+    return replace(
+        request(1), task=task, simulate=True, hardware=named("300MiB"), knobs=TRL_DEFAULTS, output_dir=str(folder)
+    )
+
+
+def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deaf.py").write_text(DEAF)
+    monkeypatch.setattr(launch, "SIMULATED_PROCESS", "deaf")
+    monkeypatch.setattr(launch, "INTERRUPT_SECONDS", 0.05)
+
+    def interrupt(event: Event) -> None:
+        if event["event"] == "start":
+            raise KeyboardInterrupt
+
+    ended = launch.train(alone("train", tmp_path), {"PYTHONPATH": f"{tmp_path}:{ROOT}"}, tmp_path / "log", interrupt)
+    assert ended == {"event": "end", "interrupted": True}
+
+
+class FakeRanks(RankProcesses):
+    """One that answers with what it is told to, once it has written a checkpoint."""
+
+    says: list[Mapping[str, Any] | BaseException]
+    calls: list[str]
+
+    def __init__(self, module: str, environments: Any, logs: list[Path], *, names: list[str], **more: Any) -> None:
+        super().__init__(module, [], [], names=names, silent_seconds=1.0)
+
+    def send(self, requests: Sequence[Mapping[str, Any]]) -> None:
+        scratch = Path(requests[0]["output_dir"])
+        assert [*scratch.iterdir()] == []
+        (scratch / "checkpoint-2").mkdir()
+        self.calls.append(scratch.name)
+
+    def _next(self, wait_seconds: float) -> tuple[int, Event]:
+        said = self.says.pop(0)
+        if isinstance(said, BaseException):
+            raise said
+        return 0, {**said}
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
+    FakeRanks.says, FakeRanks.calls = [*says], []
+    (folder / SCRATCH_NAME / "checkpoint-1").mkdir(parents=True)  # left by one that was killed
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "RankProcesses", FakeRanks)
+            return run_probe(alone("probe", folder), {}, folder)
+    finally:
+        assert not (folder / SCRATCH_NAME).exists()
+        assert FakeRanks.calls == [SCRATCH_NAME, "kill", "stop"]
+
+
+def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log_and_a_full_card_is_an_answer(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(TrainingError, match="The trainer raised ValueError") as raised:
+        run(tmp_path, TrainingError("The trainer raised ValueError: no", hint="Change the flag.").to_json())
+    assert raised.value.hint.splitlines() == [
+        "Change the flag.",
+        f"All that the trainer printed is in {tmp_path / PROBE_LOG_NAME}.",
+    ]
+    words = "Error out of memory at line 89 in file /src/csrc/pythonInterface.cpp"
+    made = run(tmp_path, RankDied(0, ChildDied(1, f"step 1\n{words}\n")))
+    assert (made.fits, made.refused, made.measured) == (False, words, None)
+
+
+def test_any_other_end_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(InterruptedByUser, match="no step was trained"):
+        run(tmp_path, KeyboardInterrupt())
+    with pytest.raises(TrainingError, match=r"ended before its time: it was killed by signal 9\.") as raised:
+        run(tmp_path, RankDied(0, ChildDied(-9, "loading\n")))
+    assert "host running out of memory" in raised.value.hint
+    assert raised.value.hint.endswith("loading")
+    with pytest.raises(TrainingError, match="exit status 3"):
+        run(tmp_path, RankDied(0, ChildDied(3, "")))

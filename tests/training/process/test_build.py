@@ -1,7 +1,16 @@
-"""The real trainer, as it is built: the same command gives the same weights to train; and peaks of each phase."""
+"""The real trainer, as it is built: the same command gives the same weights to train; and peaks of each phase.
 
+The process that trains answers once its log says why.
+"""
+
+import errno
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +20,10 @@ from autotrain_mem.cli.word_problems import write_rows
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.detect import host
 from autotrain_mem.machine.simulated_card import SimulatedGpu
+from autotrain_mem.support import codec
 from autotrain_mem.support.units import MIB
+from autotrain_mem.training.process import main as process
+from autotrain_mem.training.process import train
 from autotrain_mem.training.process.build import PhasePeaks, build, real_device
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Phase
@@ -78,3 +90,30 @@ def test_only_a_full_device_ends_the_phase_that_it_was_full_in(error: type[Excep
     except error:
         peaks.enter_phase(Phase.FORWARD)  # as the error passes through
     assert peaks.phase is phase
+
+
+def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parent ends this process when it has the answer."""
+    logged: list[str] = []
+
+    def hear(message: Mapping[str, Any]) -> None:
+        assert "The trainer raised ValueError: no such row" in str(message)
+        logged.append(capsys.readouterr().err)
+
+    request = SimpleNamespace(task="train", output_dir=".", knobs=TRL_DEFAULTS, processes_here=1)
+    fail = Mock(side_effect=ValueError("no such row"))
+    monkeypatch.setattr(process, "Channel", lambda **_: SimpleNamespace(receive=dict, send=hear))
+    monkeypatch.setattr(codec, "from_json", lambda *_: request)
+    monkeypatch.setattr(train, "train", fail)
+    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
+    process.main()
+    assert "ValueError: no such row" in logged[0]
+
+
+def test_an_error_is_told_as_it_was_raised_where_the_output_folder_is_gone(tmp_path: Path) -> None:
+    gone = str(tmp_path / "moved" / "run")
+    raised, denied = ValueError("no such row"), PermissionError(errno.EACCES, "Permission denied")
+    assert process._failure(raised, gone).message == "The trainer raised ValueError: no such row"
+    assert re.search("run, whose disk has .+ free: .*Permission denied", process._failure(denied, gone).message)
