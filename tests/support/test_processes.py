@@ -1,7 +1,6 @@
 """Tests what child processes answer, how they end, and that none is left over."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import signal
@@ -16,16 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
-from nouns import TRL_DEFAULTS
-from tiny import tiny_folder
 
 from autotrain_mem.support import processes
-from autotrain_mem.support.errors import ModelNotFoundError, WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.support.processes import ENDING_SIGNALS, LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
-from autotrain_mem.types import Counting, Job
-from autotrain_mem.worker import client
-from autotrain_mem.worker.client import Worker
-from tests.forked import Forge
 
 SOON = 20.0
 """Seconds within which a child must start, answer or end; far more than it takes, for a busy machine."""
@@ -235,117 +227,6 @@ def test_a_child_ends_when_its_parent_is_killed(busy: bool, tmp_path: pathlib.Pa
         process.kill()
         process.wait()
         assert ends(child)
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    folder = tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")
-    return Job(method="sft", model=str(folder), dataset=None)
-
-
-KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=1, max_length=16, gradient_checkpointing=False)
-
-
-@pytest.fixture(scope="module")
-def worker(forge: Forge) -> Iterator[Worker]:
-    """One for the tests below in their order. The second of them ends it."""
-    with Worker() as started:
-        with forge.children():
-            started.start()
-        yield started
-
-
-@pytest.mark.slow
-def test_a_workers_error_is_raised_here_and_the_worker_survives_and_leaves_no_files(
-    job: Job, worker: Worker, tmp_path: pathlib.Path
-) -> None:
-    first = worker.pid
-    with pytest.raises(ModelNotFoundError) as caught:
-        worker.describe(Job(method="sft", model=str(tmp_path), dataset=None), (8, 0))
-    assert "Traceback" in str(caught.value.__cause__), "for --debug"
-    assert worker.describe(job, (8, 0)).context_length
-    assert worker.pid == first
-    assert names_in(scratch(worker)) == []
-
-
-@pytest.mark.slow
-def test_an_interrupted_counting_leaves_no_process_and_no_folder(worker: Worker, tmp_path: pathlib.Path) -> None:
-    model, data = tiny_folder(tmp_path / "model", "qwen2"), tmp_path / "rows.jsonl"
-    data.write_text('{"text": "12 and 30 are 42"}\n' * 20_000, encoding="utf-8")
-    job = Job(method="sft", model=str(model), dataset=str(data), arguments={"dataset_num_proc": 2})
-
-    def interrupt(counting: Counting) -> None:
-        if 0 < counting.done < counting.rows and counting.doing.startswith("Tokenizing"):
-            raise KeyboardInterrupt
-
-    folder = scratch(worker)
-    with worker:
-        with pytest.raises(KeyboardInterrupt):
-            worker.profile(job, interrupt)
-        assert len(members(worker.pid)) >= 3, "the worker and the two that count, or this test tests nothing"
-        assert names_in(folder) != [], "nor without the interrupted question's folder"
-    assert all(ends(pid) for pid in members(worker.pid))
-    assert not folder.exists()
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_or_too_slow_is_reported_and_replaced(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Worker() as worker:
-        worker.start()
-        killed = worker.pid
-        killer = threading.Timer(0.1, os.kill, (killed, signal.SIGKILL))  # its imports take longer
-        killer.start()
-        with pytest.raises(WorkerDiedError, match="signal 9") as caught:
-            worker.rehearse(job, KNOBS, 16, (8, 0))
-        killer.join()
-        assert "host running out of memory" in caught.value.hint
-        monkeypatch.setattr(client, "TIME_LIMIT_SECONDS", 1.0)  # less than importing TRL takes
-        with pytest.raises(WorkerTimeoutError, match="longer than 1 s"):
-            worker.rehearse(job, KNOBS, 16, (8, 0))
-        assert worker.pid != killed
-        assert not is_running(killed)
-        assert ends(worker.pid)
-
-
-def members(group: int) -> list[int]:
-    """Returns the processes of a group, zombies included."""
-    found = []
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(pid) == group:
-                found.append(pid)
-    return found
-
-
-def scratch(worker: Worker) -> pathlib.Path:
-    return pathlib.Path(worker._scratch.name)
-
-
-def names_in(folder: pathlib.Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.mark.slow
-def test_a_worker_whose_parent_is_killed_exits_and_removes_the_parents_folders(tmp_path: pathlib.Path) -> None:
-    code = """
-        import pathlib, tempfile, time
-        from autotrain_mem.worker.client import Worker
-        worker = Worker()
-        worker.start()
-        call = pathlib.Path(tempfile.mkdtemp(prefix="autofit-"), "call")
-        call.write_text("rows")
-        worker._child.send({"operation": "describe", "job": {"python_call": {"path": str(call)}}})
-        print(worker.pid, flush=True)
-        time.sleep(600)
-    """
-    with parent(code, TMPDIR=str(tmp_path)) as (process, worker):
-        assert len(names_in(tmp_path)) == 2, "the worker's folder and the script's, or this test tests nothing"
-        process.kill()
-        process.wait()
-        assert ends(worker)
-        assert names_in(tmp_path) == []
 
 
 def killed_by_the_system(child: Child) -> None:

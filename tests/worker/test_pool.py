@@ -1,8 +1,9 @@
-"""Tests several workers at once: results, failures, interrupts, and that nothing is left over."""
+"""Tests one worker and several at once: results, failures, interrupts, and that nothing is left over."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import signal
@@ -16,16 +17,24 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import ModelNotFoundError, RehearsalError, WorkerDiedError
+from autotrain_mem.support.errors import (
+    ModelNotFoundError,
+    RehearsalError,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Job
-from autotrain_mem.worker import pool
-from autotrain_mem.worker.client import Worker
+from autotrain_mem.types import Counting, Job
+from autotrain_mem.worker import client, pool
+from autotrain_mem.worker.client import SCRATCH, Worker
 from autotrain_mem.worker.pool import Workers
+from autotrain_mem.worker.server import ScratchFolders, deferred_compile
 from tests.forked import Forge
+from tests.support.test_processes import ends, is_running, parent
 
 
 class FakeWorker:
@@ -238,3 +247,138 @@ def test_ctrl_c_leaves_no_process_and_no_thread(job: Job, tmp_path: pathlib.Path
         for pid in (parent.pid, *pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=1, max_length=16, gradient_checkpointing=False)
+
+
+@pytest.mark.slow
+def test_a_workers_error_is_raised_here_and_an_interrupted_counting_leaves_no_process_and_no_folder(
+    job: Job, tmp_path: pathlib.Path, forge: Forge
+) -> None:
+    (tmp_path / "nothing").mkdir()
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"text": "12 and 30 are 42"}\n' * 20_000, encoding="utf-8")
+    large = dataclasses.replace(job, dataset=str(data), arguments={"dataset_num_proc": 2})
+
+    def interrupt(counting: Counting) -> None:
+        if 0 < counting.done < counting.rows and counting.doing.startswith("Tokenizing"):
+            raise KeyboardInterrupt
+
+    with Worker() as worker:
+        with forge.children():
+            worker.start()
+        first, folder = worker.pid, pathlib.Path(worker._scratch.name)
+        with pytest.raises(ModelNotFoundError) as caught:
+            worker.describe(Job(method="sft", model=str(tmp_path / "nothing"), dataset=None), (8, 0))
+        assert "Traceback" in str(caught.value.__cause__), "for --debug"
+        assert worker.describe(job, (8, 0)).context_length
+        assert worker.pid == first
+        assert [*folder.iterdir()] == []
+        with pytest.raises(KeyboardInterrupt):
+            worker.profile(large, interrupt)
+        assert len(members(first)) >= 3, "the worker and the two that count, or this test tests nothing"
+        assert [*folder.iterdir()] != [], "nor without the interrupted question's folder"
+    assert all(ends(pid) for pid in members(first))
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_or_too_slow_is_reported_and_replaced(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Worker() as worker:
+        worker.start()
+        killed = worker.pid
+        killer = threading.Timer(0.1, os.kill, (killed, signal.SIGKILL))  # its imports take longer
+        killer.start()
+        with pytest.raises(WorkerDiedError, match="signal 9") as caught:
+            worker.rehearse(job, KNOBS, 16, (8, 0))
+        killer.join()
+        assert "host running out of memory" in caught.value.hint
+        monkeypatch.setattr(client, "TIME_LIMIT_SECONDS", 1.0)  # less than importing TRL takes
+        with pytest.raises(WorkerTimeoutError, match="longer than 1 s"):
+            worker.rehearse(job, KNOBS, 16, (8, 0))
+        assert worker.pid != killed
+        assert not is_running(killed)
+        assert ends(worker.pid)
+
+
+def members(group: int) -> list[int]:
+    """Returns the processes of a group, zombies included."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(pid) == group:
+                found.append(pid)
+    return found
+
+
+@pytest.mark.slow
+def test_a_worker_whose_parent_is_killed_exits_and_removes_the_parents_folders(tmp_path: pathlib.Path) -> None:
+    code = """
+        import pathlib, tempfile, time
+        from autotrain_mem.worker.client import Worker
+        worker = Worker()
+        worker.start()
+        call = pathlib.Path(tempfile.mkdtemp(prefix="autofit-"), "call")
+        call.write_text("rows")
+        worker._child.send({"operation": "describe", "job": {"python_call": {"path": str(call)}}})
+        print(worker.pid, flush=True)
+        time.sleep(600)
+    """
+    with parent(code, TMPDIR=str(tmp_path)) as (process, worker):
+        assert len([*tmp_path.iterdir()]) == 2, "the worker's folder and the script's, or this test tests nothing"
+        process.kill()
+        process.wait()
+        assert ends(worker)
+        assert [*tmp_path.iterdir()] == []
+
+
+def folder_with_a_file(path: pathlib.Path) -> pathlib.Path:
+    path.mkdir()
+    (path / "call").write_text("rows", encoding="utf-8")
+    return path
+
+
+def test_a_worker_removes_the_folder_that_it_was_given_and_those_of_scripts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("autofit-own", "autofit-handed", "data", "autofit-everyones")
+    own, handed, kept, everyones = (folder_with_a_file(tmp_path / name) for name in names)
+    monkeypatch.setenv(SCRATCH, str(own))
+    first, second = ScratchFolders(), ScratchFolders()
+    for scratch_folders in (first, second):  # two workers of one parent
+        scratch_folders.note({"operation": "parse"})
+        scratch_folders.note({"operation": "describe", "job": {"python_call": None}})
+        scratch_folders.note({"operation": "describe", "job": {"python_call": {"path": str(handed / "call")}}})
+        scratch_folders.note({"operation": "describe", "job": {"python_call": {"path": str(kept / "call")}}})
+    monkeypatch.delenv(SCRATCH)
+    monkeypatch.setenv("TMPDIR", str(everyones))
+    for scratch_folders in (first, second, ScratchFolders()):
+        scratch_folders.remove()
+    assert {*tmp_path.iterdir()} == {kept, everyones}
+
+
+def test_a_function_is_compiled_at_its_first_call_and_a_module_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_now(model: object, **options: object) -> object:
+        compiled.append((model, options))
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_now)
+
+    def double(number: int) -> int:
+        """Twice as much."""
+        return 2 * number
+
+    module = torch.nn.Identity()
+    with deferred_compile():
+        plain, with_options, whole = torch.compile(double), torch.compile(dynamic=False)(double), torch.compile(module)
+    assert torch.compile is compile_now
+    assert compiled == [(module, {})]
+    assert whole is module
+    assert plain.__doc__ == "Twice as much."
+    assert [plain(2), plain(3), with_options(4)] == [4, 6, 8]
+    assert compiled == [(module, {}), (double, {}), (double, {"dynamic": False})]
