@@ -59,14 +59,13 @@ class FakeChild:
             self._code = code
             self.on_line(None)
 
-    def close_input(self) -> None:
+    def stop(self, grace_seconds: float = 0.0) -> None:
         self.end(0)
+
+    close_input = stop
 
     def kill(self) -> None:
         self.end(-9)
-
-    def stop(self, grace_seconds: float = 0.0) -> None:
-        self.end(0)
 
     def death(self) -> ChildDied:
         return ChildDied(self._code, "its last words")
@@ -178,15 +177,6 @@ def test_a_rank_of_another_machine_answers_as_one_of_this_and_its_end_is_told(po
     assert second.end() is None
 
 
-def test_the_folder_must_be_the_first_ones(port: int, tmp_path: Path) -> None:
-    with together(port) as (machines, _):
-        machines.gather(CARD)
-        ranks = ranks_on(machines, tmp_path)  # which nobody holds
-        told = ranks.receive(SOON)
-        assert told["error"] == OutputFolderError.__name__
-        assert "file system that all machines share" in told["hint"]
-
-
 def test_a_lost_machine_is_named_and_may_come_again(port: int, tmp_path: Path) -> None:
     with together(port) as (machines, second), hold_folder(str(tmp_path), resuming=False):
         machines.gather(CARD)
@@ -223,10 +213,13 @@ def test_without_it_the_run_ends_or_goes_on_with_those_that_are_left(
     assert said[-1] == "Continuing with 1 of 2 machines (--min_nodes)"
 
 
-def test_the_others_learn_what_ended_it(port: int) -> None:
+def test_the_folder_must_be_the_first_ones_and_the_others_learn_what_ended_it(port: int, tmp_path: Path) -> None:
     full = OutputFolderError("The disk is full.", hint="Free some space.")
     with contextlib.suppress(OutputFolderError), together(port) as (machines, second):
         machines.gather(CARD)
+        told = ranks_on(machines, tmp_path).receive(SOON)  # which nobody holds
+        assert told["error"] == OutputFolderError.__name__
+        assert "file system that all machines share" in told["hint"]
         raise full
     error = second.end()
     assert isinstance(error, OutputFolderError)
@@ -265,14 +258,6 @@ def test_unlike_machines_are_refused(port: int, more: dict[str, Any], words: str
     told = second.end()
     assert isinstance(told, UsageError)
     assert words in told.message
-
-
-def test_a_taken_port_is_refused_and_leaves_the_key_of_whoever_has_it(port: int) -> None:
-    with lead_alone(port):
-        key = (Second.folder / KEY_NAME).read_bytes()
-        with pytest.raises(UsageError, match=f"port {port}"):
-            Machines(place(0, port), WORDS, Second.folder, say=lambda line: None)
-        assert (Second.folder / KEY_NAME).read_bytes() == key
 
 
 @pytest.fixture
@@ -316,16 +301,7 @@ def test_whoever_does_not_hold_the_key_is_told_nothing_and_ends_nothing(
     assert interrupts == []
 
 
-def test_what_speaks_another_protocol_is_hung_up_on(port: int) -> None:
-    with lead_alone(port), socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.settimeout(SOON)
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        with contextlib.suppress(ConnectionResetError):
-            while stranger.recv(100):
-                pass
-
-
-def test_one_that_says_nothing_keeps_no_other_waiting_and_is_hung_up_on(
+def test_one_that_says_nothing_or_speaks_another_protocol_keeps_no_other_waiting_and_is_hung_up_on(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "LOST_SECONDS", 0.3)
@@ -336,36 +312,34 @@ def test_one_that_says_nothing_keeps_no_other_waiting_and_is_hung_up_on(
         second = Second(port)
         machines.gather(CARD)
         assert heard(silent) == b""
+        with socket.create_connection(("127.0.0.1", port), timeout=SOON) as browser:
+            browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                while browser.recv(100):
+                    pass
     assert second.end() is None
 
 
-def interrupt_as(hello: Hello, port: int, *, answered: str) -> None:
-    """Introduces itself with the key and asks for the training's end, whatever the first machine answers."""
-    key = (Second.folder / KEY_NAME).read_bytes()
-    connection = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
-    connection.send_bytes(json.dumps(codec.to_json(hello)).encode())
-    assert f'"{answered}"'.encode() in connection.recv_bytes()
-    connection.send_bytes(INTERRUPT)
-    connection.send_bytes(b"[]")  # for which it is hung up on
-    heard(connection)
-
-
 @pytest.mark.parametrize(
-    "hello", [replace(HELLO, command=()), replace(HELLO, place=place(7, 0))], ids=["other words", "no rank"]
+    ("hello", "answered"),
+    [(replace(HELLO, command=()), "finish"), (replace(HELLO, place=place(7, 0)), "finish"), (HELLO, "welcome")],
+    ids=["other words", "no rank", "it joins"],
 )
-def test_one_that_holds_the_key_and_was_refused_ends_nothing(port: int, interrupts: list[str], hello: Hello) -> None:
+def test_of_those_that_hold_the_key_only_one_that_has_joined_may_end_the_training(
+    port: int, interrupts: list[str], hello: Hello, answered: str
+) -> None:
     with lead_alone(port):
-        interrupt_as(hello, port, answered="finish")
-    assert interrupts == []
+        key = (Second.folder / KEY_NAME).read_bytes()
+        connection = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
+        connection.send_bytes(json.dumps(codec.to_json(hello)).encode())
+        assert f'"{answered}"'.encode() in connection.recv_bytes()
+        connection.send_bytes(INTERRUPT)
+        connection.send_bytes(b"[]")  # for which it is hung up on
+        heard(connection)
+    assert interrupts == ["interrupted"] * (answered == "welcome")
 
 
-def test_one_that_has_joined_may_end_the_training(port: int, interrupts: list[str]) -> None:
-    with lead_alone(port):
-        interrupt_as(HELLO, port, answered="welcome")
-    assert interrupts == ["interrupted"]
-
-
-def test_the_key_is_the_users_alone_another_for_each_run_and_gone_with_it(port: int) -> None:
+def test_the_key_is_the_users_alone_another_for_each_run_that_has_the_port_and_gone_with_it(port: int) -> None:
     path, victim = Second.folder / KEY_NAME, Second.folder / "victim"
     victim.write_text("mine")
     path.symlink_to(victim)
@@ -374,6 +348,9 @@ def test_the_key_is_the_users_alone_another_for_each_run_and_gone_with_it(port: 
         with lead_alone(port):
             assert stat.S_IMODE(path.lstat().st_mode) == 0o600
             keys.append(path.read_bytes())
+            with pytest.raises(UsageError, match=f"port {port}"):  # it is taken
+                Machines(place(0, port), WORDS, Second.folder, say=lambda line: None)
+            assert path.read_bytes() == keys[-1]
         assert not path.exists()
     assert [len(key) for key in keys] == [32, 32]
     assert keys[0] != keys[1]
