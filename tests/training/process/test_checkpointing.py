@@ -1,5 +1,9 @@
-"""Real trainers that save, lose a checkpoint, and go on: the losses are those of a run that nothing befell."""
+"""Real trainers that save, lose a checkpoint, and go on: the losses are those of a run that nothing befell.
 
+A run in one process goes on with shards as if they were its own checkpoint, and with nothing that is not its own.
+"""
+
+import copy
 import errno
 import json
 import os
@@ -17,11 +21,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 from datasets import Dataset, concatenate_datasets
 from nouns import TRL_DEFAULTS
+from peft import LoraConfig
+from safetensors.torch import load_file
 from tiny import tiny_folder
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing import assert_close
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import TrainerCallback
 
 from autotrain_mem.report.run_history import event_line
-from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.support.errors import OutputFolderError, TrainingError
 from autotrain_mem.training.checkpoints import (
     MANIFEST,
     check_order,
@@ -38,13 +49,40 @@ from autotrain_mem.training.process.checkpointing import (
     save_trained,
     without_code,
 )
+from autotrain_mem.training.process.resharding import (
+    OTHER_MODEL,
+    _copy_part,
+    _fill_from_file,
+    _fill_from_shards,
+    _load_weights,
+    read_other_forms,
+)
 from autotrain_mem.training.process.train import StopAtLastStep
 from autotrain_mem.training.process.world import World
 
 STEPS = 7
 """Of 13 rows by 4: into the second pass over the data."""
 ORDER = {"--seed": "42", "--dataset": "of 13 rows (0ff)"}
+LORA = {"build": {"peft_config": LoraConfig(r=4, lora_dropout=0.1)}}
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": STEPS, "per_device_train_batch_size": 4}
+
+
+class SaveShards(TrainerCallback):  # type: ignore[misc]
+    """Writes beside each checkpoint what FSDP's ranks would."""
+
+    def on_save(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any) -> None:
+        whole = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        shards = whole.with_name(f"shards-{state.global_step}")
+        shutil.copytree(whole, shards, ignore=shutil.ignore_patterns("*.safetensors", "optimizer.pt"))
+        weights = load_file(next(whole.glob("*model.safetensors")))
+        if "transformer.wte.weight" in weights:  # FSDP's ranks write both names of a tied weight
+            weights["lm_head.weight"] = weights["transformer.wte.weight"]
+        _save({"model": weights}, shards / "pytorch_model_fsdp_0")
+        _save({"optimizer": get_optimizer_state_dict(model, optimizer)}, shards / "optimizer_0")
+
+
+def _save(state: dict[str, Any], folder: Path) -> None:
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
 
 
 def _trainer(model: Path, folder: Path, **changes: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -59,9 +97,20 @@ def _trainer(model: Path, folder: Path, **changes: Any) -> tuple[Any, list[dict[
 @pytest.fixture(scope="module")
 def calm(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run that nothing befalls, with dropout: random numbers count."""
-    made, made_told = _trainer(gpt2, tmp_path_factory.mktemp("calm"))
+    return _undisturbed(gpt2, tmp_path_factory.mktemp("calm"))
+
+
+@pytest.fixture(scope="module", params=["full", "LoRA"])
+def either(request: pytest.FixtureRequest, calm: Any, gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """That run, and one of an adapter."""
+    return calm if request.param == "full" else _undisturbed(gpt2, tmp_path_factory.mktemp("lora"), **LORA)
+
+
+def _undisturbed(model: Path, folder: Path, **changes: Any) -> Any:
+    made, made_told = _trainer(model, folder, **changes)
+    made.add_callback(SaveShards())
     made.train()
-    made.told = made_told
+    made.told, made.changes = made_told, changes
     return made
 
 
@@ -70,6 +119,14 @@ def _gone_on_with(calm: Any, model: Path, folder: Path, step: int, **changes: An
     made, _ = _trainer(model, folder, **changes)
     made.train(resume_from_checkpoint=str(newest_whole(folder).path))
     return made
+
+
+def _assert_same(made: Any, calm: Any) -> None:
+    """To the bit."""
+    (logged, weights), (expected, expected_weights) = map(tiny_trainers.outcome, (made, calm))
+    assert made.state.global_step == STEPS
+    assert [entry["loss"] for entry in logged[:STEPS]] == [entry["loss"] for entry in expected[:STEPS]]
+    assert weights == expected_weights
 
 
 def test_every_checkpoint_is_told_and_ends_with_its_manifest(calm: Any) -> None:
@@ -86,11 +143,7 @@ def test_every_checkpoint_is_told_and_ends_with_its_manifest(calm: Any) -> None:
 def test_a_run_that_goes_on_is_the_same_to_the_bit(calm: Any, gpt2: Path, tmp_path: Path, step: int) -> None:
     """Where the second pass over the data begins, within it, and where only the model is missing."""
     made = _gone_on_with(calm, gpt2, tmp_path, step)
-    assert made.state.global_step == STEPS
-    logged, weights = tiny_trainers.outcome(made)
-    expected, expected_weights = tiny_trainers.outcome(calm)
-    assert [entry["loss"] for entry in logged[:STEPS]] == [entry["loss"] for entry in expected[:STEPS]]
-    assert weights == expected_weights
+    _assert_same(made, calm)
 
 
 def test_other_micro_batches_go_on_with_the_same_rows_steps_and_schedule(tmp_path: Path) -> None:
@@ -406,3 +459,74 @@ def test_users_own_files_are_loaded_as_they_ask_before_and_after(tmp_path: Path)
     with without_code(tmp_path):
         pass
     assert torch.load(tmp_path / "own.pt", weights_only=False) == Path("own")
+
+
+def _shards_of(calm: Any) -> Path:
+    return Path(calm.args.output_dir) / "shards-2"
+
+
+def test_a_run_goes_on_with_shards_to_the_bit(either: Any, gpt2: Path, tmp_path: Path) -> None:
+    made, notes = _trainer(gpt2, tmp_path, **either.changes)[0], []
+    read_other_forms(made, str(_shards_of(either)), TRL_DEFAULTS, notes.append)
+    made.train(resume_from_checkpoint=str(_shards_of(either)))
+    assert not notes
+    _assert_same(made, either)
+
+
+def test_shards_of_another_model_and_unreadable_ones_are_refused(either: Any, gpt2: Path, tmp_path: Path) -> None:
+    state = get_optimizer_state_dict(either.model, either.optimizer)
+    state["state"].popitem()
+    unreadable = r"Cannot resume from .*FileNotFoundError.*metadata"
+    cases: list[tuple[str, Any, type[Exception], str]] = [
+        ("pytorch_model_fsdp_0", {"model": {"a": torch.zeros(2)}}, TrainingError, "are not those of this model"),
+        ("pytorch_model_fsdp_0", None, OutputFolderError, unreadable),
+        ("optimizer_0", {"optimizer": state}, TrainingError, "has state for"),
+        ("optimizer_0", None, OutputFolderError, unreadable),
+    ]
+    made = _trainer(gpt2, tmp_path / "run", **either.changes)[0]
+    made.create_optimizer()
+    for name, content, kind, words in cases:
+        other = shutil.copytree(_shards_of(either), tmp_path / "checkpoint-3")
+        if content is None:
+            (other / name / ".metadata").unlink()
+        else:
+            shutil.rmtree(other / name)
+            _save(content, other / name)
+        read_other_forms(made, str(other), TRL_DEFAULTS, [].append)
+        with pytest.raises(kind, match=words) as caught:
+            made._load_optimizer_and_scheduler(str(other))
+        again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
+        assert caught.value.hint == (again if content is None else OTHER_MODEL)
+        shutil.rmtree(other)
+
+
+def test_both_forms_hold_the_same(either: Any, gpt2: Path, tmp_path: Path) -> None:
+    """``optimizer.pt`` counts parameters, and shards name them."""
+    whole, states = Path(either.args.output_dir) / "checkpoint-2", []
+    for checkpoint, fill in ((whole, _fill_from_file), (_shards_of(either), _fill_from_shards)):
+        made = _trainer(gpt2, tmp_path, **either.changes)[0]
+        assert _load_weights(made.model, checkpoint, is_in_shards=checkpoint != whole) == ""
+        state = get_optimizer_state_dict(made.model, made.create_optimizer())
+        fill(state, checkpoint)
+        states.append((dict(made.model.named_parameters()), state["state"]))
+    assert_close(states[0], states[1], rtol=0, atol=0)
+    assert {float(each["step"]) for each in states[0][1].values()} == {2}
+
+
+def test_weights_that_lose_precision_are_said(calm: Any) -> None:
+    said = _load_weights(copy.deepcopy(calm.model).to(torch.bfloat16), _shards_of(calm), is_in_shards=True)
+    assert (
+        said == "weights are float32 in the checkpoint and are rounded to bfloat16, in which this training keeps them"
+    )
+
+
+def test_a_rank_takes_its_part_of_what_is_whole() -> None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        part = distribute_tensor(torch.zeros(3, 2), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
+        _copy_part("a", torch.arange(6.0).view(3, 2), part)
+        assert part.to_local().tolist() == [[4, 5]]
+        with pytest.raises(TrainingError, match=r"a has the shape \(2, 2\) in the checkpoint, and \(3, 2\) in this"):
+            _copy_part("a", torch.zeros(2, 2), part)
+    finally:
+        torch.distributed.destroy_process_group()
