@@ -3,17 +3,19 @@
 import heapq
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
+from typing import Any
 
-from autotrain_mem.report.page.figures import bar_figure, line_figure, timeline_figure
+from autotrain_mem.report.page.content import page_of
+from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types.experience import RunMarker
-from autotrain_mem.types.page import Holder, Page, Section, Timeline
+from autotrain_mem.types.data import DataProfile
+from autotrain_mem.types.experience import PhasePeak, RunHistory, RunMarker, StepReading
+from autotrain_mem.types.page import Holder, Material, Page, Timeline
 from autotrain_mem.types.trace import Owner
 from autotrain_mem.types.work import Phase
+from tests.report.report_examples import MEASURED, PLAN, REPORT
 
 OWNERS = tuple(owner for owner in Owner)
 LAYERS = 80
@@ -73,95 +75,70 @@ def timeline(events: int = 4000, name: str = "rehearsed step", *, places: int = 
     )
 
 
-def line_figures(moments: int = 240, text: str = "") -> Iterator[Section]:
-    seconds = [round(index * 7.3, 1) for index in range(moments)]
-    loss = [2.4 * math.exp(-index / 90) + 0.9 + 0.08 * math.sin(index * 1.7) for index in range(moments)]
-    rest = [0.4 * math.sin(index / 9) for index in range(moments)]
+def history(moments: int = 240) -> RunHistory:
     kinds = {"out of memory": "split 8 rows into 2 x 4", "checkpoint": "written in 3.1 s", "restart": "from step 120"}
-    happened = [
-        RunMarker(seconds=seconds[step], step=step, kind=kind + text, text=words + text)
-        for step, (kind, words) in zip((moments // 3, moments // 2, 2 * moments // 3), kinds.items(), strict=True)
+    places = (moments // 3, moments // 2, 2 * moments // 3)
+    readings = [
+        StepReading(
+            seconds=round(step * 7.3, 1),
+            step=step,
+            device=replace(MEASURED, reserved_bytes=MEASURED.reserved_bytes + step * MIB),
+            tokens_per_second=1200 + 300 * math.sin(step / 9),
+            logs={"loss": 2.4 * math.exp(-step / 90) + 0.9 + 0.08 * math.sin(step * 1.7)},
+        )
+        for step in range(moments)
     ]
-    over_time = partial(line_figure, axis=f"seconds{text}", x=seconds)
-    evaluated = [value + 0.1 if index % 40 == 39 else None for index, value in enumerate(loss)]
-    losses, at = {f"training{text}": loss, "evaluation": evaluated}, {text or "target": 1.0}
-    yield over_time(f"loss{text}", f"Loss{text}", lines=losses, y_title=f"loss{text}", happened=happened, limits=at)
-    of_run = {name: [int((size + each) * GIB) for each in rest] for name, size in (("reserved", 38), ("allocated", 35))}
-    limits = {"budget": 43.2 * GIB, "predicted": 38.9 * GIB}
-    yield over_time("memory", "Memory of the run", lines=of_run, y_title="bytes", unit="bytes", limits=limits)
-    speeds = {"tokens per second": [5200 + 300 * each for each in rest]}
-    yield over_time("speed", "Speed", lines=speeds, y_title="tokens/s", unit="tokens/s")
-    lengths = range(0, 4097, 64)
-    shares = {"rows": [100 * (1 - math.exp(-length / 700)) for length in lengths]}
-    limit = {f"max_length 2048{text}": 2048.0}
-    title, share = "Lengths of the rows", "share of the rows, in %"
-    yield line_figure("lengths", title, "tokens", lengths, shares, y_title=share, unit="%", verticals=limit, steps=True)
-
-
-def bars(text: str = "") -> Section:
-    measured = {"predicted": (31, 38.9, 29, 24), "probe": (30.8, 38.7, 29.2, None), "run": (31.1, 39.2, 29, 24.4)}
-    sizes = {name: [None if value is None else value * GIB for value in values] for name, values in measured.items()}
-    phases = [f"{name}{text}" for name in ("forward", "backward", "optimizer step", "evaluate")]
-    return bar_figure("phases", f"Predicted and measured{text}", phases, sizes, "bytes", {"budget": 43.2 * GIB})
-
-
-TABLES = (
-    Section(
-        key="attempts",
-        title="What was tried",
-        note="Least harm comes first; the first that fits is taken.",
-        columns=("What changes", "Batch", "max_length", "Needs", "Fits"),
-        rows=(
-            ("nothing", "8", "4,096", "96.4 GiB", "no"),
-            ("gradient checkpointing, smaller batch", "1", "4,096", "38.9 GiB", "yes"),
-        ),
-        right=(1, 2, 3),
-        strong=(1,),
-    ),
-    Section(
-        key="cards",
-        title="Cards and prices",
-        note="",
-        columns=("Card", "Budget", "Needs", "Speed", "Time", "Price", "Interconnect", "Ranks", "Verdict"),
-        rows=(("a card with a name", "43.2 GiB", "38.9 GiB", "5,210", "11.2 h", "19.40 USD", "NVLink", "1", "fits"),)
-        * 3,
-        right=(1, 2, 3, 4, 5, 7),
-    ),
-)
-
-
-def page(rehearsed: Timeline | None = None, text: str = "") -> Page:
-    """A page with a figure and a table of each kind; ``text`` stands in every text that comes from elsewhere."""
-    sections = [timeline_figure(rehearsed or timeline()), *line_figures(), bars(), *TABLES]
-    return Page(
-        title=f"meta-llama/Llama-3.1-70B{text}, sft, on h100",
-        verdict=f"fits h100 with 3 changes: needs 38.9 GiB of 43.2 GiB{text}",
-        fits=True,
-        command="autofit sft --model_name_or_path meta-llama/Llama-3.1-70B --dataset_name trl-lib/Capybara --gpu h100 "
-        f"--max_length 4096 --output_dir out{text}",
-        made="2026-11-24T10:15:00+00:00",
-        versions={"autotrain_mem": "0.1.0", "torch": "2.13.0", "trl": f"1.12.0{text}"}
-        | {"transformers": "5.23.0", "peft": "0.21.2"},
-        how_to_read=(
-            "The first figure shows the memory of two rehearsed optimizer steps, stacked by who holds it.",
-            "What torch reserves must stay below the budget; the panel names the largest holders under the cursor.",
-            "Below it, what was predicted stands beside what was measured, and every attempt with what it needs.",
-        ),
-        key_figures=(
-            ("peak reserved", "38.9 GiB", "of 43.2 GiB"),
-            ("peak allocated", "37.6 GiB", "in backward"),
-            ("speed", "5,210 tokens/s", "predicted"),
-            ("time", "11.2 h", "for 3 epochs"),
-            ("trained", "0.83 B", f"of 70.6 B parameters{text}"),
-        ),
-        sections=tuple(sections),
-        not_shown=("The run has no evaluation; --eval_strategy steps adds its losses.",),
+    happened = [
+        RunMarker(seconds=readings[step].seconds, step=step, kind=kind, text=words)
+        for step, (kind, words) in zip(places, kinds.items(), strict=True)
+    ]
+    peaks = {
+        phase: PhasePeak(allocated_bytes=size + 9 * MIB, reserved_bytes=size)
+        for phase, size in PLAN.estimate.memory.phases.items()
+    }
+    return RunHistory(
+        began=0.0,
+        last=readings[-1].seconds,
+        total_steps=moments,
+        total_bytes=None,
+        predicted_bytes={},
+        phases=peaks,
+        ranks=(tuple(readings),),
+        happenings=tuple(happened),
+        ending="finished",
     )
 
 
+def page(rehearsed: Timeline | None = None) -> Page:
+    """Of a run that has ended, with a figure of every kind."""
+    material = Material(
+        plan=PLAN,
+        command=f"autofit sft --model {PLAN.model} --dataset gsm8k.jsonl --output_dir out",
+        made="2026-11-24T10:15:00+00:00",
+        timeline=rehearsed or timeline(),
+        report=REPORT,
+        history=history(),
+        profile=DataProfile(rows_by_length={length: 4097 - length for length in range(64, 4097, 64)}),
+        not_shown=("The run has no evaluation; --eval_strategy steps adds its losses.",),
+    )
+    return page_of(material)
+
+
+OWN = {"schema", "key", "unit", "made", "x_title", "key_figures"}
+"""What is never somebody else's text."""
+
+
 def hostile_page() -> Page:
-    """Every name that comes from a model, a dataset or a log would like to be markup."""
-    one = replace(timeline(300, HOSTILE), modules=tuple(HOSTILE for _ in timeline(300).modules))
-    table = replace(TABLES[0], title=HOSTILE, note=HOSTILE, rows=((HOSTILE,) * 5,), strong=())
-    sections = [timeline_figure(one), *line_figures(text=HOSTILE), bars(HOSTILE), table]
-    return replace(page(text=HOSTILE), sections=tuple(sections), not_shown=(HOSTILE,))
+    """Every other text would like to be markup."""
+    rehearsed = timeline(300)
+    rehearsed = replace(rehearsed, modules=(HOSTILE,) * len(rehearsed.modules))
+    return codec.from_json(Page, _hostile(codec.to_json(page(rehearsed))))
+
+
+def _hostile(value: Any, name: str = "") -> Any:
+    if isinstance(value, str):
+        return value + HOSTILE
+    if isinstance(value, dict) and "held" not in value:  # the timeline's other words are our own
+        more = HOSTILE if name in ("limits", "verticals") else ""
+        return {key + more: each if key in OWN else _hostile(each, key) for key, each in value.items()}
+    return [_hostile(each) for each in value] if isinstance(value, list) else value
