@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_examples import DATA, MIXED, PLAN, REPORT, estimate
+from report_examples import MIXED, PLAN, REPORT, estimate
 from test_console import rendered
 
 from autotrain_mem import api
@@ -24,7 +24,7 @@ from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Phase, Plan
 from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory, RunMarker, StepReading
-from autotrain_mem.types.page import Material, Page, Section
+from autotrain_mem.types.page import Material, Page
 from autotrain_mem.types.report import MemoryReading
 
 DEVICE = MemoryReading(
@@ -55,13 +55,9 @@ def page(plan: Plan = PLAN, **more: object) -> Page:
     return page_of(Material(plan=plan, command="autofit plan sft", **more))  # type: ignore[arg-type]
 
 
-def section(found: Page, key: str) -> Section:
+def section(found: Page, key: str) -> Any:
     (one,) = (each for each in found.sections if each.key == key)
-    return one
-
-
-def drawn(found: Page, key: str) -> Any:
-    return section(found, key).figure
+    return one.figure or one
 
 
 def test_a_plans_page_has_its_figures_and_all_its_attempts() -> None:
@@ -78,15 +74,11 @@ def test_a_plans_page_has_its_figures_and_all_its_attempts() -> None:
     keys = [each.key for each in found.sections]
     assert len({*keys}) == len(keys)
     assert all(len(row) == len(each.columns) for each in found.sections for row in each.rows)
-    (predicted,) = drawn(found, "phases")["lines"]
+    (predicted,) = section(found, "phases")["lines"]
     assert predicted["values"] == [*map(float, PLAN.estimate.memory.phases.values())]
     assert "predicted" in found.how_to_read[-1]
-
-
-def test_of_the_data_the_whole_distribution_is_shown_where_it_is_known() -> None:
-    assert "lengths" not in {each.key for each in page(replace(PLAN, data=DATA)).sections}
-    profile = DataProfile(rows_by_length={10: 3, 40: 1})
-    whole = drawn(page(replace(PLAN, data=DATA), profile=profile), "lengths")
+    assert "lengths" not in keys
+    whole = section(page(profile=DataProfile(rows_by_length={10: 3, 40: 1})), "lengths")
     assert (whole["x"], whole["lines"][0]["values"]) == ([10, 40], [0.75, 1.0])
 
 
@@ -96,7 +88,7 @@ def test_a_runs_page_keeps_the_highest_of_many_moments_and_marks_what_happened()
     notes = {name: note for name, _, note in found.key_figures}
     assert notes["peak allocated"] == "predicted; measured 7.40 GiB (+0.2 %)"
     assert (notes["trained"], notes["loss"]) == ("120 steps", "from 2.314")
-    memory = drawn(found, "memory-of-the-run")
+    memory = section(found, "memory-of-the-run")
     assert len(memory["x"]) < len(moments)
     assert max(memory["lines"][1]["values"]) == 999.0
     assert [mark["text"] for mark in memory["marks"]] == ["split"]
@@ -108,8 +100,8 @@ def test_hours_and_ranks_are_shown_where_they_are_known() -> None:
     mixed = replace(PLAN, estimate=replace(estimate(), memory=replace(estimate().memory, mixed_lengths=MIXED)))
     ranks = replace(history(moment(1), moment(2)), ranks=((moment(1), moment(2)), (moment(2, 50),)))
     found = page(mixed, history=ranks)
-    assert [line["name"] for line in drawn(found, "hours")["lines"]] == ["longest rows first"]
-    assert [line["values"] for line in drawn(found, "ranks")["lines"]] == [[40.0, 40.0], [None, 40.0]]
+    assert [line["name"] for line in section(found, "hours")["lines"]] == ["longest rows first"]
+    assert [line["values"] for line in section(found, "ranks")["lines"]] == [[40.0, 40.0], [None, 40.0]]
     unmeasured = (replace(moment(1), device=None),)
     assert page(history=replace(ranks, ranks=(unmeasured, unmeasured))).sections  # nothing of the ranks is drawn
     assert command_of(PLAN, trains=True).startswith(f"autofit {PLAN.method} --model {PLAN.model}")
@@ -124,22 +116,16 @@ def watched(found: RunHistory | None = RUNNING, *, alive: bool | None = True, no
     return RunSnapshot(name="run", plan=PLAN, history=found, alive=alive, now=now)
 
 
-def text(each: RunSnapshot, columns: int = 100) -> str:
-    return rendered(watch_view(each), columns)
-
-
 def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
     now = watched()
     assert now.seconds_left == pytest.approx(53.0)  # a second a step, 53 of 60 to go
-    shown = text(now)
-    assert "running for 20.0 s" in shown
-    assert "7 of 60, 53.0 s left" in shown
-    assert "3.000, from 9.000" in shown
-    assert "step 2  split" in shown
+    shown = rendered(watch_view(now))
+    for words in ("running for 20.0 s", "7 of 60, 53.0 s left", "3.000, from 9.000", "step 2  split"):
+        assert words in shown
     line = watch_line(now)
     assert line.startswith("step 7 of 60, 53.0 s left; memory peak 40 B of ")
     assert line.endswith("; loss 3.000, from 9.000; speed 100 tokens/s, predicted 1,240")
-    assert all(len(line) <= 40 for line in text(now, 40).splitlines())
+    assert all(len(line) <= 40 for line in rendered(watch_view(now), 40).splitlines())
     assert watched(replace(RUNNING, ranks=((*RUNNING.moments, moment(4)),))).step == 4  # back at a checkpoint
 
 
@@ -161,7 +147,7 @@ def test_a_run_is_over_once_it_says_so_or_nobody_is_at_it(
 ) -> None:
     now = watched(found, alive=alive, now=200.0)
     assert (now.state, now.is_over) == (state, is_over)
-    assert state in text(now)
+    assert state in rendered(watch_view(now))
 
 
 def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
@@ -194,32 +180,27 @@ def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(
     assert "finished" in shown
 
 
-def write(path: Path, *events: dict[str, Any], cut: str = "") -> None:
-    path.write_text("".join(json.dumps(event) + "\n" for event in events) + cut)
-
-
-def a_run(folder: Path) -> None:
-    begin, device = {"event": "start", "time": 100.0, "step": 0}, codec.to_json(DEVICE)
-    write(
-        folder / RECORD_NAME,
-        begin | {"total_bytes": 99, "predicted_bytes": {"forward": 20}},
-        {"event": "sample", "time": 105.0, "step": 5, "device": device, "tokens_per_second": 7.5},
-        cut='{"event": "sample", "time": 110.0, "st',
-    )
-    write(folder / "memory.rank1.jsonl", {"event": "sample", "time": 105.5, "step": 5, "device": device})
-    incident = {"step": 6, "phase": "forward", "remedy": "split in two", "message": ""}
-    write(
-        folder / EVENTS_NAME,
-        begin | {"total_steps": 60},
-        {"event": "log", "time": 105.1, "step": 5, "logs": {"loss": 2.5, "memory/retries": 0.0}},
-        {"event": "incident", "time": 106.0, "incident": incident},
-        {"event": "checkpoint", "time": 107.0, "step": 6, "path": "run/checkpoint-6"},
-        {"event": "log", "time": 111.0, "step": 10, "logs": {"loss": 2.0}},
-    )
-
-
 def test_what_was_measured_and_logged_at_a_step_is_one_moment(tmp_path: Path) -> None:
-    a_run(tmp_path)
+    begin, device = {"event": "start", "time": 100.0, "step": 0}, codec.to_json(DEVICE)
+    sample = {"event": "sample", "time": 105.0, "step": 5, "device": device}
+    incident = {"step": 6, "phase": "forward", "remedy": "split in two", "message": ""}
+    written: dict[str, list[dict[str, Any]]] = {
+        RECORD_NAME: [
+            begin | {"total_bytes": 99, "predicted_bytes": {"forward": 20}},
+            sample | {"tokens_per_second": 7.5},
+        ],
+        "memory.rank1.jsonl": [sample],
+        EVENTS_NAME: [
+            begin | {"total_steps": 60},
+            {"event": "log", "time": 105.1, "step": 5, "logs": {"loss": 2.5, "memory/retries": 0.0}},
+            {"event": "incident", "time": 106.0, "incident": incident},
+            {"event": "checkpoint", "time": 107.0, "step": 6, "path": "run/checkpoint-6"},
+            {"event": "log", "time": 111.0, "step": 10, "logs": {"loss": 2.0}},
+        ],
+    }
+    for name, events in written.items():
+        torn = '{"event": "sample", "time": 110.0, "st'
+        (tmp_path / name).write_text("".join(f"{json.dumps(event)}\n" for event in events) + torn)
     history = read_history(tmp_path)
     assert history is not None
     first, second = history.moments
@@ -229,11 +210,8 @@ def test_what_was_measured_and_logged_at_a_step_is_one_moment(tmp_path: Path) ->
     assert (second.step, second.device, second.logs) == (10, None, {"loss": 2.0})
     assert [moment.step for moment in history.ranks[1]] == [5]
     assert (history.total_steps, history.total_bytes, history.predicted_bytes) == (60, 99, {Phase.FORWARD: 20})
-    assert [(each.kind, each.step) for each in history.happenings] == [
-        ("start", 0),
-        ("out of memory", 6),
-        ("checkpoint", 6),
-    ]
+    happened = [("start", 0), ("out of memory", 6), ("checkpoint", 6)]
+    assert [(each.kind, each.step) for each in history.happenings] == happened
     assert "split in two" in history.happenings[1].text
     assert history.ending == ""
 

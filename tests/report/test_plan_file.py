@@ -1,8 +1,11 @@
-"""A plan file is read back whole, or refused with one clear message: nothing that is changed in it goes unnoticed."""
+"""A plan file is read back whole, or refused with one clear message: nothing that is changed in it goes unnoticed; and
+no file of the user's is written over."""
 
 import copy
+import functools
 import json
 import os
+import pickle
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -13,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from report_examples import GRPO_PLAN, PLAN, PLANS
+from report_examples import DATA, GRPO_PLAN, PLAN, PLANS
 from test_console import rendered
 
 from autotrain_mem.planning.kept_answers import job_key
 from autotrain_mem.planning.read_request import PlanHints, with_plan
 from autotrain_mem.planning.run_request import RunRequest
+from autotrain_mem.report.estimate_view import check_snapshot, write_snapshot
 from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support import codec
@@ -40,26 +44,20 @@ def read(values: Any) -> Plan:
     return read_plan(json.dumps(values).encode(), "plan.json")
 
 
-def limited() -> Plan:
-    price = Price(gpu="rtx3060", per_hour=0.1, provider="somebody", seen="2026-11-01")
-    most = LargestValue(name="max_length", value=768, next_value=832, next_required_bytes=2**34)
-    return replace(PLAN, price=price, most=most, job=replace(PLAN.job, within_seconds=28800.0, budget=20.0))
+PICTURES = ImageSummary(images=9, rows_without=1, percentiles=(1, 2, 3, 4), most=5, worst=("1024x768",))
+PICTURED = replace(PLAN.estimate.memory, parts_at_peak=(("vision tower", 2**30),))
+RARE = replace(
+    PLAN,
+    price=Price(gpu="rtx3060", per_hour=0.1, provider="somebody", seen="2026-11-01"),
+    most=LargestValue(name="max_length", value=768, next_value=832, next_required_bytes=2**34),
+    job=replace(PLAN.job, within_seconds=28800.0, budget=20.0, images=("1024x768",)),
+    estimate=replace(PLAN.estimate, knobs=replace(PLAN.knobs, max_pixels=2**19), memory=PICTURED),
+    data=replace(DATA, images=PICTURES),
+)
+"""With a budget in time and money, as much as fits of a length, and images."""
 
 
-def pictured() -> Plan:
-    images = ImageSummary(images=9, rows_without=1, percentiles=(1, 2, 3, 4), most=5, worst=("1024x768",))
-    memory = replace(PLAN.estimate.memory, parts_at_peak=(("vision tower", 2**30),))
-    estimate = replace(PLAN.estimate, knobs=replace(PLAN.knobs, max_pixels=2**19), memory=memory)
-    assert PLAN.data is not None
-    job = replace(PLAN.job, images=("1024x768",))
-    return replace(PLAN, estimate=estimate, data=replace(PLAN.data, images=images), job=job)
-
-
-RARE = (limited(), pictured())
-"""With a budget in time and money and as much as fits of a length; with images."""
-
-
-@pytest.mark.parametrize("plan", [*PLANS, *RARE], ids=lambda plan: f"{plan.method} {plan.level}")
+@pytest.mark.parametrize("plan", [*PLANS, RARE], ids=lambda plan: f"{plan.method} {plan.level}")
 def test_every_plan_is_read_back_from_its_file(plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path)
     assert Plan.load(tmp_path) == plan
@@ -111,41 +109,29 @@ def places(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 PLACES = list(places(WRITTEN))
 FREE = [("job", "arguments"), ("job", "environment"), ("versions",)]
 """Objects with keys of the user's or of the installation's."""
-KEYED = [
-    path
-    for path in PLACES
-    if isinstance(path[-1], str) and path[:-1] not in FREE and path[-1] not in Knobs.json_form.optional
-]
-"""What every plan has."""
 
 
-def parent(values: Any, path: tuple[Any, ...]) -> Any:
-    for key in path[:-1]:
-        values = values[key]
-    return values
-
-
-OBJECTS = [(), *(path for path in PLACES if path not in FREE and isinstance(parent(WRITTEN, (*path, "")), dict))]
-
-
-def without(path: tuple[Any, ...]) -> Any:
-    """The file's JSON without one key."""
-    changed = copy.deepcopy(WRITTEN)
-    del parent(changed, path)[path[-1]]
-    return changed
+def at(values: Any, path: tuple[Any, ...]) -> Any:
+    return functools.reduce(lambda found, key: found[key], path, values)
 
 
 def with_value(path: tuple[Any, ...], value: Any) -> Any:
     """The file's JSON with another value, or with a key more."""
     changed = copy.deepcopy(WRITTEN)
-    parent(changed, path)[path[-1]] = value
+    at(changed, path[:-1])[path[-1]] = value
     return changed
 
 
 def test_a_plan_without_any_one_key_or_with_an_unknown_one_is_refused() -> None:
-    for changed in (*map(without, KEYED), *(with_value((*path, "colour"), 7) for path in OBJECTS)):
-        with pytest.raises(PlanFileError):
-            read(changed)
+    for path in ((), *PLACES):
+        if path not in FREE and isinstance(at(WRITTEN, path), dict):
+            with pytest.raises(PlanFileError):
+                read(with_value((*path, "colour"), 7))
+            for key in at(WRITTEN, path).keys() - Knobs.json_form.optional:
+                changed = copy.deepcopy(WRITTEN)
+                del at(changed, path)[key]
+                with pytest.raises(PlanFileError):
+                    read(changed)
 
 
 ODD = st.sampled_from([None, True, -1, 0, 10**30, 2.5, float("nan"), float("inf"), "", "words", [], [1], {}, {"a": 1}])
@@ -175,6 +161,22 @@ def test_a_plan_is_written_over_any_plan_or_an_empty_file_and_over_nothing_else(
         with pytest.raises(PlanFileError, match=r"notes\.json exists and is not a plan, so it is not overwritten"):
             PLAN.save(path)
         assert path.read_text() == before
+
+
+def test_a_snapshot_is_written_over_a_snapshot_through_a_link_and_over_nothing_else(tmp_path: Path) -> None:
+    snapshot = {"segments": [], "device_traces": [[]]}
+    (tmp_path / "run.pickle").write_bytes(pickle.dumps("an older one"))
+    (tmp_path / "latest").symlink_to("run.pickle")
+    write_snapshot(tmp_path / "latest", snapshot)
+    assert (tmp_path / "latest").is_symlink()
+    assert pickle.loads((tmp_path / "run.pickle").read_bytes()) == snapshot
+    (tmp_path / "notes.md").write_text("mine")
+    for refuse in (check_snapshot, lambda path: write_snapshot(path, snapshot)):
+        with pytest.raises(
+            OutputFolderError, match=r"notes\.md exists and is not a snapshot, so it is not overwritten"
+        ):
+            refuse(tmp_path / "notes.md")
+    assert (tmp_path / "notes.md").read_text() == "mine"
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
@@ -291,7 +293,7 @@ def validator() -> Draft202012Validator:
 
 
 def test_what_is_written_is_valid_with_each_optional_part_and_without_it(validator: Draft202012Validator) -> None:
-    written = [json.loads(json.dumps(codec.to_json(plan))) for plan in (*PLANS, *RARE)]
+    written = [json.loads(json.dumps(codec.to_json(plan))) for plan in (*PLANS, RARE)]
     assert [error.message for each in written for error in validator.iter_errors(each)] == []
     for name in ("data", "prompt_length", "optimizer_steps", "objects", "step_seconds"):
         assert {each[name] is None for each in written} == {True, False}, name

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import report_examples as examples
 from nouns import TRL_DEFAULTS
+from probe_examples import measured, probe
 from report_examples import CHOSEN, PLAN
 from test_console import rendered
 from test_contract import SLOW_TO_IMPORT, loaded_by
@@ -25,7 +26,7 @@ from autotrain_mem.search.space import make_space
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.units import GIB, MIB, duration, percent
-from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Plan, Probe
+from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Plan
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.plan_file import PLAN_NAME
@@ -47,6 +48,10 @@ def test_figures_carry_over_and_one_of_anything_is_singular(
     assert write(value) == text
 
 
+def text_of(plan: Plan, width: int = 120) -> str:
+    return rendered(explain_view(plan), width)
+
+
 def test_trained_parameters_and_learning_are_described_alike_in_every_view() -> None:
     words = "LoRA of rank 16, alpha 32, on the layers that PEFT names: 18.5 M of 1.56 B parameters (1.2 %), in float32"
     learns = {
@@ -63,32 +68,27 @@ def test_trained_parameters_and_learning_are_described_alike_in_every_view() -> 
     assert formatting.trains(TRL_DEFAULTS, None) == "the whole model"
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"job": replace(PLAN.job, dataset=None)},
-            "not read, since no --dataset is given: the truncated share is unknown",
-        ),
-        ({"warnings": ("The dataset could not be looked at.",)}, "not read, as a warning here says: the"),
-        ({"objects": ""}, "not read, since a stream's rows are not known before they are trained on: the"),
-    ],
-)
-def test_a_plan_that_did_not_read_the_data_says_why(changes: dict[str, Any], said: str) -> None:
-    assert said in rendered(explain_view(replace(PLAN, data=None, **changes)), 160)
+def test_a_plan_that_did_not_read_the_data_says_why() -> None:
+    unread = replace(PLAN, data=None)
+    for plan, why in (
+        (replace(unread, job=replace(PLAN.job, dataset=None)), "since no --dataset is given"),
+        (replace(unread, warnings=("The dataset could not be looked at.",)), "as a warning here says"),
+        (replace(unread, objects=""), "since a stream's rows are not known before they are trained on"),
+    ):
+        assert f"not read, {why}: the truncated" in text_of(plan, 160)
 
 
 def test_hours_are_shown_for_the_order_that_trains_and_targets_as_in_the_file() -> None:
     needed = replace(PLAN.estimate.memory, mixed_lengths=examples.MIXED)
     known = replace(PLAN, estimate=replace(PLAN.estimate, memory=needed))
     line = "reserve up to 8.60 GiB in 1,000 steps, the longest first\n"
-    assert line in rendered(explain_view(known), 160)
+    assert line in text_of(known, 160)
     expanded = replace(known, estimate=replace(known.estimate, knobs=examples.EXPANDED))
-    assert "reserve up to 7.70 GiB in 1,000 steps, the longest first\n" in rendered(explain_view(expanded), 160)
-    assert "1,000 steps" not in rendered(explain_view(PLAN))
+    assert "reserve up to 7.70 GiB in 1,000 steps, the longest first\n" in text_of(expanded, 160)
+    assert "1,000 steps" not in text_of(PLAN)
     change = examples.lever("lora_target_modules", None, ("all-linear",), Harm.WHAT_IS_TRAINED, "why")
     for each in (change, codec.from_json(Lever, codec.to_json(change))):
-        assert "lora_target_modules  none -> all-linear" in rendered(explain_view(replace(PLAN, levers=(each,))))
+        assert "lora_target_modules  none -> all-linear" in text_of(replace(PLAN, levers=(each,)))
 
 
 def test_an_estimate_shows_what_stays_unquantized_and_what_is_on_the_host() -> None:
@@ -145,24 +145,18 @@ def test_every_lever_that_changes_what_is_trained_is_loud_and_so_is_half_precisi
     assert loud(rounded) == ""
 
 
-READING = replace(examples.MEASURED, peak_reserved_bytes=10 * GIB)
-FITS = Probe(
-    knobs=CHOSEN,
-    fits=True,
-    measured=READING,
-    phases={},
-    row_tokens=768,
-    non_torch_bytes=GIB // 2,
-    seconds=41.25,
-)
 OTHERS = (
     OtherProcess(pid=42, name="python", used_bytes=2 * GIB),
     OtherProcess(pid=7, name="", used_bytes=GIB),
     OtherProcess(pid=0, name="", used_bytes=64 * MIB),
 )
 BEFORE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8, gradient_checkpointing=False)
-EXPANDED = replace(CHOSEN, expandable_segments=True)
-BESIDE = {"event": "probe", "probe": codec.to_json(replace(FITS, others=OTHERS)), "predicted_bytes": 1}
+BESIDE = {
+    "event": "probe",
+    "probe": codec.to_json(replace(probe(measured(1)), others=OTHERS)),
+    "predicted_bytes": 1,
+    "budget_bytes": 1,
+}
 
 
 def replanned(before: Knobs, **changes: object) -> dict[str, object]:
@@ -176,7 +170,7 @@ def replanned(before: Knobs, **changes: object) -> dict[str, object]:
     [
         ({"event": "step", "step": 1}, ""),
         ({"event": "probing", "knobs": codec.to_json(CHOSEN)}, "probing 4 x 16: "),
-        ({**BESIDE, "budget_bytes": 1}, "beside this run: python (42) 2.00 GiB, process (7) 1.00 GiB, others 64.0 MiB"),
+        (BESIDE, "beside this run: python (42) 2.00 GiB, process (7) 1.00 GiB, others 64.0 MiB"),
         ({"event": "room", "before_bytes": 8 * GIB, "now_bytes": 6 * GIB}, "2.00 GiB of the card were taken"),
         ({"event": "room", "before_bytes": 6 * GIB, "now_bytes": 8 * GIB}, "2.00 GiB of the card were given back"),
         (
@@ -184,17 +178,16 @@ def replanned(before: Knobs, **changes: object) -> dict[str, object]:
             "the plan moves to 4 x 16 rows, checkpointing on (from 8 x 8 rows, checkpointing off): needs 8.51 GiB",
         ),
         (replanned(CHOSEN, expandable_segments=True), "the plan takes expandable segments: needs 7.70 GiB"),
-        (replanned(EXPANDED, expandable_segments=False), "the plan goes without expandable segments: needs 8.51 GiB"),
+        (
+            replanned(examples.EXPANDED, expandable_segments=False),
+            "the plan goes without expandable segments: needs 8.51 GiB",
+        ),
     ],
 )
 def test_an_event_is_told_in_a_line(event: dict[str, object], said: str) -> None:
     line = event_line(event)
     assert said in line
     assert bool(line) == bool(said)
-
-
-def text_of(plan: Plan) -> str:
-    return rendered(explain_view(plan), 120)
 
 
 def test_shares_of_a_step_sum_to_the_whole() -> None:
