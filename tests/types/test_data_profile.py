@@ -29,28 +29,20 @@ def test_a_percentile_is_the_nearest_rank() -> None:
     for share in (0, -0.5, 1.01):
         with pytest.raises(ValueError, match="share of rows"):
             hundred.percentile(share)
-
-
-def test_all_rows_include_the_evaluated_ones_and_a_percentile_does_not() -> None:
-    profile = DataProfile(rows_by_length={10: 99, 80: 1}, longest_evaluated=200)
-    assert (profile.asked_length(1), profile.asked_length(0.99)) == (200, 10)
+    evaluated = replace(hundred, longest_evaluated=200)
+    assert (evaluated.asked_length(1), evaluated.asked_length(0.99)) == (200, 99), "all rows include the evaluated ones"
 
 
 few_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 
 
 @given(few_lengths, st.integers(1, 9), st.integers(1, 50))
-def test_the_expected_longest_is_the_mean_over_every_batch_that_can_be_drawn(
+def test_the_expected_longest_and_the_padding_are_those_of_every_batch_that_can_be_drawn(
     lengths: list[int], rows: int, limit: int
 ) -> None:
-    batches = list(itertools.combinations([min(length, limit) for length in lengths], min(rows, len(lengths))))
-    expected = sum(map(max, batches)) / len(batches)
-    assert of(lengths).expected_longest(rows, limit) == pytest.approx(expected)
-
-
-@given(few_lengths, st.integers(1, 9))
-def test_padding_is_what_every_batch_that_can_be_drawn_has_of_it(lengths: list[int], rows: int) -> None:
     drawn = min(rows, len(lengths))
+    batches = list(itertools.combinations([min(length, limit) for length in lengths], drawn))
+    assert of(lengths).expected_longest(rows, limit) == pytest.approx(sum(map(max, batches)) / len(batches))
     batches = list(itertools.combinations(lengths, drawn))
     real, padded = sum(map(sum, batches)), sum(drawn * max(batch) for batch in batches)
     assert of(lengths).padding_fraction(rows) == pytest.approx(1 - real / padded)

@@ -1,18 +1,44 @@
-"""What a noun derives from its fields: needs, budgets, speeds, and whose lengths are given."""
+"""What a noun derives from its fields, and what comes back of it from another process."""
 
-import dataclasses
-from typing import Any
+import json
+from array import array
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem.estimator.memory import estimate_memory
+from autotrain_mem.estimator.replay import DeviceCapacity
+from autotrain_mem.search.levels import LEVELS
 from autotrain_mem.settings.own import Sharding
 from autotrain_mem.settings.words import read_length, wished_share, without_maximized
 from autotrain_mem.support import codec
-from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Candidate, Estimate, Job, Phase, ReservedByMode, ReservedEstimate, StepTime
+from autotrain_mem.support.errors import TokenizerError, UsageError
+from autotrain_mem.support.units import GIB, KIB, MIB
+from autotrain_mem.types import (
+    Block,
+    Candidate,
+    Estimate,
+    Hardware,
+    Job,
+    Owner,
+    Phase,
+    ReservedByMode,
+    ReservedEstimate,
+    StepTime,
+    Trace,
+    Work,
+    Workload,
+)
+from autotrain_mem.types.findings import Finding, settle
+from autotrain_mem.types.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
+from autotrain_mem.types.work import Kind
 from tests.report import report_examples
 
 
@@ -20,11 +46,9 @@ def reserved(peak_bytes: int) -> ReservedEstimate:
     return report_examples.reserved(peak_bytes, slack_bytes=peak_bytes - 3 * GIB)
 
 
-KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=4)
-HARDWARE = dataclasses.replace(
-    report_examples.RTX3060, total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=500 * MIB
-)
-MEMORY = dataclasses.replace(
+KNOBS = replace(TRL_DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+HARDWARE = replace(report_examples.RTX3060, total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=500 * MIB)
+MEMORY = replace(
     report_examples.memory(),
     peak_allocated_bytes=3 * GIB,
     reserved=ReservedByMode(native=reserved(4 * GIB), expandable_segments=reserved(3 * GIB + MIB)),
@@ -35,7 +59,7 @@ ESTIMATE = Estimate(knobs=KNOBS, hardware=HARDWARE, memory=MEMORY, budget_bytes=
 
 def test_a_knob_that_does_not_apply_overlays_nothing() -> None:
     """TRL's configs would take the null for a value; a max_length of null is one."""
-    unlimited = dataclasses.replace(KNOBS, max_length=None)
+    unlimited = replace(KNOBS, max_length=None)
     assert [name for name, value in codec.to_json(unlimited).items() if value is None] == ["max_length"]
 
 
@@ -43,7 +67,7 @@ def test_what_is_required_is_allocated_plus_cached_plus_what_lies_outside_torch(
     assert ESTIMATE.required_bytes == 3 * GIB + GIB + 500 * MIB
     assert ESTIMATE.required_bytes == MEMORY.peak_allocated_bytes + ESTIMATE.cached_bytes + ESTIMATE.outside_bytes
     assert codec.to_json(ESTIMATE)["required_bytes"] == ESTIMATE.required_bytes
-    shared = dataclasses.replace(ESTIMATE, vllm_share_bytes=7 * GIB)
+    shared = replace(ESTIMATE, vllm_share_bytes=7 * GIB)
     assert shared.required_bytes == ESTIMATE.required_bytes + 7 * GIB
 
 
@@ -53,20 +77,20 @@ def test_what_is_required_is_allocated_plus_cached_plus_what_lies_outside_torch(
 def test_what_nccl_holds_lies_outside_torch_once_for_each_communicator(
     processes: int, sharding: Sharding | None, communicators: int
 ) -> None:
-    card = dataclasses.replace(HARDWARE, communicator_bytes=700 * MIB)
-    knobs = dataclasses.replace(KNOBS, processes=processes, sharding=sharding)
-    one = dataclasses.replace(ESTIMATE, hardware=card, knobs=knobs)
+    card = replace(HARDWARE, communicator_bytes=700 * MIB)
+    knobs = replace(KNOBS, processes=processes, sharding=sharding)
+    one = replace(ESTIMATE, hardware=card, knobs=knobs)
     assert one.communicators_bytes == communicators * 700 * MIB
     assert one.required_bytes == ESTIMATE.required_bytes + one.communicators_bytes
     assert codec.to_json(one)["communicators_bytes"] == one.communicators_bytes
     # A simulated card, and one whose processes were measured, have it in one figure with the rest.
-    measured = dataclasses.replace(one, hardware=card.with_communicators(knobs.communicators))
+    measured = replace(one, hardware=card.with_communicators(knobs.communicators))
     assert (measured.communicators_bytes, measured.required_bytes) == (0, one.required_bytes)
 
 
 def test_expandable_segments_are_counted_where_the_knobs_have_them() -> None:
     expanded = ESTIMATE.growing()
-    assert expanded == dataclasses.replace(ESTIMATE, knobs=dataclasses.replace(KNOBS, expandable_segments=True))
+    assert expanded == replace(ESTIMATE, knobs=replace(KNOBS, expandable_segments=True))
     assert (expanded.reserved, ESTIMATE.reserved) == (MEMORY.reserved.expandable_segments, MEMORY.reserved.native)
     assert expanded.required_bytes == 3 * GIB + MIB + 500 * MIB
     assert codec.to_json(expanded)["peak_reserved_bytes"] == 3 * GIB + MIB
@@ -74,12 +98,12 @@ def test_expandable_segments_are_counted_where_the_knobs_have_them() -> None:
 
 @pytest.mark.parametrize("trouble", [{"num_alloc_retries": 1}, {"largest_refused_bytes": 512}])
 def test_a_run_that_stumbles_over_the_allocator_does_not_fit_whatever_it_requires(trouble: dict[str, int]) -> None:
-    native = dataclasses.replace(MEMORY.reserved.native, **trouble)
+    native = replace(MEMORY.reserved.native, **trouble)
     assert MEMORY.reserved.native.fits
     assert not native.fits
     assert ESTIMATE.fits
-    memory = dataclasses.replace(MEMORY, reserved=dataclasses.replace(MEMORY.reserved, native=native))
-    stumbling = dataclasses.replace(ESTIMATE, memory=memory)
+    memory = replace(MEMORY, reserved=replace(MEMORY.reserved, native=native))
+    stumbling = replace(ESTIMATE, memory=memory)
     assert not stumbling.fits
     assert stumbling.growing().fits
 
@@ -87,11 +111,11 @@ def test_a_run_that_stumbles_over_the_allocator_does_not_fit_whatever_it_require
 def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
     required = ESTIMATE.required_bytes
     for budget, fits in ((required, True), (required - 1, False)):
-        assert dataclasses.replace(ESTIMATE, budget_bytes=budget).fits is fits
+        assert replace(ESTIMATE, budget_bytes=budget).fits is fits
         assert Candidate(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
 
 
-PLAN = dataclasses.replace(
+PLAN = replace(
     report_examples.PLAN,
     job=Job(method="grpo", model="tiny", dataset=None),
     estimate=ESTIMATE,
@@ -101,20 +125,20 @@ PLAN = dataclasses.replace(
 
 
 def test_a_plan_says_how_fast_it_is_and_how_long_the_run_takes() -> None:
-    written = codec.to_json(dataclasses.replace(PLAN, optimizer_steps=40))
+    written = codec.to_json(replace(PLAN, optimizer_steps=40))
     assert (written["step_seconds"], written["tokens_per_second"]) == (0.75, 400.0)
     assert (written["optimizer_steps"], written["run_seconds"]) == (40, 30.0)
     assert (written["prompt_length"], written["effective_batch_size"]) == (77, 8)
     assert codec.to_json(PLAN)["run_seconds"] is None
-    by_another_card = dataclasses.replace(ESTIMATE, time=dataclasses.replace(TIME, assumed="a100-80gb"))
-    assumed = codec.to_json(dataclasses.replace(PLAN, estimate=by_another_card, optimizer_steps=40))
-    assert (assumed["step_seconds"], assumed["tokens_per_second"], assumed["run_seconds"]) == (None, None, None)
+    by_another_card = replace(ESTIMATE, time=replace(TIME, assumed="a100-80gb"))
+    assumed = codec.to_json(replace(PLAN, estimate=by_another_card, optimizer_steps=40))
+    assert {assumed[name] for name in ("step_seconds", "tokens_per_second", "run_seconds")} == {None}
 
 
 @pytest.mark.parametrize(("measured", "error"), [(100, 0.1), (None, None), (0, None), (220, -0.5)])
 def test_the_prediction_error_is_relative_to_what_was_measured(measured: int | None, error: float | None) -> None:
     names = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
-    report = dataclasses.replace(
+    report = replace(
         report_examples.REPORT,
         predicted_peak_bytes=110,
         predicted_peak_reserved_bytes=110,
@@ -130,38 +154,31 @@ def test_the_prediction_error_is_relative_to_what_was_measured(measured: int | N
     [("detected", 80 * GIB, int(80 * GIB * 0.04)), ("named", 4 * GIB, 400 * MIB), ("imagined", 100 * MIB, 4 * MIB)],
 )
 def test_the_budget_is_what_is_free_less_the_headroom(origin: Any, total_bytes: int, headroom_bytes: int) -> None:
-    card = dataclasses.replace(HARDWARE, origin=origin, total_bytes=total_bytes, free_bytes=total_bytes - MIB)
+    card = replace(HARDWARE, origin=origin, total_bytes=total_bytes, free_bytes=total_bytes - MIB)
     assert card.default_headroom_bytes() == headroom_bytes
     assert card.budget_bytes() == total_bytes - MIB - headroom_bytes
     assert card.budget_bytes(MIB) == total_bytes - 2 * MIB
     assert card.budget_bytes(0) == total_bytes - MIB
-    assert dataclasses.replace(card, free_bytes=MIB).budget_bytes() == 0
+    assert replace(card, free_bytes=MIB).budget_bytes() == 0
 
 
 @pytest.mark.parametrize(("length", "pinned"), [("auto", False), ("p99.9", False), (9, True), (None, True)])
 def test_a_length_is_pinned_by_a_number_only_and_a_prompts_by_its_own_flag(length: object, pinned: bool) -> None:
     job = Job(method="sft", model="m", dataset=None)
     assert not job.pins_length
-    assert dataclasses.replace(job, arguments={"max_length": length}).pins_length is pinned
+    assert replace(job, arguments={"max_length": length}).pins_length is pinned
     for method in (name for name, facts in METHODS.items() if facts.is_online):
         online = Job(method=method, model="m", dataset=None, arguments={"max_length": length})
         assert not online.pins_length
-        assert dataclasses.replace(online, prompt_length=9).pins_length
+        assert replace(online, prompt_length=9).pins_length
 
 
-@pytest.mark.parametrize(
-    ("text", "value", "share"),
-    [
-        (" Auto", "auto", 1.0),
-        ("none", None, 1.0),
-        ("p50", "p50", 0.5),
-        ("P99.9", "p99.9", 0.999),
-        ("p100", "p100", 1.0),
-    ],
-)
-def test_a_length_is_a_number_a_wish_or_none_and_a_wish_is_kept_from_trl(
-    text: str, value: object, share: float
-) -> None:
+WISHES = {" Auto": ("auto", 1.0), "none": (None, 1.0), "P99.9": ("p99.9", 0.999), "p100": ("p100", 1.0)}
+
+
+@pytest.mark.parametrize("text", WISHES)
+def test_a_length_is_a_number_a_wish_or_none_and_a_wish_is_kept_from_trl(text: str) -> None:
+    value, share = WISHES[text]
     assert read_length("512") == 512
     assert read_length(text) == value
     assert wished_share(value) == pytest.approx(share)
@@ -170,10 +187,10 @@ def test_a_length_is_a_number_a_wish_or_none_and_a_wish_is_kept_from_trl(
     assert without_maximized({"max_length": 9}) == {"max_length": 9}
 
 
-@pytest.mark.parametrize("text", ["p0", "p101", "p100.1", "pfoo", "p", "99%", "-1", "0", "1.5", "p-1", "pauto"])
-def test_anything_else_is_refused_with_its_own_words(text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        read_length(text)
+def test_anything_else_is_refused_with_its_own_words() -> None:
+    for text in ("p0", "p101", "p100.1", "pfoo", "p", "99%", "-1", "0", "1.5", "p-1", "pauto"):
+        with pytest.raises(ValueError, match=text):
+            read_length(text)
 
 
 def test_a_job_evaluates_by_a_strategy_or_before_its_first_step() -> None:
@@ -181,3 +198,124 @@ def test_a_job_evaluates_by_a_strategy_or_before_its_first_step() -> None:
     asked = ({"eval_strategy": "steps"}, {"eval_on_start": True}, {"eval_strategy": "no"}, {})
     jobs = [Job(method="sft", model="m", dataset=None, arguments=given) for given in asked]
     assert [job.is_evaluated for job in jobs] == [True, True, False, False]
+
+
+def trace(events: list[int]) -> Trace:
+    """Three blocks of 1, 2 and 4 KiB, the last one on stream 1; the optimizer step begins at the fourth event."""
+    owners = (Owner.WEIGHTS, Owner.ACTIVATIONS, Owner.OPTIMIZER_STATE)
+    sizes = [(KIB << index, owner, index // 2) for index, owner in enumerate(owners)]
+    return Trace(
+        blocks=tuple(Block(size_bytes=size, owner=owner, module="", stream=stream) for size, owner, stream in sizes),
+        events=array("q", events),
+        phase_starts=((0, Phase.FORWARD), (3, Phase.OPTIMIZER_STEP)),
+        operators=3,
+        seconds=0.0,
+    )
+
+
+def test_a_trace_comes_back_as_it_went() -> None:
+    moments = {"stream_uses": (StreamUse(event=2, block=3, stream=0),), "engine_marks": ((3, EngineMark.WAKES),)}
+    sent = replace(trace([1, 3, CACHE_EMPTIED, -3, -1]), **moments)
+    received = codec.from_json(Trace, json.loads(json.dumps(codec.to_json(sent))))
+    assert received == sent
+    assert [*received.awake()] == [range(3, 5)], "to the end, where nothing says that it sleeps"
+
+
+def test_a_block_may_be_born_again_once_it_is_dead() -> None:
+    """Steps of a generation that are not rehearsed repeat one that is."""
+    again = trace([1, 2, -2, 2, 3, -2, -3])
+    assert [sign * block.size_bytes // KIB for _, sign, block in again.walk()] == [1, 2, -2, 2, 4, -2, -4]
+    assert estimate_memory(again, DeviceCapacity(capacity_bytes=None)).peak_allocated_bytes == 7 * KIB
+
+
+def work(count: float = 1.0, flops: int = 100, phase: Phase = Phase.FORWARD) -> Work:
+    numbers = {"flops": flops, "bytes": 10, "fixed_bytes": 20, "launches": 1}
+    return Work(phase=phase, kind=Kind.MATMUL, dtype="bfloat16", count=count, **numbers)
+
+
+def layers(count: int) -> Workload:
+    """Each layer has three products; the update passes all of them at once."""
+    update = work(1.0, flops=7 * count, phase=Phase.OPTIMIZER_STEP)
+    return Workload(work=(work(5.0, flops=1), work(3.0 * count), update), micro_steps=2, optimizer_steps=1)
+
+
+def total_flops(workload: Workload) -> float:
+    return sum(each.flops * each.count for each in workload.work)
+
+
+def test_few_layers_tell_the_work_of_many() -> None:
+    whole = layers(2).extrapolated(layers(4), 15.0)
+    assert total_flops(whole) == total_flops(layers(32))
+    assert {each.flops: each.count for each in whole.work} == {1: 5.0, 100: 96.0, 14: -14.0, 28: 15.0}
+    assert (whole.micro_steps, whole.optimizer_steps) == (2, 1)
+    assert layers(2).extrapolated(layers(2), 15.0) == layers(2), "what both depths do alike is not multiplied"
+
+
+def chunks(count: int, rows: int = 8) -> Workload:
+    """Layers that grow with the rows, and a loss that reads its head once for each chunk."""
+    layer, chunk = work(4.0, flops=100 * rows), replace(work(2.0 * count, flops=7), of_chunk=True)
+    return Workload(work=(layer, chunk), micro_steps=2, optimizer_steps=1)
+
+
+def test_few_chunks_tell_the_work_of_all_and_more_rows_are_more_chunks_and_larger_layers() -> None:
+    whole, update = chunks(64), Workload(work=(work(1.0, phase=Phase.OPTIMIZER_STEP),))
+    assert chunks(3).with_chunks(3, 64) == whole
+    for rows in (1, 4, 16):
+        found = whole.of_rows(rows / 8)
+        assert total_flops(found) == total_flops(chunks(8 * rows, rows))
+        assert [(each.fixed_bytes, each.launches) for each in found.of_chunks] == [(20, 1)]
+        assert update.of_rows(rows / 8) == update
+
+
+def test_without_a_mask_attention_computes_half_and_nothing_else_changes() -> None:
+    attention = replace(work(), kind=Kind.ATTENTION)
+    found = Workload(work=(attention, work())).without_mask().work
+    assert [each.flops for each in found] == [50, 100]
+
+
+def verdict(name: str, gib: int, level: str, speed: float = 1.0, gpus: int = 1) -> CardVerdict:
+    size_bytes, topology = gib * GIB, Topology(devices=gpus)
+    card = Hardware(
+        name=name, origin="named", total_bytes=size_bytes, free_bytes=size_bytes, non_torch_bytes=0, topology=topology
+    )
+    return CardVerdict(hardware=card, level=level, estimate=cast(Estimate, SimpleNamespace(tokens_per_second=speed)))
+
+
+REFUSED = replace(verdict("a", 8, ""), level=None, estimate=None, refusal=NOTHING_FITS)
+OFFLOADING = verdict("small", 12, "lossless, offloading")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([REFUSED, verdict("b", 12, "rounding"), verdict("c", 24, "lossless"), verdict("d", 80, "lossless")], "c"),
+        # Of cards as small the fastest.
+        ([verdict("slow", 24, "lossless", 1.0), verdict("fast", 24, "lossless", 2.0)], "fast"),
+        # One that must offload counts only where none does without.
+        ([OFFLOADING, verdict("large", 24, "lossless")], "large"),
+        ([OFFLOADING, verdict("large", 24, "rounding")], "small"),
+        # Of sets of cards the one with least memory in all.
+        ([verdict("four", 24, "lossless", 4.0, gpus=4), verdict("one", 80, "lossless")], "one"),
+        ([verdict("two", 24, "lossless", gpus=2), verdict("one", 80, "lossless", 9.0)], "two"),
+        ([REFUSED, verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")], None),
+    ],
+)
+def test_the_smallest_card_that_changes_nothing_is_marked(verdicts: list[CardVerdict], expected: str | None) -> None:
+    smallest = Cards(verdicts=tuple(verdicts)).smallest_lossless
+    assert (None if smallest is None else smallest.hardware.name) == expected
+    assert {*LOSSLESS} <= {step.name for step in LEVELS}
+
+
+WARNING = Finding(kind="warning", message="Slow.", cure="Give --fast.")
+USAGE = Finding(kind="error", message="Both.", cure="Give one.\nOr none.")
+TOKENS = Finding(kind="error", error="TokenizerError", message="No end.", cure="Give --end.")
+
+
+def test_warnings_come_back_an_error_is_raised_as_it_is_and_several_as_one_of_the_class_of_the_first() -> None:
+    assert settle([WARNING, WARNING]) == (WARNING,)
+    with pytest.raises(TokenizerError) as raised:
+        settle([WARNING, Finding.of(TokenizerError("No end.", hint="Give --end."))])
+    assert (raised.value.message, raised.value.hint) == ("No end.", "Give --end.")
+    with pytest.raises(UsageError, match="2 problems:") as several:
+        settle([USAGE, WARNING, TOKENS, USAGE])
+    assert several.value.hint == "1. Both.\n   Give one.\n   Or none.\n2. No end.\n   Give --end."
