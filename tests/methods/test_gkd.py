@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,18 +60,13 @@ def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(
     DataCollatorForChatML(load_tokenizer(str(model)), max_length=counted.least_length)(rows)
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ({"messages": [ASKED]}, "1 of 1 conversations have one message alone"),
-        ({"messages": [ASKED, ANSWERED], "prompt": "one two"}, "texts in a column prompt"),
-    ],
-)
 def test_rows_without_a_prompt_or_with_one_that_is_no_beginning_are_refused(
-    row: dict[str, Any], why: str, model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+    model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
-    with pytest.raises(DatasetError, match=why):
-        profile(job_of(model_folder("qwen2"), written(tmp_path, row)), str(tmp_path / "scratch"))
+    alone, text = {"messages": [ASKED]}, {"messages": [ASKED, ANSWERED], "prompt": "one two"}
+    for row, why in ((alone, "1 of 1 conversations have one message alone"), (text, "texts in a column prompt")):
+        with pytest.raises(DatasetError, match=why):
+            profile(job_of(model_folder("qwen2"), written(tmp_path, row)), str(tmp_path / "scratch"))
 
 
 def test_a_prompt_that_is_a_conversation_becomes_the_text_that_trls_example_makes_of_it(
@@ -111,8 +107,6 @@ def test_a_training_generates_as_often_as_chance_says(
     chance: float, seq_kd: bool, accumulation: int, expected: int, tmp_path: pathlib.Path
 ) -> None:
     """Of 8 micro-steps that generate with a chance of 0.25, 2 do; a rehearsed step of two does once: 8 / 4 = 2."""
-    from dataclasses import replace
-
     known = filled(tmp_path, tmp_path, lmbda=chance, seq_kd=seq_kd)
     knobs = replace(TRL_DEFAULTS, gradient_accumulation_steps=accumulation)
     assert gkd.micro_steps_per_generation(known, knobs) == expected

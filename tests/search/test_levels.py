@@ -19,19 +19,13 @@ def test_the_table_is_in_the_order_of_harm_and_moves_knobs_that_exist() -> None:
     assert all(row.at_best.kept <= row.usual.kept and row.at_best.taken >= row.usual.taken for row in LADDER)
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        *(("lorra", "lora"), ("bf16", "bf16_weights"), ("use_peft", "lora"), ("dtype", "bf16_weights")),
-        *(("4bit", "4bit_base"), ("load_in_8bit", "8bit_base"), ("zzz", None)),
-    ],
-)
-def test_an_unknown_lever_is_answered_with_the_one_meant(name: str, meant: str | None) -> None:
-    with pytest.raises(UsageError) as raised:
-        check_forbid([name, "max_length"])
-    assert raised.value.message == f"--forbid knows no lever named {name}"
-    did_you_mean = f"did you mean --forbid {meant} instead of {name}?\n" if meant else ""
-    assert raised.value.hint == f"{did_you_mean}the levers are {', '.join(LEVERS)}"
+def test_an_unknown_lever_is_answered_with_the_one_meant() -> None:
+    meant = {"lorra": "lora", "bf16": "bf16_weights", "use_peft": "lora", "4bit": "4bit_base", "zzz": None}
+    for name, lever in meant.items():
+        with pytest.raises(UsageError, match=f"--forbid knows no lever named {name}\\n") as raised:
+            check_forbid([name, "max_length"])
+        did_you_mean = f"did you mean --forbid {lever} instead of {name}?\n" if lever else ""
+        assert raised.value.hint == f"{did_you_mean}the levers are {', '.join(LEVERS)}"
     assert check_forbid(["lora", "lora"]) == {"lora"}
 
 
@@ -243,8 +237,6 @@ def test_shards_are_offloaded_where_there_are_some_and_whole_parameters_where_th
     whole = [("ddp", *pulled) for pulled in ((True, False, False), (False, True, False), (True, True, False))]
     assert list(dict.fromkeys(offloaded)) == [*whole, ("fsdp2", False, False, True)]
     assert level.least.fsdp_offload_params
-    assert (
-        levels(space_of(defaults=EIGHT, forbid=frozenset({"lora"}), longest=2048))[-1].settings[-1].fsdp_offload_params
-    )
-    alone = [line[0].fsdp_offload_params for line in levels(space_of())[1].lines]
-    assert not any(alone)
+    cut = levels(space_of(defaults=EIGHT, forbid=frozenset({"lora"}), longest=2048))[-1]
+    assert cut.settings[-1].fsdp_offload_params
+    assert not any(line[0].fsdp_offload_params for line in levels(space_of())[1].lines)

@@ -55,16 +55,12 @@ def test_a_plan_is_kept_from_what_a_kind_cannot(kind: str) -> None:
     assert (said.get("gradient_checkpointing") is False) is (kind == "PREFIX_TUNING")
 
 
-def test_names_are_those_of_papers() -> None:
-    assert name_of('{"peft_type": "VERA"}') == "VeRA"
-    assert name_of('{"peft_type": "LN_TUNING"}') == "LN TUNING"
-
-
-def test_first_values_that_need_weights_or_data_are_told() -> None:
+def test_first_values_that_need_weights_or_data_are_told_and_names_are_those_of_papers() -> None:
     pissa, eva = ('{"peft_type": "LORA", "init_lora_weights": "' + start + '"}' for start in ("pissa_niter_4", "eva"))
     assert "makes the adapter of weights" in why_not_quantized(pissa)
     assert not needs_data_first(pissa)
     assert needs_data_first(eva) in vars(peft)
+    assert [name_of(f'{{"peft_type": "{kind}"}}') for kind in ("VERA", "LN_TUNING")] == ["VeRA", "LN TUNING"]
 
 
 def test_only_what_flags_cannot_say_needs_the_config() -> None:
