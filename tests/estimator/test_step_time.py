@@ -49,7 +49,10 @@ def seconds(
 
 LINKED = Topology(devices=4, link="toy", link_bytes_per_second=10**10, network_bytes_per_second=10**9)
 SEVERAL = replace(CARD, topology=LINKED)
+TWO_NODES = replace(SEVERAL, topology=replace(LINKED, nodes=2))
+TURING = replace(CARD, bf16_flops_per_second=None)
 SECOND_OF_COLLECTIVE = round(10**10 * module.COLLECTIVE_EFFICIENCY)
+SECOND_OF_ATTENTION = round(100e12 * module.ATTENTION_EFFICIENCY)
 
 
 def collective(number: float, seconds_of_each: float, phase: Phase = Phase.BACKWARD, **fields: Any) -> Work:
@@ -58,62 +61,86 @@ def collective(number: float, seconds_of_each: float, phase: Phase = Phase.BACKW
     return work(phase, **{"kind": Kind.COLLECTIVE, "fixed_bytes": moved, "count": number, **fields})
 
 
-TURING = replace(CARD, bf16_flops_per_second=None)
+ONE = work(flops=SECOND_OF_MATMUL)
+UPDATED = work(Phase.OPTIMIZER_STEP, Kind.POINTWISE, fixed_bytes=SECOND_OF_MEMORY)
+ON_HOST = work(Phase.OPTIMIZER_STEP, Kind.HOST_STEP, fixed_bytes=3 * module.HOST_BYTES_PER_SECOND)
+GENERATED = work(Phase.GENERATE, flops=10 * SECOND_OF_MATMUL)
+FIVE = work(Phase.BACKWARD, flops=5 * SECOND_OF_MATMUL)
+REDUCED = collective(4, 1.0, of_step=True)
 
 
 @pytest.mark.parametrize(
-    ("done", "hardware", "expected"),
+    ("works", "options", "expected"),
     [
         # An operator takes the longer of computing and moving.
-        (work(flops=SECOND_OF_MATMUL, bytes=SECOND_OF_MEMORY // 2), CARD, 1.0),
-        (work(flops=SECOND_OF_MATMUL, bytes=SECOND_OF_MEMORY * 2), CARD, 2.0),
+        ([work(flops=SECOND_OF_MATMUL, bytes=SECOND_OF_MEMORY // 2)], {}, 1),
+        ([work(flops=SECOND_OF_MATMUL, bytes=SECOND_OF_MEMORY * 2)], {}, 2),
         # fp32 is computed by the ordinary cores, and bf16 too where a card has none for it.
-        (work(dtype="float32", flops=SECOND_OF_MATMUL), CARD, 10.0),
-        (work(flops=SECOND_OF_MATMUL), TURING, 10.0),
-        (work(flops=SECOND_OF_MATMUL, dtype="float16"), TURING, 1.0),
+        ([replace(ONE, dtype="float32")], {}, 10),
+        ([ONE], {"hardware": TURING}, 10),
+        ([replace(ONE, dtype="float16")], {"hardware": TURING}, 1),
         # Many small kernels take as long as the host takes to launch them.
-        (work(flops=1, launches=1, count=1e6), CARD, 1e6 * module.LAUNCH_SECONDS),
-        # The optimizer on the host goes through the host's memory.
-        (work(Phase.OPTIMIZER_STEP, Kind.HOST_STEP, fixed_bytes=3 * module.HOST_BYTES_PER_SECOND), CARD, 3.0),
-    ],
-)
-def test_an_operator_takes_as_long_as_what_limits_it(done: Work, hardware: Hardware, expected: float) -> None:
-    assert seconds(done, hardware=hardware) == pytest.approx(expected)
-
-
-def test_micro_steps_repeat_and_the_update_does_not() -> None:
-    works = work(flops=SECOND_OF_MATMUL), work(Phase.OPTIMIZER_STEP, Kind.POINTWISE, fixed_bytes=SECOND_OF_MEMORY)
-    assert seconds(*works, accumulation=8) == pytest.approx(9.0)
-    assert seconds(*works, accumulation=8, micro_steps=2) == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize(
-    ("updates", "counts", "expected"),
-    [
+        ([work(flops=1, launches=1, count=1e6)], {}, 1e6 * module.LAUNCH_SECONDS),
+        # The optimizer on the host goes through the host's memory, whose bandwidth the processes of a node share.
+        ([ON_HOST], {}, 3),
+        ([ON_HOST], {"hardware": SEVERAL}, 4 * 3),
+        # Micro-steps repeat and the update does not.
+        ([ONE, UPDATED], {"accumulation": 8}, 9),
+        ([ONE, UPDATED], {"accumulation": 8, "micro_steps": 2}, 5),
         # PPO updates once in every pass over a rollout that is generated once.
-        (1, {"accumulation": 2, "passes": 4, "micro_steps_per_generation": 8}, 10 + 4 * (2 + 1)),
+        (
+            [GENERATED, ONE, replace(ONE, phase=Phase.OPTIMIZER_STEP)],
+            {"accumulation": 2, "passes": 4, "micro_steps_per_generation": 8},
+            10 + 4 * (2 + 1),
+        ),
         # Completions that serve two steps count half in each.
-        (0, {"accumulation": 4, "micro_steps_per_generation": 8}, 5 + 4),
+        ([GENERATED, ONE], {"accumulation": 4, "micro_steps_per_generation": 8}, 5 + 4),
+        # Shorter rows save what grows with tokens and nothing else.
+        ([ONE], {"share": 0.5}, 0.5),
+        ([work(fixed_bytes=SECOND_OF_MEMORY)], {"share": 0.5}, 1),
+        ([work(Phase.OPTIMIZER_STEP, bytes=SECOND_OF_MEMORY)], {"share": 0.5}, 1),
+        ([work(kind=Kind.ATTENTION, flops=SECOND_OF_ATTENTION)], {"share": 0.5}, 0.25),
+        # Copies on a stream of their own hide behind computing and others do not.
+        ([FIVE, work(Phase.BACKWARD, Kind.OVERLAPPED_COPY, bytes=SECOND_OF_LINK)], {}, 5),
+        ([FIVE, work(Phase.BACKWARD, Kind.COPY, bytes=SECOND_OF_LINK)], {}, 6),
+        # Four gathers beside 5 s of computing: the first is waited for.
+        ([FIVE, collective(4, 1.0)], {"hardware": SEVERAL}, 1 + 5),
+        # Ten take longer than what is computed.
+        ([FIVE, collective(10, 1.0)], {"hardware": SEVERAL}, 10),
+        # Shorter rows leave weights and gradients what they are.
+        ([FIVE, collective(10, 1.0)], {"hardware": SEVERAL, "share": 0.2}, 10),
+        # DDP reduces after the backward pass.
+        ([FIVE, collective(4, 1.0)], {"hardware": SEVERAL, "overlaps": False}, 4 + 5),
+        # What is reduced once in a step is not reduced in each of its micro-steps, of which one was rehearsed or two.
+        ([FIVE, REDUCED], {"hardware": SEVERAL, "accumulation": 3, "overlaps": False}, 4 + 3 * 5),
+        ([FIVE, REDUCED], {"hardware": SEVERAL, "accumulation": 3}, 1 + 3 * 5),
+        ([FIVE, collective(10, 1.0, of_step=True)], {"hardware": SEVERAL, "accumulation": 3}, 10 + 2 * 5),
+        (
+            [replace(FIVE, count=2.0), REDUCED],
+            {"hardware": SEVERAL, "accumulation": 6, "micro_steps": 2, "overlaps": False},
+            6 * 5 + 4,
+        ),
+        # Both of a last micro-step: the first that is gathered and the last that is reduced.
+        (
+            [FIVE, collective(4, 1.0), collective(4, 0.5, of_step=True)],
+            {"hardware": SEVERAL, "accumulation": 2},
+            (1 + 5) + (1 + 0.5 + 5),
+        ),
+        # Between nodes it takes ten times as long, and is under way at the same time.
+        ([FIVE, collective(4, 1.0), collective(4, 1.0, kind=Kind.NETWORK_COLLECTIVE)], {"hardware": SEVERAL}, 40),
+        # Groups of all processes of two nodes: a tenth of the link's rate for each of four devices, used together.
+        ([collective(4, 1.0)], {"hardware": SEVERAL}, 4),
+        ([collective(4, 1.0)], {"hardware": TWO_NODES}, 10 / 4 * 4),
+        # Each costs a latency, however small.
+        (
+            [collective(1000, 0.0, launches=1)],
+            {"hardware": SEVERAL, "overlaps": False},
+            1000 * (module.COLLECTIVE_SECONDS + module.LAUNCH_SECONDS),
+        ),
     ],
 )
-def test_a_generation_serves_its_steps(updates: int, counts: dict[str, int], expected: float) -> None:
-    update = [work(Phase.OPTIMIZER_STEP, flops=SECOND_OF_MATMUL)] * updates
-    works = work(Phase.GENERATE, flops=10 * SECOND_OF_MATMUL), work(flops=SECOND_OF_MATMUL), *update
-    assert seconds(*works, **counts) == pytest.approx(expected)
-
-
-def test_shorter_rows_save_what_grows_with_tokens_and_nothing_else() -> None:
-    assert seconds(work(flops=SECOND_OF_MATMUL), share=0.5) == pytest.approx(0.5)
-    assert seconds(work(fixed_bytes=SECOND_OF_MEMORY), share=0.5) == pytest.approx(1.0)
-    assert seconds(work(Phase.OPTIMIZER_STEP, bytes=SECOND_OF_MEMORY), share=0.5) == pytest.approx(1.0)
-    flops = round(100e12 * module.ATTENTION_EFFICIENCY)
-    assert seconds(work(kind=Kind.ATTENTION, flops=flops), share=0.5) == pytest.approx(0.25)
-
-
-def test_copies_on_a_stream_of_their_own_hide_behind_computing_and_others_do_not() -> None:
-    computing, copied = work(flops=2 * SECOND_OF_MATMUL), {"bytes": SECOND_OF_LINK}
-    assert seconds(computing, work(kind=Kind.OVERLAPPED_COPY, **copied)) == pytest.approx(2.0)
-    assert seconds(computing, work(kind=Kind.COPY, **copied)) == pytest.approx(3.0)
+def test_a_step_takes_the_sum_that_a_reader_can_do(works: list[Work], options: dict[str, Any], expected: float) -> None:
+    assert seconds(*works, **options) == pytest.approx(expected)
 
 
 def test_phases_add_up_and_tokens_are_divided_by_all_of_them() -> None:
@@ -129,58 +156,6 @@ def test_a_card_with_a_rate_unknown_is_ranked_by_another_card_and_says_so(name: 
     time = step_time(load(work(flops=312 * 10**12)), unknown, gradient_accumulation_steps=1, tokens=1.0)
     assert time.assumed == "a100-80gb"
     assert time.step_seconds == pytest.approx(1 / module.MATMUL_EFFICIENCY)
-
-
-@pytest.mark.parametrize(
-    ("works", "options", "expected"),
-    [
-        # Four gathers beside 5 s of computing: the first is waited for.
-        ((collective(4, 1.0),), {}, 1 + 5),
-        # Ten take longer than what is computed.
-        ((collective(10, 1.0),), {}, 10),
-        # Shorter rows leave weights and gradients what they are.
-        ((collective(10, 1.0),), {"share": 0.2}, 10),
-        # DDP reduces after the backward pass.
-        ((collective(4, 1.0),), {"overlaps": False}, 4 + 5),
-        # What is reduced once in a step is not reduced in each of its micro-steps, of which one was rehearsed or two.
-        ((collective(4, 1.0, of_step=True),), {"accumulation": 3, "overlaps": False}, 4 + 3 * 5),
-        ((collective(4, 1.0, of_step=True),), {"accumulation": 3}, 1 + 3 * 5),
-        ((collective(10, 1.0, of_step=True),), {"accumulation": 3}, 10 + 2 * 5),
-        # Both of a last micro-step: the first that is gathered and the last that is reduced.
-        ((collective(4, 1.0), collective(4, 0.5, of_step=True)), {"accumulation": 2}, (1 + 5) + (1 + 0.5 + 5)),
-        # Between nodes it takes ten times as long, and is under way at the same time.
-        ((collective(4, 1.0), collective(4, 1.0, kind=Kind.NETWORK_COLLECTIVE)), {}, 40),
-    ],
-)
-def test_collectives_take_what_they_cannot_hide(
-    works: tuple[Work, ...], options: dict[str, Any], expected: float
-) -> None:
-    computing = work(Phase.BACKWARD, flops=5 * SECOND_OF_MATMUL)
-    assert seconds(computing, *works, hardware=SEVERAL, **options) == pytest.approx(expected)
-
-
-def test_groups_of_all_processes_go_through_the_network_where_there_are_several_nodes() -> None:
-    of_two_nodes = replace(SEVERAL, topology=replace(SEVERAL.topology, nodes=2))
-    calls = collective(4, 1.0)
-    # A tenth of the link's rate for each of four devices, whose ports are used together.
-    assert seconds(calls, hardware=of_two_nodes) == pytest.approx(10 / 4 * seconds(calls, hardware=SEVERAL))
-
-
-def test_what_was_rehearsed_in_two_micro_steps_is_computed_twice_and_reduced_once() -> None:
-    computing, reduced = work(Phase.BACKWARD, flops=5 * SECOND_OF_MATMUL, count=2.0), collective(4, 1.0, of_step=True)
-    found = seconds(computing, reduced, hardware=SEVERAL, accumulation=6, micro_steps=2, overlaps=False)
-    assert found == pytest.approx(6 * 5 + 4)
-
-
-def test_each_collective_costs_a_latency_however_small() -> None:
-    calls = collective(1000, 0.0, launches=1)
-    expected = 1000 * (module.COLLECTIVE_SECONDS + module.LAUNCH_SECONDS)
-    assert seconds(calls, hardware=SEVERAL, overlaps=False) == pytest.approx(expected)
-
-
-def test_processes_of_a_node_share_the_bandwidth_of_its_host() -> None:
-    update = work(Phase.OPTIMIZER_STEP, Kind.HOST_STEP, fixed_bytes=module.HOST_BYTES_PER_SECOND)
-    assert seconds(update, hardware=SEVERAL) == pytest.approx(4 * seconds(update))
 
 
 def test_a_link_that_is_not_known_is_assumed_and_named_where_it_is_used() -> None:
@@ -256,14 +231,12 @@ def test_an_adapter_is_gathered_with_its_base_and_reduced_with_next_to_nothing()
     assert {each.count for each in work.work if each.kind is WITHIN} == {2.0 * GATHERED_IN}
 
 
-@pytest.mark.parametrize(("of_layers", "under_ddp"), [("bfloat16", "bfloat16"), ("float32", "float32")])
-def test_a_loss_in_float32_under_fsdp2_is_one_in_half_precision_under_ddps_autocast(
-    of_layers: str, under_ddp: str
-) -> None:
+@pytest.mark.parametrize("of_layers", ["bfloat16", "float32"])
+def test_a_loss_in_float32_under_fsdp2_is_one_in_the_layers_precision_under_ddps_autocast(of_layers: str) -> None:
     layers = replace(UPDATE, phase=Phase.FORWARD, kind=Kind.MATMUL, dtype=of_layers, flops=900)
     loss = replace(layers, dtype="float32", flops=100, of_chunk=True)
     rehearsed = replace(REHEARSED, work=(*REHEARSED.work, layers, loss))
     work = shared_work(rehearsed, known(SHARDED), replace(SHARDED, sharding="ddp"))
-    assert [each.dtype for each in work.work if each.kind is Kind.MATMUL] == [of_layers, under_ddp]
+    assert [each.dtype for each in work.work if each.kind is Kind.MATMUL] == [of_layers, of_layers]
     still = shared_work(rehearsed, known(SHARDED), replace(SHARDED, sharding="fsdp2-no-reshard"))
     assert [each.dtype for each in still.work if each.kind is Kind.MATMUL] == [of_layers, "float32"]
