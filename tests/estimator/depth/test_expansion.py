@@ -55,26 +55,19 @@ def cut_expanded(model: Model, depths: Depths = DEPTHS) -> Trace | None:
     return expand(cut(model, depths.short, FEW_LOSS_CHUNKS), cut(model, depths.long, MORE_LOSS_CHUNKS), depths)
 
 
-def assert_same(whole: Trace, run: Trace) -> None:
-    assert story(whole) == story(run)
-    assert whole.operators == run.operators
-
-
-def told(trace: Trace | None) -> Trace:
-    assert trace is not None
-    return trace
-
-
-@given(model=models(), depths=st.sampled_from([DEPTHS, Depths(short=2, long=4, whole=9), replace(DEPTHS, whole=3)]))
-@settings(max_examples=60, deadline=None)
-def test_few_layers_tell_every_event_of_the_whole_run(model: Model, depths: Depths) -> None:
-    assert story(told(expanded(model, depths))) == story(run(model, depths.whole))
-
-
-@given(model=models(), depths=st.sampled_from([DEPTHS, Depths(short=2, long=4, whole=9)]))
-@settings(max_examples=60, deadline=None)
-def test_few_layers_with_few_chunks_of_the_loss_tell_every_event_of_the_whole_run(model: Model, depths: Depths) -> None:
-    assert_same(told(cut_expanded(model, depths)), run(model, depths.whole, chunks=CHUNKS))
+@given(
+    model=models(),
+    depths=st.sampled_from([DEPTHS, Depths(short=2, long=4, whole=9), replace(DEPTHS, whole=3)]),
+    chunks=st.sampled_from([0, 5, CHUNKS]),
+)
+@settings(max_examples=100, deadline=None)
+def test_few_layers_tell_every_event_of_the_whole_run(model: Model, depths: Depths, chunks: int) -> None:
+    """With a loss of no chunks, of as many in every run, and of more in the whole run than in those of few layers."""
+    few = cut_expanded(model, depths) if chunks == CHUNKS else expanded(model, depths, chunks=chunks)
+    whole = run(model, depths.whole, chunks=chunks)
+    assert few is not None
+    assert story(few) == story(whole)
+    assert few.operators == whole.operators
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,8 @@ def test_few_layers_with_few_chunks_of_the_loss_tell_every_event_of_the_whole_ru
 def test_layers_of_two_kinds_and_uses_on_other_streams_are_told(
     model: Model, depths: Depths, how: dict[str, int]
 ) -> None:
-    whole = told(expanded(model, depths, **how))
+    whole = expanded(model, depths, **how)
+    assert whole is not None
     assert bool(whole.stream_uses) is bool(how)
     assert story(whole) == story(run(model, depths.whole, **how))
 
@@ -167,10 +161,6 @@ def test_losses_of_which_the_chunks_are_unclear_are_not_told(short: Trace, long:
 
 def test_what_is_done_outside_the_loss_for_each_of_its_chunks_is_not_taken_for_that_of_layers() -> None:
     assert cut_expanded(replace(PLAIN, logged_of_chunk=52)) is None
-
-
-def test_a_loss_with_as_many_chunks_in_both_runs_is_left_as_it_is() -> None:
-    assert_same(told(expanded(PLAIN, chunks=5)), run(PLAIN, DEPTHS.whole, chunks=5))
 
 
 @pytest.mark.parametrize(("flops_of_long", "is_told"), [(7, True), (8, False)])
