@@ -47,17 +47,20 @@ def subject(job: Job, hardware: Hardware, facts: ModelFacts) -> Subject:
     )
 
 
+def served(card: str = "a100-40gb", **given: Any) -> VllmServer:
+    found = server(card, vllm_mode="server", **given)
+    assert found is not None
+    return found
+
+
 def test_only_server_mode_has_a_server_and_a_model_of_unknown_size_no_budget() -> None:
     for given in ({}, {"vllm_mode": "colocate"}, {"vllm_mode": "server", "use_vllm": False}):
         assert server(**given) is None
-    found = server(facts=ModelFacts(context_length=None, is_quantized=False), vllm_mode="server")
-    assert found is not None
-    assert found.fits
+    assert served(facts=ModelFacts(context_length=None, is_quantized=False)).fits
 
 
-def test_it_takes_the_gpus_after_those_that_train() -> None:
-    found = server(vllm_mode="server", vllm_tensor_parallel_size=2)
-    assert found is not None
+def test_it_takes_the_gpus_after_those_that_train_and_none_of_this_machine_on_another() -> None:
+    found = served(vllm_tensor_parallel_size=2)
     assert found.command == (
         "CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve --model Qwen/Qwen2.5-7B --tensor_parallel_size 2 --max_model_len 768 "
         "--gpu_memory_utilization 0.9"
@@ -65,44 +68,33 @@ def test_it_takes_the_gpus_after_those_that_train() -> None:
     assert found.weights_bytes == 7_615_616_512  # in half precision, and a half on each
     assert found.token_bytes == 2 * (2 * 28 * 128) * 2  # two of the four heads
     assert found.completion_bytes == 768 * 28672
-    four, eight = (server(vllm_mode="server", vllm_tensor_parallel_size=gpus) for gpus in (4, 8))
-    assert (four and four.token_bytes) == (eight and eight.token_bytes), "a head is never cut"
-
-
-@pytest.mark.parametrize(
-    "given", [{"vllm_server_host": "10.0.0.7"}, {"vllm_server_base_url": "http://10.0.0.7:8000"}, {"nodes": 2}]
-)
-def test_a_server_on_another_machine_is_told_no_gpus_of_this_one(given: dict[str, Any]) -> None:
-    found = server(vllm_mode="server", **given)
-    assert found is not None
-    assert found.first_gpu is None
-    assert found.command.startswith("trl vllm-serve ")
+    four, eight = (served(vllm_tensor_parallel_size=gpus).token_bytes for gpus in (4, 8))
+    assert four == eight, "a head is never cut"
+    for given in ({"vllm_server_host": "10.0.0.7"}, {"vllm_server_base_url": "http://10.0.0.7:8000"}, {"nodes": 2}):
+        found = served(**given)
+        assert (found.first_gpu, found.command[:15]) == (None, "trl vllm-serve ")
 
 
 def test_weights_that_no_card_holds_are_refused_with_the_number_of_gpus_that_do() -> None:
     with pytest.raises(DoesNotFitError) as caught:
-        server("rtx3060", vllm_mode="server")
+        served("rtx3060")
     assert caught.value.message.startswith("14.2 GiB of weights and 42.0 MiB of KV cache for one completion do not fit")
     assert caught.value.hint.startswith("Give --vllm_tensor_parallel_size 2: 2 GPUs hold 7.09 GiB of weights each")
-    assert server("rtx3060", vllm_mode="server", vllm_tensor_parallel_size=2) is not None
+    served("rtx3060", vllm_tensor_parallel_size=2)
 
 
 def test_trls_own_parser_takes_the_command_with_what_is_given_of_the_server() -> None:
     from trl.scripts.vllm_serve import make_parser
 
     given = {"vllm_server_port": 8123, "vllm_gpu_memory_utilization": 0.8, "vllm_max_model_length": 2048}
-    found = server(vllm_mode="server", **given)
-    assert found is not None
-    words = shlex.split(found.command)
+    words = shlex.split(served(**given).command)
     (arguments,) = make_parser().parse_args_and_config(args=words[words.index("vllm-serve") + 1 :])
     assert (arguments.model, arguments.tensor_parallel_size) == ("Qwen/Qwen2.5-7B", 1)
     assert (arguments.max_model_len, arguments.port, arguments.gpu_memory_utilization) == (2048, 8123, 0.8)
 
 
 def test_a_plan_shows_the_server_and_keeps_it(tmp_path: Path) -> None:
-    found = server(vllm_mode="server", vllm_tensor_parallel_size=2)
-    assert found is not None
-    plan = replace(GRPO_PLAN, vllm_server=found)
+    plan = replace(GRPO_PLAN, vllm_server=(found := served(vllm_tensor_parallel_size=2)))
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").vllm_server == found
     assert json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["vllm_server"]["command"] == found.command
