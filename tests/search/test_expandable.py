@@ -44,16 +44,15 @@ def test_they_are_turned_on_where_native_segments_do_not_fit_for_no_rehearsal_an
     )
 
 
-class Fragmenting(LinearMemory):
-    """Rows of every length leave 2 GiB more in segments of fixed size, in whichever order they come."""
-
-    def over_steps(self, estimate: Estimate) -> Estimate:
-        peaks = {grows: each.peak_reserved_bytes for grows, each in estimate.memory.reserved.modes.items()}
-        both = MixedLengths(native=(peaks[False] + 2 * GIB,) * 3, expandable_segments=(peaks[True],) * 3)
-        return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
-
-
 def test_the_reason_says_so_where_it_is_the_hours_after_that_do_not_fit() -> None:
+    class Fragmenting(LinearMemory):
+        """Rows of every length leave 2 GiB more in segments of fixed size, in whichever order they come."""
+
+        def over_steps(self, estimate: Estimate) -> Estimate:
+            peaks = {grows: each.peak_reserved_bytes for grows, each in estimate.memory.reserved.modes.items()}
+            both = MixedLengths(native=(peaks[False] + 2 * GIB,) * 3, expandable_segments=(peaks[True],) * 3)
+            return replace(estimate, memory=replace(estimate.memory, mixed_lengths=both))
+
     needed = LinearMemory(budget_bytes=200 * GIB, unmapped=SAVED).estimate(ONE_POINT.base)
     found = search(ONE_POINT, Fragmenting(budget_bytes=needed.required_bytes + GIB, unmapped=SAVED))
     (lever,) = found.levers
@@ -77,7 +76,6 @@ def test_they_are_never_turned_on_against_the_users_words_or_vllm(words: dict[st
 
 
 def test_where_neither_kind_fits_the_one_that_needs_less_counts() -> None:
-    model = LinearMemory(budget_bytes=3 * GIB, unmapped=SAVED)
-    assert Memo(ONE_POINT, model)(ONE_POINT.base).knobs.expandable_segments
-    worse = LinearMemory(budget_bytes=3 * GIB, unmapped=-SAVED)
-    assert not Memo(ONE_POINT, worse)(ONE_POINT.base).knobs.expandable_segments
+    for saved in (SAVED, -SAVED):
+        model = LinearMemory(budget_bytes=3 * GIB, unmapped=saved)
+        assert Memo(ONE_POINT, model)(ONE_POINT.base).knobs.expandable_segments is (saved > 0)

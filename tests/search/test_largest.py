@@ -80,8 +80,8 @@ def test_a_batch_in_one_micro_batch_may_be_of_longer_rows_than_one_row_at_a_time
     effective: int, gib: int, one_row: int
 ) -> None:
     """Where gradients are accumulated, they and the activations of one row are there together."""
-    words = {"effective_batch_size": effective, "learning_rate": 1e-4}
-    asked, model = question("max_length", LENGTHS, **words), LinearMemory(gib * GIB)
+    asked = question("max_length", LENGTHS, effective_batch_size=effective, learning_rate=1e-4)
+    model = LinearMemory(gib * GIB)
     found = search_most(asked, model)
     assert found.most is not None
     assert found.most.value > 1.5 * one_row
@@ -139,14 +139,12 @@ def test_the_answer_is_of_the_gentlest_level_that_holds_the_smallest_value(gib: 
 
 
 def test_a_level_that_is_passed_over_for_its_speed_is_not_the_answers() -> None:
-    words = {"max_slowdown": 1.2}
-    model = LinearMemory(9 * GIB)
-    gentle = search_most(question("max_length", LENGTHS), model)
-    swift = search_most(question("max_length", LENGTHS, **words), LinearMemory(9 * GIB))
-    order = [level.name for level in answering(question("max_length", LENGTHS))]
-    assert order.index(swift.level) > order.index(gentle.level)
+    asked, model = question("max_length", LENGTHS, max_slowdown=1.2), LinearMemory(9 * GIB)
+    swift = search_most(asked, model)
+    order = [level.name for level in answering(asked)]
+    assert order.index(swift.level) > order.index("lossless, offloading")
     assert swift.most is not None
-    assert is_border(question("max_length", LENGTHS), swift.level, model, swift.most)
+    assert is_border(asked, swift.level, model, swift.most)
 
 
 def test_limits_are_kept_and_an_error_names_the_nearest_where_not_even_the_smallest_value_fits() -> None:
