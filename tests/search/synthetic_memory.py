@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any
 
-from nouns import TRL_DEFAULTS
+from nouns import TRL_DEFAULTS, memory_of, reserved
 
 from autotrain_mem.search.levels import levels
 from autotrain_mem.search.memo import Memo, OnAttempt
@@ -14,7 +14,6 @@ from autotrain_mem.search.search import Limits, SearchResult, find, no_plan
 from autotrain_mem.search.space import Space, make_space, micro_batches
 from autotrain_mem.settings.levers import EXPANDABLE, SLOWING
 from autotrain_mem.settings.own import OF_DEEPSPEED
-from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import (
     Estimate,
@@ -127,10 +126,8 @@ class LinearMemory:
         return self.cards
 
     def estimate(self, knobs: Knobs) -> Estimate:
-        memory, hardware = self._memory(knobs), self._hardware()
-        return Estimate(
-            knobs=knobs, hardware=hardware, memory=memory, budget_bytes=self.budget_bytes, time=self.time(knobs)
-        )
+        parts = {"hardware": self._hardware(), "memory": self._memory(knobs), "time": self.time(knobs)}
+        return Estimate(knobs=knobs, budget_bytes=self.budget_bytes, **parts)
 
     def expanded(self, knobs: Knobs) -> Estimate:
         """The same as a copy with few layers has it."""
@@ -180,36 +177,25 @@ class LinearMemory:
         peak_phase = max(peaks, key=peaks.__getitem__)
         if peak_phase is not Phase.BACKWARD:
             owners |= {**dict.fromkeys(GROWING, 0), Owner.TEMPORARY: peaks[peak_phase] - static}
-        return MemoryEstimate(
-            peak_allocated_bytes=peaks[peak_phase],
+        trained = self.parameters // (100 if knobs.use_peft else 1)
+        dtype = "bfloat16" if knobs.dtype == "bfloat16" else "float32"
+        return memory_of(
+            peaks[peak_phase],
             peak_phase=peak_phase,
             phases={Phase.LOAD: owners[Owner.WEIGHTS]} | peaks,
             owners_at_peak=owners,
-            modules_at_peak=(),
             reserved=self._reserved(peaks[peak_phase], knobs),
-            not_counted=(),
-            rehearsal_seconds=1.0,
-            trained=Trained(
-                parameters=self.parameters // (100 if knobs.use_peft else 1),
-                of_parameters=self.parameters,
-                dtype="bfloat16" if knobs.dtype == "bfloat16" else "float32",
-            ),
+            trained=Trained(parameters=trained, of_parameters=self.parameters, dtype=dtype),
         )
 
     def _reserved(self, peak_bytes: int, knobs: Knobs) -> ReservedByMode:
+        def mode(share: float) -> ReservedEstimate:
+            slack = int(peak_bytes * share)
+            retries = peak_bytes + slack + self._hardware().non_torch_bytes > self.budget_bytes
+            return reserved(peak_bytes + slack, slack_bytes=slack, retries=retries)
+
         cached = 0.03 + self.noise * self._stray(knobs)
-        native, expandable = (
-            ReservedEstimate(
-                peak_allocated_bytes=peak_bytes,
-                peak_reserved_bytes=int(peak_bytes * (1 + share)),
-                peak_limited_bytes=int(peak_bytes * (1 + share)),
-                slack_bytes=max(0, int(peak_bytes * share)),
-                num_alloc_retries=int(peak_bytes * (1 + share)) + self._hardware().non_torch_bytes > self.budget_bytes,
-                largest_refused_bytes=None,
-            )
-            for share in (cached, cached - self.unmapped)
-        )
-        return ReservedByMode(native=native, expandable_segments=expandable)
+        return ReservedByMode(native=mode(cached), expandable_segments=mode(cached - self.unmapped))
 
     def owners(self, knobs: Knobs) -> dict[Owner, int]:
         width = 2 if knobs.dtype == "bfloat16" else 4
@@ -255,13 +241,6 @@ def search(
     if found is None:
         raise no_plan(space, memo, limits)
     return found
-
-
-def found_or_none(space: Space, model: LinearMemory) -> SearchResult | None:
-    try:
-        return search(space, model)
-    except DoesNotFitError:
-        return None
 
 
 def brute_force(space: Space, model: LinearMemory) -> tuple[str, float] | None:
