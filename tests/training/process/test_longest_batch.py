@@ -4,6 +4,7 @@ Losses, weights and the order of rows are those without it.
 """
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +20,8 @@ from tiny_trainers import METHODS, lengths, outcome, rows, trainer
 from tiny_vision_trainers import SIZES, vision_trainer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import TrainerCallback
 
 from autotrain_mem.data.longest_rows import longest_image_rows
-from autotrain_mem.machine.catalog import named
-from autotrain_mem.machine.simulated_card import SimulatedGpu
-from autotrain_mem.rehearsal.fake_run import Watch
 from autotrain_mem.trainers.finish import keep_cache_in_evaluation
 from autotrain_mem.training.process.longest_batch import (
     LongestBatch,
@@ -300,58 +297,32 @@ def test_a_scaler_has_the_scale_that_it_had_and_a_method_that_was_replaced_for_g
     assert made.guard
 
 
-EACH_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-
-
-class Reserved(TrainerCallback):
-    """Notes what is reserved once each optimizer step is done, and once its evaluation and its saving are."""
-
-    def __init__(self, gpu: SimulatedGpu) -> None:
-        self._gpu = gpu
-        self.stepped: list[int] = []
-        self.later: list[int] = []
-
-    def _bytes(self) -> int:
-        return self._gpu.memory_stats()["reserved_bytes.all.current"]
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.stepped.append(self._bytes())
-
-    def on_evaluate(self, *_: Any, **__: Any) -> None:
-        self.later.append(self._bytes())
-
-    on_save = on_evaluate
-
-
-def reserved(method: str, model: Path, folder: Path, *, keeps: bool = True, **changes: Any) -> Reserved:
-    gpu = SimulatedGpu(named("4GiB"))
-    watch, seen = Watch(gpu), Reserved(gpu)
-    with watch.cuda_semantics():
-        made = trainer(method, model, folder, eval_dataset=rows(method).select(range(4)), **EACH_STEP | changes)
-        if keeps:
-            keep_cache_in_evaluation(made)
-        attach_longest_batch(made, lambda batch: None)
-        made.add_callback(seen)
-        watch.train(made)
-    return seen
-
-
-def test_evaluation_gives_nothing_back_but_what_its_users_code_does(gpt2: Path, tmp_path: Path) -> None:
-    """Nor does ``torch_empty_cache_steps`` change."""
-    seen = reserved("grpo", gpt2, tmp_path, eval_accumulation_steps=1)
-    assert len(seen.later) == 2
-    assert min(seen.later) >= seen.stepped[0], "generation gives nothing back either"
-    plain = {"compute_metrics": lambda answers, compute_result: {}}
-    empties = {"compute_metrics": lambda answers, compute_result: torch.cuda.empty_cache() or {}}
-    kept = reserved("sft", gpt2, tmp_path, batch_eval_metrics=True, build=plain)
-    assert min(kept.later) >= kept.stepped[0]
-    others = (
-        reserved("sft", gpt2, tmp_path, keeps=False, eval_accumulation_steps=1),
-        reserved("sft", gpt2, tmp_path, batch_eval_metrics=True, build=empties),
+def test_evaluation_gives_no_cache_back_but_what_its_users_code_does(
+    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does generation."""
+    callers: set[str] = set()
+    monkeypatch.setattr(
+        torch.cuda, "empty_cache", lambda: callers.update(sys._getframe(above).f_code.co_name for above in (2, 3))
     )
-    for each in others:
-        assert min(each.later) < each.stepped[0] == kept.stepped[0]
-    assert reserved("sft", gpt2, tmp_path, torch_empty_cache_steps=1).stepped[0] < kept.stepped[0]
+
+    def own(answers: Any, compute_result: bool) -> dict[str, float]:
+        torch.cuda.empty_cache()
+        return {}
+
+    told = {
+        "sft": {"batch_eval_metrics": True, "build": {"compute_metrics": own}},
+        "grpo": {"eval_accumulation_steps": 1},
+    }
+    for method, changes in told.items():
+        made = trainer(method, gpt2, tmp_path, eval_dataset=rows(method).select(range(4)), **changes)
+        made.evaluate()
+        assert "evaluation_loop" in callers
+        callers.clear()
+        keep_cache_in_evaluation(made)
+        made.evaluate()
+        assert callers == ({"unless_loop", "own"} if method == "sft" else set())
+        callers.clear()
 
 
 SHORT = {"max_steps": 2, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 2}
