@@ -15,15 +15,6 @@ class FakeNotSupported(FakeNvmlError):
 
 
 @dataclass(eq=False)
-class FakeInstance:
-    """One MIG instance."""
-
-    uuid: str
-    total_mib: int
-    unlisted_bytes: int = 0
-
-
-@dataclass(eq=False)
 class FakeGpu:
     """One card: an RTX 3090 until a test says otherwise."""
 
@@ -40,7 +31,7 @@ class FakeGpu:
     capability: tuple[int, int] = (8, 6)
     cores: int | None = 10496
     clock: int = 2100
-    instances: list[FakeInstance | None] | None = None
+    instances: "list[FakeInstance | None] | None" = None
     """None if it is not split; None inside for an empty place."""
     lost: str = ""
     """NVML's error if it cannot read the card."""
@@ -53,6 +44,14 @@ class FakeGpu:
     has_peers: bool = True
     shares_memory: bool = False
     """Whether its memory is the host's, as for GB10."""
+
+
+@dataclass(eq=False)
+class FakeInstance(FakeGpu):
+    """One MIG instance."""
+
+    name: str = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    reserved_mib: int = 0
 
 
 @dataclass
@@ -102,21 +101,19 @@ class FakeNvml:
                 return gpu
         raise FakeNvmlError("Not Found")
 
-    def nvmlDeviceGetName(self, handle: FakeGpu | FakeInstance) -> str:
-        return handle.name if isinstance(handle, FakeGpu) else "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    def nvmlDeviceGetName(self, handle: FakeGpu) -> str:
+        return handle.name
 
-    def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeInstance) -> str:
+    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:
         return handle.uuid
 
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeInstance, version: int) -> SimpleNamespace:
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int) -> SimpleNamespace:
         assert version == self.nvmlMemory_v2, "the first one counts the driver's own part"
-        if isinstance(handle, FakeGpu) and handle.shares_memory:
+        if handle.shares_memory:
             raise FakeNotSupported("Not Supported")
-        total_bytes, reserved_bytes, taken_bytes = handle.total_mib * MIB, 0, handle.unlisted_bytes
-        if isinstance(handle, FakeGpu):
-            reserved_bytes = handle.reserved_mib * MIB
-            held = {**(handle.drawing or {}), **handle.computing}
-            taken_bytes += sum(size or 0 for size in held.values())
+        total_bytes, reserved_bytes = handle.total_mib * MIB, handle.reserved_mib * MIB
+        held = {**(handle.drawing or {}), **handle.computing}
+        taken_bytes = handle.unlisted_bytes + sum(size or 0 for size in held.values())
         free_bytes = total_bytes - reserved_bytes - taken_bytes
         return SimpleNamespace(total=total_bytes, reserved=reserved_bytes, free=free_bytes)
 

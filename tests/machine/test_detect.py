@@ -201,7 +201,9 @@ def test_a_processs_own_device_and_free_memory_are_read_although_another_card_is
 
 
 def test_a_split_card_is_its_first_instance_or_the_one_of_a_uuid(nvml: FakeNvml) -> None:
-    split = split_a100(None, FakeInstance(X, 4864, unlisted_bytes=1000 * MIB), FakeInstance(Y, 9856))
+    split = split_a100(
+        None, FakeInstance(X, total_mib=4864, unlisted_bytes=1000 * MIB), FakeInstance(Y, total_mib=9856)
+    )
     nvml.gpus = [FakeGpu(A), split]  # an instance hides whole cards
     (device,) = detect()
     assert (device.index, device.uuid, device.total_bytes, device.free_bytes) == (1, X, 4864 * MIB, 3864 * MIB)
@@ -209,7 +211,7 @@ def test_a_split_card_is_its_first_instance_or_the_one_of_a_uuid(nvml: FakeNvml)
     assert device.bandwidth_bytes_per_second is None
     nvml.gpus = [split_a100(None, None)]
     assert detect() == ()
-    nvml.gpus = [split_a100(FakeInstance(X, 4864), FakeInstance(Y, 9856))]
+    nvml.gpus = [split_a100(FakeInstance(X, total_mib=4864), FakeInstance(Y, total_mib=9856))]
     chosen = {Y: [Y], "MIG-yyyy": [Y], f"{Y},{X}": [Y], "MIG-zzzz": [], "0": [X], "GPU-bbbb3": [X]}
     assert {wanted: [device.uuid for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] for wanted in chosen} == chosen
 
@@ -228,7 +230,7 @@ def test_cards_are_selected_by_numbers_in_the_order_of_the_bus(nvml: FakeNvml) -
 def test_a_card_is_selected_by_uuid_if_its_number_is_ambiguous(nvml: FakeNvml) -> None:
     nvml.gpus[0].lost = "GPU is lost"  # CUDA may count without it
     assert seen_cards((B,)) == {"CUDA_VISIBLE_DEVICES": B}
-    nvml.gpus = [FakeGpu(A), split_a100(FakeInstance(X, 7), FakeInstance(Y, 8))]
+    nvml.gpus = [FakeGpu(A), split_a100(FakeInstance(X, total_mib=7), FakeInstance(Y, total_mib=8))]
     assert seen_cards((X,)) == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert seen_cards((Y,)) == {"CUDA_VISIBLE_DEVICES": Y}  # not the first instance
     nvml.driver = None

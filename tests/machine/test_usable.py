@@ -26,13 +26,6 @@ KERNELS = "CUDA error: no kernel image is available for execution on the device\
 COMPILED = "Torch not compiled with CUDA enabled"
 
 
-def raising(error: Exception) -> Any:
-    def function(*args: Any, **keywords: Any) -> Any:
-        raise error
-
-    return function
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A card that torch can use."""
@@ -47,6 +40,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         monkeypatch.setattr(torch.cuda, name, lambda index: None)
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
+    use(monkeypatch, fake, cuda=13000, built_for="13.0")
     return fake
 
 
@@ -81,7 +75,7 @@ def test_the_message_is_torchs_and_the_fix_follows_from_driver_and_build(
     cures: list[str],
 ) -> None:
     use(monkeypatch, gpu, cuda=driver_cuda, built_for=built_for)
-    monkeypatch.setattr(torch.cuda, "init", raising(error))
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
     message, hint = refusal()
     assert " ".join(str(error).split()) in message
     assert [cure for cure in (*cures, "--gpu NAME --plan_only", "--use_cpu") if cure not in hint] == []
@@ -90,11 +84,10 @@ def test_the_message_is_torchs_and_the_fix_follows_from_driver_and_build(
 def test_a_full_card_is_usable_and_one_without_kernels_in_this_build_is_not(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, gpu, cuda=13000, built_for="13.0")
     check_usable(0)
-    monkeypatch.setattr(torch, "ones", raising(torch.OutOfMemoryError("CUDA out of memory")))
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
     check_usable(0)
-    monkeypatch.setattr(torch, "ones", raising(RuntimeError(KERNELS)))
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=RuntimeError(KERNELS)))
     gpu.capability = (7, 0)
     message, hint = refusal()
     assert message.endswith("execution on the device")
@@ -105,9 +98,8 @@ def test_a_full_card_is_usable_and_one_without_kernels_in_this_build_is_not(
 def test_a_virtual_card_that_refuses_expandable_segments_is_explained(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, gpu, cuda=13000, built_for="13.0")
     words = "CUDA driver error: operation not supported"
-    monkeypatch.setattr(torch, "ones", raising(RuntimeError(words)))
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=RuntimeError(words)))
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     message, hint = refusal()
     assert message.startswith("NVIDIA GeForce RTX 3090 refuses expandable segments")
@@ -159,34 +151,31 @@ def test_a_rank_opens_its_own_card_and_no_other(
     assert set(contexts) == {"cuda:2"}
 
 
-PACKAGES = {
-    "hangs": "import time; time.sleep(600)",
-    "dies": "import os; os.kill(os.getpid(), 11)",
-    "fails": "raise ValueError(3)",
-}
-
-
 @pytest.mark.parametrize(
-    ("package", "says"), [("hangs", "within 1 s"), ("dies", "status -11"), ("fails", "ValueError")]
+    ("code", "seconds", "says"),
+    [
+        ("import time; time.sleep(600)", 1.0, "within 1 s"),
+        ("import os; os.kill(os.getpid(), 11)", 60.0, "status -11"),
+        ("raise ValueError(3)", 60.0, "ValueError"),
+    ],
 )
 def test_a_package_that_hangs_crashes_or_fails_on_import_says_so(
-    package: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    code: str, seconds: float, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / f"{package}.py").write_text(PACKAGES[package])
+    (tmp_path / "package_of_code.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     with pytest.raises(NoAnswer, match=says):
-        examine_package(package, {}, 1.0 if package == "hangs" else 60.0)
+        examine_package("package_of_code", {}, seconds)
 
 
 def test_the_child_sends_torchs_facts_or_its_problem(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, gpu, cuda=13000, built_for="13.0")
     channel = Mock(**{"receive.return_value": {"package": "torch"}})
     monkeypatch.setattr(usable, "Channel", lambda ignore_interrupt: channel)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2, 3))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Mock(is_integrated=1))
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28))
     usable.main()
-    monkeypatch.setattr(torch, "ones", raising(RuntimeError(KERNELS)))
+    monkeypatch.setattr(torch, "ones", Mock(side_effect=RuntimeError(KERNELS)))
     usable.main()
     told, refused = (GpuPackage(**call.args[0]) for call in channel.send.call_args_list)
     assert told == GpuPackage(cuda="13.0", nccl="2.28", total_bytes=3, free_bytes=2, is_integrated=True)

@@ -25,11 +25,13 @@ READ = (
 """What a worker, a training process, the cache or a file holds, with all nouns that are parts of these."""
 
 JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+STEPS = st.lists(st.integers(), min_size=1, max_size=3).map(tuple)
 WORDS = st.dictionaries(st.text(max_size=3), JSON, max_size=2)
 for kind, strategy in {
     float: st.floats(-1e12, 1e12, allow_nan=False),
     Job: st.builds(Job, method=st.sampled_from(list(METHODS)), arguments=WORDS, accelerate=st.none() | WORDS),
     Lever: st.builds(Lever, before=JSON, after=JSON),
+    nouns.MixedLengths: st.builds(nouns.MixedLengths, native=STEPS, expandable_segments=STEPS),
     nouns.VllmServer: st.builds(nouns.VllmServer, gpus=st.integers(0, 8)),  # its command names each
 }.items():
     st.register_type_strategy(kind, strategy)

@@ -150,24 +150,24 @@ def hammer(folder: pathlib.Path) -> subprocess.Popen[str]:
     )
 
 
-def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value(tmp_path: pathlib.Path) -> None:
+def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value_and_one_that_is_killed_leaves_none(
+    tmp_path: pathlib.Path, messages: list[str]
+) -> None:
     both = [hammer(tmp_path), hammer(tmp_path)]
     said = [process.communicate(timeout=60)[0] for process in both]
     assert said == ["0 []\n"] * 2
     Store(tmp_path, limit_bytes=6 * PAGE_BYTES).put("kind", KEY, 1)
     assert len(list(tmp_path.glob("*.json.gz"))) <= 6, "what was too much is dropped"
-
-
-def test_a_process_that_is_killed_leaves_only_whole_values(tmp_path: pathlib.Path, messages: list[str]) -> None:
     for wait_seconds in (0.1, 0.2):
-        process = hammer(tmp_path)
+        folder = tmp_path / f"{wait_seconds} s"
+        process = hammer(folder)
         deadline = time.monotonic() + 30
-        while not list(tmp_path.glob("*.json.gz")) and time.monotonic() < deadline:
+        while not list(folder.glob("*.json.gz")) and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(wait_seconds)
         process.kill()
         process.communicate()
-        store = Store(tmp_path, on_damage=messages.append)
+        store = Store(folder, on_damage=messages.append)
         found = [store.get("kind", {"number": number}) for number in range(8)]
         assert any(found)
         assert messages == []
