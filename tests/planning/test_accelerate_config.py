@@ -58,6 +58,8 @@ def test_a_file_says_how_processes_are_launched(
     assert read.accelerate == config | {"num_processes": gpus * (read.autofit.nodes or 1)}
     assert with_accelerate(read) == read
     assert read.job({}).accelerate == read.accelerate
+    assert launch_warnings(request(path)) == ()
+    assert ("SHARDED_STATE_DICT" in " ".join(launch_warnings(read))) is (config is RECOMPUTES)
 
 
 @pytest.mark.parametrize(
@@ -81,21 +83,15 @@ def test_flags_that_contradict_it_are_named(made: RunRequest, named: str) -> Non
     assert [word for word in named.split() if word not in str(error.value)] == []
 
 
-def test_what_is_to_be_known_is_said_once_it_is_read() -> None:
-    assert launch_warnings(request(FSDP2)) == ()
-    assert "SHARDED_STATE_DICT" in " ".join(launch_warnings(with_accelerate(request(RECOMPUTES))))
-
-
-@pytest.mark.parametrize("is_file", [True, False])
-def test_what_it_says_is_said_by_flags(is_file: bool, tmp_path: Path) -> None:
+def test_what_it_says_is_said_by_flags(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    given = str(tmp_path / "ds.json") if is_file else json.dumps(CONFIG)
-    request = with_accelerate(RunRequest(method="sft", model="m", argv=("--deepspeed", given, "--max_length", "64")))
-    assert request.argv == ("--max_length", "64")
-    assert (request.autofit.sharding, request.autofit.offload_param_device) == ("zero3", "cpu")
-    assert request.config["per_device_train_batch_size"] == 4
-    assert request.config["deepspeed"]["train_micro_batch_size_per_gpu"] == "auto"
-    assert with_accelerate(request) == request
+    for given in (str(tmp_path / "ds.json"), json.dumps(CONFIG)):
+        read = with_accelerate(request(None, "--deepspeed", given, "--max_length", "64"))
+        assert read.argv == ("--max_length", "64")
+        assert (read.autofit.sharding, read.autofit.offload_param_device) == ("zero3", "cpu")
+        assert read.config["per_device_train_batch_size"] == 4
+        assert read.config["deepspeed"]["train_micro_batch_size_per_gpu"] == "auto"
+        assert with_accelerate(read) == read
 
 
 ALONE = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config": {"zero_stage": 3}}
@@ -103,22 +99,21 @@ ALONE = {"distributed_type": "DEEPSPEED", "num_processes": 1, "deepspeed_config"
 
 def launched(deepspeed: dict[str, Any], **given: Any) -> RunRequest:
     content = {"distributed_type": "DEEPSPEED", "num_processes": 4, "mixed_precision": "bf16"}
-    autofit = AutoFit(accelerate_config={**content, "deepspeed_config": deepspeed}, **given)
-    return with_accelerate(RunRequest(method="sft", model="m", autofit=autofit))
+    return with_accelerate(request({**content, "deepspeed_config": deepspeed}, **given))
 
 
 def test_a_config_of_accelerates_says_it_by_flags_too(tmp_path: Path) -> None:
-    request = launched({"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "none"})
-    assert (request.autofit.gpus, request.autofit.sharding) == (4, "zero3")
-    assert (request.autofit.offload_optimizer_device, request.autofit.offload_param_device) == ("cpu", None)
-    assert (request.accelerate, request.autofit.accelerate_config, request.config) == (None, None, {"bf16": True})
-    assert with_accelerate(request) == request
+    read = launched({"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "none"})
+    assert (read.autofit.gpus, read.autofit.sharding) == (4, "zero3")
+    assert (read.autofit.offload_optimizer_device, read.autofit.offload_param_device) == ("cpu", None)
+    assert (read.accelerate, read.autofit.accelerate_config, read.config) == (None, None, {"bf16": True})
+    assert with_accelerate(read) == read
     assert launched({"gradient_accumulation_steps": 4}).config["gradient_accumulation_steps"] == 4
     assert launched({"gradient_accumulation_steps": "auto"}).autofit.sharding == "zero2"
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    request = launched({"deepspeed_config_file": str(tmp_path / "ds.json")}, sharding="zero3")
-    assert (request.autofit.gpus, request.autofit.sharding, request.autofit.offload_param_device) == (4, "zero3", "cpu")
-    alone = with_accelerate(RunRequest(method="sft", model="m", autofit=AutoFit(accelerate_config=ALONE)))
+    read = launched({"deepspeed_config_file": str(tmp_path / "ds.json")}, sharding="zero3")
+    assert (read.autofit.gpus, read.autofit.sharding, read.autofit.offload_param_device) == (4, "zero3", "cpu")
+    alone = with_accelerate(request(ALONE))
     assert (alone.autofit.gpus, alone.autofit.sharding) == (1, "zero3")
     with pytest.raises(UsageError, match="--sharding zero2"):
         launched({"zero_stage": 3}, sharding="zero2")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from nouns import TRL_DEFAULTS
@@ -14,26 +15,13 @@ from autotrain_mem.planning import for_processes, kept_answers
 from autotrain_mem.planning.kept_answers import answered, is_parsed, parsed
 from autotrain_mem.run import early
 from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_flags
-from autotrain_mem.support.errors import AutofitError, ModelNotFoundError, UnknownGpuError, UsageError
+from autotrain_mem.support.errors import ModelNotFoundError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.types import Job
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.worker import pool
 
 LONG_AGO = 1_700_000_000
-
-
-class Parser:
-    """Workers whose first counts how often it parses; nothing can start them."""
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.first = self
-        self.asked = 0
-        self._given = given
-
-    def parse(self, *words: Any) -> Any:
-        self.asked += 1
-        return self._given, TRL_DEFAULTS
 
 
 @pytest.fixture
@@ -65,34 +53,29 @@ WISH = api.RunRequest(method="sft", model="org/tiny", argv=("--learning_rate", "
 def test_the_same_words_are_parsed_once_and_a_token_is_never_kept(
     given: dict[str, Any], other: api.RunRequest, asked: int, store: Store, tmp_path: Path
 ) -> None:
-    workers: Any = Parser(given)
+    workers = Mock()
+    workers.first.parse.return_value = given, TRL_DEFAULTS
     assert not is_parsed(store, WISH)
     assert parsed(store, workers, WISH) == parsed(store, workers, other) == (given, TRL_DEFAULTS)
-    assert workers.asked == asked
+    assert workers.first.parse.call_count == asked
     assert not [file for file in (tmp_path / "cache").glob("*") if b"hf_secret" in file.read_bytes()]
 
 
 @pytest.mark.parametrize("name", ["reward_funcs", "trust_remote_code", "resume_from_checkpoint"])
 def test_what_runs_the_users_code_or_reads_a_run_is_asked_each_time(name: str, store: Store) -> None:
-    workers: Any = Parser({})
-    request = replace(WISH, config={name: "true"})
+    workers, request = Mock(), replace(WISH, config={name: "true"})
+    workers.first.parse.return_value = {}, TRL_DEFAULTS
     parsed(store, workers, request)
     assert not is_parsed(store, request)
-    job = Job(method="grpo", model="org/tiny", dataset=None, arguments={name: "true"})
-    assert asked_twice(store, lambda: job) == 2
+    assert asked_twice(store, Job(method="grpo", model="org/tiny", dataset=None, arguments={name: "true"})) == 2
 
 
-def asked_twice(store: Store, job: Callable[[], Job], between: Callable[[], object] = lambda: None) -> int:
-    asked = []
-
-    def ask() -> str:
-        asked.append(1)
-        return "answer"
-
+def asked_twice(store: Store, job: Job, between: Callable[[], object] = lambda: None) -> int:
+    ask = Mock(return_value="answer")
     for _ in range(2):
-        assert answered(store, job(), "data", {}, str, ask, reads_data=True) == "answer"
+        assert answered(store, job, "data", {}, str, ask, reads_data=True) == "answer"
         between()
-    return len(asked)
+    return ask.call_count
 
 
 def test_an_answer_counts_as_long_as_no_file_changes_and_no_new_commit_is_there(
@@ -102,26 +85,26 @@ def test_an_answer_counts_as_long_as_no_file_changes_and_no_new_commit_is_there(
     data, model = tmp_path / "rows.jsonl", tmp_path / "model"
     local = Job(method="sft", model=str(model), dataset=write(data, "a"))
     write(model / "config.json", "{}")
-    assert asked_twice(store, lambda: local) == 1
-    assert asked_twice(store, lambda: replace(local, fit="lossless")) == 1
+    assert asked_twice(store, local) == 1
+    assert asked_twice(store, replace(local, fit="lossless")) == 1
     write(data, "ab")
-    assert asked_twice(store, lambda: local, lambda: write(data, "abc")) == 2
+    assert asked_twice(store, local, lambda: write(data, "abc")) == 2
     data.touch()  # it may be written again within the resolution of its date
-    assert asked_twice(store, lambda: local) == 2
+    assert asked_twice(store, local) == 2
     hub = Job(method="sft", model="org/tiny", dataset=write(data, "a"))
     ref = tmp_path / "hub" / "models--org--tiny" / "refs"
     ref.mkdir(parents=True)
-    assert asked_twice(store, lambda: hub, lambda: write(ref / "main", "commit")) == 2
-    assert asked_twice(store, lambda: hub) == 0
+    assert asked_twice(store, hub, lambda: write(ref / "main", "commit")) == 2
+    assert asked_twice(store, hub) == 0
 
 
 def test_an_answer_about_a_hub_id_counts_for_an_hour(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Job(method="sft", model="org/tiny", dataset="org/data")
     now = [2.0e9]
     monkeypatch.setattr(kept_answers.time, "time", lambda: now[0])
-    assert asked_twice(store, lambda: hub) == 1
+    assert asked_twice(store, hub) == 1
     now[0] += kept_answers.HUB_SECONDS
-    assert asked_twice(store, lambda: hub) == 1
+    assert asked_twice(store, hub) == 1
 
 
 FLAGS = (
@@ -167,32 +150,21 @@ def test_a_typo_is_told_by_the_flags_that_were_kept_before_anything_starts(
     assert message in f"{caught.value.message} {caught.value.hint}"
 
 
-@pytest.mark.parametrize(
-    ("autofit", "model", "refused", "said"),
-    [
-        (AutoFit(gpu="rtx309"), "tiny", UnknownGpuError, "rtx309"),
-        (AutoFit(gpu="a100-80gb", gpus=4, sp_size=3), "tiny", UsageError, "does not divide 4 GPUs"),
-        (AutoFit(gpu="a100-80gb", gpus=2, sharding="zero2"), "tiny", UsageError, "which is not installed"),
-        (AutoFit(gpu="a100-80gb"), "somebody/no-such-model", ModelNotFoundError, "HF_HUB_OFFLINE forbids"),
-    ],
-)
-def test_what_needs_no_trl_is_refused_before_a_worker_is_made(
-    autofit: AutoFit,
-    model: str,
-    refused: type[AutofitError],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_needs_no_trl_is_refused_before_a_worker_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(count: int | None) -> None:
         raise AssertionError("a worker")
 
     monkeypatch.setattr(pool, "Workers", made)
     monkeypatch.setattr(for_processes, "find_spec", lambda name: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("AUTOFIT_CACHE", "")
-    request = replace(WISH, autofit=autofit, model=model)
-    with pytest.raises(refused, match=said), early.opened(request, to_train=False):
-        pass
-    with pytest.raises(AssertionError, match="a worker"), early.opened(request, to_train=False, is_late=True):
-        pass
+    for autofit, model, refused, said in (
+        (AutoFit(gpu="rtx309"), "tiny", UnknownGpuError, "rtx309"),
+        (AutoFit(gpu="a100-80gb", gpus=4, sp_size=3), "tiny", UsageError, "does not divide 4 GPUs"),
+        (AutoFit(gpu="a100-80gb", gpus=2, sharding="zero2"), "tiny", UsageError, "which is not installed"),
+        (AutoFit(gpu="a100-80gb"), "somebody/no-such-model", ModelNotFoundError, "HF_HUB_OFFLINE forbids"),
+    ):
+        request = replace(WISH, autofit=autofit, model=model)
+        with pytest.raises(refused, match=said), early.opened(request, to_train=False):
+            pass
+        with pytest.raises(AssertionError, match="a worker"), early.opened(request, to_train=False, is_late=True):
+            pass
