@@ -147,14 +147,11 @@ def test_another_card_is_judged_by_what_it_has_and_one_without_bfloat16_in_float
     assert followed(again, card=replace(LARGE, compute_capability=ADA)).knobs.fp16, "what the plan says is kept"
 
 
-def test_what_no_longer_fits_is_refused_with_the_sums_and_the_way_out() -> None:
+def test_less_memory_counts_only_where_the_plan_needs_it_and_what_no_longer_fits_is_refused_with_the_sums() -> None:
     with pytest.raises(DoesNotFitError, match=r"does not fit small\.\n  needs   [^\n]*\n  budget  11\.5 GiB") as raised:
         followed(made(), card=SMALL)
     assert raised.value.message.endswith("on large; since then: card large -> small")
     assert raised.value.hint == f"Plan again: {AGAIN}"
-
-
-def test_less_free_memory_counts_only_where_the_plan_needs_it_and_its_headroom_is_kept() -> None:
     plan = made(headroom_bytes=2 * GIB)
     assert followed(plan).estimate.budget_bytes == LARGE.total_bytes - 2 * GIB
     assert followed(plan, headroom_bytes=GIB).estimate.budget_bytes == LARGE.total_bytes - GIB
@@ -199,9 +196,9 @@ def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_ot
     ],
 )
 def test_what_contradicts_the_plan_is_refused_before_anything_is_rehearsed(job: Job, said: str) -> None:
-    plan, worker = made(card=SMALL), counting()
+    worker = counting()
     with pytest.raises(UsageError, match=said) as raised:
-        followed(plan, job, SMALL, worker)
+        followed(made(card=SMALL), job, SMALL, worker)
     assert not worker.asked
     assert "no lever" in said or f"plan again: {AGAIN}" in raised.value.hint
 
@@ -211,10 +208,8 @@ def test_how_far_to_go_is_compared_with_how_far_the_plan_went_and_a_length_it_fo
     assert offloading.level == "lossless, offloading"
     assert reason(offloading, replace(JOB, fit="lossless"), SMALL) == ""
     card = replace(SMALL, total_bytes=8 * GIB, free_bytes=8 * GIB)
-    for job, level in (
-        (asking(learning_rate=1e-4), "rounding"),
-        (replace(JOB, forbid=frozenset({"lora"})), "losing updates"),
-    ):
+    no_lora = replace(JOB, forbid=frozenset({"lora"}))
+    for job, level in ((asking(learning_rate=1e-4), "rounding"), (no_lora, "losing updates")):
         plan = made(job, card=card)
         assert plan.level == level
         assert reason(plan, replace(job, fit="rounding"), card) == ""

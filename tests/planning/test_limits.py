@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from autotrain_mem import api
-from autotrain_mem.planning.limits import limits_of
 from autotrain_mem.report.plan_view import passed_over
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.types import Job, Plan
@@ -74,11 +73,9 @@ def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:
 )
 def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed(words: dict[str, Any], said: str) -> None:
     rehearsals = asked(**words)
-    facts = rehearsals.describe()
-    lengths = rehearsals.lengths_to_estimate(facts)
-    subject = rehearsals.subject(facts, lengths)
     with pytest.raises(UsageError, match=said):
-        limits_of(subject, subject.space().base)
+        api.plan(rehearsals)
+    assert not rehearsals.workers.first.asked
 
 
 def test_of_many_cards_those_that_break_a_limit_say_which() -> None:
