@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_memory import ONLINE, PPO, TRL, LinearMemory, rows_of, search
 from synthetic_memory import space_of as any_space_of
@@ -46,14 +46,22 @@ def words_of_groups(draw: st.DrawFn) -> dict[str, Any]:
     return words | ({"eval_strategy": "steps"} if draw(st.booleans()) else {})
 
 
-@given(st.sampled_from(("grpo", "rloo")), words_of_groups())
-@settings(max_examples=25, deadline=None)
-def test_trl_takes_every_split_that_is_offered(method: str, words: dict[str, Any]) -> None:
+@given(st.sampled_from(("grpo", "rloo")), words_of_groups(), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_trl_takes_every_split_that_is_offered_and_refuses_what_is_refused(
+    method: str, words: dict[str, Any], is_free: bool
+) -> None:
+    """Where the user leaves nothing to choose, an error of ours is one of TRL's."""
+    asked = {name: value for name, value in words.items() if name != "effective"}
+    if not is_free:
+        words = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 8} | asked
     try:
         space = space_of(method, **words)
     except (BatchSplitError, UsageError):
-        assume(False)
-    asked = {name: value for name, value in words.items() if name != "effective"}
+        if not is_free:
+            with pytest.raises(ValueError, match=r"divisible|same time|at least 2"):
+                trl_config(method, **words)
+        return
     assert space.effective_batch_size % words["processes"] == 0
     assert space.base.per_device_train_batch_size in rows_of(space)
     for rows in {min(rows_of(space)), space.base.per_device_train_batch_size, max(rows_of(space))}:
@@ -61,21 +69,6 @@ def test_trl_takes_every_split_that_is_offered(method: str, words: dict[str, Any
         knobs = ("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps")
         config = trl_config(method, **asked | {name: split[name] for name in knobs})
         assert config.generation_batch_size % config.num_generations == 0
-
-
-@given(st.sampled_from(("grpo", "rloo")), words_of_groups())
-@settings(max_examples=25, deadline=None)
-def test_what_is_refused_is_refused_by_trl_too(method: str, words: dict[str, Any]) -> None:
-    """Where the user leaves nothing to choose, an error of ours is one of TRL's."""
-    words = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 8} | words
-    words.pop("effective", None)
-    try:
-        space_of(method, **words)
-    except (BatchSplitError, UsageError):
-        with pytest.raises(ValueError, match=r"divisible|same time|at least 2"):
-            trl_config(method, **words)
-    else:
-        trl_config(method, **words)
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,9 @@ def expanded(model: Model, depths: Depths = DEPTHS, **how: int) -> Trace | None:
 CHUNKS = 20
 
 
-def cut(model: Model, layers: int, chunks: int, whole: int = CHUNKS) -> Trace:
+def cut(model: Model, layers: int, chunks: int) -> Trace:
     """A run with so many chunks of a loss that has more."""
-    return replace(run(model, layers, chunks=chunks), loss_chunks=(whole,))
-
-
-def cut_expanded(model: Model, depths: Depths = DEPTHS) -> Trace | None:
-    return expand(cut(model, depths.short, FEW_LOSS_CHUNKS), cut(model, depths.long, MORE_LOSS_CHUNKS), depths)
+    return replace(run(model, layers, chunks=chunks), loss_chunks=(CHUNKS,))
 
 
 @given(
@@ -63,42 +59,38 @@ def cut_expanded(model: Model, depths: Depths = DEPTHS) -> Trace | None:
 @settings(max_examples=100, deadline=None)
 def test_few_layers_tell_every_event_of_the_whole_run(model: Model, depths: Depths, chunks: int) -> None:
     """With a loss of no chunks, of as many in every run, and of more in the whole run than in those of few layers."""
-    few = cut_expanded(model, depths) if chunks == CHUNKS else expanded(model, depths, chunks=chunks)
+    few = expanded(model, depths, chunks=chunks)
+    if chunks == CHUNKS:
+        few = expand(cut(model, depths.short, FEW_LOSS_CHUNKS), cut(model, depths.long, MORE_LOSS_CHUNKS), depths)
     whole = run(model, depths.whole, chunks=chunks)
     assert few is not None
     assert story(few) == story(whole)
     assert few.operators == whole.operators
 
 
-@pytest.mark.parametrize(
-    ("model", "depths", "how"),
-    [
-        (replace(PLAIN, other_layers=(72,)), Depths(short=2, long=6, whole=10, period=2), {}),  # layers of two kinds
-        (PLAIN, Depths(short=LAYERS_HELD_BACK + 1, long=LAYERS_HELD_BACK + 3, whole=12), {"stream": 1}),
-    ],
-)
-def test_layers_of_two_kinds_and_uses_on_other_streams_are_told(
-    model: Model, depths: Depths, how: dict[str, int]
-) -> None:
-    whole = expanded(model, depths, **how)
-    assert whole is not None
-    assert bool(whole.stream_uses) is bool(how)
-    assert story(whole) == story(run(model, depths.whole, **how))
-
-
+TWO_KINDS = replace(PLAIN, other_layers=(72,))
 HELD_BACK = Depths(short=LAYERS_HELD_BACK, long=LAYERS_HELD_BACK + 2, whole=12)
 
 
 @pytest.mark.parametrize(
-    ("model", "depths", "how"),
+    ("model", "depths", "how", "is_told"),
     [
-        (replace(PLAIN, other_layers=(72,)), DEPTHS, {}),  # layers of two kinds, one by one
-        (PLAIN, Depths(short=1, long=2, whole=12), {}),  # one layer more is not enough
-        (PLAIN, HELD_BACK, {"stream": 1}),  # what waits on another stream may wait for more layers
+        (TWO_KINDS, Depths(short=2, long=6, whole=10, period=2), {}, True),
+        (TWO_KINDS, DEPTHS, {}, False),  # one by one
+        (PLAIN, Depths(short=1, long=2, whole=12), {}, False),  # one layer more is not enough
+        # What waits on another stream may wait for more layers.
+        (PLAIN, replace(HELD_BACK, short=LAYERS_HELD_BACK + 1, long=LAYERS_HELD_BACK + 3), {"stream": 1}, True),
+        (PLAIN, HELD_BACK, {"stream": 1}, False),
     ],
 )
-def test_too_few_layers_tell_nothing(model: Model, depths: Depths, how: dict[str, int]) -> None:
-    assert expanded(model, depths, **how) is None
+def test_layers_of_two_kinds_and_uses_on_other_streams_are_told_if_there_are_enough(
+    model: Model, depths: Depths, how: dict[str, int], is_told: bool
+) -> None:
+    whole = expanded(model, depths, **how)
+    assert (whole is not None) is is_told
+    if whole is not None:
+        assert bool(whole.stream_uses) is bool(how)
+        assert story(whole) == story(run(model, depths.whole, **how))
 
 
 def with_one_empty_cache_instead_of(death: int, trace: Trace) -> Trace:
@@ -106,15 +98,29 @@ def with_one_empty_cache_instead_of(death: int, trace: Trace) -> Trace:
     return trace
 
 
+LOGGED = replace(PLAIN, logged_of_chunk=52)
+FEW, MORE = cut(PLAIN, 1, FEW_LOSS_CHUNKS), cut(PLAIN, 3, MORE_LOSS_CHUNKS)
+
+
 @pytest.mark.parametrize(
-    "long",
+    ("short", "long"),
     [
-        with_one_empty_cache_instead_of(-20, run(PLAIN, 3)),  # something else, once
-        replace(run(PLAIN, 3), not_counted=("the workspace of cuBLAS",)),
+        (run(PLAIN, 1), with_one_empty_cache_instead_of(-20, run(PLAIN, 3))),  # something else, once
+        (run(PLAIN, 1), replace(run(PLAIN, 3), not_counted=("the workspace of cuBLAS",))),
+        # Losses of which the chunks are unclear.
+        (replace(FEW, loss_chunks=(12,)), replace(MORE, loss_chunks=(16,))),
+        (replace(FEW, loss_chunks=(12, 20)), replace(MORE, loss_chunks=(12, 20))),
+        (FEW, run(PLAIN, 3, chunks=MORE_LOSS_CHUNKS)),  # cut in one of them
+        (FEW, cut(PLAIN, 3, FEW_LOSS_CHUNKS)),
+        (FEW, cut(PLAIN, 3, FEW_LOSS_CHUNKS + 1)),  # one chunk more is not enough
+        (replace(FEW, loss_passes=()), replace(MORE, loss_passes=())),  # unmarked
+        # What is done outside the loss for each of its chunks is not taken for that of layers.
+        (cut(LOGGED, 1, FEW_LOSS_CHUNKS), cut(LOGGED, 3, MORE_LOSS_CHUNKS)),
     ],
 )
-def test_runs_that_do_or_leave_out_different_things_are_not_told(long: Trace) -> None:
-    assert expand(run(PLAIN, 1), long, DEPTHS) is None
+def test_runs_that_do_or_leave_out_different_things_are_not_told(short: Trace, long: Trace) -> None:
+    assert expand(FEW, MORE, DEPTHS) is not None
+    assert expand(short, long, DEPTHS) is None
 
 
 @pytest.mark.parametrize(
@@ -142,25 +148,6 @@ def test_a_copy_with_a_tower_that_images_go_through_is_hardly_faster_than_the_wh
     assert pattern.depths() == LayerPattern(layers=36, period=1).depths()
     assert pattern.depths(has_images=True) is None
     assert replace(pattern, layers=80).depths(has_images=True) is not None
-
-
-@pytest.mark.parametrize(
-    ("short", "long"),
-    [
-        (cut(PLAIN, 1, 3, whole=12), cut(PLAIN, 3, 6, whole=16)),
-        (replace(cut(PLAIN, 1, 3), loss_chunks=(12, 20)), replace(cut(PLAIN, 3, 6), loss_chunks=(12, 20))),
-        (cut(PLAIN, 1, 3), run(PLAIN, 3, chunks=6)),  # cut in one of them
-        (cut(PLAIN, 1, 3), cut(PLAIN, 3, 3)),
-        (cut(PLAIN, 1, 3), cut(PLAIN, 3, 4)),  # one chunk more is not enough
-        tuple(replace(cut(PLAIN, *counts), loss_passes=()) for counts in ((1, 3), (3, 6))),  # unmarked
-    ],
-)
-def test_losses_of_which_the_chunks_are_unclear_are_not_told(short: Trace, long: Trace) -> None:
-    assert expand(short, long, DEPTHS) is None
-
-
-def test_what_is_done_outside_the_loss_for_each_of_its_chunks_is_not_taken_for_that_of_layers() -> None:
-    assert cut_expanded(replace(PLAIN, logged_of_chunk=52)) is None
 
 
 @pytest.mark.parametrize(("flops_of_long", "is_told"), [(7, True), (8, False)])
