@@ -27,7 +27,6 @@ def room(capacity_mib: int | None = None, settings: str = "", total_mib: int | N
 
 
 native = partial(reserve, grows=False)
-expandable = partial(reserve, grows=True)
 
 
 @given(LARGE_RUNS, st.booleans(), st.sampled_from(("", "max_split_size_mb:20", "roundup_power2_divisions:4")))
@@ -86,7 +85,7 @@ def test_retries_and_refusals_are_counted(
 @pytest.mark.parametrize("settings", ["", "per_process_memory_fraction:0.9", "large_segment_size_mb:34"])
 def test_pages_that_exceed_a_request_that_was_refused_do_not_end_the_run(settings: str) -> None:
     """11 MiB find 5 mapped and 5 on the device: a whole page of 20 is missing, not the 12 that a segment would be."""
-    reserved = expandable(run_of([15, 11, 33, 33], [1, 2, 3, 4]), room(25, settings))
+    reserved = reserve(run_of([15, 11, 33, 33], [1, 2, 3, 4]), room(25, settings), grows=True)
     assert not reserved.fits
     assert reserved.largest_refused_bytes == 33 * MIB
 

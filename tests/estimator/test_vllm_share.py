@@ -58,13 +58,16 @@ def test_only_what_is_alive_while_the_engine_is_awake_is_beside_its_share() -> N
     assert (memory.peak_phase, memory.modules_at_peak) == (Phase.GENERATE, ())
     assert memory.reserved.native.peak_reserved_bytes == 120 * MIB, "what the step left is given back before it wakes"
     assert memory.reserved.native.fits
+    cached = awake(run(cached_mib=60))
+    assert cached.peak_allocated_bytes == 120 * MIB
+    assert cached.reserved.native.peak_reserved_bytes == 160 * MIB, "what is cached as it wakes lies beside it"
+    assert cached.reserved.native.slack_bytes == 60 * MIB
 
 
-def test_what_is_cached_as_the_engine_wakes_lies_on_the_card_beside_it() -> None:
-    memory = awake(run(cached_mib=60))
-    assert memory.peak_allocated_bytes == 120 * MIB
-    assert memory.reserved.native.peak_reserved_bytes == 160 * MIB
-    assert memory.reserved.native.slack_bytes == 60 * MIB
+def estimate(memory: MemoryEstimate) -> Estimate:
+    time = StepTime(tokens=1.0, phases={})
+    sizes = {"budget_bytes": 10 * GIB, "vllm_share_bytes": GIB}
+    return Estimate(knobs=TRL_DEFAULTS, hardware=CARD, memory=memory, time=time, **sizes)
 
 
 def test_an_engine_that_never_sleeps_has_its_share_throughout() -> None:
@@ -73,17 +76,6 @@ def test_an_engine_that_never_sleeps_has_its_share_throughout() -> None:
     assert estimate_while_awake(never, ENDLESS, memory) is None
     estimated = estimate(memory)
     assert with_sleep(estimated, None, asleep_bytes=5) is estimated
-
-
-def estimate(memory: MemoryEstimate) -> Estimate:
-    return Estimate(
-        knobs=TRL_DEFAULTS,
-        hardware=CARD,
-        memory=memory,
-        budget_bytes=10 * GIB,
-        time=StepTime(tokens=1.0, phases={}),
-        vllm_share_bytes=GIB,
-    )
 
 
 @pytest.mark.parametrize(
