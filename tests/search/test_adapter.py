@@ -41,12 +41,10 @@ def space_of(tokens: int | None = None, **words: object) -> Space:
     return replace(space, base=replace(space.base, max_length=1024))
 
 
-@pytest.mark.parametrize(
-    ("method", "tokens", "rank"),
-    [("sft", None, 16), ("sft", 1_000_000, 16), ("sft", 19_000_000, 64), ("sft", 10**9, 256), ("dpo", 10**9, 16)],
-)
-def test_the_rank_has_room_for_what_the_data_say(method: str, tokens: int | None, rank: int) -> None:
-    assert adapter_for(TRL, job_of(method), FACTS, profile_of(tokens)).lora_r == rank
+def test_the_rank_has_room_for_what_the_data_say() -> None:
+    for tokens, rank in ((None, 16), (1_000_000, 16), (19_000_000, 64), (10**9, 256)):
+        assert adapter_for(TRL, job_of("sft"), FACTS, profile_of(tokens)).lora_r == rank
+    assert adapter_for(TRL, job_of("dpo"), FACTS, profile_of(10**9)).lora_r == 16
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,8 @@ from autotrain_mem.support.units import GIB, format_bytes
 from autotrain_mem.types import Estimate, Knobs
 
 ON_THE_DEVICE: dict[str, object] = {"activation_offloading": False, "optimizer_offload": False}
-FULL: dict[str, object] = {
-    "use_peft": False,
-    "dtype": "float32",
-    "optim": "adamw_torch",
-    "max_length": 1024,
-    "gradient_checkpointing": False,
-}
+FULL: dict[str, object] = {"use_peft": False, "dtype": "float32", "optim": "adamw_torch"}
+FULL |= {"max_length": 1024, "gradient_checkpointing": False}
 
 
 def refused(model: LinearMemory, **words: object) -> DoesNotFitError:
@@ -149,6 +144,8 @@ def test_an_error_names_vllms_share_and_counts_what_the_method_trains_on_and_say
     assert "outside torch 300.0 MiB, vLLM's share 7.00 GiB)" in message
     assert "1 x 8 pairs, max_length 1024" in message
     assert "with gradient checkpointing, activations offloaded" in message
+    # Float32 weights alone are beyond the card, so that no search would offload their optimizer.
+    assert "activations offloaded, optimizer offloaded, float32" in error_of(1, fit="lossless", use_peft=False).message
 
 
 def test_a_shorter_length_drops_pairs_of_a_reward_model_where_others_truncate() -> None:
@@ -170,8 +167,3 @@ def test_a_suggestion_comes_to_an_end_where_the_whole_model_is_never_rehearsed()
 
     error = refused(CopiesAlone(budget_bytes=4 * GIB, copied_layers=3), fit="lossless")
     assert "nearest that fits: --use_peft" in error.hint
-
-
-def test_what_is_needed_at_least_is_that_of_levels_passed_over_for_their_weights_too() -> None:
-    """Float32 weights alone are beyond the card, so that no search would offload their optimizer."""
-    assert "activations offloaded, optimizer offloaded, float32" in error_of(1, fit="lossless", use_peft=False).message
