@@ -38,7 +38,6 @@ class FakeGpu:
     bridged_to: tuple[str, ...] = ()
     """UUIDs of the cards that NVLink connects."""
     nvlinks: int = 0
-    """Links of NVLink that are up."""
     pcie: tuple[int, int] = (4, 16)
     """Generation and lanes."""
     has_peers: bool = True
@@ -48,16 +47,12 @@ class FakeGpu:
 
 @dataclass(eq=False)
 class FakeInstance(FakeGpu):
-    """One MIG instance."""
-
     name: str = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
     reserved_mib: int = 0
 
 
 @dataclass
 class FakeNvml:
-    """The part of pynvml that is used."""
-
     gpus: list[FakeGpu] = field(default_factory=list)
     driver: str | None = "580.65.06"
     cuda: int = 13000

@@ -149,7 +149,6 @@ def test_a_detected_card_is_recognised_by_its_name_and_memory(name: str, total_m
 class Figure(NamedTuple):
     doing: str
     found_bytes: int
-    """Outside torch."""
     predicted_bytes: int
 
 

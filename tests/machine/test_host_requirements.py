@@ -22,7 +22,6 @@ OF_RUN = ("processes", "memory", "download")
 
 
 def rehearsed(**bytes_of: int) -> MemoryEstimate:
-    """Returns an estimate with these bytes on host and disk."""
     return memory_of(peak_phase=Phase.SAVE, phases={Phase.SAVE: 1}, **bytes_of)
 
 

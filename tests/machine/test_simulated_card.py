@@ -41,8 +41,6 @@ def _killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Process:
-    """One process of a run, with its card and its phase."""
-
     def __init__(self) -> None:
         self.gpu = SimulatedGpu(CARD)
         self.phase = Phase.FORWARD

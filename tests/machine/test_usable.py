@@ -45,7 +45,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *, cuda: int, built_for: str | None) -> None:
-    """Sets the CUDA versions of the driver and of torch."""
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([gpu], driver="535.104", cuda=cuda))
     monkeypatch.setattr(torch.version, "cuda", built_for)
 

@@ -82,7 +82,6 @@ def is_running(pid: int) -> bool:
 
 
 def ends(pid: int) -> bool:
-    """Returns whether a process ends soon."""
     deadline = time.monotonic() + SOON
     while is_running(pid):
         if time.monotonic() > deadline:

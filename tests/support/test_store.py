@@ -30,7 +30,6 @@ LARGE = list(range(16_000))
 
 @pytest.fixture
 def messages() -> list[str]:
-    """What a store said."""
     return []
 
 

@@ -117,8 +117,6 @@ def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itsel
 
 
 class Ended:
-    """A process that has."""
-
     def __init__(self, death: ChildDied) -> None:
         self._death = death
 
@@ -130,7 +128,6 @@ class Ended:
 
 
 def heard(*says: tuple[int, Mapping[str, Any] | ChildDied]) -> RankProcesses:
-    """Two ranks that have sent what they are told to."""
     ranks = RankProcesses("module", [], [], names=["rank 0", "rank 1"], silent_seconds=1800)
     deaths = {rank: said for rank, said in says if isinstance(said, ChildDied)}
     ranks._children = [Ended(deaths.get(rank, ChildDied(0, ""))) for rank in range(2)]  # type: ignore[misc]

@@ -33,7 +33,6 @@ CHECKS = (check_folder, _enter)
 
 
 def _refused(folder: Path) -> None:
-    """Whatever is asked for, and nothing is moved."""
     for overwrite in (False, True):
         with (
             pytest.raises(OutputFolderError, match="Another run is under way in the output folder"),
@@ -77,7 +76,6 @@ with hold_folder(sys.argv[1], resuming=False) as held:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Iterator[int]:
-    """The child of a run that was killed, which lives on."""
     (tmp_path / "outlives.py").write_text("import time; time.sleep(600)")
     root = Path(run_folder.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}

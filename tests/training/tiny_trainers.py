@@ -63,7 +63,6 @@ def rows(method: str) -> Any:
 
 
 def differing(prompts: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward of the completion alone."""
     return [float(sum(ids) % 7) for ids in completion_ids]
 
 

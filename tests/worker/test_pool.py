@@ -38,8 +38,6 @@ from tests.support.test_processes import ends, is_running, parent
 
 
 class FakeWorker:
-    """A worker without a process."""
-
     def __init__(self) -> None:
         self.asked_by: list[int] = []
         self.over = threading.Event()
@@ -77,7 +75,6 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
 
 
 def asking(number: int, seconds: float = 0.0, fails: str = "") -> Callable[[Worker], int]:
-    """Returns a call that takes this long, and returns its number or raises."""
 
     def call(worker: Worker) -> int:
         worker.ask(seconds)  # type: ignore[attr-defined]

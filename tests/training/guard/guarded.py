@@ -32,8 +32,6 @@ class Faults:
 
 @dataclass
 class Told:
-    """Everything that a guard told."""
-
     incidents: list[Incident] = field(default_factory=list)
     learned: list[LearnedLimits] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -50,12 +48,10 @@ class Told:
 
 
 def blocks(made: Any) -> list[Any]:
-    """Its two layers."""
     return [module for name, module in made.model.named_modules() if name.endswith((".layers.0", ".layers.1"))]
 
 
 def failing(method: Any, faults: Faults) -> Any:
-    """The method, which fails when the faults say so, before it does anything."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         faults()
@@ -81,7 +77,6 @@ def as_built(made: Any, **attributes: Any) -> Iterator[Any]:
 
 
 def numbers(made: Any, *names: str) -> list[float]:
-    """As logged, step by step."""
     return [entry[name] for entry in made.state.log_history for name in names if name in entry]
 
 

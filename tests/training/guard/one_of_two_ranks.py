@@ -76,8 +76,6 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 class Disturbances(TrainerCallback):
-    """Has another thing befall this rank in each step, and keeps the gradients of each."""
-
     def __init__(self, made: Any, disturb: list[Disturb | None]) -> None:
         self.made = made
         self.left = disturb

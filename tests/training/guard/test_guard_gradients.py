@@ -85,7 +85,6 @@ def assert_same(one: Outcome, other: Outcome, of_all: float = 0.0) -> None:
 def assert_same_when(
     made: Any, disturb: Callable[[], Any], learned: LearnedLimits | None = None, of_all: float = 0.0
 ) -> Told:
-    """With what the disturbed micro-steps told."""
     expected = micro_steps(made, guarded=False)
     disturb()
     split = micro_steps(made, learned=learned)

@@ -30,7 +30,6 @@ INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
 
 @pytest.fixture(scope="module")
 def ranks(qwen: Path, tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> list[dict[str, Any]]:
-    """What each of two ranks found, by the step's name."""
     folder, here = tmp_path_factory.mktemp("ranks"), Path(__file__).parent
     path = os.pathsep.join((str(here), str(here.parent), os.environ.get("PYTHONPATH", "")))
     forge.two_ranks([here / "one_of_two_ranks.py", qwen, folder], folder / "log", PYTHONPATH=path)

@@ -26,7 +26,6 @@ WORKSPACES_BYTES = 2 * 8_519_680
 def guarded(
     method: str, model: Path, folder: Path, disturb: Disturb = lambda made: None, grow_after: int = 50, **changes: Any
 ) -> tuple[Any, Told]:
-    """A trainer, and what will be told of it."""
     made, told = trainer(method, model, folder, **(SIZES | changes)), Told()
     attach_guard(made, learned=LearnedLimits(), on_incident=told, grow_after=grow_after)
     disturb(made)
@@ -34,7 +33,6 @@ def guarded(
 
 
 def run(*args: Any, resume: str | None = None, **changes: Any) -> tuple[Any, Told]:
-    """The same, when it has trained."""
     made, told = guarded(*args, **changes)
     made.train(resume_from_checkpoint=resume)
     return made, told

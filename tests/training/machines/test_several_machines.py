@@ -98,7 +98,6 @@ class Second:
     """The second machine's command, in a thread."""
 
     folder: Path
-    """The output folder, which it shares with the first."""
 
     def __init__(self, port: int, words: tuple[str, ...] = WORDS, card: Hardware = CARD) -> None:
         self.error: AutofitError | None = None
@@ -262,14 +261,12 @@ def test_unlike_machines_are_refused(port: int, more: dict[str, Any], words: str
 
 @pytest.fixture
 def interrupts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would end the training."""
     ended: list[str] = []
     monkeypatch.setattr(lead._thread, "interrupt_main", lambda: ended.append("interrupted"))
     return ended
 
 
 def heard(connection: Connection) -> bytes:
-    """All that is said until the other end hangs up."""
     words = b""
     with contextlib.suppress(EOFError, ConnectionResetError):
         while True:

@@ -102,7 +102,6 @@ def calm(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module", params=["full", "LoRA"])
 def either(request: pytest.FixtureRequest, calm: Any, gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """That run, and one of an adapter."""
     return calm if request.param == "full" else _undisturbed(gpt2, tmp_path_factory.mktemp("lora"), **LORA)
 
 
@@ -122,7 +121,6 @@ def _gone_on_with(calm: Any, model: Path, folder: Path, step: int, **changes: An
 
 
 def _assert_same(made: Any, calm: Any) -> None:
-    """To the bit."""
     (logged, weights), (expected, expected_weights) = map(tiny_trainers.outcome, (made, calm))
     assert made.state.global_step == STEPS
     assert [entry["loss"] for entry in logged[:STEPS]] == [entry["loss"] for entry in expected[:STEPS]]
@@ -383,8 +381,6 @@ HARMLESS = {"a": torch.zeros(2)}
 
 
 class Evil:
-    """Makes a file when it is unpickled."""
-
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 

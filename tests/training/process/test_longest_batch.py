@@ -63,7 +63,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_losses_weights_and_the_order_of_rows_are_equal_to_the_bit_with_and_without_it(
     name: str, gpt2: Path, tmp_path: Path
 ) -> None:
-    """Runs that keep more between their steps, such as completions and entropies, among them."""
     method, changes = CASES[name]
     data = {"eval_dataset": rows(method).select(range(2))} if "eval_steps" in changes else {}
     runs = [trained(trainer(method, gpt2, tmp_path, **changes, **data), worst_first=first) for first in (False, True)]
@@ -300,7 +299,6 @@ def test_a_scaler_has_the_scale_that_it_had_and_a_method_that_was_replaced_for_g
 def test_evaluation_gives_no_cache_back_but_what_its_users_code_does(
     gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does generation."""
     callers: set[str] = set()
     monkeypatch.setattr(
         torch.cuda, "empty_cache", lambda: callers.update(sys._getframe(above).f_code.co_name for above in (2, 3))

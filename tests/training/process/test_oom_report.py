@@ -34,7 +34,6 @@ MESSAGE = (
 
 
 def real_card(allocated_gib: int, reserved_gib: int) -> Any:
-    """As far as this module asks one."""
     reading = SimpleNamespace(allocated_bytes=allocated_gib * GIB, reserved_bytes=reserved_gib * GIB)
     return SimpleNamespace(hardware=REAL, simulated=None, read=lambda: reading, phase=Phase.FORWARD)
 

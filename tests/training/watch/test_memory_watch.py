@@ -83,8 +83,6 @@ def figures(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 class Toy(torch.nn.Module):
-    """Reads tokens; a Trainer needs no more."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(10, 4)
@@ -322,7 +320,6 @@ def series(length: int, **of_step: Callable[[int], Any]) -> list[Sample]:
 
 
 def signs(samples: Iterable[Sample], expandable_segments: bool = False) -> list[Sign]:
-    """All that a whole series says, in the order in which it could be said."""
     detector = SignDetector(expandable_segments)
     return [sign for sample in samples for sign in detector.see(sample)]
 
