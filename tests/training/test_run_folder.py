@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,13 @@ from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, check_folder, 
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "run"
+    made.mkdir()
+    return made
 
 
 def _enter(folder: str, **options: Any) -> None:
@@ -74,8 +81,7 @@ with hold_folder(sys.argv[1], resuming=False) as held:
 """
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> Iterator[int]:
+def test_a_training_process_that_outlives_its_parent_keeps_the_folder(tmp_path: Path) -> None:
     (tmp_path / "outlives.py").write_text("import time; time.sleep(600)")
     root = Path(run_folder.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}
@@ -84,13 +90,10 @@ def killed(tmp_path: Path) -> Iterator[int]:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
-    yield child
-    os.kill(child, signal.SIGKILL)
-
-
-def test_a_training_process_that_outlives_its_parent_keeps_the_folder(tmp_path: Path, killed: int) -> None:
-    _refused(tmp_path / "run")
-    os.kill(killed, signal.SIGKILL)
+    try:
+        _refused(tmp_path / "run")
+    finally:
+        os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + 20
     while True:
         try:
@@ -147,30 +150,28 @@ def test_a_run_whose_folder_was_moved_saves_into_no_other_runs(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00005.safetensors", "model.safetensors.index.json", "a.pt"])
-def test_weights_that_somebody_else_wrote_are_refused_or_moved_whole(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_weights_that_somebody_else_wrote_are_refused_or_moved_whole(folder: Path, name: str) -> None:
     (folder / name).write_text("")
     for check in CHECKS:
         with pytest.raises(OutputFolderError, match="already holds weights") as raised:
             check(str(folder), resuming=False)
         assert "--overwrite_output_dir" in raised.value.hint
     with hold_folder(str(folder), resuming=False, overwrite=True):
-        assert (tmp_path / "run.previous-1" / name).is_file()
+        assert (folder.parent / "run.previous-1" / name).is_file()
 
 
-IN_THE_WAY = {
-    "link": (lambda path: path.symlink_to(path.parents[1] / "victim"), "it is a symbolic link, which is not followed"),
-    "pipe": (os.mkfifo, "it is a device, a pipe or a socket, not a file"),
-}
-
-
-@pytest.mark.parametrize("kind", IN_THE_WAY)
-def test_what_has_the_locks_name_and_is_no_file_is_told_and_not_written_through(tmp_path: Path, kind: str) -> None:
-    folder, victim = tmp_path / "run", tmp_path / "victim"
-    folder.mkdir()
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.symlink_to(path.parents[1] / "victim"), "it is a symbolic link, which is not followed"),
+        (os.mkfifo, "it is a device, a pipe or a socket, not a file"),
+    ],
+)
+def test_what_has_the_locks_name_and_is_no_file_is_told_and_not_written_through(
+    folder: Path, make: Callable[[Path], None], reason: str
+) -> None:
+    victim = folder.parent / "victim"
     victim.write_text("mine")
-    make, reason = IN_THE_WAY[kind]
     make(folder / LOCK_NAME)
     for check in CHECKS:
         with pytest.raises(OutputFolderError, match=f"run: {LOCK_NAME}: {reason}") as raised:
@@ -183,9 +184,7 @@ def test_what_has_the_locks_name_and_is_no_file_is_told_and_not_written_through(
 
 
 @pytest.mark.parametrize("name", ["README.md", "train.rank3.log"])
-def test_a_file_of_the_users_own_that_a_run_would_write_over_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "project"
-    folder.mkdir()
+def test_a_file_of_the_users_own_that_a_run_would_write_over_is_refused_by_its_name(folder: Path, name: str) -> None:
     (folder / name).write_text("mine")
     (folder / "data.jsonl").write_text("mine")
     for overwrite in (False, True):
@@ -197,12 +196,10 @@ def test_a_file_of_the_users_own_that_a_run_would_write_over_is_refused_by_its_n
         name: "mine",
         "data.jsonl": "mine",
     }
-    assert os.listdir(tmp_path) == ["project"]
+    assert os.listdir(folder.parent) == ["run"]
 
 
-def test_files_of_a_run_of_ours_and_files_of_other_names_are_gone_on_beside(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+def test_files_of_a_run_of_ours_and_files_of_other_names_are_gone_on_beside(folder: Path) -> None:
     for name in ("data.jsonl", "train.py"):
         (folder / name).write_text("mine")
     with hold_folder(str(folder), resuming=False):
@@ -211,10 +208,11 @@ def test_files_of_a_run_of_ours_and_files_of_other_names_are_gone_on_beside(tmp_
     with hold_folder(str(folder), resuming=False) as held:
         assert held.last_run() is None
     assert (folder / "data.jsonl").read_text() == (folder / "train.py").read_text() == "mine"
-    (tmp_path / "trl/checkpoint-5").mkdir(parents=True)
-    (tmp_path / "trl/README.md").write_text("TRL's")
-    check_folder(str(tmp_path / "trl"), resuming=True)
-    with hold_folder(str(tmp_path / "trl"), resuming=True) as held:
+    of_trl = folder.parent / "trl"
+    (of_trl / "checkpoint-5").mkdir(parents=True)
+    (of_trl / "README.md").write_text("TRL's")
+    check_folder(str(of_trl), resuming=True)
+    with hold_folder(str(of_trl), resuming=True) as held:
         assert held.last_run() is None
 
 

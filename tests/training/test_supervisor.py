@@ -151,7 +151,9 @@ def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_
     assert script.attempts[1].checkpoint is None, "without a checkpoint it begins again"
 
 
-def test_a_new_checkpoint_sets_the_count_back_and_no_restarts_means_none() -> None:
+def test_what_may_end_otherwise_is_tried_again_unless_no_restarts_are_asked_for() -> None:
+    assert Script([(raised(ODD, 7), 5), (END, 20)]).run() is END, "an unknown error with a checkpoint"
+    assert Script([(raised(ASSERT, 7), 5), (raised(ASSERT, 9, 5), 5), (END, 20)]).run() is END, "at another step"
     further = [(killed(10 * n + 5, 10 * (n - 1)), 10 * n) for n in range(1, 10)]
     script = Script([*further, (END, 100)])
     assert script.run() is END
@@ -200,12 +202,6 @@ def test_what_would_end_so_again_is_given_up_with_its_reason(name: str) -> None:
     with pytest.raises(kind, match=words):
         script.run()
     assert len(script.attempts) == len(endings)
-
-
-def test_what_may_end_otherwise_is_tried_again() -> None:
-    """An unknown error with a checkpoint, and the same one at another step."""
-    assert Script([(raised(ODD, 7), 5), (END, 20)]).run() is END
-    assert Script([(raised(ASSERT, 7), 5), (raised(ASSERT, 9, 5), 5), (END, 20)]).run() is END
 
 
 def test_the_users_own_error_is_told_in_its_own_words_and_with_the_checkpoint() -> None:
