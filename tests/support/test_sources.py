@@ -4,6 +4,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import constants
@@ -58,11 +59,7 @@ def test_an_unknown_host_is_unreachable_and_a_slow_one_is_not(
     listening: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error, is_away in ((socket.gaierror(-2, "Name or service not known"), True), (TimeoutError(), False)):
-
-        def connect(*_: object, error: OSError = error) -> None:
-            raise error
-
-        monkeypatch.setattr(socket, "create_connection", connect)
+        monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
         assert bool(why_not_asked()) is is_away
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -105,9 +106,7 @@ def test_a_training_process_that_outlives_its_parent_keeps_the_folder(tmp_path: 
 
 
 def test_a_filesystem_without_locks_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_locks(file: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
+    no_locks = Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)))
     monkeypatch.setattr(run_folder.fcntl, "flock", no_locks)
     events: list[Any] = []
     with hold_folder(str(tmp_path / "run"), resuming=False, on_event=events.append) as held:

@@ -11,9 +11,11 @@ import pickle
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tiny_trainers
@@ -158,6 +160,9 @@ def test_other_micro_batches_go_on_with_the_same_rows_steps_and_schedule(tmp_pat
     assert made.state.max_steps == calm.state.max_steps == len(ours)
 
 
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class Saver:
     """A trainer as far as saving goes: two files for each checkpoint, and each step is the best so far."""
 
@@ -177,7 +182,7 @@ class Saver:
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         folder.mkdir()
         if self.is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise FULL
         (folder / "pytorch_model.bin").write_bytes(b"\x80 weights")
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": self.state.global_step}))
         if self.is_best:
@@ -201,16 +206,11 @@ class Saver:
 def test_no_checkpoint_goes_before_the_next_is_proven(
     fails: str, event: str, left: list[int], best: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the disk fills up before the manifest, what was written is removed; if only the manifest has no room, it
-    stays."""
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    """What was written before a disk was full is removed, unless it is only the manifest that had no room."""
     saver = Saver(tmp_path)
     assert saver.save(1) == ["saving", "checkpoint"]
     with monkeypatch.context() as disk:
-        disk.setattr(saver if fails == "is_full" else checkpointing, fails, full)
+        disk.setattr(saver if fails == "is_full" else checkpointing, fails, Mock(side_effect=FULL))
         assert saver.save(2) == ["saving", event]
     assert "No space left" in event_line(saver.events[-1])
     assert sorted(step_of(path) for path in tmp_path.iterdir()) == left
@@ -222,20 +222,16 @@ def test_no_checkpoint_goes_before_the_next_is_proven(
     saver.is_best = False
     saver.save(4)
     assert sorted(step_of(path) for path in tmp_path.iterdir()) == [3, 4], "the newest beside the best"
+    monkeypatch.setattr(checkpointing, "reach_disk", Mock(side_effect=KeyError("not the disk")))
+    with pytest.raises(KeyError, match="not the disk"):
+        saver.save(5)
+    assert saver.events[-1]["event"] == "saving"
 
 
 def test_the_best_model_is_the_runs_own_after_its_folder_was_renamed(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-1").mkdir()
     for name, folder in (("checkpoint-1", tmp_path), ("checkpoint-2", Path("before"))):
         assert Saver(tmp_path, f"before/{name}").state.best_model_checkpoint == str(folder / name)
-
-
-def test_another_error_while_saving_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = Saver(tmp_path)
-    monkeypatch.setattr(checkpointing, "reach_disk", lambda _: {}["not the disk"])
-    with pytest.raises(KeyError, match="not the disk"):
-        saver.save(1)
-    assert [event["event"] for event in saver.events] == ["saving"]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -251,15 +247,9 @@ def test_a_model_that_has_no_room_at_the_end_is_said_to_be_where_it_is(
     calm: Any, step: int, best: str | None, hint: str, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some disks only tell when they are waited for."""
-
-    def save(folder: str) -> None:
-        if not is_late:
-            raise RuntimeError("I/O error: No space left on device (os error 28)")
-
-    def fsync(file: int) -> None:
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    early = RuntimeError("I/O error: No space left on device (os error 28)")
+    save = Mock(side_effect=None if is_late else early)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))))
     state = SimpleNamespace(global_step=step, best_model_checkpoint=best or "run/checkpoint-2")
     unsaved = SimpleNamespace(state=state, save_model=save, args=SimpleNamespace(load_best_model_at_end=bool(best)))
     with pytest.raises(OutputFolderError, match=hint):
@@ -268,10 +258,7 @@ def test_a_model_that_has_no_room_at_the_end_is_said_to_be_where_it_is(
 
 def test_logs_for_which_the_disk_has_no_room_end_no_training(gpt2: Path, tmp_path: Path) -> None:
     made, told = _trainer(gpt2, tmp_path, save_strategy="no", max_steps=2, logging_steps=1)
-    log, seen = made.log, []
-
-    def full(*args: Any, **_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    log, seen, full = made.log, [], Mock(side_effect=FULL)
 
     def logs_and_keeps_completions(*args: Any, **options: Any) -> None:
         log(*args, **options)
@@ -393,6 +380,10 @@ def _shards(folder: Path, content: Any = HARMLESS) -> None:
         dcp.save({"optimizer": content}, storage_writer=dcp.FileSystemWriter(folder / name), no_dist=True)
 
 
+def _evil_shards(folder: Path, evil: Evil) -> None:
+    _shards(folder, {"evil": evil, **HARMLESS})
+
+
 def _index(folder: Path, evil: Evil) -> None:
     _shards(folder)
     (folder / "pytorch_model_fsdp_0/.metadata").write_bytes(pickle.dumps(evil))
@@ -410,21 +401,17 @@ def _engine(folder: Path) -> None:
     TorchCheckpointEngine().load(str(next(folder.glob("global_step3/zero*"))))
 
 
-def _fsdp(folder: Path) -> None:
+def _by_torch(name: str, folder: Path) -> None:
     wanted = {"optimizer": {"a": torch.zeros(2), "evil": None}}
-    dcp.load(wanted, storage_reader=dcp.FileSystemReader(folder / "optimizer_0"), no_dist=True)
-
-
-def _index_by_torch(folder: Path) -> None:
-    dcp.load({"a": torch.zeros(2)}, storage_reader=dcp.FileSystemReader(folder / "pytorch_model_fsdp_0"), no_dist=True)
+    dcp.load(wanted, storage_reader=dcp.FileSystemReader(folder / name), no_dist=True)
 
 
 @pytest.mark.parametrize(
     ("write", "load", "named"),
     [
         (_states_of, _engine, "global_step3/zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-        (_index, _index_by_torch, "pytorch_model_fsdp_0/.metadata"),
-        (lambda folder, evil: _shards(folder, {"evil": evil, **HARMLESS}), _fsdp, ""),
+        (_index, partial(_by_torch, "pytorch_model_fsdp_0"), "pytorch_model_fsdp_0/.metadata"),
+        (_evil_shards, partial(_by_torch, "optimizer_0"), ""),
     ],
 )
 def test_a_checkpoint_that_asks_for_code_is_refused_by_name_and_runs_none(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tiny_trainers
@@ -248,14 +249,11 @@ def test_a_sign_is_told_once_recorded_and_warned_of_by_default(tmp_path: Path, w
     assert warned == [f"{recorded[0]['seen']} {recorded[0]['advice']}"]
 
 
-def broken(*_: Any) -> Any:
-    raise RuntimeError("no such device")
-
-
 @pytest.mark.parametrize("part", ["read", "host", "phases", "on_sign", "settings"])
 def test_nothing_that_fails_in_a_watch_ends_a_training(
     tmp_path: Path, part: str, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    broken = Mock(side_effect=RuntimeError("no such device"))
     parts: dict[str, Any] = {"host": lambda: HostMemory(total_bytes=100, available_bytes=0, source="")}
     if part == "settings":
         monkeypatch.setattr(module, "environment_settings", broken)  # as PYTORCH_ALLOC_CONF that torch would refuse
