@@ -1,4 +1,5 @@
-"""Tests what the checks before a rehearsal find."""
+"""Tests what the checks before a rehearsal find; of mixtures of experts too: what PEFT refuses, and adapters that leave
+the experts unchanged."""
 
 import json
 import pathlib
@@ -6,13 +7,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from autotrain_mem.checks import compatibility, preflight_checks, table
 from autotrain_mem.checks.compatibility import why_no_flash_attention
-from autotrain_mem.checks.model_files import parameters_on_disk
+from autotrain_mem.checks.model_files import ModelOnCard, parameters_on_disk
 from autotrain_mem.checks.preflight_checks import UNFORESEEN, Setup, setup_of
 from autotrain_mem.cli import word_problems
 from autotrain_mem.trainers.pretrained import load_config
@@ -41,12 +42,11 @@ def found(folder: Any, method: str = "sft", card: tuple[int, int] = (8, 0), **wo
     return list(collect(table.PREFLIGHT, setup(folder, method, card, **words), UNFORESEEN))
 
 
-@pytest.mark.parametrize("method", ["sft", "reward", "grpo"])
-def test_a_good_job_has_no_findings(method: str, model_folder: Folder) -> None:
-    assert found(model_folder("qwen2"), method) == []
+def test_a_good_job_has_no_findings_and_unforeseen_exceptions_are_ignored(
+    model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [found(model_folder("qwen2"), method) for method in ("sft", "reward", "grpo")] == [[], [], []]
 
-
-def test_unforeseen_exceptions_are_ignored(model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a model's own code")
 
@@ -86,11 +86,7 @@ FLASH = "flash_attention_2"
 @pytest.mark.parametrize(
     ("words", "says", "harmless"),
     [
-        (
-            {"bf16": True, "card": (7, 5)},
-            "warning: --bf16 is emulated",
-            [{"card": (8, 0)}, {"bf16": None}],
-        ),
+        ({"bf16": True, "card": (7, 5)}, "warning: --bf16 is emulated", [{"card": (8, 0)}, {"bf16": None}]),
         ({"tf32": True, "card": (7, 5)}, "error: --tf32 needs", [{"card": (8, 0)}, {"on_cpu": True}]),
         (
             {"attn_implementation": FLASH, "to_train": True},
@@ -151,9 +147,7 @@ def test_flash_attention_may_be_chosen_where_card_dtype_and_package_allow(
         (["self_attn", "mlp"], "error"),  # no layers of their own
     ],
 )
-def test_targets_are_matched_as_peft_matches_them(
-    targets: list[str], kind: str | None, model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_targets_are_matched_as_peft_matches_them(targets: list[str], kind: str | None, model_folder: Folder) -> None:
     findings = found(model_folder("qwen2"), use_peft=True, lora_target_modules=targets)
     assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
     assert all("o_proj" in finding.cure and "lm_head" not in finding.cure for finding in findings)
@@ -175,19 +169,17 @@ class FakeTokenizer:
     eos_token: str | None = "end"
     bos_token: str | None = None
 
-    def get_vocab(self) -> dict[str, int]:
-        return {"pad": 0, "end": 1, "word": 2, "<image>": 3, "plain": 4, "<turn>": 5}
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {
+        3: SimpleNamespace(content="<image>", special=True),
+        4: SimpleNamespace(content="plain", special=False),
+        5: SimpleNamespace(content="<turn>", special=True),
+    }
 
     def get_added_vocab(self) -> dict[str, int]:
-        return {"<image>": 3, "plain": 4, "<turn>": 5}
+        return {token.content: number for number, token in self.added_tokens_decoder.items()}
 
-    @property
-    def added_tokens_decoder(self) -> dict[int, Any]:
-        special = {"<image>": True, "plain": False, "<turn>": True}
-        return {
-            number: SimpleNamespace(content=name, special=special[name])
-            for name, number in self.get_added_vocab().items()
-        }
+    def get_vocab(self) -> dict[str, int]:
+        return {"pad": 0, "end": 1, "word": 2} | self.get_added_vocab()
 
 
 def judged(
@@ -276,11 +268,9 @@ Said = Callable[..., list[str]]
 def said(model_folder: Folder) -> Said:
     """``said("dpo", label_smoothing_factor=0.1)``: the warnings."""
 
-    def warned(method: str = "sft", *, from_python: bool = False, **given: Any) -> list[str]:
+    def warned(method: str = "sft", call: PythonCall | None = None, **given: Any) -> list[str]:
         one = setup(model_folder("qwen2"), method, **given)
-        call = PythonCall(path="nowhere", holds_model=False, holds_rows=False, digest="")
-        one = replace(one, job=replace(one.job, python_call=call)) if from_python else one
-        return [str(finding) for finding in collect((preflight_checks.idle,), one)]
+        return [*map(str, collect((preflight_checks.idle,), replace(one, job=replace(one.job, python_call=call))))]
 
     return warned
 
@@ -309,16 +299,81 @@ def test_a_flag_without_effect_is_named_with_its_method_or_its_switch(
 
 
 @pytest.mark.newest
-def test_defaults_and_what_scripts_read_are_no_warnings_and_one_reason_is_one_warning(said: Said) -> None:
+def test_defaults_and_what_scripts_read_are_no_warnings_one_reason_is_one_and_so_is_no_verdict(
+    said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert said("dpo", label_smoothing_factor=0.0, do_predict=False, per_device_train_batch_size=8) == []
     (warning,) = said(do_eval=True, do_predict=True)
     assert warning.startswith("--do_eval, --do_predict have no effect with sft: ")
     assert len(said(prediction_loss_only=True)) == 1
-    assert said(prediction_loss_only=True, from_python=True) == []
-
-
-@pytest.mark.newest
-def test_a_flag_without_a_verdict_is_named(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = PythonCall(path="nowhere", holds_model=False, holds_rows=False, digest="")
+    assert said(prediction_loss_only=True, call=call) == []
     monkeypatch.setattr(preflight_checks, "group_of", lambda method, name: None)
     (warning,) = said(neftune_noise_alpha=5.0)
     assert warning.startswith("--neftune_noise_alpha: newer than this autofit")
+
+
+EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
+ALL = ["all-linear"]
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "kind", "words"),
+    [
+        ("qwen2", {}, None, ""),
+        ("mixtral", {}, "warning", "--lora_target_parameters experts.down_proj experts.gate_up_proj --lora_dropout 0"),
+        ("gpt_oss", {"lora_target_modules": ALL}, "warning", "does not adapt the experts"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS}, "error", "--lora_dropout 0.05 cannot be applied"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS, "use_peft": False}, "error", "--lora_dropout 0, or only"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS, "lora_dropout": 0.0}, None, ""),
+        ("gpt_oss", {"lora_target_parameters": ["experts.w1", EXPERTS[0]]}, "error", "experts.w1 matches no parameter"),
+        ("qwen3_moe", {"lora_target_modules": ALL, "lora_dropout": 0.0}, None, ""),
+        ("qwen3_moe", {"lora_target_modules": ["gate_proj", "down_proj"]}, "error", "without also targeting up_proj"),
+    ],
+)
+def test_experts_that_lora_cannot_or_does_not_adapt_are_reported(
+    family: str, arguments: dict[str, Any], kind: str | None, words: str, model_folder: Folder
+) -> None:
+    findings = found(model_folder(family), **{"use_peft": True, **arguments})
+    assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
+    assert all(words in f"{finding.message} {finding.cure}" for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"), [({}, 1), ({"router_aux_loss_coef": 0.0}, 0), ({"loss_type": "nll"}, 0)]
+)
+def test_trls_router_loss_needs_num_experts_in_the_config(
+    arguments: dict[str, Any], count: int, tmp_path: pathlib.Path
+) -> None:
+    config = {"model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    errors = [finding.cure for finding in found(tmp_path, **arguments) if finding.kind == "error"]
+    assert len([cure for cure in errors if "--router_aux_loss_coef 0" in cure]) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [({}, 1), ({"gradient_checkpointing": True}, 0), ({"router_aux_loss_coef": 0.0}, 0), ({"lmbda": 0.0}, 0)],
+)
+def test_the_routers_loss_fails_where_gkd_generates_with_a_cache(
+    arguments: dict[str, Any], count: int, model_folder: Folder
+) -> None:
+    findings = found(model_folder("qwen3_moe"), "gkd", **arguments)
+    assert [finding.kind for finding in findings if "GKD generates" in finding.message] == ["error"] * count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"use_peft": True}, "does not adapt the experts"), ({}, ""), ({"load_in_4bit": True}, "quantized already")],
+)
+def test_a_checkpoint_in_mxfp4_is_trained_and_not_quantized_again(
+    arguments: dict[str, Any], words: str, model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
+    config = json.loads((model_folder("gpt_oss") / "config.json").read_text())
+    packed = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(packed))
+    job = Job(method="sft", model=str(tmp_path), dataset=None, arguments=arguments)
+    subject = ModelOnCard(job=job, config=load_config(str(tmp_path)), compute_capability=(8, 0))
+    refused = [one.message for one in collect(table.MODEL, subject, UNFORESEEN)]
+    texts = refused or [finding.message for finding in found(tmp_path, **arguments)]
+    assert [words in text for text in texts] == ([True] if words else [])

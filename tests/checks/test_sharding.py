@@ -61,26 +61,6 @@ def test_the_search_combines_only_what_is_accepted(method: str, nodes: int) -> N
         assert problems(method, **codec.to_json(way)) == [], way
 
 
-def test_an_8bit_optimizer_of_bitsandbytes_cannot_step_on_shards_of_fsdp2() -> None:
-    """The reason that the refusal gives, asked of the installed libraries."""
-    import bitsandbytes
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        mesh = init_device_mesh("cpu", (2,))
-        weight = torch.nn.Parameter(distribute_tensor(torch.zeros(128, 64), mesh))
-        optimizer = bitsandbytes.optim.AdamW8bit([weight], min_8bit_size=1)
-        weight.grad = torch.zeros_like(weight)
-        with pytest.raises((NotImplementedError, RuntimeError)):
-            optimizer.step()
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("way", "given", "said"),
     [

@@ -14,6 +14,7 @@ ESTIMATE = f"estimate sft {CARD}"
 SHORT = f"{ESTIMATE} --model tiny --max_length 16"
 GRPO = f"plan grpo {TINY} --dataset prompts.jsonl"
 PPO = f"plan ppo {TINY} --dataset prompts.jsonl"
+ONE_RUNG = "--fit lossless --forbid micro_batch,gradient_checkpointing,activation_offloading,optimizer_offload"
 FLASH = "--attn_implementation flash_attention_2"
 PARTS = "--steps_per_generation 2"
 JUDGED = f"{PPO} --reward_model_path judge"
@@ -170,7 +171,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     # -- limits
     "never_in_time": (
         43,
-        "plan sft --model tiny --gpu rtx3060 --max_length 16 --fit lossless --max_steps 10000000 --within 1min",
+        f"plan sft --model tiny --gpu rtx3060 --max_length 16 {ONE_RUNG} --max_steps 10000000 --within 1min",
         "'--within 1 min' --max_steps rtx3060",
     ),
     # -- the environment

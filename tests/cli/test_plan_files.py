@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.plan_files import command
@@ -16,7 +17,7 @@ from tests.place import Autofit, Ran
 
 ASKED = shlex.split(
     "--model tiny --dataset data.jsonl --max_length 64 --per_device_train_batch_size 2 --gradient_checkpointing true "
-    "--learning_rate 3e-4 --optimizer_offload"
+    "--learning_rate 3e-4 --optimizer_offload --use_peft --expandable_segments --data_seed 3"
 )
 CARD = ("--gpu", "300MiB")
 
@@ -27,8 +28,11 @@ def plan(autofit_once: Autofit, tmp_path_factory: pytest.TempPathFactory) -> Pat
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     ran = autofit_once("plan", "sft", *ASKED, *CARD, "--out", str(path), "--json")
     assert ran.code == 0, ran.err
-    assert json.loads(path.read_text()) == json.loads(ran.out)
+    found = json.loads(ran.out)
+    assert json.loads(path.read_text()) == found
     assert f"autofit sft --plan {path}" in ran.err
+    assert rehearsed(ran) == len(found["attempts"]) > 0
+    assert 0 < found["data"]["truncated_tokens_fraction"] < 1
     return path
 
 
@@ -42,6 +46,26 @@ def test_a_plan_that_still_holds_is_taken_as_it_is(autofit: Autofit, plan: Path)
         assert ran.code == 0, ran.err
         assert json.loads(ran.out) == json.loads(plan.read_text())
         assert rehearsed(ran) == 0
+
+
+def test_an_export_is_all_there_is_on_stdout_and_names_what_lora_adapts(autofit: Autofit, plan: Path) -> None:
+    ran = autofit("sft", "--plan", str(plan), "--export", "axolotl")
+    said = yaml.safe_load(ran.out)
+    assert ran.code == 0
+    assert (said["base_model"], said["micro_batch_size"], said["sequence_len"]) == ("tiny", 2, 64)
+    assert said["lora_target_modules"] == ["q_proj", "v_proj"]
+    assert said["output_dir"] == "tiny-SFT"
+    assert "# - data_seed 3: Axolotl has no key for it here\n" in ran.out
+    assert "settings" in ran.err
+
+
+def test_a_dry_run_is_the_config_the_command_and_the_environment(autofit: Autofit, plan: Path) -> None:
+    ran = autofit("sft", "--plan", str(plan), "--dry_run", "--json")
+    said = json.loads(ran.out)
+    assert ran.code == 0
+    assert said["config"]["per_device_train_batch_size"] == 2
+    assert said["command"][-4:] == ["-m", "trl.scripts.sft", "--config", "trl.yaml"]
+    assert said["environment"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": "0"}
 
 
 def test_flags_given_beside_a_plan_are_laid_over_its_words_and_it_is_rehearsed_once(
