@@ -2,7 +2,6 @@
 
 import io
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +51,6 @@ def test_the_last_word_becomes_what_may_stand_there(
     assert not none & found
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_with_the_script(tmp_path: Path) -> None:
     command = tmp_path / "autofit"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m autotrain_mem.cli.main "$@"\n')

@@ -1,6 +1,7 @@
 """The quickstart's model and its rows: problems whose answers follow, and a model that loads as any other."""
 
 import re
+from collections import Counter
 from statistics import median
 
 import pytest
@@ -33,7 +34,7 @@ def tokenizer(folder):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_the_model_loads_whole_and_is_about_a_million_tied_float32_parameters(folder):
+def test_the_model_is_a_million_tied_parameters_and_agrees_with_its_tokenizer_on_the_special_tokens(folder, tokenizer):
     loaded, loading = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
@@ -41,10 +42,6 @@ def test_the_model_loads_whole_and_is_about_a_million_tied_float32_parameters(fo
     assert 0.9e6 < loaded.num_parameters() < 1.2e6
     assert (folder / "model.safetensors").stat().st_size < 4.5e6
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
-
-
-def test_config_tokenizer_and_generation_agree_on_the_special_tokens(folder, tokenizer):
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
     for settings in (loaded.config, GenerationConfig.from_pretrained(folder)):
         assert settings.eos_token_id == tokenizer.eos_token_id
         assert settings.pad_token_id == tokenizer.pad_token_id
@@ -73,10 +70,11 @@ def test_the_assistants_words_and_the_end_of_its_turn_are_marked_for_the_loss(to
     assert prompt.endswith("<|im_start|>assistant\n")
 
 
-def test_the_same_texts_make_the_same_folder(folder, tmp_path):
-    tiny_model.build(tmp_path, word_problems.texts(ROWS))
+def test_the_same_texts_make_the_same_folder_and_the_same_seed_the_same_texts(folder, tmp_path):
+    tiny_model.build(tmp_path, word_problems.texts(word_problems.problems(200, seed=0)))
     first, again = ({path.name: path.read_bytes() for path in each.iterdir()} for each in (folder, tmp_path))
     assert first == again
+    assert list(word_problems.problems(200, seed=1)) != ROWS
 
 
 NUMBER = re.compile(r"\d+")
@@ -89,17 +87,13 @@ def apply(symbol, left, right):
     return {"+": left + right, "-": left - right, "*": left * right, "/": whole}[symbol]
 
 
-def conversation(problem):
-    user, assistant = problem["messages"]
-    assert (user["role"], assistant["role"]) == ("user", "assistant")
-    return user["content"], assistant["content"]
-
-
 def test_the_question_opens_the_reasoning_and_every_line_of_reasoning_follows_from_the_last():
+    symbols = Counter()
     for problem in word_problems.problems(600, seed=1):
-        question, solution = conversation(problem)
-        opening, *reasoning, answer = solution.splitlines()
-        start, *amounts = NUMBER.findall(question)
+        user, assistant = problem["messages"]
+        assert (user["role"], assistant["role"]) == ("user", "assistant")
+        opening, *reasoning, answer = assistant["content"].splitlines()
+        start, *amounts = NUMBER.findall(user["content"])
         assert [SUM.search(line)[3] for line in reasoning] == amounts
         total = int(start)
         assert opening == f"We start with {total}."
@@ -109,17 +103,14 @@ def test_the_question_opens_the_reasoning_and_every_line_of_reasoning_follows_fr
             total = apply(symbol, total, int(right))
             assert int(result) == total
         assert answer == f"Answer: {total}"
-
-
-def test_the_same_seed_gives_the_same_rows_and_another_seed_others():
-    assert list(word_problems.problems(150, seed=3)) == list(word_problems.problems(150, seed=3))
-    assert list(word_problems.problems(150, seed=3)) != list(word_problems.problems(150, seed=4))
-    solutions = [conversation(problem)[1] for problem in word_problems.problems(600, seed=0)]
-    assert all(sum(f" {symbol} " in solution for solution in solutions) >= 60 for symbol in "+-*/")
+        symbols.update({SUM.search(line)[2] for line in reasoning})
+    assert symbols.keys() == set("+-*/")
+    assert min(symbols.values()) >= 60
 
 
 @pytest.mark.parametrize("count", [20, 100, 1000])
 def test_one_row_in_every_hundred_is_eight_times_the_median(count):
-    rows = [len("".join(conversation(problem))) for problem in word_problems.problems(count, seed=count)]
+    problems = word_problems.problems(count, seed=count)
+    rows = [sum(len(message["content"]) for message in problem["messages"]) for problem in problems]
     long_rows = [place for place, length in enumerate(rows) if length >= 8 * median(rows)]
     assert [place // 100 for place in long_rows] == list(range(-(-count // 100)))

@@ -80,18 +80,12 @@ def test_what_is_no_run_that_has_ended_is_refused_with_the_way_on(make_run: Make
         assert words in str(caught.value)
 
 
-def test_a_base_model_that_is_gone_is_named_with_the_flag(make_run: MakeRun, tmp_path: pathlib.Path) -> None:
-    gone = find_run(str(make_run("one", *ADAPTER, model=str(tmp_path / "gone"))))
-    with pytest.raises(ModelNotFoundError, match=r"there is no such folder[\s\S]*--base"):
-        with_base(gone, None)
-    assert with_base(gone, "ORG/NAME").base == "ORG/NAME"
-    on_hub = find_run(str(make_run("two", *ADAPTER, model="Qwen/Qwen2.5-0.5B")))
-    assert with_base(on_hub, None).base == "Qwen/Qwen2.5-0.5B"
-
-
-def test_nothing_is_merged_over_a_folder_or_out_of_a_whole_model(
+def test_nothing_is_merged_over_a_folder_out_of_a_whole_model_or_without_its_base(
     make_run: MakeRun, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    on_hub = find_run(str(make_run("two", *ADAPTER, model="Qwen/Qwen2.5-0.5B")))
+    assert with_base(on_hub, None).base == "Qwen/Qwen2.5-0.5B"
+    assert with_base(on_hub, "ORG/NAME").base == "ORG/NAME"
     whole, run = str(make_run("whole", "model.safetensors")), str(make_run("run", *ADAPTER, load_in_4bit=True))
     assert find_run(run).base_bits == 4
     (tmp_path / "run-merged").mkdir()
@@ -100,7 +94,7 @@ def test_nothing_is_merged_over_a_folder_or_out_of_a_whole_model(
         ([run], "run-merged exists"),
         ([run, "--out", whole], "exists already"),
         ([run, "--out", str(tmp_path / "no" / "such")], "There is no folder"),
-        ([run, "--out", str(tmp_path / "new")], "there is no such folder"),  # the base
+        ([run, "--out", str(tmp_path / "new")], "there is no such folder. Give --base"),
     ]:
         assert main.run(["merge", *words]) != 0
         assert message in " ".join(capsys.readouterr().err.split())
@@ -188,38 +182,29 @@ def test_a_new_repository_is_private_and_gets_the_model_alone(
     assert "hf auth login" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def adapter(model_folder: Callable[[str], pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    """An adapter that says something else than its base."""
+@pytest.mark.slow
+def test_a_merged_model_computes_what_base_and_adapter_do(
+    model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
-    from peft import LoraConfig, get_peft_model
+    from peft import AutoPeftModelForCausalLM, LoraConfig, PeftType, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    base, folder = model_folder("qwen2"), tmp_path_factory.mktemp("run")
+    from autotrain_mem.cli import adapter_merge
+
+    base, folder, target, new = model_folder("qwen2"), *(tmp_path / name for name in ("run", "merged", "new"))
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     torch.manual_seed(0)
     get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     (folder / "README.md").write_text("---\nlibrary_name: peft\n---\nA card.\n", encoding="utf-8")
-    return TrainedRun(
+    adapter = TrainedRun(
         folder=folder, method=METHODS["sft"], base=str(base), revision=None, base_bits=None, is_adapter=True
     )
-
-
-@pytest.mark.slow
-def test_a_merged_model_computes_what_base_and_adapter_do(
-    adapter: TrainedRun, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-    from peft import AutoPeftModelForCausalLM, PeftType
-    from transformers import AutoModelForCausalLM
-
-    from autotrain_mem.cli import adapter_merge
 
     def merge(run: TrainedRun, target: pathlib.Path) -> str:
         return adapter_merge.merge_adapter(run, target, lambda note: None, trust_remote_code=False)
 
-    target = tmp_path / "merged"
     assert merge(adapter, target).endswith("in float32")
     assert "library_name" not in (target / "README.md").read_text()
     tokens = torch.arange(20, 28)[None]
@@ -227,15 +212,14 @@ def test_a_merged_model_computes_what_base_and_adapter_do(
         model.eval()(tokens).logits
         for model in (
             AutoModelForCausalLM.from_pretrained(target),
-            AutoPeftModelForCausalLM.from_pretrained(adapter.folder),
-            AutoModelForCausalLM.from_pretrained(adapter.base),
+            AutoPeftModelForCausalLM.from_pretrained(folder),
+            AutoModelForCausalLM.from_pretrained(base),
         )
     )
     torch.testing.assert_close(merged, beside, rtol=1e-3, atol=1e-3)
     assert not torch.allclose(merged, bare, rtol=1e-2, atol=1e-2), "else nothing of the adapter would be in it"
     with pytest.raises(OutputFolderError, match="exists already"):
         merge(adapter, target)
-    new = tmp_path / "new"
     with pytest.raises(ModelNotFoundError, match="--base"):
         merge(replace(adapter, base=str(tmp_path)), new)
     with monkeypatch.context() as patched:
@@ -249,4 +233,5 @@ def test_a_merged_model_computes_what_base_and_adapter_do(
     prompts = SimpleNamespace(peft_config={"default": SimpleNamespace(peft_type=PeftType.PREFIX_TUNING)})
     with pytest.raises(UsageError, match="A PREFIX_TUNING adapter cannot be merged"):
         adapter_merge.check_merges(prompts)
-    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+    assert not new.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "merged"}
