@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import pathlib
@@ -51,12 +52,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pa
     from tiny import tiny_folder
 
     root = tmp_path_factory.mktemp("models")
-
-    def made(family: str) -> pathlib.Path:
-        path = root / family
-        return path if path.exists() else tiny_folder(path, family)
-
-    return made
+    return functools.cache(lambda family: tiny_folder(root / family, family))
 
 
 @pytest.fixture(scope="session")
@@ -65,12 +61,7 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], p
     from tiny import tiny_vision_folder
 
     root = tmp_path_factory.mktemp("vision_models")
-
-    def made(family: str) -> pathlib.Path:
-        path = root / family
-        return path if path.exists() else tiny_vision_folder(path, family)
-
-    return made
+    return functools.cache(lambda family: tiny_vision_folder(root / family, family))
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +70,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, model_folder: Callable[[str]
     from tests.place import write_rows
 
     folder = tmp_path_factory.mktemp("place")
-    shutil.copytree(model_folder("qwen2"), folder / "tiny")
+    for name in ("tiny", "Qwen/Qwen2.5-0.5B"):  # the hub id is for whoever reads an example that runs
+        shutil.copytree(model_folder("qwen2"), folder / name)
     write_rows(folder)
     return folder
 

@@ -64,7 +64,7 @@ class Forge:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self._address, self._lock = folder / "forge", folder / "lock"
+        self._address, self._lock = str(folder / "forge"), folder / "lock"
         self._stays: socket.socket | None = None
         self._started: list[ForkedProcess] = []
 
@@ -72,12 +72,10 @@ class Forge:
         """A connection for one child."""
         with self._alone():
             if self._stays is None:
-                try:
-                    self._stays = self._connected()
-                except (FileNotFoundError, ConnectionRefusedError):
-                    command = [sys.executable, "-c", "from tests.forked import serve; serve()", str(self._address)]
+                if not self._is_there():
+                    command = [sys.executable, "-c", "from tests.forked import serve; serve()", self._address]
                     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
-                    self._stays = self._connected()
+                self._stays = self._connected()
                 self._stays.sendall(STAY)
         return self._connected()
 
@@ -96,12 +94,12 @@ class Forge:
 
     def _connected(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(str(self._address))
-        except OSError:
-            connection.close()
-            raise
+        connection.connect(self._address)
         return connection
+
+    def _is_there(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as connection:
+            return connection.connect_ex(self._address) == 0
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -233,18 +231,17 @@ class ForkedProcess:
 
 
 def serve() -> None:
-    """Fork at every connection until stdin closes."""
+    """Fork at every connection, as long as somebody stays."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for whoever runs the tests
     os.environ |= {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
     address = sys.argv[1]
     gc.disable()  # looking for garbage took a fifth of the imports' time
+    import torch
     from trl import DPOTrainer, GRPOTrainer, RewardTrainer, RLOOTrainer, SFTTrainer  # noqa: F401
 
     for name in IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    import torch
-
     torch.manual_seed(0)  # adapters and value heads draw their first weights before a trainer seeds
     gc.collect()
     gc.freeze()  # what is imported is no garbage, and its pages stay shared
@@ -269,11 +266,7 @@ def serve() -> None:
         if request == STAY:
             users.append(connection)
             continue
-        if not request:
-            connection.close()  # it was only to make sure that somebody listens
-            continue
-        keeper = os.fork()
-        if keeper == 0:
+        if request and not os.fork():  # without one it was only to make sure that somebody listens
             for each in (listener, *users):
                 each.close()
             _keep(address, connection, json.loads(request), files)

@@ -4,6 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
 from autotrain_mem.cli import tiny_model, word_problems
 from autotrain_mem.trainers import pretrained
 
@@ -21,9 +25,6 @@ def tiny_folder(path: Path, family: str) -> Path:
 
 def pack_in_mxfp4(folder: Path) -> Path:
     """Save a tiny gpt-oss as the real one is saved: experts in blocks of 32 elements of 4 bits, with a scale each."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
     packed = {}
     for name, weight in load_file(folder / "model.safetensors").items():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -41,33 +42,21 @@ def pack_in_mxfp4(folder: Path) -> Path:
 
 def tiny_config(family: str) -> Any:
     """2 layers; of Gemma's text model, and of gpt-oss, one layer that slides and one that does not."""
-    from transformers import (
-        BartConfig,
-        Gemma3TextConfig,
-        GPT2Config,
-        GptOssConfig,
-        LlamaConfig,
-        MixtralConfig,
-        Qwen2Config,
-        Qwen3Config,
-        Qwen3MoeConfig,
-    )
-
     shared = {"vocab_size": tiny_model.VOCABULARY_SIZE, "tie_word_embeddings": True, **tiny_model.special_token_ids()}
     if family == "gpt2":
-        return GPT2Config(n_positions=tiny_model.CONTEXT_LENGTH, n_embd=64, n_layer=2, n_head=4, **shared)
+        return transformers.GPT2Config(n_positions=tiny_model.CONTEXT_LENGTH, n_embd=64, n_layer=2, n_head=4, **shared)
     if family == "bart":
         sizes = {"d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 128}
         decodes = {"is_decoder": True, "is_encoder_decoder": False, "dropout": 0.0, "encoder_layers": 1}
-        return BartConfig(max_position_embeddings=tiny_model.CONTEXT_LENGTH, **sizes, **decodes, **shared)
+        return transformers.BartConfig(max_position_embeddings=tiny_model.CONTEXT_LENGTH, **sizes, **decodes, **shared)
     kind, more = {
-        "qwen2": (Qwen2Config, {}),
-        "qwen3": (Qwen3Config, {"head_dim": 16}),
-        "llama": (LlamaConfig, {}),
-        "gemma3": (Gemma3TextConfig, {"head_dim": 16, **_GEMMA_LAYERS}),
-        "qwen3_moe": (Qwen3MoeConfig, {"head_dim": 16, **_EXPERTS}),
-        "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
-        "gpt_oss": (GptOssConfig, {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **_OSS_LAYERS}),
+        "qwen2": (transformers.Qwen2Config, {}),
+        "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
+        "llama": (transformers.LlamaConfig, {}),
+        "gemma3": (transformers.Gemma3TextConfig, {"head_dim": 16, **_GEMMA_LAYERS}),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, {"head_dim": 16, **_EXPERTS}),
+        "mixtral": (transformers.MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+        "gpt_oss": (transformers.GptOssConfig, _OSS),
     }[family]
     return kind(
         hidden_size=64,
@@ -86,7 +75,10 @@ _GEMMA_LAYERS = {
     "sliding_window": WINDOW,
     "query_pre_attn_scalar": 16,
 }
-_OSS_LAYERS = {"layer_types": _GEMMA_LAYERS["layer_types"], "sliding_window": WINDOW}
+_OSS = {
+    **{"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    **{"layer_types": _GEMMA_LAYERS["layer_types"], "sliding_window": WINDOW},
+}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
@@ -115,9 +107,6 @@ _TEMPLATE = """\
 
 def tiny_vision_folder(path: Path, family: str) -> Path:
     """Make a model that reads images, which ``from_pretrained`` loads offline, with its processor's settings."""
-    import torch
-    from transformers import AutoModelForImageTextToText
-
     tokenizer = tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0)))
     texts = {name: token.text for name, token in pretrained.FAMILIES[family].items()}
     tokenizer._set_model_specific_special_tokens(texts)
@@ -129,7 +118,7 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
     config, processor = _vision_config(family, dict(zip(marks, tokenizer.convert_tokens_to_ids(marks), strict=True)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+        made = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
         for parameter in made.parameters():
             if parameter.dim() > 1 and not parameter.any():  # Gemma's projection: what an image holds would not matter
                 torch.nn.init.normal_(parameter, std=0.02)
@@ -140,8 +129,6 @@ def tiny_vision_folder(path: Path, family: str) -> Path:
 
 
 def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any]]:
-    from transformers import Gemma3Config, LlavaConfig, Qwen2_5_VLConfig, SmolVLMConfig
-
     special = tiny_model.special_token_ids()
     layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 128}
     text = {**layers, "num_key_value_heads": 2, "vocab_size": tiny_model.VOCABULARY_SIZE, **special}
@@ -150,7 +137,7 @@ def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any
     if family == "qwen2_5_vl":
         rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
         vision = {"depth": 2, "hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 128, "num_heads": 4}
-        config = Qwen2_5_VLConfig(
+        config = transformers.Qwen2_5_VLConfig(
             text_config={**text, "rope_parameters": rope},
             vision_config={**vision, "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]},
             image_token_id=ids["<|image_pad|>"],
@@ -163,7 +150,7 @@ def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any
         pixels = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
         return config, {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, **pixels}
     if family == "gemma3":
-        config = Gemma3Config(
+        config = transformers.Gemma3Config(
             text_config={**text, "head_dim": 16, **_GEMMA_LAYERS},
             vision_config=tower,
             mm_tokens_per_image=4,
@@ -175,7 +162,7 @@ def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any
         size = {"height": 56, "width": 56}
         return config, {"image_processor_type": "Gemma3ImageProcessor", "size": size, "image_seq_length": 4}
     if family == "llava":
-        config = LlavaConfig(
+        config = transformers.LlavaConfig(
             text_config={**text, "model_type": "llama"},
             vision_config={**tower, "model_type": "clip_vision_model"},
             image_token_index=ids["<image>"],
@@ -183,7 +170,7 @@ def _vision_config(family: str, ids: dict[str, int]) -> tuple[Any, dict[str, Any
         )
         edge = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
         return config, {"image_processor_type": "CLIPImageProcessor", **edge}
-    config = SmolVLMConfig(
+    config = transformers.SmolVLMConfig(
         text_config={**text, "model_type": "llama"},
         vision_config={**tower, "image_size": 64, "patch_size": 16},
         scale_factor=2,

@@ -1,6 +1,5 @@
 """The verbs of Python do what the command does, say what is wrong in words of Python, and leave nothing behind."""
 
-import enum
 import json
 import os
 import pickle
@@ -36,43 +35,41 @@ def without_clocks(noun: Any) -> Any:
     return json.loads(re.sub(r'"(rehearsal_)?seconds": [\d.e-]+', '"seconds": 0', text))
 
 
-def test_plan_is_the_commands_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_estimate_are_the_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(words: str) -> Any:
+        main.run([*words.split(), "--json"])
+        return without_clocks(json.loads(capsys.readouterr().out))
+
     words = "--gpu 300MiB --fit lossless --forbid optimizer_offload,activation_offloading --headroom 5%"
     words += " --effective_batch_size 8 --max_length 64"
-    trls = "--use_peft --lora_r 4 --lora_target_modules q_proj v_proj --learning_rate 1e-4"
-    main.run(["plan", "sft", "--model", MODEL, "--dataset", "data.jsonl", "--json", *words.split(), *trls.split()])
-    of_command = json.loads(capsys.readouterr().out)
+    words += " --use_peft --lora_r 4 --lora_target_modules q_proj v_proj --learning_rate 1e-4"
     forbid = frozenset({"optimizer_offload", "activation_offloading"})
     ours = AutoFit(gpu="300MiB", fit="lossless", forbid=forbid, effective_batch_size=8, headroom="5%")
     lora = {"use_peft": True, "lora_r": 4, "lora_target_modules": ["q_proj", "v_proj"]}
     arguments = {**lora, "learning_rate": 1e-4, "max_length": 64}
     of_python = autotrain_mem.plan("sft", MODEL, dataset="data.jsonl", autofit=ours, **arguments)
-    assert without_clocks(of_python) == without_clocks(of_command)
-
-
-def test_estimate_is_the_commands_estimate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main.run(["estimate", "sft", "--model", MODEL, "--gpu", "300MiB", "--max_length", "64", "--optim", "sgd", "--json"])
-    of_command = json.loads(capsys.readouterr().out)
+    assert without_clocks(of_python) == told(f"plan sft --model {MODEL} --dataset data.jsonl {words}")
     found = autotrain_mem.estimate("sft", Path(MODEL), autofit=AutoFit(gpu="300MiB"), max_length=64, optim="sgd")
-    assert without_clocks(found) == without_clocks(of_command)
+    assert without_clocks(found) == told(f"estimate sft --model {MODEL} --gpu 300MiB --max_length 64 --optim sgd")
 
 
-class Strategy(enum.Enum):
-    """As transformers' IntervalStrategy is one."""
-
-    STEPS = "steps"
-
-
-def test_values_of_python_are_taken_as_flags_take_them(here: Path) -> None:
+def test_values_of_python_are_taken_as_flags_take_them_and_an_environment_is_for_the_run_alone(here: Path) -> None:
     import torch
+    from transformers.trainer_utils import IntervalStrategy
 
-    targets = ("q_proj", "v_proj")
-    words = {"dtype": torch.bfloat16, "output_dir": Path("out"), "save_strategy": Strategy.STEPS}
-    planned = pinned_plan(**words, use_peft=True, lora_target_modules=targets, learning_rate="1e-4")
+    before = dict(os.environ)
+    words = {"dtype": torch.bfloat16, "output_dir": Path("out"), "save_strategy": IntervalStrategy.STEPS}
+    words |= {"use_peft": True, "lora_target_modules": ("q_proj", "v_proj"), "learning_rate": "1e-4"}
+    setting = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    planned = pinned_plan(**words, environment=setting)
     given = planned.job.arguments
     assert given["dtype"] == planned.knobs.dtype == "bfloat16"
     assert (given["output_dir"], given["save_strategy"], given["learning_rate"]) == ("out", "steps", 1e-4)
-    assert given["lora_target_modules"] == list(targets)
+    assert given["lora_target_modules"] == ["q_proj", "v_proj"]
+    assert given.keys() == PINNED.keys() | words.keys()
+    assert planned.knobs.expandable_segments
+    assert planned.job.environment == setting
+    assert dict(os.environ) == before
 
 
 def test_a_plan_is_followed_with_its_own_words_where_none_are_given(here: Path, tmp_path: Path) -> None:
@@ -140,16 +137,6 @@ def test_words_without_flags_get_no_note_and_an_error_survives_pickling() -> Non
     assert str(error) == "No model is given.\n  Give one.\n  Or two."
     received = pickle.loads(pickle.dumps(error))
     assert (type(received), received.message, received.hint) == (UsageError, error.message, error.hint)
-
-
-def test_an_environment_is_for_the_run_and_not_for_this_process(here: Path) -> None:
-    before = dict(os.environ)
-    setting = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    planned = autotrain_mem.plan("sft", MODEL, autofit=CARD, environment=setting, **PINNED)
-    assert planned.job.arguments.keys() == PINNED.keys()
-    assert planned.knobs.expandable_segments
-    assert planned.job.environment == setting
-    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), UsageError("wrong")], ids=["Ctrl-C", "an error"])

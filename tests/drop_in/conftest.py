@@ -1,18 +1,20 @@
 """Drop-in trainers in this process, planned by workers that all of these tests share."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from autotrain_mem import AutoFit
 from autotrain_mem.cli import tiny_model, word_problems
 from autotrain_mem.drop_in import call_plan as planning
 from autotrain_mem.worker.pool import Workers
 from tests.forked import Forge
-from tests.tiny import tiny_config, tiny_folder
+from tests.tiny import tiny_config
 
 QUIET = AutoFit(
     gpu="80MiB", show=False, fit="lossless", forbid=frozenset({"activation_offloading", "optimizer_offload"})
@@ -40,15 +42,13 @@ def _shared_workers(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_folder(tmp_path_factory.mktemp("models") / "qwen2", "qwen2")
+def tiny_qwen(model_folder: Callable[[str], Path]) -> Path:
+    return model_folder("qwen2")
 
 
 @pytest.fixture(scope="session")
 def tiny_reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A judge of one score, with the tokenizer of the model that it judges."""
-    from transformers import AutoModelForSequenceClassification
-
     folder = tmp_path_factory.mktemp("models") / "judge"
     tiny_model.train_tokenizer(word_problems.texts(word_problems.problems(100, seed=0))).save_pretrained(folder)
     config = tiny_config("qwen2")
@@ -64,16 +64,12 @@ def config(kind: Any, folder: Path, **more: Any) -> Any:
 
 def texts(count: int = 24) -> Any:
     """Rows of 10 to 90 words."""
-    from datasets import Dataset
-
     return Dataset.from_dict(
         {"text": [f"row {index} " + "of some more words " * (2 + index % 20) for index in range(count)]}
     )
 
 
 def pairs(count: int = 24) -> Any:
-    from datasets import Dataset
-
     rows = [
         ("what is it ? ", "it is this " * (1 + index % 9), "it is that " * (1 + index % 5)) for index in range(count)
     ]
@@ -82,8 +78,6 @@ def pairs(count: int = 24) -> Any:
 
 
 def prompts(count: int = 24) -> Any:
-    from datasets import Dataset
-
     return Dataset.from_dict({"prompt": ["count to " + "ten " * (1 + index % 7) for index in range(count)]})
 
 
@@ -94,8 +88,6 @@ def shortness(completions: list[Any], **_: Any) -> list[float]:
 
 def ppo_models(policy: Path, judge: Path) -> dict[str, Any]:
     """PPO's four models, as objects."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
     kinds = {"model": AutoModelForCausalLM, "ref_model": AutoModelForCausalLM}
     judges = {"reward_model": AutoModelForSequenceClassification, "value_model": AutoModelForSequenceClassification}
     policies = {name: kind.from_pretrained(policy, dtype="float32") for name, kind in kinds.items()}

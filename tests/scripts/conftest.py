@@ -14,7 +14,6 @@ sys.path.insert(0, str(TESTS.parent / "scripts"))
 sys.path.append(str(TESTS / "search"))  # synthetic_memory: a predictor without rehearsals
 
 import bench  # noqa: E402, F401  # it adds the other folders
-from recorded_run import Cuda  # noqa: E402
 from script_runner import Script  # noqa: E402
 
 
@@ -31,11 +30,3 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Script]]
     sys.path[:] = path
     logging.disable(logging.NOTSET)
     torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """``torch.cuda`` answers as if a card were there."""
-    cuda = Cuda()
-    cuda.replace(monkeypatch)
-    return cuda

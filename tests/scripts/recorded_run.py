@@ -1,10 +1,7 @@
-"""A record of one case as a card would leave it, and the calls of ``torch.cuda`` that leave it, without a card."""
+"""A record of one case as a card would leave it."""
 
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
-import torch
 from gpu_records.cases import GpuCase
 from gpu_records.history import History
 from gpu_records.record import CardFacts, Levels, Outside, Record
@@ -33,20 +30,18 @@ TRACE = [
 take 32. Reserved: 20, 22, 2, 34 MiB."""
 
 
+CARD: Any = {
+    **{"name": "a card", "compute_capability": (9, 0), "multiprocessors": 132, "total_bytes": 80 << 30},
+    **{"driver": "580.1", "cuda": "13.0", "is_real": True},
+}
+
+
 def a_record(case: GpuCase) -> Record:
     levels = Levels(allocated_bytes=1, reserved_bytes=2, peak_allocated_bytes=3, peak_reserved_bytes=4)
     return Record(
         case=case,
         model_files={"config.json": "{}"},
-        card=CardFacts(
-            name="a card",
-            compute_capability=(9, 0),
-            multiprocessors=132,
-            total_bytes=80 << 30,
-            driver="580.1",
-            cuda="13.0",
-            is_real=True,
-        ),
+        card=CardFacts(**CARD),
         versions={"torch": "2.13.0", "bitsandbytes": None},
         date="2026-01-02T03:04:05+00:00",
         seed=0,
@@ -58,16 +53,3 @@ def a_record(case: GpuCase) -> Record:
         seconds={"load": 1.0, "train": 2.5},
         history=History.of_trace(TRACE),
     )
-
-
-class Cuda:
-    """``torch.cuda`` of a card of 80 GiB of which 70 are free and 9 reserved."""
-
-    def replace(self, patch: pytest.MonkeyPatch) -> None:
-        properties = SimpleNamespace(name="a card", major=9, minor=0, multi_processor_count=132)
-        sizes = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-        patched: dict[str, Any] = {name: lambda: 9 << 30 for name in sizes}
-        patched["get_device_properties"] = lambda device: properties
-        patched["mem_get_info"] = lambda device: (70 << 30, 80 << 30)
-        for name, function in patched.items():
-            patch.setattr(torch.cuda, name, function, raising=False)

@@ -52,9 +52,7 @@ def test_one_bar_that_is_broken_fails(rows: list[Result], passes: bool) -> None:
 
 RECORDED: dict[str, Any] = json.loads(pathlib.Path(__file__).with_name("recorded_commands.json").read_text("utf-8"))
 HELD = "dpo 4bit"
-"""The script compares all, and shows which miss its bars."""
-ALLOCATED_BAR, RESERVED_BAR = 0.03, 0.04
-"""As in the script."""
+"""The script compares all, and shows which miss its bars of 3 % and 4 %."""
 
 
 @pytest.mark.slow
@@ -67,8 +65,8 @@ def test_a_rehearsal_takes_what_the_command_took(tmp_path: pathlib.Path, monkeyp
     trace = rehearse(job, Knobs(**case["knobs"]), case["length"], str(tmp_path / "scratch"), capability)
     memory = estimate_memory(trace, DeviceCapacity(capacity_bytes=None))
     native = memory.reserved.native
-    assert memory.peak_allocated_bytes == pytest.approx(case["peak_allocated_bytes"], rel=ALLOCATED_BAR)
-    assert native.peak_reserved_bytes == pytest.approx(case["peak_reserved_bytes"], rel=RESERVED_BAR)
+    assert memory.peak_allocated_bytes == pytest.approx(case["peak_allocated_bytes"], rel=0.03)
+    assert native.peak_reserved_bytes == pytest.approx(case["peak_reserved_bytes"], rel=0.04)
 
 
 SPACE = space_of(max_length=1024, effective_batch_size=8)

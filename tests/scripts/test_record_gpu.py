@@ -2,9 +2,11 @@
 
 import itertools
 import pathlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from gpu_records.card import CudaCard
 from gpu_records.cases import WEIGHTS, GpuCase, cases, make
 from gpu_records.history import History
@@ -12,7 +14,7 @@ from gpu_records.record import read_failures, record_path, write
 from gpu_records.replay import replay
 from gpu_records.runs import environment, open_cases, run_cases
 from gpu_records.sequences import Birth, differences, summary
-from recorded_run import LARGER, MIB, TRACE, Cuda, a_record, entry
+from recorded_run import LARGER, MIB, TRACE, a_record, entry
 
 from autotrain_mem.types.methods_table import METHODS
 
@@ -68,24 +70,17 @@ def test_an_inserted_allocation_is_named_with_its_module_and_sequences_that_neve
 THREE = [make("sft", kind, 512, True) for kind in WEIGHTS]
 
 
-class FakeProcess:
-    """Writes a record, or fails as it is told."""
-
-    def __init__(self, case: GpuCase, out: pathlib.Path, error: str) -> None:
-        self.case, self.out, self.error = case, out, error
-
-    def go(self, limit_seconds: float) -> str:
-        if not self.error:
-            write(self.out, a_record(self.case))
-        return self.error
-
-    def stop(self) -> None:
-        pass
-
-
 def run_three(out: pathlib.Path, error_of_the_first: str, budget_seconds: float = 1e9) -> Any:
-    def start(case: GpuCase) -> FakeProcess:
-        return FakeProcess(case, out, error_of_the_first if case is THREE[0] else "")
+    def start(case: GpuCase) -> Any:
+        """A process that writes a record, or fails as it is told."""
+
+        def go(limit_seconds: float) -> str:
+            if case is THREE[0] and error_of_the_first:
+                return error_of_the_first
+            write(out, a_record(case))
+            return ""
+
+        return SimpleNamespace(go=go, stop=lambda: None)
 
     return run_cases(out, THREE, start, budget_seconds, told=lambda line: None)
 
@@ -112,26 +107,19 @@ def test_a_case_that_the_end_of_time_stopped_is_left_and_no_failure(
     assert not read_failures(tmp_path)
 
 
-class FakeNvml:
-    def __init__(self, process_bytes: int | None = None, free_bytes: int | None = None) -> None:
-        self.process_bytes = lambda pid: process_bytes
-        self.free_bytes = lambda: free_bytes
-        self.driver = lambda: "580.1"
-
-
 @pytest.mark.parametrize(
-    ("nvml", "free_before", "expected"),
-    [
-        (FakeNvml(process_bytes=(9 << 30) + 500 * MIB), None, 500 * MIB),
-        (FakeNvml(), (79 << 30) + 600 * MIB, 600 * MIB),
-        (FakeNvml(), None, 1 << 30),
-    ],
+    ("of_process", "free_before", "expected"),
+    [((9 << 30) + 500 * MIB, None, 500 * MIB), (None, (79 << 30) + 600 * MIB, 600 * MIB), (None, None, 1 << 30)],
 )
 def test_what_lies_outside_torch_is_what_remains(
-    cuda: Cuda, nvml: FakeNvml, free_before: int | None, expected: int
+    of_process: int | None, free_before: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a card of 80 GiB 70 are free and 9 reserved."""
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 9 << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
     card = CudaCard()
-    card._nvml, card._free_before = nvml, free_before
+    card._nvml = SimpleNamespace(process_bytes=lambda pid: of_process, free_bytes=lambda: None)
+    card._free_before = free_before
     outside = card.outside()
     assert outside.non_torch_bytes == expected
     assert outside.source

@@ -63,11 +63,7 @@ def test_each_fault_falls_on_twenty_moments_of_the_undisturbed_run_the_same_each
 
 
 def test_a_run_with_another_batch_and_one_that_died_are_missed(tmp_path: pathlib.Path) -> None:
-    ways: dict[str, dict[str, Any]] = {
-        "finished": {},
-        "changed": {"gradient_accumulation_steps": 3},
-        "died": {"code": 61},
-    }
+    ways = {"finished": {}, "changed": {"gradient_accumulation_steps": 3}, "died": {"code": 61}}
     for outcome, way in ways.items():
         row = runs.judged(runs.cases()[0], ended(tmp_path / outcome, losses={}, **way))
         assert row["outcome"] == outcome
@@ -90,26 +86,21 @@ def test_survival(
     assert row["outcome"].startswith("OutOfMemoryError")
 
 
-@pytest.mark.parametrize(
-    ("section", "only", "outcome"),
-    [
-        ("runs", "sft full 1.0", "finished"),
-        ("faults", "kill 00", "survived"),
-        ("ranks", "SIGTERM 00", "never came"),
-        ("nodes", "node 00", "survived"),
-        ("resume", "full ddp 2 > fsdp2 2", "the same"),
-    ],
-)
+SECTIONS = {
+    "runs": ("sft full 1.0", "finished"),
+    "faults": ("kill 00", "survived"),
+    "ranks": ("SIGTERM 00", "never came"),
+    "nodes": ("node 00", "survived"),
+    "resume": ("full ddp 2 > fsdp2 2", "the same"),
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
 def test_each_section_judges_and_shows_what_its_commands_left(
-    section: str,
-    only: str,
-    outcome: str,
-    script: Callable[..., Script],
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    section: str, script: Callable[..., Script], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every command is replaced by two steps that went well."""
-    numbers = itertools.count()
+    (only, outcome), numbers = SECTIONS[section], itertools.count()
 
     def autofit(*_: Any, **options: Any) -> Ended:
         done = ended(tmp_path / f"run{next(numbers)}", losses={1: 2.0, 2: 1.0})
@@ -133,21 +124,13 @@ def test_each_section_judges_and_shows_what_its_commands_left(
     assert (ran.code, row["outcome"]) == (0, outcome), ran.out
 
 
-@pytest.mark.parametrize(
-    ("losses", "outcome"),
-    [
-        ({1: 2.0, 2: 1.00001}, "survived"),
-        ({1: 2.0, 2: 1.01}, "losses differ"),
-        ({1: 2.0}, "steps differ"),
-        ({1: 2.0, 2: float("nan")}, "losses differ"),
-    ],
-)
-def test_a_run_survived_if_its_losses_are_those_of_the_undisturbed_one(
-    losses: dict[int, float], outcome: str, tmp_path: pathlib.Path
-) -> None:
-    judged = faults.judged(ended(tmp_path, losses=losses), came=True, losses=QUIET["sft"].losses)
-    assert judged["outcome"] == outcome
-    assert faults.missed({"kill 00 sft": judged}) is (outcome != "survived")
+def test_a_run_survived_if_its_losses_are_those_of_the_undisturbed_one(tmp_path: pathlib.Path) -> None:
+    outcomes = {1.00001: "survived", 1.01: "losses differ", float("nan"): "losses differ", None: "steps differ"}
+    for last, outcome in outcomes.items():
+        losses = {1: 2.0} if last is None else {1: 2.0, 2: last}
+        judged = faults.judged(ended(tmp_path / str(last), losses=losses), came=True, losses=QUIET["sft"].losses)
+        assert judged["outcome"] == outcome
+        assert faults.missed({"kill 00 sft": judged}) is (outcome != "survived")
 
 
 def test_the_supervisors_disk_is_full_from_the_mark_to_the_end_of_the_training(tmp_path: pathlib.Path) -> None:

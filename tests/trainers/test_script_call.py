@@ -9,7 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from datasets import Dataset
+from peft import LoraConfig
 from tiny import tiny_config
+from trl import SFTConfig, SFTTrainer
 
 from autotrain_mem.data import fingerprint
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
@@ -43,8 +46,6 @@ def make_job(model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.M
 
 
 def rows(**columns: Any) -> Any:
-    from datasets import Dataset
-
     return Dataset.from_dict(columns)
 
 
@@ -58,32 +59,26 @@ def shout(row: dict[str, Any]) -> str:
     return f"{row.get('name', 'a row')}! " * 9
 
 
-@pytest.mark.parametrize(
-    ("data", "arguments"),
-    [
-        (lambda: chats("What is it? " * 20, "Who?"), {}),
-        (lambda: rows(name=["Ann", "Bartholomew"]), {}),
-        (
-            lambda: rows(name=["Ann", "Bartholomew"], story=["Once.", "Once upon a time."]),
-            {"dataset_text_field": "story"},
-        ),
-    ],
-    ids=["conversations, which it does not change", "columns of no format", "another column of text"],
-)
-def test_formatted_rows_are_counted_as_the_trainer_makes_them(
-    data: Callable[[], Any], arguments: dict[str, Any], make_job: Make, tmp_path: pathlib.Path
-) -> None:
-    from trl import SFTConfig, SFTTrainer
+NAMES = ["Ann", "Bartholomew"]
+FORMATTED: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+    "conversations, which it does not change": ({}, lambda: chats("What is it? " * 20, "Who?")),
+    "columns of no format": ({}, lambda: rows(name=NAMES)),
+    "another column of text": (
+        {"dataset_text_field": "story"},
+        lambda: rows(name=NAMES, story=["Once.", "Once upon a time."]),
+    ),
+}
 
-    job = make_job(train_dataset=data(), formatting_func=shout, arguments=arguments)
+
+@pytest.mark.parametrize("kind", FORMATTED)
+def test_formatted_rows_are_counted_as_the_trainer_makes_them(
+    kind: str, make_job: Make, tmp_path: pathlib.Path
+) -> None:
+    arguments, data = FORMATTED[kind]
+    handed = {"train_dataset": data(), "formatting_func": shout}
+    job = make_job(**handed, arguments=arguments)
     config = SFTConfig(str(tmp_path / "out"), use_cpu=True, report_to="none", max_length=None, **arguments)
-    trainer = SFTTrainer(
-        smallest_model(),
-        config,
-        train_dataset=data(),
-        processing_class=load_tokenizer(job.model),
-        formatting_func=shout,
-    )
+    trainer = SFTTrainer(smallest_model(), config, **handed, processing_class=load_tokenizer(job.model))
     trained = Counter(len(ids) for ids in trainer.train_dataset["input_ids"])
     assert profile(job, str(tmp_path / "scratch")).rows_by_length == trained
 
@@ -115,27 +110,24 @@ def test_evaluation_data_of_several_formats_count_with_their_longest_row(
     assert profile(job, str(tmp_path / "scratch")).longest_evaluated == alone.longest > 20
 
 
-@pytest.mark.parametrize(
-    ("evaluated", "name"),
-    [
-        (lambda bad: bad, "eval_dataset cannot"),
-        (lambda bad: {"a": rows(text=["a"]), "b": bad}, r"eval_dataset\['b'\] cannot"),
-        (lambda bad: None, "given no eval_dataset"),
-    ],
-    ids=["one", "several", "none"],
-)
-def test_what_is_wrong_with_evaluation_data_is_said_of_these(
-    evaluated: Callable[[Any], Any], name: str, make_job: Make, tmp_path: pathlib.Path
-) -> None:
-    bad = evaluated(rows(text=["fine", None]))
-    job = make_job(train_dataset=rows(text=["fine words"]), eval_dataset=bad, arguments=EVALUATED)
-    with pytest.raises(DatasetFormatError, match=name):
-        profile(job, str(tmp_path / "scratch"))
+def test_what_is_wrong_with_evaluation_data_is_said_of_these(make_job: Make, tmp_path: pathlib.Path) -> None:
+    fine, bad = rows(text=["fine words"]), rows(text=["fine", None])
+    for evaluated, said in (
+        (bad, "eval_dataset cannot"),
+        ({"a": fine, "b": bad}, r"eval_dataset\['b'\] cannot"),
+        (None, "given no eval_dataset"),
+    ):
+        job = make_job(train_dataset=fine, eval_dataset=evaluated, arguments=EVALUATED)
+        with pytest.raises(DatasetFormatError, match=said):
+            profile(job, str(tmp_path / "scratch"))
 
 
-def test_rows_with_images_beside_a_function_that_formats_them_are_refused_with_the_cure(
+def test_a_formatting_function_that_fails_or_is_beside_images_is_named_with_the_cure(
     make_job: Make, tmp_path: pathlib.Path
 ) -> None:
+    def silent(row: dict[str, Any]) -> None:
+        """Returns no text."""
+
     seen = rows(text=["a few words"], images=[["file.png"]])
     with pytest.raises(DatasetFormatError, match="not with formatting_func") as raised:
         profile(make_job(train_dataset=seen, formatting_func=silent), str(tmp_path / "scratch"))
@@ -143,13 +135,6 @@ def test_rows_with_images_beside_a_function_that_formats_them_are_refused_with_t
     pairs = rows(prompt=["Who?"], chosen=["I"], rejected=["you"], images=[["file.png"]])
     counted = profile(make_job(method="reward", train_dataset=pairs), str(tmp_path / "scratch"))
     assert counted.rows == 1, "a reward model does not look at images"
-
-
-def silent(row: dict[str, Any]) -> None:
-    """Returns no text."""
-
-
-def test_a_formatting_function_that_fails_is_named(make_job: Make, tmp_path: pathlib.Path) -> None:
     job = make_job(train_dataset=rows(name=["Ann"]), formatting_func=silent)
     with pytest.raises(DatasetFormatError, match="TRL cannot prepare train_dataset") as raised:
         profile(job, str(tmp_path / "scratch"))
@@ -172,8 +157,6 @@ def test_a_formatting_function_that_fails_is_named(make_job: Make, tmp_path: pat
 def test_layers_repeat_where_the_adapter_is_for_all_of_them(
     adapter: dict[str, Any], repeats: bool, make_job: Make
 ) -> None:
-    from peft import LoraConfig
-
     config = tiny_config("qwen2")
     config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
     asked = {"use_peft": True, "lora_target_modules": [r".*layers\.7\..*_proj"]}
@@ -183,14 +166,10 @@ def test_layers_repeat_where_the_adapter_is_for_all_of_them(
     assert [pattern_of(job, config) is not None for job in by_flags] == [True, False]
 
 
-def call_with(**keywords: Any) -> Call:
-    return Call(trainer=object, args=(), kwargs={}, keywords=keywords)
-
-
 def test_a_full_disk_is_told_with_the_folder_and_the_cure(tmp_path: pathlib.Path) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     with patch.object(pathlib.Path, "write_bytes", side_effect=full), pytest.raises(OutputFolderError) as raised:
-        script_call.write(call_with(model="a name"), tmp_path)
+        script_call.write(Call(trainer=object, args=(), kwargs={}, keywords={"model": "a name"}), tmp_path)
     assert f"{tmp_path}/call: the disk is full" in raised.value.message
     assert "TMPDIR a folder on another disk" in raised.value.hint
 
@@ -198,9 +177,10 @@ def test_a_full_disk_is_told_with_the_folder_and_the_cure(tmp_path: pathlib.Path
 def test_a_model_without_a_name_needs_its_tokenizer(model_folder: Folder, tmp_path: pathlib.Path) -> None:
     model = smallest_model()
     model.config._name_or_path = ""
+    keywords = {"model": model}
+    call = Call(trainer=object, args=(), kwargs={}, keywords=keywords)
     with pytest.raises(UsageError, match="processing_class is not given"):
-        script_call.write(call_with(model=model), tmp_path)
+        script_call.write(call, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert script_call.write(
-        call_with(model=model, processing_class=load_tokenizer(str(model_folder("qwen2")))), tmp_path
-    )
+    keywords["processing_class"] = load_tokenizer(str(model_folder("qwen2")))
+    assert script_call.write(call, tmp_path)

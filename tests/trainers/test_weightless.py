@@ -1,15 +1,24 @@
 """Inside without_weights, from_pretrained makes the model that it makes with weights."""
 
+import itertools
 import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from tiny import FAMILIES
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2ForCausalLM, Qwen2Model
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Qwen2ForCausalLM,
+    Qwen2Model,
+    dynamic_module_utils,
+)
 
 from autotrain_mem.rehearsal.fake_run import materialize
 from autotrain_mem.support.errors import UnsupportedModelError
@@ -52,24 +61,24 @@ def facts(model: Any) -> list[Any]:
     ]
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "auto": {"dtype": "auto"},
-    "bfloat16": {"dtype": torch.bfloat16},
-    "float16-by-name": {"dtype": "float16"},
-    "eager": {"attn_implementation": "eager"},
-    "config-fields": {"use_cache": False, "revision": "main"},
-    "reward": {"num_labels": 1},
-}
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"dtype": "auto"},
+    {"dtype": torch.bfloat16},
+    {"dtype": "float16"},
+    {"attn_implementation": "eager"},
+    {"use_cache": False, "revision": "main"},
+)
 
 
 @pytest.mark.parametrize(
-    ("family", "options"),
-    [("qwen2", options) for options in OPTIONS]
-    + [(family, options) for family in FAMILIES if family != "qwen2" for options in ("default", "reward")],
+    ("family", "given"),
+    [*(("qwen2", given) for given in OPTIONS), *itertools.product(FAMILIES, ({}, {"num_labels": 1}))],
+    ids=str,
 )
-def test_the_model_is_the_one_that_is_loaded_with_weights(family: str, options: str, model_folder: Folder) -> None:
-    auto, given = AutoModelForSequenceClassification if options == "reward" else AutoModelForCausalLM, OPTIONS[options]
+def test_the_model_is_the_one_that_is_loaded_with_weights(
+    family: str, given: dict[str, Any], model_folder: Folder
+) -> None:
+    auto = AutoModelForSequenceClassification if "num_labels" in given else AutoModelForCausalLM
     real = auto.from_pretrained(model_folder(family), **given)
     made = fake(auto, model_folder(family), **given)
     assert tensors(made) == tensors(real)
@@ -119,8 +128,6 @@ class OwnModel(Qwen2ForCausalLM):
 def test_a_model_that_brings_its_own_code_is_made_alike(
     model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import dynamic_module_utils
-
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
     path = bare(model_folder("qwen2"), tmp_path / "own", auto_map=names, model_type="its_own")
@@ -130,15 +137,14 @@ def test_a_model_that_brings_its_own_code_is_made_alike(
     assert all(isinstance(tensor, FakeTensor) for tensor in made.parameters())
 
 
-def test_a_model_without_a_head_and_attention_that_is_not_installed_are_refused(model_folder: Folder) -> None:
+def test_no_head_attention_that_is_not_installed_and_an_adapter_beside_its_base_are_refused(
+    model_folder: Folder, tmp_path: pathlib.Path
+) -> None:
     with pytest.raises(UnsupportedModelError, match="no output head"):
         fake(Qwen2Model, model_folder("qwen2"))
     with pytest.raises(UnsupportedModelError, match="attn") as caught:
         fake(AutoModelForCausalLM, model_folder("qwen2"), attn_implementation="no_such_attention")
     assert "--attn_implementation" in caught.value.hint
-
-
-def test_an_adapter_beside_its_base_is_refused(model_folder: Folder, tmp_path: pathlib.Path) -> None:
     path = pathlib.Path(bare(model_folder("qwen2"), tmp_path / "adapted"))
     (path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "x/y"}')
     with pytest.raises(UnsupportedModelError, match="LoRA adapter"):
@@ -149,9 +155,6 @@ def test_neither_adapters_nor_generation_defaults_are_looked_up_on_the_network(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a config that the caller gives is at hand here: everything else would have to be asked for."""
-    import huggingface_hub
-    from transformers import AutoConfig
-
     config = AutoConfig.from_pretrained(model_folder("qwen2"))
     asked: list[str] = []
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
