@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,9 +26,8 @@ CHILD = """
     import os, sys, time
     from autotrain_mem.support.processes import Channel
 
-    channel = Channel(ignore_interrupt=True)
-    while True:
-        request = channel.receive()
+    channel = Channel(ignore_interrupt=True, on_loss=lambda error: channel.send({"lost": error.strerror}))
+    while (request := channel.receive())["do"] != "return":
         if request["do"] == "echo":
             channel.send({"said": request["what"]})
         elif request["do"] == "print":
@@ -64,8 +63,8 @@ def make(tmp_path: pathlib.Path) -> Iterator[Make]:
     (tmp_path / "some_child.py").write_text(textwrap.dedent(CHILD))
     made: list[Child] = []
 
-    def start(*, has_children: bool = False) -> Child:
-        child = Child("some_child", {"PYTHONPATH": str(tmp_path)}, has_children=has_children)
+    def start(log: pathlib.Path | None = None, *, has_children: bool = False) -> Child:
+        child = Child("some_child", {"PYTHONPATH": str(tmp_path)}, log, has_children=has_children)
         made.append(child)
         return child
 
@@ -101,23 +100,15 @@ def death_of(child: Child) -> ChildDied:
     return caught.value
 
 
-def test_a_child_survives_a_full_log_and_reports_it(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_survives_a_full_log_and_reports_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "open_own", os.open)  # else a device is no log
-    code = """
-        import sys
-        from autotrain_mem.support.processes import Channel
-
-        channel = Channel(ignore_interrupt=True, on_loss=lambda error: channel.send({"lost": error.strerror}))
-        for _ in range(3):
-            print("out")
-            sys.stderr.write("err\\n")
-        channel.send({"steps": 3})
-    """
-    (tmp_path / "full_log.py").write_text(textwrap.dedent(code))
-    child = Child("full_log", {"PYTHONPATH": str(tmp_path)}, pathlib.Path("/dev/full"))
-    assert [child.receive(SOON) for _ in range(3)] == [{"lost": "No space left on device"}] * 2 + [{"steps": 3}]
+    child = make(pathlib.Path("/dev/full"))
+    for _ in range(3):
+        child.send({"do": "print", "what": "out"})
+    lost = [{"lost": "No space left on device"}] * 2
+    assert [child.receive(SOON) for _ in range(5)] == [*lost, *[{"printed": True}] * 3]
+    child.send({"do": "return"})
     assert death_of(child).code == 0
-    child.stop()
 
 
 @contextmanager
@@ -175,19 +166,10 @@ def test_the_death_of_a_child_has_its_status_and_last_words_and_comes_after_all_
 
 def test_a_child_that_another_thread_stops_raises_in_the_waiting_one(make: Make) -> None:
     child = make()
-    heard: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            child.receive(SOON)
-        except Exception as error:
-            heard.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    child.stop()
-    waiting.join(SOON)
-    assert isinstance(heard[0], ChildDied)
+    with ThreadPoolExecutor() as other:
+        waiting = other.submit(child.receive, SOON)
+        child.stop()
+        assert isinstance(waiting.exception(SOON), ChildDied)
     with pytest.raises(ChildDied):  # its log is closed by now
         child.receive(SOON)
 

@@ -75,7 +75,6 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
 
 
 def asking(number: int, seconds: float = 0.0, fails: str = "") -> Callable[[Worker], int]:
-
     def call(worker: Worker) -> int:
         worker.ask(seconds)  # type: ignore[attr-defined]
         if fails:

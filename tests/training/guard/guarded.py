@@ -52,7 +52,6 @@ def blocks(made: Any) -> list[Any]:
 
 
 def failing(method: Any, faults: Faults) -> Any:
-
     def called(*args: Any, **kwargs: Any) -> Any:
         faults()
         return method(*args, **kwargs)
