@@ -21,16 +21,11 @@ def told(correction: Correction, estimate: Estimate) -> Mapping[Phase, int]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    load=st.integers(1, 40),
-    predicted_moved=st.integers(1, 60),
-    measured_load=st.integers(1, 60),
-    more=st.integers(0, 90),
-)
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 60), st.integers(0, 90))
 def test_what_was_measured_is_what_is_then_predicted_for_it(
-    load: int, predicted_moved: int, measured_load: int, more: int
+    load: int, moved: int, measured_load: int, more: int
 ) -> None:
-    estimate = predicted(load + predicted_moved, load_mib=load)
+    estimate = predicted(load + moved, load_mib=load)
     tried = probe(measured(measured_load + more, load_mib=measured_load))
     made = corrected([Point(predicted=estimate, probe=tried)], BUDGET).of(estimate.memory, TRL_DEFAULTS)
     assert all(made.phases[phase] == peak.allocated_bytes for phase, peak in tried.phases.items())
@@ -39,29 +34,18 @@ def test_what_was_measured_is_what_is_then_predicted_for_it(
     assert made.reserved.native.peak_reserved_bytes == tried.measured.peak_reserved_bytes  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("before", "seen", "load", "asked", "expected"),
-    [
-        (80, 92, 24, 50, 58),  # an offset of what is loaded and a scale of the rest: Correction's example
-        (21, 60, 20, 31, 80),  # a scale that is no error of a prediction is cut, and the rest is offset
-    ],
-)
-def test_one_point_gives_an_offset_of_what_is_loaded_and_a_scale_of_the_rest(
-    before: int, seen: int, load: int, asked: int, expected: int
-) -> None:
-    point = Point(predicted=predicted(before, load_mib=20), probe=probe(measured(seen, load_mib=load)))
-    made = told(corrected([point], BUDGET), predicted(asked, load_mib=20))
-    assert (made[Phase.LOAD], made[Phase.BACKWARD]) == (load * MIB, expected * MIB)
-
-
-def test_two_points_of_one_kind_give_the_slope_between_them_and_of_two_kinds_none() -> None:
+def test_one_point_gives_an_offset_and_a_scale_two_of_one_kind_the_slope_between_them_and_of_two_kinds_none() -> None:
+    """The offset is of what is loaded and the scale of the rest; one that is no error of a prediction is cut."""
+    for before, seen, load, asked, expected in ((80, 92, 24, 50, 58), (21, 60, 20, 31, 80)):
+        point = Point(predicted=predicted(before, load_mib=20), probe=probe(measured(seen, load_mib=load)))
+        made = told(corrected([point], BUDGET), predicted(asked, load_mib=20))
+        assert (made[Phase.LOAD], made[Phase.BACKWARD]) == (load * MIB, expected * MIB)
     points = [
         Point(predicted=predicted(80), probe=probe(measured(110), knobs=LARGE, fits=False)),
         Point(predicted=predicted(40), probe=probe(measured(50), knobs=HALF)),
     ]
-    assert corrected(points, BUDGET).lines[Phase.BACKWARD] == Line(
-        predicted_bytes=40 * MIB, measured_bytes=50 * MIB, scale=1.5
-    )
+    line = Line(predicted_bytes=40 * MIB, measured_bytes=50 * MIB, scale=1.5)
+    assert corrected(points, BUDGET).lines[Phase.BACKWARD] == line
     other = probe(measured(50, load_mib=20), knobs=replace(HALF, use_peft=True))
     points = [points[0], Point(predicted=predicted(40, load_mib=20), probe=other)]
     assert corrected(points, BUDGET).lines[Phase.BACKWARD].scale == 30 / 20
