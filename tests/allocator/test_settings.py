@@ -45,19 +45,17 @@ def test_an_option_is_read(text: str, changed: dict[str, Any]) -> None:
     assert parse_settings(text) == replace(DEFAULTS, **changed)
 
 
-@pytest.mark.parametrize(
-    ("listed", "divisions"),
-    [
-        # the first number also applies below its size, and that of ">" above the last size
-        ("[256:1,512:2,1024:4,>:8]", (1,) * 9 + (2, 4) + (8,) * 5),
-        ("[1:2,4:8,32:1,>:4]", (2, 0, 8, 0, 0, 1) + (4,) * 10),
-        ("[4:2]", (2, 2, 2) + (0,) * 13),
-        ("[1:0,2:4]", (0, 4) + (0,) * 14),
-        ("[65536:2]", (2,) * 16),
-    ],
-)
-def test_divisions_may_differ_by_size(listed: str, divisions: tuple[int, ...]) -> None:
-    assert parse_settings(f"roundup_power2_divisions:{listed}").roundup_power2_divisions == divisions
+def test_divisions_may_differ_by_size() -> None:
+    """The first number also applies below its size, and that of ">" above the last size."""
+    divisions = {
+        "[256:1,512:2,1024:4,>:8]": (1,) * 9 + (2, 4) + (8,) * 5,
+        "[1:2,4:8,32:1,>:4]": (2, 0, 8, 0, 0, 1) + (4,) * 10,
+        "[4:2]": (2, 2, 2) + (0,) * 13,
+        "[1:0,2:4]": (0, 4) + (0,) * 14,
+        "[65536:2]": (2,) * 16,
+    }
+    for listed, expected in divisions.items():
+        assert parse_settings(f"roundup_power2_divisions:{listed}").roundup_power2_divisions == expected, listed
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,13 @@ def played(allocator: CachingAllocator, program: str) -> dict[str, float]:
     return allocator.memory_stats() | places | held
 
 
-def test_only_allocated_addresses_and_0_can_be_freed() -> None:
+def test_only_allocated_addresses_and_0_can_be_freed_and_a_fraction_is_of_a_size() -> None:
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(0))
     with pytest.raises(KeyError):
         allocator.free(FIRST_ADDRESS)
+    with pytest.raises(ValueError, match="give total_bytes"):
+        allocator_of("per_process_memory_fraction:0.5")
 
 
 RULES = """
@@ -102,11 +104,6 @@ def test_the_rule(settings: str, capacity_mib: int | None, program: str, expecte
 def test_the_size_of_a_segment_follows_from_the_request() -> None:
     sizes = {1: 2, 1.001: 20, 9.99: 20, 10: 10, 10.1: 12}
     assert {mib: played(allocator_of(), f"a={mib}")["reserved"] for mib in sizes} == sizes
-
-
-def test_a_fraction_of_a_device_without_a_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="give total_bytes"):
-        allocator_of("per_process_memory_fraction:0.5")
 
 
 def test_memory_outside_the_allocator_is_in_the_message() -> None:
