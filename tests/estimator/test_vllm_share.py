@@ -1,7 +1,6 @@
 """A colocated vLLM that sleeps has its share of the card while it generates, and little while the trainer trains."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from nouns import TRL_DEFAULTS
@@ -18,10 +17,6 @@ from autotrain_mem.types.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES
 ENDLESS = DeviceCapacity(capacity_bytes=None)
 CARD = Hardware(name="toy24", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=GIB)
 SLEEPING = {"use_vllm": True, "vllm_enable_sleep_mode": True}
-
-
-def job(**words: Any) -> Job:
-    return Job(method="grpo", model="m", dataset=None, arguments=words)
 
 
 def run(*, cached_mib: int = 0, activations_mib: int = 200) -> Trace:
@@ -78,23 +73,19 @@ def test_an_engine_that_never_sleeps_has_its_share_throughout() -> None:
     assert with_sleep(estimated, None, asleep_bytes=5) is estimated
 
 
-@pytest.mark.parametrize(
-    ("activations_mib", "required_mib", "phase"),
-    [(200, 1024 + 1024 + 120, Phase.GENERATE), (1800, 1024 + 512 + 1900, Phase.FORWARD)],
-)
-def test_the_card_needs_the_larger_of_both_moments(activations_mib: int, required_mib: int, phase: Phase) -> None:
-    one = run(activations_mib=activations_mib)
-    estimated = with_sleep(estimate(estimate_memory(one, ENDLESS)), awake(one), asleep_bytes=512 * MIB)
-    assert estimated.required_bytes == required_mib * MIB
-    assert estimated.memory.peak_phase is phase
-    assert estimated.vllm_sleep is not None
-    assert estimated.required_bytes == CARD.non_torch_bytes + estimated.vllm_sleep.needed_bytes
-    assert estimated.vllm_sleep.is_decided_awake is (phase is Phase.GENERATE)
+def test_the_card_needs_the_larger_of_both_moments() -> None:
+    awake_mib, asleep_mib = 1024 + 1024 + 120, 1024 + 512 + 1900
+    for activations_mib, needed, phase in ((200, awake_mib, Phase.GENERATE), (1800, asleep_mib, Phase.FORWARD)):
+        one = run(activations_mib=activations_mib)
+        estimated = with_sleep(estimate(estimate_memory(one, ENDLESS)), awake(one), asleep_bytes=512 * MIB)
+        assert (estimated.required_bytes, estimated.memory.peak_phase) == (needed * MIB, phase)
+        assert estimated.vllm_sleep is not None
+        assert estimated.required_bytes == CARD.non_torch_bytes + estimated.vllm_sleep.needed_bytes
+        assert estimated.vllm_sleep.is_decided_awake is (phase is Phase.GENERATE)
 
 
-@pytest.mark.parametrize(
-    ("words", "kept_bytes"),
-    [
+def test_it_never_keeps_more_than_its_share() -> None:
+    for words, kept_bytes in (
         (SLEEPING, ASLEEP_BYTES),
         (SLEEPING | {"vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.5}, ASLEEP_PARALLEL_BYTES),
         (SLEEPING | {"vllm_gpu_memory_utilization": 0.1}, 2.4 * GIB),
@@ -102,7 +93,7 @@ def test_the_card_needs_the_larger_of_both_moments(activations_mib: int, require
         ({"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5}, 12 * GIB),
         ({}, 0),
         (SLEEPING | {"vllm_mode": "server"}, 0),
-    ],
-)
-def test_it_never_keeps_more_than_its_share(words: dict[str, Any], kept_bytes: float) -> None:
-    assert asleep_bytes(job(**words), CARD) == pytest.approx(kept_bytes)
+    ):
+        assert asleep_bytes(Job(method="grpo", model="m", dataset=None, arguments=words), CARD) == pytest.approx(
+            kept_bytes
+        ), words

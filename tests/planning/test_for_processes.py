@@ -75,19 +75,16 @@ def test_the_sharding_alone_may_be_another_and_the_same_processes_change_nothing
         assert followed(plan, asked, 2).knobs == plan.knobs
 
 
-@pytest.mark.parametrize(
-    ("begun", "arguments", "asked", "message"),
-    [
+def test_what_the_plan_cannot_be_shared_by_is_refused() -> None:
+    for begun, arguments, asked, message in (
         (2, {}, {"gpus": 3}, "3 GPUs do not divide the effective batch size 16"),
         (2, {}, {"gpus": 4, "effective_batch_size": 32}, "effective_batch_size is 32, and 16 in the plan"),
         (1, {"optim": "adamw_bnb_8bit"}, {"gpus": 2, "sharding": "fsdp2"}, "optim, which does not go with --sharding"),
         (4, {"cp_size": 2}, {"gpus": 3}, "--cp_size 2 does not divide 3 GPUs"),
-    ],
-)
-def test_what_the_plan_cannot_be_shared_by_is_refused(begun: int, arguments: Any, asked: Any, message: str) -> None:
-    plan = made(begun, arguments={**JOB.arguments, **arguments})
-    with pytest.raises(AutofitError, match=message):
-        followed(plan, AutoFit(plan=plan, **asked), asked["gpus"])
+    ):
+        plan = made(begun, arguments={**SPLIT, **arguments})
+        with pytest.raises(AutofitError, match=message):
+            followed(plan, AutoFit(plan=plan, **asked), asked["gpus"])
 
 
 def test_as_many_gpus_share_a_row_as_before_unless_asked_otherwise() -> None:

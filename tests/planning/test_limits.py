@@ -63,19 +63,16 @@ def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:
     assert 1 <= int(second.split()[1]) < 1000
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed() -> None:
+    for words, said in (
         ({"steps": None, "within_seconds": 60.0}, "how many steps"),
         ({"card": toy(18), "within_seconds": 60.0}, "how fast toy is is not known"),
         ({"prices": {}, "budget": 3.0}, "what toy costs is not known"),
-    ],
-)
-def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed(words: dict[str, Any], said: str) -> None:
-    rehearsals = asked(**words)
-    with pytest.raises(UsageError, match=said):
-        api.plan(rehearsals)
-    assert not rehearsals.workers.first.asked
+    ):
+        rehearsals = asked(**words)
+        with pytest.raises(UsageError, match=said):
+            api.plan(rehearsals)
+        assert not rehearsals.workers.first.asked
 
 
 def test_of_many_cards_those_that_break_a_limit_say_which() -> None:

@@ -102,21 +102,15 @@ def test_a_plan_shows_the_server_and_keeps_it(tmp_path: Path) -> None:
     assert (shown(plan), shown(GRPO_PLAN)) == ((placed, f"start it first: {found.command}"), ())
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
+def test_the_kv_cache_of_a_token_is_counted_where_all_layers_keep_keys_and_values() -> None:
+    config = {"hidden_size": 896, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2}
+    for changed, expected in (
         *(({}, (2, 2 * 24 * 64)), ({"num_key_value_heads": None}, (14, 2 * 24 * 64))),
         *(({"head_dim": 128}, (2, 2 * 24 * 128)), ({"kv_lora_rank": 512}, None), ({"num_hidden_layers": None}, None)),
         ({"layer_types": ["sliding_attention", "full_attention"]}, (2, 2 * 24 * 64)),
         ({"layer_types": ["linear_attention", "full_attention"]}, None),
-    ],
-    ids=str,
-)
-def test_the_kv_cache_of_a_token_is_counted_where_all_layers_keep_keys_and_values(
-    changed: dict[str, Any], expected: tuple[int, int] | None
-) -> None:
-    config = {"hidden_size": 896, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2}
-    assert kv_cache({**config, **changed}) == expected
+    ):
+        assert kv_cache(config | changed) == expected, changed
 
 
 def colocated(card: str = "a100-80gb", devices: int = 1, **given: Any) -> None:
@@ -133,17 +127,10 @@ def test_a_share_that_holds_weights_and_a_completion_is_enough_and_a_server_has_
     colocated("rtx4090", devices=4, vllm_tensor_parallel_size=4)
 
 
-@pytest.mark.parametrize(
-    ("card", "devices", "cures"),
-    [
-        ("rtx4090", 4, ["--vllm_gpu_memory_utilization 0.74", "--vllm_tensor_parallel_size 4", "--vllm_mode server"]),
-        ("rtx3060", 1, ["--vllm_mode server"]),
-    ],
-)
-def test_a_share_that_does_not_hold_the_weights_is_refused_before_they_are_loaded(
-    card: str, devices: int, cures: list[str]
-) -> None:
-    with pytest.raises(DoesNotFitError, match=r"14\.2 GiB of weights and 42\.0 MiB of KV cache") as caught:
-        colocated(card, devices)
-    hints = caught.value.hint.split("; ")
-    assert [hint[: len(cure)] for hint, cure in zip(hints, cures, strict=True)] == cures
+def test_a_share_that_does_not_hold_the_weights_is_refused_before_they_are_loaded() -> None:
+    larger = ["--vllm_gpu_memory_utilization 0.74", "--vllm_tensor_parallel_size 4", "--vllm_mode server"]
+    for card, devices, cures in (("rtx4090", 4, larger), ("rtx3060", 1, ["--vllm_mode server"])):
+        with pytest.raises(DoesNotFitError, match=r"14\.2 GiB of weights and 42\.0 MiB of KV cache") as caught:
+            colocated(card, devices)
+        hints = caught.value.hint.split("; ")
+        assert [hint[: len(cure)] for hint, cure in zip(hints, cures, strict=True)] == cures

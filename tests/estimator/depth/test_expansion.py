@@ -123,24 +123,19 @@ def test_runs_that_do_or_leave_out_different_things_are_not_told(short: Trace, l
     assert expand(short, long, DEPTHS) is None
 
 
-@pytest.mark.parametrize(
-    ("pattern", "held_back", "depths"),
-    [
+def test_the_fewest_layers_are_rehearsed_that_end_in_a_whole_period() -> None:
+    for pattern, held_back, depths in (
         (LayerPattern(layers=24, period=1), 0, (1, 3)),
         (LayerPattern(layers=26, period=2), 0, (2, 6)),
         (LayerPattern(layers=27, period=2), 0, (3, 7)),
         (LayerPattern(layers=24, period=1), 5, (6, 8)),
         (LayerPattern(layers=48, period=1, least=2), 0, (2, 4)),
         (LayerPattern(layers=24, period=2, least=2), 0, (2, 6)),
-    ],
-)
-def test_the_fewest_layers_are_rehearsed_that_end_in_a_whole_period(
-    pattern: LayerPattern, held_back: int, depths: tuple[int, int]
-) -> None:
-    chosen = pattern.depths(held_back=held_back)
-    assert chosen is not None
-    assert (chosen.short, chosen.long, chosen.whole) == (*depths, pattern.layers)
-    assert replace(pattern, layers=6).depths() is None  # few layers are rehearsed whole
+    ):
+        chosen = pattern.depths(held_back=held_back)
+        assert chosen is not None
+        assert (chosen.short, chosen.long, chosen.whole) == (*depths, pattern.layers)
+        assert replace(pattern, layers=6).depths() is None  # few layers are rehearsed whole
 
 
 def test_a_copy_with_a_tower_that_images_go_through_is_hardly_faster_than_the_whole() -> None:
@@ -150,17 +145,15 @@ def test_a_copy_with_a_tower_that_images_go_through_is_hardly_faster_than_the_wh
     assert replace(pattern, layers=80).depths(has_images=True) is not None
 
 
-@pytest.mark.parametrize(("flops_of_long", "is_told"), [(7, True), (8, False)])
-def test_work_of_chunks_grows_with_their_number_unless_it_differs_with_the_layers(
-    flops_of_long: int, is_told: bool
-) -> None:
+def test_work_of_chunks_grows_with_their_number_unless_it_differs_with_the_layers() -> None:
     def worked(layers: int, chunks: int, flops: int) -> Trace:
         numbers = {"phase": Phase.FORWARD, "kind": Kind.MATMUL, "dtype": "bfloat16", "bytes": 3, "fixed_bytes": 2}
         layer, chunk = (Work(flops=each, launches=1, count=2.0, **numbers) for each in (5, flops))
         work = (replace(layer, count=1.0 + 2 * layers), replace(chunk, count=2.0 * chunks, of_chunk=True))
         return replace(cut(PLAIN, layers, chunks), work=Workload(work=work, micro_steps=2))
 
-    whole = expand(worked(1, FEW_LOSS_CHUNKS, 7), worked(3, MORE_LOSS_CHUNKS, flops_of_long), DEPTHS)
-    assert (whole is not None) is is_told
-    if whole is not None:
-        assert [work.count for work in whole.work.work] == [1.0 + 2 * DEPTHS.whole, 2.0 * CHUNKS]
+    few = worked(1, FEW_LOSS_CHUNKS, 7)
+    whole = expand(few, worked(3, MORE_LOSS_CHUNKS, 7), DEPTHS)
+    assert whole is not None
+    assert [work.count for work in whole.work.work] == [1.0 + 2 * DEPTHS.whole, 2.0 * CHUNKS]
+    assert expand(few, worked(3, MORE_LOSS_CHUNKS, 8), DEPTHS) is None
