@@ -92,9 +92,10 @@ def test_versions_are_compared_in_words_and_others_are_rehearsed_once(
     assert again.estimate.memory.rehearsed_layers is None
 
 
-@pytest.mark.parametrize(
-    ("job", "why"),
-    [
+def test_a_word_counts_where_a_rehearsal_depends_on_it() -> None:
+    plan = made()
+    assert [lever.name for lever in plan.levers] == ["gradient_checkpointing"], "let go, which no forbid is about"
+    for job, why in (
         (replace(JOB, model="elsewhere/m"), ""),
         (replace(JOB, fit="lossless", forbid=frozenset({"lora", "gradient_checkpointing"}), max_slowdown=2.0), ""),
         (asking(max_length=1024), "max_length 512 -> 1024, longest row 512 -> 1024 tokens"),
@@ -102,13 +103,9 @@ def test_versions_are_compared_in_words_and_others_are_rehearsed_once(
             replace(asking(lora_r=32, weight_decay=0.1), environment={"TOKENIZERS_PARALLELISM": "false"}),
             "lora_r 16 -> 32, weight_decay not given -> 0.1, the variable TOKENIZERS_PARALLELISM",
         ),
-    ],
-)
-def test_a_word_counts_where_a_rehearsal_depends_on_it(job: Job, why: str) -> None:
-    plan = made()
-    assert [lever.name for lever in plan.levers] == ["gradient_checkpointing"], "let go, which no forbid is about"
-    assert reason(plan, job) == why
-    assert followed(plan, job).job == job
+    ):
+        assert reason(plan, job) == why
+        assert followed(plan, job).job == job
 
 
 def test_the_environment_the_models_config_and_data_whose_rows_have_grown_count_too(
@@ -182,9 +179,9 @@ def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_ot
         followed(refuted, card=unmeasured)
 
 
-@pytest.mark.parametrize(
-    ("job", "said"),
-    [
+def test_what_contradicts_the_plan_is_refused_before_anything_is_rehearsed() -> None:
+    plan, worker = made(card=SMALL), counting()
+    for job, said in (
         (asking(per_device_train_batch_size=3), "per_device_train_batch_size is 3, and 2 in the plan"),
         (asking(gradient_checkpointing=True), "gradient_checkpointing is True, and False in the plan"),
         (asking(max_length="p99"), "max_length is p99, and 512 in the plan"),
@@ -193,14 +190,11 @@ def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_ot
         (replace(JOB, model="another"), r"The plan is for here/m, not for another\."),
         (replace(JOB, method="dpo"), r"The plan is for sft, not for dpo\."),
         (replace(JOB, forbid=frozenset({"lara"})), "knows no lever named lara"),
-    ],
-)
-def test_what_contradicts_the_plan_is_refused_before_anything_is_rehearsed(job: Job, said: str) -> None:
-    worker = counting()
-    with pytest.raises(UsageError, match=said) as raised:
-        followed(made(card=SMALL), job, SMALL, worker)
-    assert not worker.asked
-    assert "no lever" in said or f"plan again: {AGAIN}" in raised.value.hint
+    ):
+        with pytest.raises(UsageError, match=said) as raised:
+            followed(plan, job, SMALL, worker)
+        assert not worker.asked
+        assert "no lever" in said or f"plan again: {AGAIN}" in raised.value.hint
 
 
 def test_how_far_to_go_is_compared_with_how_far_the_plan_went_and_a_length_it_found_is_kept() -> None:

@@ -61,13 +61,14 @@ def test_the_same_words_are_parsed_once_and_a_token_is_never_kept(
     assert not [file for file in (tmp_path / "cache").glob("*") if b"hf_secret" in file.read_bytes()]
 
 
-@pytest.mark.parametrize("name", ["reward_funcs", "trust_remote_code", "resume_from_checkpoint"])
-def test_what_runs_the_users_code_or_reads_a_run_is_asked_each_time(name: str, store: Store) -> None:
-    workers, request = Mock(), replace(WISH, config={name: "true"})
+def test_what_runs_the_users_code_or_reads_a_run_is_asked_each_time(store: Store) -> None:
+    workers = Mock()
     workers.first.parse.return_value = {}, TRL_DEFAULTS
-    parsed(store, workers, request)
-    assert not is_parsed(store, request)
-    assert asked_twice(store, Job(method="grpo", model="org/tiny", dataset=None, arguments={name: "true"})) == 2
+    for name in ("reward_funcs", "trust_remote_code", "resume_from_checkpoint"):
+        request = replace(WISH, config={name: "true"})
+        parsed(store, workers, request)
+        assert not is_parsed(store, request), name
+        assert asked_twice(store, Job(method="grpo", model="m", dataset=None, arguments={name: "true"})) == 2, name
 
 
 def asked_twice(store: Store, job: Job, between: Callable[[], object] = lambda: None) -> int:

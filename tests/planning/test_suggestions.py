@@ -64,21 +64,16 @@ class Unreadable(FakeWorker):
         raise DatasetNotFoundError("There is no file rows.jsonl.")
 
 
-@pytest.mark.parametrize(
-    ("worker", "dataset", "words", "reasons"),
-    [
+def test_the_reason_is_told_unless_all_batches_are_alike() -> None:
+    for worker, dataset, words, reasons in (
         (FakeWorker, None, {}, ["their lengths are unknown; give --dataset"]),
         (Unreadable, "rows.jsonl", {}, ["the data could not be read: There is no file rows.jsonl"]),
         (FakeWorker, "rows.jsonl", {}, ["the steps of this rehearsal cannot be replayed"]),
         *((FakeWorker, data, {"packing": True}, []) for data in ("rows.jsonl", None)),
         (FakeWorker, "rows.jsonl", {"padding_free": True}, []),
-    ],
-)
-def test_the_reason_is_told_unless_all_batches_are_alike(
-    worker: type[FakeWorker], dataset: str | None, words: dict[str, Any], reasons: list[str]
-) -> None:
-    job = Job(method="sft", model="m", dataset=dataset, arguments={"max_length": 512, **words})
-    memory = api.estimate(rehearsals(worker(), job, LARGE)).memory
-    assert memory.mixed_lengths is None
-    told = [each.removeprefix(HOURS) for each in memory.not_counted if each.startswith(HOURS)]
-    assert [each[: len(reason)] for each, reason in zip(told, reasons, strict=True)] == reasons
+    ):
+        job = Job(method="sft", model="m", dataset=dataset, arguments={"max_length": 512, **words})
+        memory = api.estimate(rehearsals(worker(), job, LARGE)).memory
+        assert memory.mixed_lengths is None
+        told = [each.removeprefix(HOURS) for each in memory.not_counted if each.startswith(HOURS)]
+        assert [each[: len(reason)] for each, reason in zip(told, reasons, strict=True)] == reasons, (dataset, words)

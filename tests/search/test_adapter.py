@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 
-import pytest
 from synthetic_memory import TRL, LinearMemory, search
 
 from autotrain_mem.search.adapter import adapter_for
@@ -47,19 +46,14 @@ def test_the_rank_has_room_for_what_the_data_say() -> None:
     assert adapter_for(TRL, job_of("dpo"), FACTS, profile_of(10**9)).lora_r == 16
 
 
-@pytest.mark.parametrize(
-    ("words", "targets", "rate"),
-    [
+def test_lora_of_the_plan_is_on_all_layers_with_a_rate_of_its_own_and_the_users_words_stay() -> None:
+    for words, targets, rate in (
         ({}, ("all-linear",), 2e-4),
         ({"learning_rate": 3e-5, "lora_target_modules": ["q_proj", "o_proj"]}, ("q_proj", "o_proj"), 3e-5),
         ({"use_peft": True}, None, TRL.learning_rate),
-    ],
-)
-def test_lora_of_the_plan_is_on_all_layers_with_a_rate_of_its_own_and_the_users_words_stay(
-    words: dict[str, object], targets: object, rate: float
-) -> None:
-    knobs = search(space_of(**words), LinearMemory(budget_bytes=4 * GIB)).estimate.knobs
-    assert (knobs.use_peft, knobs.lora_target_modules, knobs.learning_rate) == (True, targets, rate)
+    ):
+        knobs = search(space_of(**words), LinearMemory(budget_bytes=4 * GIB)).estimate.knobs
+        assert (knobs.use_peft, knobs.lora_target_modules, knobs.learning_rate) == (True, targets, rate)
 
 
 class Ranked(LinearMemory):
@@ -114,18 +108,13 @@ def test_a_coarser_level_is_asked_about_where_it_is_much_faster() -> None:
     assert not questions("lossless", TRL, [replace(offered, ratio=1.2)])
 
 
-@pytest.mark.parametrize(
-    ("words", "knobs", "flags"),
-    [
+def test_what_hurts_by_the_users_own_words_is_advised_against() -> None:
+    for words, knobs, flags in (
         ({}, replace(TRL, use_peft=True), ["--learning_rate 0.0002", "--lora_target_modules all-linear"]),
         ({}, replace(TRL, use_peft=True, learning_rate=1e-4, lora_target_modules=("all-linear",)), []),
         ({}, replace(TRL, dtype="bfloat16"), ["--optim stable_adamw"]),
         ({}, replace(TRL, dtype="bfloat16", optim="stable_adamw"), []),
         ({"dtype": "bfloat16"}, replace(TRL, dtype="bfloat16"), ["--dtype float32"]),
         ({}, replace(TRL, dtype="bfloat16", learning_rate=1e-3), []),
-    ],
-)
-def test_what_hurts_by_the_users_own_words_is_advised_against(
-    words: dict[str, object], knobs: Knobs, flags: list[str]
-) -> None:
-    assert [each.flags for each in advice(job_of(**words), knobs, TRL, FACTS)] == flags
+    ):
+        assert [each.flags for each in advice(job_of(**words), knobs, TRL, FACTS)] == flags, knobs
