@@ -84,9 +84,8 @@ def test_levels_climb_from_time_to_data() -> None:
     assert harms == sorted(harms)
 
 
-@pytest.mark.parametrize(
-    ("words", "never", "still"),
-    [
+def test_some_words_rule_levers_out_and_leave_others() -> None:
+    for words, never, still in (
         ({"method": "ppo", "defaults": PPO}, {"activation_offloading", "optimizer_offload"}, {"dtype", "optim"}),
         ({"method": "grpo", "defaults": ONLINE}, {"activation_offloading"}, {"dtype", "optimizer_offload"}),
         ({"optimizer_offload": True}, {"optim"}, {"dtype"}),
@@ -100,21 +99,18 @@ def test_levels_climb_from_time_to_data() -> None:
         ({"forbid": frozenset({"nested_quant"})}, {"use_bnb_nested_quant"}, {"load_in_4bit"}),
         *(({"optim": optim}, {"optimizer_offload", "optim"}, {"dtype"}) for optim in ("adamw_8bit", "adafactor")),
         ({"defaults": replace(TRL, optim="sgd")}, {"optim"}, {"optimizer_offload"}),
-    ],
-)
-def test_some_words_rule_levers_out_and_leave_others(words: dict[str, Any], never: set[str], still: set[str]) -> None:
-    changed = {name for setting in every(**words) for name in setting}
-    assert not changed & never
-    assert still <= changed
+    ):
+        changed = {name for setting in every(**words) for name in setting}
+        assert not changed & never, words
+        assert still <= changed, words
 
 
 FIRST = ("lossless", "lossless, offloading", "rounding", "rounding, offloading")
 LOSING = ("losing updates", "losing updates, offloading")
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
+def test_limits_pins_and_methods_end_the_levels() -> None:
+    for words, expected in (
         ({"fit": "lossless"}, ["lossless", "lossless, offloading"]),
         ({"fit": "rounding"}, [*FIRST, *LOSING]),
         ({"use_peft": False}, [*FIRST, *LOSING, SHORTER_ROWS]),
@@ -135,10 +131,8 @@ LOSING = ("losing updates", "losing updates, offloading")
             | {"activation_offloading": False, "optimizer_offload": True},
             ["lossless"],
         ),
-    ],
-)
-def test_limits_pins_and_methods_end_the_levels(words: dict[str, Any], expected: list[str]) -> None:
-    assert names(**words) == expected
+    ):
+        assert names(**words) == expected, words
 
 
 def test_fp16_keeps_the_dtype_of_what_is_trained_and_a_quantized_checkpoint_its_bits() -> None:
@@ -168,45 +162,29 @@ def test_lengths_are_tried_with_the_levers_that_leave_least_even_where_a_gentler
     assert cut.settings[-1].optimizer_offload
 
 
-@pytest.mark.parametrize(
-    ("words", "checkpointing", "rows"),
-    [
+def test_every_setting_is_tried_at_all_batches_and_checkpointing_that_the_job_allows() -> None:
+    for words, checkpointing, rows in (
         ({"effective_batch_size": 12}, {False, True}, [1, 2, 3, 4, 6, 12]),
         ({"effective_batch_size": 12, "forbid": frozenset({"micro_batch"})}, {False, True}, [6, 12]),
         ({"forbid": frozenset({"gradient_checkpointing"})}, {False}, [1, 2, 4, 8]),
         ({"gradient_checkpointing": True}, {True}, [1, 2, 4, 8]),
         ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, {False, True}, [4]),
-    ],
-)
-def test_every_setting_is_tried_at_all_batches_and_checkpointing_that_the_job_allows(
-    words: dict[str, Any], checkpointing: set[bool], rows: list[int]
-) -> None:
-    space = space_of(**words)
-    for level in levels(space):
-        found = level.lines
-        assert len(found) == len(level.settings) * len(checkpointing)
-        assert {knobs.gradient_checkpointing for line in found for knobs in line} == checkpointing
-        assert all([knobs.per_device_train_batch_size for knobs in line] == rows for line in found)
-        assert {knobs.effective_batch_size for line in found for knobs in line} == {space.effective_batch_size}
-
-
-def ways(name: str, nodes: int = 1, **words: Any) -> list[tuple[object, ...]]:
-    """How the settings of a level are shared; the least demanding has the smallest shards among them."""
-    space = replace(space_of(**{"defaults": EIGHT, **words}), nodes=nodes)
-    level = next(level for level in levels(space) if level.name == name)
-    first = [line[0] for line in level.lines if line[0].gradient_checkpointing]
-    least = min((knobs.sharding for knobs in first), key=LEAST.index)
-    assert level.least.sharding == least
-    return [(knobs.sharding, knobs.dp_replicate_size) for knobs in first]
+    ):
+        space = space_of(**words)
+        for level in levels(space):
+            found = level.lines
+            assert len(found) == len(level.settings) * len(checkpointing), words
+            assert {knobs.gradient_checkpointing for line in found for knobs in line} == checkpointing, words
+            assert all([knobs.per_device_train_batch_size for knobs in line] == rows for line in found), words
+            assert {knobs.effective_batch_size for line in found for knobs in line} == {space.effective_batch_size}
 
 
 LEAST = ("fsdp2", "hsdp", "fsdp2-no-reshard", "ddp")
 PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
 
 
-@pytest.mark.parametrize(
-    ("level", "words", "expected"),
-    [
+def test_each_setting_is_shared_in_the_ways_that_go_with_it_and_the_least_demanding_has_the_smallest_shards() -> None:
+    for name, words, expected in (
         ("lossless", {}, PLAIN),
         ("lossless", {"nodes": 2}, [*PLAIN, ("hsdp", 2)]),
         ("lossless", {"forbid": frozenset({"sharding"})}, PLAIN[:1]),
@@ -221,12 +199,13 @@ PLAIN = [("ddp", None), ("fsdp2-no-reshard", None), ("fsdp2", None)]
         ("LoRA on an 8-bit base", {}, PLAIN[:1]),
         ("LoRA on a 4-bit base", {}, PLAIN),
         ("LoRA on a 4-bit base, offloading", {}, PLAIN[:1]),
-    ],
-)
-def test_each_setting_is_shared_in_the_ways_that_go_with_it(
-    level: str, words: dict[str, Any], expected: list[tuple[object, ...]]
-) -> None:
-    assert ways(level, **words) == expected
+    ):
+        nodes = words.pop("nodes", 1)
+        space = replace(space_of(**{"defaults": EIGHT, **words}), nodes=nodes)
+        level = next(level for level in levels(space) if level.name == name)
+        first = [line[0] for line in level.lines if line[0].gradient_checkpointing]
+        assert level.least.sharding == min((knobs.sharding for knobs in first), key=LEAST.index)
+        assert [(knobs.sharding, knobs.dp_replicate_size) for knobs in first] == expected, (name, words)
 
 
 def test_shards_are_offloaded_where_there_are_some_and_whole_parameters_where_there_are_none() -> None:

@@ -3,9 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import pytest
 from synthetic_memory import TRL, LinearMemory, search, space_of
 
 from autotrain_mem.search.changes import against
@@ -37,9 +35,8 @@ def crawling(by: float = 8.0, budget_gib: float = 11) -> LinearMemory:
 PASSED_OVER = {"lossless": False, "lossless, offloading": True, "LoRA": True}
 
 
-@pytest.mark.parametrize(
-    ("words", "model", "level", "around"),
-    [
+def test_the_levels_around_are_kept_with_what_they_have_to_offer() -> None:
+    for words, model, level, around in (
         ({}, LinearMemory(21 * GIB, frees_gradients=False), "lossless", {"rounding": True}),
         # A level that offloads has nothing to offer to a plan that fits without it.
         ({"effective_batch_size": 64}, LinearMemory(24 * GIB), "lossless", {"rounding": True}),
@@ -50,14 +47,10 @@ PASSED_OVER = {"lossless": False, "lossless, offloading": True, "LoRA": True}
         ({"max_slowdown": 20}, crawling(8), "lossless, offloading", {"lossless": False, "rounding": True}),
         ({"max_slowdown": 1.5}, crawling(2), "rounding", PASSED_OVER),
         ({"fit": "lossless"}, crawling(50), "lossless, offloading", {"lossless": False}),
-    ],
-)
-def test_the_levels_around_are_kept_with_what_they_have_to_offer(
-    words: dict[str, Any], model: LinearMemory, level: str, around: dict[str, bool]
-) -> None:
-    found = search(space_of(learning_rate=1e-4, **words), replace(model, calls=[], whole_calls=[]))
-    assert (found.level, {rival.level: rival.fits for rival in found.alternatives}) == (level, around)
-    assert all((rival.ratio is not None) == rival.fits for rival in found.alternatives)
+    ):
+        found = search(space_of(learning_rate=1e-4, **words), model)
+        assert (found.level, {rival.level: rival.fits for rival in found.alternatives}) == (level, around)
+        assert all((rival.ratio is not None) == rival.fits for rival in found.alternatives)
 
 
 def test_levels_that_do_not_fit_are_kept_with_the_least_that_they_need_if_that_was_rehearsed() -> None:

@@ -58,27 +58,21 @@ def test_gpus_that_do_not_divide_the_effective_batch_are_told_how_many_would() -
         assert refused.value.hint.endswith(hint)
 
 
-AUTO = {"max_length": "auto"}
-P99 = {"max_length": "p99"}
+AUTO, P99 = {"max_length": "auto"}, {"max_length": "p99"}
 
 
-@pytest.mark.parametrize(
-    ("words", "longest", "context_length", "length"),
-    [
+def test_the_length_is_what_the_data_answer_within_the_context() -> None:
+    for words, longest, context_length, length in (
         *(({}, 80, 2048, 80), (AUTO, 9000, 2048, 2048), (AUTO, 80, None, 80)),
         *(({}, None, 2048, 1024), (AUTO, None, 512, 512), ({}, None, None, 1024)),
         *((P99, 80, 2048, 70), (P99, 80, 64, 64)),
-    ],
-)
-def test_the_length_is_what_the_data_answer_within_the_context(
-    words: dict[str, str], longest: int | None, context_length: int | None, length: int
-) -> None:
-    job = Job(method="sft", model="any", dataset=None, arguments=words)
-    facts = ModelFacts(context_length=context_length, is_quantized=False)
-    profile = None if longest is None else DataProfile(rows_by_length={70: 99, longest: 1})
-    space = make_space(TRL, job, facts, longest=longest, profile=profile)
-    assert space.base.max_length == length
-    assert "max_length" not in space.pinned
+    ):
+        job = Job(method="sft", model="any", dataset=None, arguments=words)
+        facts = ModelFacts(context_length=context_length, is_quantized=False)
+        profile = None if longest is None else DataProfile(rows_by_length={70: 99, longest: 1})
+        space = make_space(TRL, job, facts, longest=longest, profile=profile)
+        assert space.base.max_length == length, (words, longest, context_length)
+        assert "max_length" not in space.pinned
 
 
 def test_a_given_length_is_pinned_and_rows_count_as_long_as_they_are_unless_packed() -> None:
@@ -117,21 +111,16 @@ def tried(tokens: int = LONG_ROW_TOKENS, *, layers: bool = True, **words: Any) -
     return degrees(replace(space, shares_tokens=layers), Job(model="toy", dataset=None, method="sft", arguments=given))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_tokens_of_long_rows_are_shared_by_what_divides_the_gpus_and_as_what_is_said_allows() -> None:
+    assert tried() == (2, 4, 8)
+    for words in (
         *({"tokens": LONG_ROW_TOKENS - 1}, {"layers": False}, {"packing": True}),
         *({"cp_size": 2}, {"forbid": ("cp_size",)}, {"sp_size": 2}, {"sharding": "ddp"}),
         {"sharding": "zero3", "forbid": ("sp_size",)},
         {"attn_implementation": "flash_attention_2"},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
-    ],
-    ids=str,
-)
-def test_tokens_of_long_rows_are_shared_by_what_divides_the_gpus_and_as_what_is_said_allows(
-    words: dict[str, Any],
-) -> None:
-    assert (tried(), tried(**words)) == ((2, 4, 8), ())
+    ):
+        assert tried(**words) == (), words
 
 
 def test_under_zero_they_are_shared_in_its_way() -> None:
