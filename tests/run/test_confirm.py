@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Pro
 from autotrain_mem.types.job import PythonCall
 from tests.fake_worker import FakeWorker, rehearsals, toy
 from tests.probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
-from tests.report.report_examples import PLAN
+from tests.report.report_examples import UNCHANGED_PLAN
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512})
 
@@ -26,13 +27,9 @@ def rows(count: int) -> Knobs:
     return replace(TRL_DEFAULTS, per_device_train_batch_size=count, gradient_accumulation_steps=8 // count)
 
 
-BARE = replace(
-    PLAN, job=JOB, level="lossless", defaults=TRL_DEFAULTS, levers=(), attempts=(), alternatives=(), data=None
-)
-
-
 def plan(estimate: Estimate) -> Plan:
-    return replace(BARE, estimate=estimate, warnings=("the disk is nearly full",), row_tokens=ROW_TOKENS)
+    bare = replace(UNCHANGED_PLAN, job=JOB, defaults=TRL_DEFAULTS, attempts=(), data=None)
+    return replace(bare, estimate=estimate, warnings=("the disk is nearly full",), row_tokens=ROW_TOKENS)
 
 
 @dataclass
@@ -122,6 +119,10 @@ def test_a_probe_that_does_not_fit_corrects_the_prediction() -> None:
     assert [event["event"] for event in events] == ["probing", "probe", "replanned", "probing", "probe"]
     assert codec.from_json(Plan, events[2]["plan"]).knobs == made.knobs == rows(2)
     assert made.warnings == CHOSEN.warnings
+    made = confirmed(CHOSEN, FakeBackend(lambda count: 90 if count == 4 else 5 * count))
+    assert [each.fits for each in made.experience.probes] == [False, True]
+    assert made.estimate.memory.peak_allocated_bytes == made.estimate.reserved.peak_reserved_bytes
+    assert made.estimate.memory.peak_allocated_bytes == (20 + 5 * made.knobs.per_device_train_batch_size) * MIB
 
 
 @pytest.mark.parametrize(
@@ -141,13 +142,6 @@ def test_a_plan_moves_by_what_its_probes_need(
     assert (backend.probed, [each.fits for each in made.experience.probes]) == (probed, fits)
     assert made.knobs == rows(probed[fits.index(True) if False in fits else -1])
     assert confirmed(plan(of(start)), FakeBackend(needed)) == made, "the same probes lead to the same plan"
-
-
-def test_after_a_failed_probe_the_plans_prediction_is_its_measurement() -> None:
-    made = confirmed(CHOSEN, FakeBackend(lambda count: 90 if count == 4 else 5 * count))
-    assert [each.fits for each in made.experience.probes] == [False, True]
-    assert made.estimate.memory.peak_allocated_bytes == made.estimate.reserved.peak_reserved_bytes
-    assert made.estimate.memory.peak_allocated_bytes == (20 + 5 * made.knobs.per_device_train_batch_size) * MIB
 
 
 def test_three_probes_are_made_at_most_and_the_error_says_what_they_measured() -> None:
@@ -193,24 +187,20 @@ def test_only_a_trainers_own_process_on_a_gpu_without_vllm_is_probed() -> None:
     assert not is_probed(replace(JOB, python_call=call), CARD, vllm_share_bytes=0), "a drop-in trainer"
 
 
-class Closing(api.Workers):
-    ended = 0
-
-    def __exit__(self, *_: object) -> None:
-        self.ended += 1
-
-
-def test_the_search_is_repeated_with_workers_of_its_own_and_the_correction(tmp_path: Any) -> None:
+def test_the_search_is_repeated_with_workers_of_its_own_and_the_correction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A backward pass that needs 18 GiB more leads to another level; rehearsals are not repeated."""
-    worker, card = FakeWorker(longest=300), toy(32)
-    workers: Any = Closing(started=[worker])
+    worker, card, ended = FakeWorker(longest=300), toy(32), list[bool]()
+    workers: Any = api.Workers(started=[worker])
+    monkeypatch.setattr(api.Workers, "__exit__", lambda *_: ended.append(True))
     asked_of = replace(rehearsals(worker, JOB, card), workers=workers)
     before = api.plan(asked_of, to_train=True)
     backend = ProbeBackend(rehearsals=asked_of, device=card, simulate=True, folder=tmp_path, workers=lambda: workers)
     peak = before.estimate.memory.phases[Phase.BACKWARD]
     line = Line(predicted_bytes=peak, measured_bytes=peak + 18 * GIB)
     moved = backend.planned(Correction(lines={Phase.BACKWARD: line}), card)
-    assert workers.ended == 1
+    assert ended == [True]
     assert (before.level, moved.plan.level) == ("lossless", "lossless, offloading")
     assert moved.plan.estimate.memory.peak_allocated_bytes == moved.predicted.memory.peak_allocated_bytes + 18 * GIB
     assert moved.plan.estimate.fits

@@ -23,7 +23,7 @@ from tests.planning.test_compare_gpus import LARGE
 from tests.planning.test_for_processes import made
 
 
-def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them(
+def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them_and_one_without_weights_to_train_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "find_spec", lambda name: None)
@@ -37,6 +37,11 @@ def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them(
     with pytest.raises(MissingExtraError, match="Pillow"):
         refuse(request, to_train=False)
     refuse(request, to_train=False, reads_data=False)
+    (model / "training_args.bin").touch()
+    with pytest.raises(ModelNotFoundError, match="holds no weights"):
+        check_weights(model)
+    (model / "pytorch_model.bin").touch()
+    check_weights(model)
 
 
 def test_a_folder_with_a_file_of_the_users_own_is_refused_also_where_a_plan_is_followed(tmp_path: Path) -> None:
@@ -50,14 +55,6 @@ def test_a_folder_with_a_file_of_the_users_own_is_refused_also_where_a_plan_is_f
     refuse(replace(request, argv=("--output_dir", str(tmp_path / "new"))), to_train=True)
     follower = Place(rank=1, machines=2, address="", port=0)  # only the first machine uses the folder
     refuse(replace(request, place=follower), to_train=True)
-
-
-def test_only_files_of_weights_make_a_folder_one_to_train_from(tmp_path: Path) -> None:
-    (tmp_path / "training_args.bin").touch()
-    with pytest.raises(ModelNotFoundError, match="holds no weights"):
-        check_weights(tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()
-    check_weights(tmp_path)
 
 
 def checkpoint(folder: Path, step: int, *names: str) -> None:

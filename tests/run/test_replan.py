@@ -28,7 +28,7 @@ from autotrain_mem.support.units import GIB
 from autotrain_mem.training.checkpoints import reach_disk, write_manifest
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, RunFolder
-from autotrain_mem.types import Estimate, Incident, Job, Knobs, LearnedLimits, Phase, Plan, Topology
+from autotrain_mem.types import Incident, Job, Knobs, LearnedLimits, Phase, Plan, Topology
 from autotrain_mem.types.experience import Restart
 from autotrain_mem.types.report import Shortage
 from tests import fake_worker
@@ -94,9 +94,6 @@ def test_on_fewer_machines_a_step_has_as_many_rows(nodes: int, devices: int, bef
     assert (plan.knobs.sharding, plan.knobs.dp_replicate_size) == after
     assert asked.job.arguments.get("sharding") == after[0]
     assert asked.hardware.topology.nodes == nodes
-
-
-def test_machines_that_do_not_divide_the_rows_say_so() -> None:
     with pytest.raises(TrainingError, match="16 rows cannot be divided"):
         on_machines_of(3, 1, sharding="ddp")
 
@@ -132,12 +129,7 @@ def _run(folder: Path, job: Job = JOB) -> Any:
     return run
 
 
-def _first_step(folder: Path, request: object = True) -> int:
-    """Returns the step at which a run that is resumed so begins."""
-    return int(_run(folder, _resuming(request)).first_checkpoint().step)
-
-
-def _resuming(request: object) -> Job:
+def _resuming(request: object = True) -> Job:
     return replace(JOB, arguments={**JOB.arguments, "resume_from_checkpoint": request})
 
 
@@ -179,18 +171,19 @@ def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeyp
 
 
 def test_a_run_is_resumed_at_its_newest_whole_checkpoint(tmp_path: Path) -> None:
+    def refused(why: str, request: object = True) -> None:
+        with pytest.raises(OutputFolderError, match=why):
+            _run(tmp_path, _resuming(request)).first_checkpoint()
+
     (tmp_path / "checkpoint-10").mkdir()
-    with pytest.raises(OutputFolderError, match="holds no whole checkpoint"):
-        _first_step(tmp_path)
-    with pytest.raises(OutputFolderError, match=r"trainer_state\.json is missing"):
-        _first_step(tmp_path, tmp_path / "torn-checkpoint-10")
+    refused("holds no whole checkpoint")
+    refused(r"trainer_state\.json is missing", tmp_path / "torn-checkpoint-10")
     checkpoint(tmp_path, 5)
     (tmp_path / "checkpoint-12").mkdir()
     rotten = checkpoint(tmp_path, 13)
     write_manifest(rotten, reach_disk(rotten) | {"optimizer.pt": 0})
-    with pytest.raises(OutputFolderError, match=r"Cannot resume from .*: optimizer\.pt differs from its checksum"):
-        _first_step(tmp_path, rotten)
-    run = _run(tmp_path, _resuming(True))
+    refused(r"Cannot resume from .*: optimizer\.pt differs from its checksum", rotten)
+    run = _run(tmp_path, _resuming())
     assert run.first_checkpoint().step == 5
     assert [event["event"] for event in run.events] == ["torn", "torn"]
 
@@ -213,15 +206,15 @@ def test_the_last_run_of_the_folder_is_resumed(tmp_path: Path) -> None:
     first.output.begin(LastRun(number=first._number, start=None))
     write_manifest(checkpoint(tmp_path, 120), {}, "another run")
     with pytest.raises(OutputFolderError, match="no whole checkpoint of its last run") as raised:
-        _first_step(tmp_path)
+        _run(tmp_path, _resuming()).first_checkpoint()
     assert f"another run: --resume_from_checkpoint {tmp_path / 'checkpoint-120'}" in raised.value.hint
     write_manifest(checkpoint(tmp_path, 10), {}, first._number)
-    again = _run(tmp_path, _resuming(True))
+    again = _run(tmp_path, _resuming())
     assert (again.first_checkpoint().step, again._number) == (10, first._number)
     branch = _run(tmp_path, _resuming(str(tmp_path / "checkpoint-10")))
     branch.output.begin(LastRun(number=branch._number, start=branch.first_checkpoint().path))
     write_manifest(checkpoint(tmp_path, 15), {}, first._number)
-    assert _first_step(tmp_path) == 10, "where the branch began"
+    assert _run(tmp_path, _resuming()).first_checkpoint().step == 10, "where the branch began"
 
 
 def test_a_checkpoint_of_another_folder_counts_and_an_unfinished_one_is_removed(tmp_path: Path) -> None:
@@ -243,7 +236,7 @@ def test_a_new_run_takes_over_what_was_learned_but_no_incidents() -> None:
     befallen = replace(PLAN.experience, learned=LearnedLimits(train_tokens=512), restarts=(RESTART,))
     plan = replace(PLAN, experience=befallen)
     assert as_begun(plan).experience == replace(befallen, restarts=())
-    resuming = replace(plan, job=_resuming(True))
+    resuming = replace(plan, job=_resuming())
     assert as_begun(resuming).experience == befallen
     assert as_begun(resuming).job == JOB
 
@@ -257,47 +250,32 @@ def sizes(job: Job, knobs: Knobs) -> list[int]:
     return [2 * GIB if knobs.use_peft else 8 * GIB, row * knobs.per_device_train_batch_size]
 
 
-def toys(worker: FakeWorker | None = None, **words: Any) -> Rehearsals:
+def suggested(needed_gib: int, others_gib: int = 0, *, failing: frozenset[str] = frozenset(), **words: Any) -> Any:
+    """The change after a run of 8 rows of 512 tokens that failed to allocate the last 2 GiB."""
+    worker = FakeWorker(sizes, context_length=2048)
     job = Job(method="sft", model="m", dataset="d", arguments=words, prompt_length=None)
-    return fake_worker.rehearsals(worker or FakeWorker(sizes, context_length=2048), job, CARD)
-
-
-def chosen(asked: Rehearsals) -> Estimate:
-    knobs = replace(TRL_DEFAULTS, max_length=512)
-    return Predictions(asked.subject()).rehearse([knobs], whole=True)[0]
-
-
-def shortage(needed_bytes: int, others_bytes: int = 0) -> Shortage:
-    """Returns the shortage of a run that failed to allocate the last 2 GiB."""
-    held = needed_bytes - 2 * GIB
-    return Shortage(
+    asked = fake_worker.rehearsals(worker, job, CARD)
+    (plan,) = Predictions(asked.subject()).rehearse([replace(TRL_DEFAULTS, max_length=512)], whole=True)
+    worker.failing = failing
+    held, free = (needed_gib - 2) * GIB, CARD.total_bytes - (needed_gib - 2 + others_gib) * GIB
+    short = Shortage(
         phase=Phase.BACKWARD,
         step=1,
         requested_bytes=2 * GIB,
         segment_bytes=2 * GIB,
         total_bytes=CARD.total_bytes,
-        free_bytes=CARD.total_bytes - held - others_bytes,
+        free_bytes=free,
         allocated_bytes=held,
         reserved_bytes=held,
         outside_bytes=0,
         measured={},
     )
+    return smallest_change(asked, plan, short)
 
 
-def test_the_smallest_change_is_that_of_least_harm() -> None:
-    asked = toys()
-    flags = smallest_change(asked, chosen(asked), shortage(16 * GIB))
-    assert flags == "--per_device_train_batch_size 1 --gradient_accumulation_steps 8"
-    asked = toys(per_device_train_batch_size=8, gradient_accumulation_steps=1, use_peft=False)
-    flags = smallest_change(asked, chosen(asked), shortage(13 * GIB, others_bytes=11 * GIB))
-    assert flags is not None
-    assert "--use_peft" in flags
-
-
-def test_nothing_is_suggested_if_nothing_fits_or_the_search_fails() -> None:
-    worker = FakeWorker(sizes, context_length=2048)
-    asked = toys(worker)
-    plan = chosen(asked)
-    assert smallest_change(asked, plan, shortage(20 * GIB, others_bytes=19 * GIB)) is None
-    worker.failing = frozenset({"sft"})
-    assert smallest_change(asked, plan, shortage(16 * GIB)) is None
+def test_the_smallest_change_is_that_of_least_harm_and_none_if_nothing_fits_or_the_search_fails() -> None:
+    assert suggested(16) == "--per_device_train_batch_size 1 --gradient_accumulation_steps 8"
+    pins = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "use_peft": False}
+    assert "--use_peft" in suggested(13, others_gib=11, **pins)
+    assert suggested(20, others_gib=19) is None
+    assert suggested(16, failing=frozenset({"sft"})) is None
