@@ -41,16 +41,6 @@ RTX3060 = Hardware(
     bf16_flops_per_second=25_500 * 10**9,
 )
 
-V100 = replace(
-    RTX3060,
-    name="v100-32gb",
-    total_bytes=32494 * MIB,
-    free_bytes=32494 * MIB,
-    compute_capability=(7, 0),
-    bandwidth_bytes_per_second=900 * 10**9,
-    bf16_flops_per_second=None,
-)
-
 IMAGINED = Hardware(name="300MiB", origin="imagined", total_bytes=300 * MIB, free_bytes=300 * MIB, non_torch_bytes=0)
 
 SHARED = replace(
@@ -65,10 +55,8 @@ SHARED = replace(
 
 HOST = Hardware(name="cpu", origin="cpu", total_bytes=16 * GIB, free_bytes=12 * GIB, non_torch_bytes=1 * GIB)
 
-DEFAULTS = TRL_DEFAULTS
-
 CHOSEN = replace(
-    DEFAULTS,
+    TRL_DEFAULTS,
     per_device_train_batch_size=4,
     gradient_accumulation_steps=16,
     max_length=768,
@@ -215,7 +203,7 @@ PLAN = Plan(
     job=JOB,
     level="shorter rows",
     estimate=estimate(),
-    defaults=DEFAULTS,
+    defaults=TRL_DEFAULTS,
     levers=LEVERS,
     attempts=(
         attempt(FULL, 31.2, tokens_per_second=402.0, rehearsed_layers=4),
@@ -226,12 +214,7 @@ PLAN = Plan(
         attempt(TWICE, 14.9, tokens_per_second=1302.0),
     ),
     alternatives=(
-        alternative(
-            "lossless",
-            FULL,
-            31.2,
-            would_fit=("l40s (44.4 GiB)", "2 of these (--gpus 2), 9.8 GiB each"),
-        ),
+        alternative("lossless", FULL, 31.2, would_fit=("l40s (44.4 GiB)", "2 of these (--gpus 2), 9.8 GiB each")),
         alternative("rounding", replace(FULL, dtype="bfloat16"), 17.3, would_fit=("rtx4090 (23.5 GiB)",)),
     ),
     data=DATA,
@@ -250,10 +233,10 @@ PLAN = Plan(
 UNCHANGED_PLAN = Plan(
     job=Job(method="sft", model="tiny", dataset=None),
     level="lossless",
-    estimate=estimate(HOST, scale=0.1, knobs=DEFAULTS),
-    defaults=DEFAULTS,
+    estimate=estimate(HOST, scale=0.1, knobs=TRL_DEFAULTS),
+    defaults=TRL_DEFAULTS,
     levers=(),
-    attempts=(attempt(DEFAULTS, 1.8),),
+    attempts=(attempt(TRL_DEFAULTS, 1.8),),
     data=WHOLE,
     optimizer_steps=935,
     seconds=6.0,
@@ -280,18 +263,6 @@ PASSED_OVER = replace(
 
 EXPANDED = replace(CHOSEN, expandable_segments=True)
 """The same batch in expandable segments, which alone make it fit."""
-
-EXPANDED_PLAN = replace(
-    PLAN,
-    estimate=replace(crowded(), knobs=EXPANDED),
-    levers=(lever("expandable_segments", False, True, Harm.NONE, "with segments of fixed size it needs more"), *LEVERS),
-    attempts=(
-        attempt(replace(FULL, expandable_segments=True), 30.8),
-        attempt(SMALLEST, 4.37),
-        attempt(TWICE, 14.9),
-        attempt(EXPANDED, 9.89),
-    ),
-)
 
 SAMPLING_OWNERS = {
     **dict.fromkeys(Owner, 0),
@@ -362,7 +333,7 @@ AS_GIVEN = replace(
 DPO_PLAN = replace(
     PLAN, job=replace(JOB, method="dpo"), estimate=estimate(knobs=replace(CHOSEN, optimizer_offload=True))
 )
-PLANS = (PLAN, UNCHANGED_PLAN, EXPANDED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN)
+PLANS = (PLAN, UNCHANGED_PLAN, GRPO_PLAN, PPO_PLAN, PASSED_OVER, AS_GIVEN)
 
 MEASURED = MemoryReading(
     allocated_bytes=3_123_000_000,
@@ -389,7 +360,7 @@ REPORT = Report(
 
 FOUR = replace(RTX3060, topology=Topology(devices=4, link="pcie4", link_bytes_per_second=20 * 10**9))
 IN_SHARDS = replace(
-    DEFAULTS,
+    TRL_DEFAULTS,
     per_device_train_batch_size=2,
     gradient_accumulation_steps=4,
     processes=4,
@@ -400,7 +371,7 @@ SHARED_PLAN = replace(
     PLAN,
     level="lossless",
     estimate=replace(estimate(FOUR, knobs=IN_SHARDS), memory=memory({Owner.GATHERED_WEIGHTS: 1 * GIB, **OWNERS})),
-    defaults=replace(DEFAULTS, processes=4, sharding="ddp"),
+    defaults=replace(TRL_DEFAULTS, processes=4, sharding="ddp"),
     levers=(),
     attempts=(
         attempt(replace(IN_SHARDS, per_device_train_batch_size=8, gradient_accumulation_steps=1), 14.2),

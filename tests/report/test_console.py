@@ -15,6 +15,7 @@ import pytest
 import report_examples as examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nouns import TRL_DEFAULTS
 from report_examples import crowded, estimate, memory, reserved
 from rich.console import RenderableType
 from view_examples import SIMULATED
@@ -43,7 +44,7 @@ VIEWS = {
     "estimate_fits": estimate_view(estimate()),
     "estimate_does_not_fit_a_shared_card": estimate_view(estimate(examples.SHARED, scale=1.5)),
     "estimate_in_mib": estimate_view(estimate(examples.IMAGINED, scale=0.03)),
-    "estimate_cpu": estimate_view(estimate(examples.HOST, scale=0.1, knobs=examples.DEFAULTS)),
+    "estimate_cpu": estimate_view(estimate(examples.HOST, scale=0.1, knobs=TRL_DEFAULTS)),
     "estimate_vllm": estimate_view(examples.GRPO_PLAN.estimate),
     "estimate_vllm_asleep": estimate_view(ASLEEP),
     "estimate_expandable": estimate_view(estimate(knobs=examples.EXPANDED)),
@@ -54,12 +55,11 @@ VIEWS = {
     "explain_dpo": explain_view(examples.DPO_PLAN),
     "explain": explain_view(examples.PLAN),
     "explain_passed_over": explain_view(examples.PASSED_OVER),
-    "explain_expanded": explain_view(examples.EXPANDED_PLAN),
     "explain_grpo": explain_view(examples.GRPO_PLAN),
     "explain_shared_card": explain_view(replace(examples.PLAN, estimate=estimate(examples.SHARED, scale=0.8))),
     "explain_cpu": explain_view(examples.UNCHANGED_PLAN),
     "explain_several_gpus": explain_view(examples.SHARED_PLAN),
-    "gpus": gpus_view([examples.RTX3060, examples.V100, examples.IMAGINED]),
+    "gpus": gpus_view([examples.RTX3060, examples.IMAGINED]),
     "report": report_view(examples.REPORT),
     "report_unmeasured": report_view(replace(examples.REPORT, measured=None, first_loss=None, last_loss=None)),
     "report_retried": report_view(replace(examples.REPORT, measured=replace(examples.MEASURED, num_alloc_retries=2))),
@@ -262,7 +262,7 @@ def test_on_a_terminal_no_live_line_is_wrapped_and_the_cursor_comes_back(
         progress.tried(examples.PLAN.attempts[0])
         progress.tried(examples.PLAN.attempts[2])
     with CardsProgress(console, 2) as cards:
-        for card in (examples.V100, replace(examples.RTX3060, name="[/rtx3060")):
+        for card in (examples.IMAGINED, replace(examples.RTX3060, name="[/rtx3060")):
             cards.tried(card, examples.PLAN.attempts[3])
     train(console, monkeypatch, 1000, range(1, 1001), loss=1.0)
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()))

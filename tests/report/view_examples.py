@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from report_examples import ASSUMED_TIME, CHOSEN, DEFAULTS, OWNERS, PLAN, RTX3060, estimate
+from nouns import TRL_DEFAULTS
+from report_examples import ASSUMED_TIME, CHOSEN, OWNERS, PLAN, RTX3060, estimate
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
@@ -12,11 +13,7 @@ from autotrain_mem.report.shortage_view import explained
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Hardware, Knobs, Owner, Phase
-from autotrain_mem.types.gpu_comparison import (
-    NOTHING_FITS,
-    Cards,
-    CardVerdict,
-)
+from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.report import Shortage
 
@@ -24,7 +21,7 @@ NO_FLASH = (
     "--attn_implementation flash_attention_2 needs compute capability 8.0, and this card has 7.5: "
     "its kernels are not made for Turing."
 )
-SPLIT = replace(DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=32, max_length=768)
+SPLIT = replace(TRL_DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=32, max_length=768)
 OFFLOADED = replace(SPLIT, activation_offloading=True, optimizer_offload=True)
 FOUR_BIT = replace(CHOSEN, load_in_4bit=True, activation_offloading=True)
 
