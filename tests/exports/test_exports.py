@@ -11,13 +11,13 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from export_examples import CARD, FOUR, FSDP2, FULL, HOST, HSDP, QLORA, TWO_MACHINES, job, plan
+from nouns import TRL_DEFAULTS
 from transformers import TrainingArguments
 
 from autotrain_mem.cli import flags
@@ -29,18 +29,38 @@ from autotrain_mem.parallel.user_config import read_launch
 from autotrain_mem.settings.knobs import APPLIED
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Hardware, Job, Knobs
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Plan, ReservedByMode, StepTime, Topology
 from autotrain_mem.types.methods_table import METHODS
 from tests.golden import kept
+from tests.report.report_examples import PLAN, reserved
 
 GOLDEN = Path(__file__).parent / "golden"
 ALLOWED = yaml.safe_load((Path(__file__).parent / "allowed_keys.yaml").read_text())
 KEYS = {tool: set(keys) for tool, keys in ALLOWED.items()}
-KEYS["llamafactory"] |= {field.name for field in dataclasses.fields(TrainingArguments)}
+KEYS["llamafactory"] |= {field.name for field in fields(TrainingArguments)}
 IN_SHELL = ("slurm", "commands")
 OF_CLUSTERS = (*OF_MACHINES, "accelerate", "axolotl")
 TOOLS = [(name, method) for name in ("axolotl", "llamafactory") for method in EXPORTERS[name].methods]
+CARD = Hardware(name="rtx4090", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=255 * MIB)
+HOST = replace(CARD, name="cpu", origin="cpu")
+QLORA = replace(
+    TRL_DEFAULTS,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=4,
+    max_length=2048,
+    use_peft=True,
+    dtype="bfloat16",
+    load_in_4bit=True,
+    use_bnb_nested_quant=True,
+    expandable_segments=True,
+)
+FULL = replace(TRL_DEFAULTS, gradient_accumulation_steps=2)
 HALF = replace(FULL, dtype="bfloat16")
+FOUR = replace(CARD, topology=Topology(devices=4))
+FSDP2 = replace(FULL, processes=4, sharding="fsdp2")
+TWO_MACHINES = replace(CARD, topology=Topology(nodes=2, devices=4))
+HSDP = replace(FULL, processes=8, sharding="hsdp", dp_replicate_size=2, fsdp_offload_params=True)
 DDP = replace(FULL, processes=4, sharding="ddp")
 NO_RESHARD = replace(FSDP2, sharding="fsdp2-no-reshard")
 ZERO3 = replace(DDP, sharding="zero3")
@@ -48,6 +68,38 @@ ALONE = replace(ZERO3, processes=1)
 EVERYTHING_ON = replace(
     QLORA, packing=True, activation_offloading=True, optimizer_offload=True, max_length=None, dtype="float32"
 )
+OF_METHOD: dict[str, dict[str, Any]] = {
+    "grpo": {"max_length": None, "max_completion_length": 512, "num_generations": 8},
+    "rloo": {"max_length": None, "max_completion_length": 512, "num_generations": 2},
+    "ppo": {"max_length": None, "response_length": 53, "local_rollout_forward_batch_size": 4},
+}
+TARGETS = {"lora_target_modules": ["q_proj", "v_proj"], "output_dir": "run"}
+RESERVED = reserved(18 * GIB, slack_bytes=GIB)
+MEMORY = replace(
+    PLAN.estimate.memory,
+    peak_allocated_bytes=17 * GIB,
+    owners_at_peak={},
+    reserved=ReservedByMode(native=RESERVED, expandable_segments=RESERVED),
+)
+
+
+def job(method: str = "sft", **changes: Any) -> Job:
+    """With LoRA's targets spelled out, as the command does it; ``arguments`` come beside them."""
+    arguments = {**TARGETS, **changes.pop("arguments", {})}
+    return replace(Job(method=method, model="Qwen/Qwen3-8B", dataset="org/data", arguments=arguments), **changes)
+
+
+def plan(made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> Plan:
+    """Not found by a search: what it says is all there."""
+    asked = {name: tuple(each) if isinstance(each, list) else each for name, each in made_for.arguments.items()}
+    given = {each.name: asked[each.name] for each in fields(Knobs) if each.name in asked}
+    rate = {"learning_rate": made_for.method_facts.defaults["learning_rate"]}
+    own = replace(knobs, **{**rate, **OF_METHOD.get(made_for.method, {}), **given})
+    estimate = Estimate(
+        knobs=own, hardware=card, memory=MEMORY, budget_bytes=card.budget_bytes(), time=StepTime(tokens=0.0)
+    )
+    level = "LoRA on a 4-bit base" if own.use_peft else "lossless"
+    return replace(PLAN, job=made_for, level=level, estimate=estimate, data=None, row_tokens=256)
 
 
 def written(name: str, made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> str:
@@ -98,10 +150,10 @@ def trl_arguments(method: str) -> dict[str, Any]:
 
     filled = method_of(method).configs({"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"})
     parts = [filled.script, filled.training, filled.model]
-    fields = [field for part in parts for field in dataclasses.fields(part) if field.init]
-    texts = {field.name: "something" for field in fields if field.default is None or isinstance(field.default, str)}
-    numbers = {field.name: field.default + 7 for field in fields if isinstance(field.default, (int, float))}
-    switches = {field.name: not field.default for field in fields if isinstance(field.default, bool)}
+    given = [field for part in parts for field in fields(part) if field.init]
+    texts = {field.name: "something" for field in given if field.default is None or isinstance(field.default, str)}
+    numbers = {field.name: field.default + 7 for field in given if isinstance(field.default, (int, float))}
+    switches = {field.name: not field.default for field in given if isinstance(field.default, bool)}
     return texts | numbers | switches
 
 
@@ -144,7 +196,7 @@ MEANS_NOTHING = {
 @pytest.mark.parametrize(("name", "method"), [pair for pair in TOOLS if pair[1] != "ppo"])
 def test_nothing_that_the_user_said_is_lost(name: str, method: str) -> None:
     """Each argument by itself makes another file: a key, or a comment."""
-    knobs = {field.name for field in dataclasses.fields(Knobs)}
+    knobs = {field.name for field in fields(Knobs)}
     without = written(name, job(method))
     lost = [
         argument
@@ -264,10 +316,9 @@ def test_trls_defaults_are_those_that_are_written_out() -> None:
     from autotrain_mem.exports.llamafactory import TRAINER_ARGUMENTS
 
     def defaults(kind: Any) -> dict[str, Any]:
-        fields = dataclasses.fields(kind)
         return {
             field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            for field in fields
+            for field in fields(kind)
         }
 
     installed = {name: row.title for name, row in METHODS.items() if row.has_trl_command}
