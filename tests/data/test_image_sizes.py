@@ -90,6 +90,9 @@ def test_rows_hold_any_number_of_images_or_none() -> None:
     assert row_image_sizes(rows.select([3, 0])) == [sizes[3], sizes[0]]
     assert row_image_sizes(list(rows)) == sizes
     assert row_image_sizes(rows.with_transform(lambda batch: {"images": batch["images"]})) == sizes
+    texts = Dataset.from_dict({"messages": [[{"role": "user", "content": "Hello."}]] * 3, "text": ["a"] * 3})
+    assert row_image_sizes(texts) == [()] * 3
+    assert not has_images(texts.column_names)
 
 
 def test_images_within_messages_count_and_marks_of_places_do_not() -> None:
@@ -111,20 +114,14 @@ def test_images_within_messages_count_and_marks_of_places_do_not() -> None:
     assert row_image_sizes(rows.remove_columns("images")) == [((4, 2),), ()]
 
 
-def test_rows_without_images_are_read_at_once() -> None:
-    rows = Dataset.from_dict({"messages": [[{"role": "user", "content": "Hello."}]] * 3, "text": ["a"] * 3})
-    assert row_image_sizes(rows) == [()] * 3
-    assert not has_images(rows.column_names)
-
-
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [("nowhere.png", "there is no file nowhere.png"), ("https://a.b/c.png", "https://a.b/c.png is on another")],
-)
-def test_what_cannot_be_read_is_named_by_its_row(value: str, why: str, tmp_path: pathlib.Path) -> None:
+def test_what_cannot_be_read_is_named_by_its_row(tmp_path: pathlib.Path) -> None:
     (tmp_path / "good.png").write_bytes(image())
-    with pytest.raises(DatasetFormatError, match=f"An image of row 2 cannot be read: {why}"):
-        row_image_sizes(Dataset.from_dict({"images": [[str(tmp_path / "good.png")], [value]]}))
+    for value, why in (
+        ("nowhere.png", "there is no file nowhere.png"),
+        ("https://a.b/c.png", "https://a.b/c.png is on"),
+    ):
+        with pytest.raises(DatasetFormatError, match=f"An image of row 2 cannot be read: {why}"):
+            row_image_sizes(Dataset.from_dict({"images": [[str(tmp_path / "good.png")], [value]]}))
     with pytest.raises(DatasetFormatError, match="row 1 cannot be read: cannot identify image file"):
         row_image_sizes(of_images({"image": [{"bytes": b"no image", "path": None}]}, image=Image()))
 

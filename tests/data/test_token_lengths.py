@@ -1,19 +1,27 @@
-"""Counted lengths are those of the rows that the real trainer trains on, in one process and in several."""
+"""Counted lengths are those of the rows that the real trainer trains on, in one process and in several; and the
+rows that are run first: in order, padded as the run pads them, again where they are too few."""
 
 import json
 import pathlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
+from tiny import VISION_FAMILIES
+from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
+from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotrain_mem.data import load
+from autotrain_mem.data.longest_rows import cut, longest_rows, repeated
 from autotrain_mem.data.token_lengths import load_tokenizer, profile
 from autotrain_mem.methods.configs import on_cpu
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import smallest_model
 from autotrain_mem.settings.words import without_maximized
+from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.types import Counting, Job
 
 Folder = Callable[[str], pathlib.Path]
@@ -45,8 +53,8 @@ def written(path: pathlib.Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def job_of(folder: Folder, data: str, method: str = "sft", **arguments: Any) -> Job:
-    return Job(method=method, model=str(folder("qwen2")), dataset=data, arguments=arguments)
+def job_of(folder: Folder, data: str, method: str = "sft", family: str = "qwen2", **arguments: Any) -> Job:
+    return Job(method=method, model=str(folder(family)), dataset=data, arguments=arguments)
 
 
 def trained_lengths(job: Job, scratch: pathlib.Path) -> Counter[int]:
@@ -127,3 +135,100 @@ def test_the_counting_tells_how_far_it_is(model_folder: Folder, tmp_path: pathli
     tokenizing = [each for each in told if each.doing.startswith("Tokenizing")]
     assert [(each.done, each.rows) for each in (tokenizing[0], tokenizing[-1])] == [(0, 50), (50, 50)]
     assert not [each for each in told if each.doing.startswith("Building labels")]
+
+
+def test_a_padded_batch_holds_a_shorter_row_where_there_is_one() -> None:
+    """Without padding there is no mask, and it takes less than a batch of the run that has one."""
+    assert longest_rows([9, 5, 9, 6], 2, padded=True) == [0, 3]
+    assert longest_rows([9, 9], 2, padded=True) == [0, 1]
+    assert longest_rows([9, 8, 7], 2, padded=True) == [0, 1]
+    assert longest_rows([9, 8], 1, padded=True) == [0]
+    cut_by_the_collator = cut([12, 11, 9, 6], SimpleNamespace(max_length=9))
+    assert longest_rows(cut_by_the_collator, 2, padded=True) == [0, 3]
+
+
+def test_longest_rows_come_in_order_and_again_where_they_are_too_few() -> None:
+    assert (longest_rows([3, 9, 1, 9, 4], 3), longest_rows([3], 8)) == ([1, 3, 4], [0])
+    assert repeated([1, 0], 5) == [1, 0, 1, 0, 1]
+
+
+# Tokens of rows with images are those that TRL's own collators make, though no image is decoded.
+
+SIZES = ((64, 56), (30, 200), (300, 40), (200, 190))
+IMAGES = ([0], [1, 2], [], [3], [2, 0, 1])
+
+
+@pytest.fixture
+def pictures(tmp_path: pathlib.Path) -> list[str]:
+    paths = [str(tmp_path / f"{number}.png") for number in range(len(SIZES))]
+    for path, size in zip(paths, SIZES, strict=True):
+        Image.new("RGB", size).save(path)
+    return paths
+
+
+def asked(pictures: list[str]) -> list[dict[str, Any]]:
+    words = ("How many pears?", "7 apples\n", "", "What is 3 + 4?\n\n", "x " * 40)
+    return [
+        {"images": [pictures[number] for number in numbers], "prompt": [turn("user", text)]}
+        for numbers, text in zip(IMAGES, words, strict=True)
+    ]
+
+
+def conversations(pictures: list[str]) -> list[dict[str, Any]]:
+    return [
+        {"images": row["images"], "messages": [*row["prompt"], turn("assistant", "10 fruits.")]}
+        for row in asked(pictures)
+    ]
+
+
+def completed(pictures: list[str]) -> list[dict[str, Any]]:
+    return [{**row, "completion": [turn("assistant", "10 fruits.")]} for row in asked(pictures)]
+
+
+def pairs(pictures: list[str]) -> list[dict[str, Any]]:
+    sides = {"chosen": [turn("assistant", "10.")], "rejected": [turn("assistant", "No fruit at all, I think.")]}
+    return [{**row, **sides} for row in asked(pictures)]
+
+
+MADE = {
+    "messages": ("sft", conversations, DataCollatorForVisionLanguageModeling),
+    "completion": ("sft", completed, DataCollatorForVisionLanguageModeling),
+    "pair": ("dpo", pairs, DataCollatorForVisionPreference),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [*(("messages", family) for family in VISION_FAMILIES), ("completion", "gemma3"), ("pair", "qwen2_5_vl")],
+)
+def test_a_row_has_the_tokens_that_trls_collator_makes_of_it(
+    kind: str, family: str, vision_folder: Folder, pictures: list[str], tmp_path: pathlib.Path
+) -> None:
+    method, make, collator = MADE[kind]
+    rows = make(pictures)
+    job = job_of(vision_folder, written(tmp_path / "rows.jsonl", rows), method, family)
+    found = profile(job, str(tmp_path))
+    collate = collator(processor=load_tokenizer(job.model))
+    batches = [collate([dict(row)]) for row in make(pictures)]
+    assert found.rows_by_length == Counter(len(batch["input_ids"][0]) for batch in batches)
+    assert found.images is not None
+    mark = collate.processor.tokenizer.image_token_id
+    marks = [batch["input_ids"][0] == mark for batch in batches]
+    assert found.images.rows_by_image_tokens == Counter(int(each.sum()) for each in marks)
+    ends = [int(each.nonzero().max()) + 1 if each.any() else 0 for each in marks]
+    assert found.images.rows_by_end == Counter(ends)
+    elements = [0 if "pixel_values" not in batch else batch["pixel_values"].numel() for batch in batches]
+    worst = IMAGES[max(range(len(rows)), key=elements.__getitem__)]
+    assert sorted(found.images.worst) == sorted(f"{SIZES[each][0]}x{SIZES[each][1]}" for each in worst)
+
+
+def test_images_for_a_text_model_and_prompts_of_which_some_have_no_image_are_refused(
+    model_folder: Folder, vision_folder: Folder, pictures: list[str], tmp_path: pathlib.Path
+) -> None:
+    data = written(tmp_path / "rows.jsonl", conversations(pictures))
+    with pytest.raises(DatasetFormatError, match="reads text alone"):
+        profile(job_of(model_folder, data), str(tmp_path))
+    data = written(tmp_path / "rows.jsonl", asked(pictures))
+    job = job_of(vision_folder, data, "grpo", "gemma3", reward_funcs=["accuracy_reward"])
+    with pytest.raises(DatasetFormatError, match=r"1 of the 5 rows of .* have no image"):
+        profile(job, str(tmp_path))
