@@ -7,14 +7,17 @@ import importlib
 import importlib.util
 
 import pytest
+import trl
 from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
 from autotrain_mem.estimator import vllm_share
+from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.flag_verdicts import Verdict, group_of
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import LADDER, LEVERS
-from autotrain_mem.types import Job, Knobs
+from autotrain_mem.trainers.host_optimizer import SUPPORTED
+from autotrain_mem.types import Knobs
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
 
 pytestmark = pytest.mark.newest
@@ -25,9 +28,6 @@ INSTALLED_METHODS = [method for method in METHODS if HAS_PPO or method != "ppo"]
 
 @functools.cache
 def trl_fields(method: str) -> frozenset[str]:
-    """Every keyword that the four dataclasses of one method take."""
-    from autotrain_mem.methods.interface import method_of
-
     filled = method_of(method).configs({"output_dir": "unused", "use_cpu": True, "bf16": False, "report_to": "none"})
     kinds = [filled.script, filled.training, filled.model, filled.dataset]
     return frozenset(field.name for kind in kinds for field in dataclasses.fields(kind) if field.init)
@@ -45,19 +45,17 @@ EVERYTHING_ON = dataclasses.replace(
 
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
-def test_every_knob_that_is_told_is_a_field_of_the_installed_trl(method: str) -> None:
-    """But for switches that a method lacks, which no lever of it moves (see the next test)."""
+def test_every_knob_that_is_told_or_moved_by_a_lever_is_a_field_of_the_installed_trl(method: str) -> None:
+    """But for switches that a method lacks, which no lever of it moves."""
     own_and_offline = {*NOT_TRLS, "activation_offloading", "packing"}
     assert set(knob_names(METHODS[method].knobs, TRL_DEFAULTS)) <= trl_fields(method)
     assert sorted(set(knob_names(METHODS[method].knobs, EVERYTHING_ON)) - own_and_offline - trl_fields(method)) == []
+    moved = {knob for row in LADDER if row.suits(METHODS[method]) for knob in (*row.knobs, *row.also)}
+    assert sorted(moved - NOT_TRLS - trl_fields(method)) == []
 
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)
 def test_the_facts_of_a_method_are_those_of_the_installed_trl(method: str) -> None:
-    import trl
-
-    from autotrain_mem.methods.interface import method_of
-
     row, fields = METHODS[method], trl_fields(method)
     heeded = {name for name in fields if heeds(method, name)}  # GKD's config has all of SFT's
     assert row.has_activation_offload == ("activation_offloading" in fields)
@@ -80,12 +78,6 @@ def heeds(method: str, flag: str) -> bool:
     return group is not None and group.verdict not in (Verdict.IDLE, Verdict.REFUSED)
 
 
-@pytest.mark.parametrize("method", INSTALLED_METHODS)
-def test_every_lever_of_a_method_moves_fields_that_its_trl_config_has(method: str) -> None:
-    moved = {knob for row in LADDER if row.suits(METHODS[method]) for knob in (*row.knobs, *row.also)}
-    assert sorted(moved - NOT_TRLS - trl_fields(method)) == []
-
-
 def test_every_knob_is_a_field_of_some_method_or_ours() -> None:
     of_ppo = set() if HAS_PPO else {"response_length", "local_rollout_forward_batch_size"}
     knobs = {field.name for field in dataclasses.fields(Knobs)}
@@ -93,20 +85,7 @@ def test_every_knob_is_a_field_of_some_method_or_ours() -> None:
 
 
 def test_the_optimizers_that_the_ladder_offloads_are_those_that_can_be() -> None:
-    from autotrain_mem.trainers.host_optimizer import SUPPORTED
-
     assert LEVERS["optimizer_offload"].needs["optim"] == SUPPORTED
-
-
-@pytest.mark.parametrize("method", INSTALLED_METHODS)
-def test_every_argument_of_a_rehearsal_is_a_field_of_the_installed_trl(method: str) -> None:
-    from autotrain_mem.methods.interface import method_of
-    from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
-
-    emitted = rehearsal_arguments(Job(method=method, model="m", dataset=None), TRL_DEFAULTS, "folder")
-    changed = method_of(method).rehearsal_changes({}, TRL_DEFAULTS)
-    others = {field.name for field in dataclasses.fields(Knobs)}
-    assert sorted({*emitted, *changed} - others - trl_fields(method)) == []
 
 
 def test_every_keyword_that_the_package_writes_for_trl_is_one_of_its_fields() -> None:
@@ -125,10 +104,7 @@ def test_every_keyword_that_the_package_writes_for_trl_is_one_of_its_fields() ->
                     assert keys <= known, f"{module}:{node.lineno}: {keys - known}"
 
 
-@pytest.mark.parametrize("name", ["GRPOConfig", "RLOOConfig"])
-def test_vllm_takes_the_share_that_the_installed_trl_gives_it(name: str) -> None:
-    import trl
-
-    defaults = {field.name: field.default for field in dataclasses.fields(getattr(trl, name))}
-    assert defaults["vllm_mode"] == vllm_share.VLLM_MODE
-    assert defaults["vllm_gpu_memory_utilization"] == vllm_share.VLLM_SHARE
+def test_vllm_takes_the_share_that_the_installed_trl_gives_it() -> None:
+    for kind in (trl.GRPOConfig, trl.RLOOConfig):
+        assert kind.vllm_mode == vllm_share.VLLM_MODE
+        assert kind.vllm_gpu_memory_utilization == vllm_share.VLLM_SHARE

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
 from tests.training.tiny_trainers import ARGUMENTS
 
@@ -22,8 +25,6 @@ ROLLOUT = 4
 
 
 def prompts(count: int, **columns: Any) -> Any:
-    from datasets import Dataset
-
     draw = random.Random(0)
     rows = [[draw.randrange(10, 200) for _ in range(draw.randrange(3, 7))] for _ in range(count)]
     return Dataset.from_dict({"input_ids": rows, **columns})
@@ -32,22 +33,12 @@ def prompts(count: int, **columns: Any) -> Any:
 def config(output_dir: pathlib.Path, **changes: Any) -> Any:
     from autotrain_mem.trainers.ppo_trainer import PPOConfig
 
-    settings = {
-        "output_dir": str(output_dir),
-        "gradient_accumulation_steps": 2,
-        "num_ppo_epochs": 1,
-        "num_sample_generations": 0,
-        "response_length": 4,
-        "stop_token": "eos",
-        "max_steps": 1,
-    }
-    return PPOConfig(**ARGUMENTS | settings | changes)
+    settings = {"gradient_accumulation_steps": 2, "num_ppo_epochs": 1, "num_sample_generations": 0}
+    settings |= {"response_length": 4, "stop_token": "eos", "max_steps": 1}
+    return PPOConfig(str(output_dir), **ARGUMENTS | settings | changes)
 
 
 def trainer(folder: pathlib.Path, args: Any, dataset: Any = None, *, use_lora: bool = False, **options: Any) -> Any:
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
-
     from autotrain_mem.trainers.ppo_trainer import PPOTrainer
 
     gc.freeze()  # TRL collects garbage twice per update, and most of a test's time goes into imported modules
@@ -77,7 +68,6 @@ def models(trainer: Any) -> dict[str, Any]:
 
 
 def same_weights(one: Any, other: Any) -> bool:
-    """To the bit."""
     expected = weights(other)
     return all(torch.equal(value, expected[name]) for name, value in weights(one).items())
 

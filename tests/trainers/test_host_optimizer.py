@@ -47,7 +47,6 @@ def host(trained: torch.nn.Module, kind: str) -> HostOptimizer:
 
 
 def train(trained: Any, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    """Two micro-batches per step, gradients clipped."""
     for step in steps:
         for micro in range(2):
             torch.manual_seed(2 * step + micro)

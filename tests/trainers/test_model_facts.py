@@ -40,8 +40,6 @@ def test_fsdp_shards_the_layers_that_a_model_has_though_transformers_names_those
 
 
 class Mixture(torch.nn.Module):
-    """Two linear layers' worth of weights, and experts in one tensor."""
-
     def __init__(self, linear: torch.nn.Module) -> None:
         super().__init__()
         self.linear, self.norm = linear, torch.nn.LayerNorm(8)

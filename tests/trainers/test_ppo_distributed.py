@@ -25,41 +25,30 @@ def ran(model: pathlib.Path, forge: Forge, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_two_processes_train_the_same_weights_and_resume_bit_for_bit(kind: str, ran: Any) -> None:
-    _, found = ran
+def test_two_processes_train_the_same_weights_resume_bit_for_bit_and_write_checkpoints_once(
+    kind: str, ran: Any
+) -> None:
+    folder, found = ran
     results = [found[rank][kind][run] for rank in range(2) for run in ("straight", "resumed")]
     assert {result["weights"] for result in results} == {results[0]["weights"]}
     assert {tuple(result["scores"]) for result in results} == {tuple(results[0]["scores"])}
-    assert results[0]["distributed"] == "MULTI_CPU"
-    assert results[0]["precision"] == "bf16"
+    assert (results[0]["distributed"], results[0]["precision"]) == ("MULTI_CPU", "bf16")
     assert all(len(result["grad_norm"]) == 2 for result in results)
-
-
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_checkpoints_are_written_once_and_hold_both_models(kind: str, ran: Any) -> None:
-    folder, _ = ran
-    assert sorted(path.name for path in (folder / kind).glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    first, second = sorted((folder / kind).glob("checkpoint-*"))
+    assert (first.name, second.name) == ("checkpoint-1", "checkpoint-2")
     weights = "adapter_model.safetensors" if kind == "lora" else "model.safetensors"
     for name in (weights, "value_model/model.safetensors"):
-        assert all((place / name).is_file() for place in (folder / kind, folder / kind / "checkpoint-2"))
+        assert all((place / name).is_file() for place in (folder / kind, second))
     assert (folder / kind / "README.md").is_file()
-    assert {path.name for path in (folder / kind / "checkpoint-2").glob("rng_state*")} == {
-        "rng_state_0.pth",
-        "rng_state_1.pth",
-    }
+    assert {path.name for path in second.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
 
 
-def test_a_policy_saved_by_two_processes_loads(ran: Any) -> None:
-    """DDP's prefix in the names would leave every weight newly drawn."""
+def test_a_policy_saved_by_two_processes_loads_and_a_wish_of_one_to_stop_and_save_is_that_of_all(ran: Any) -> None:
     from transformers import AutoModelForCausalLM
 
-    folder, _ = ran
-    _, loading = AutoModelForCausalLM.from_pretrained(folder / "full", output_loading_info=True)
-    assert not loading["missing_keys"]
-    assert not loading["unexpected_keys"]
-
-
-def test_a_wish_of_one_process_to_stop_and_save_is_that_of_all(ran: Any) -> None:
     folder, found = ran
+    _, loading = AutoModelForCausalLM.from_pretrained(folder / "full", output_loading_info=True)
+    assert not loading["missing_keys"], "DDP's prefix in the names would leave every weight newly drawn"
+    assert not loading["unexpected_keys"]
     assert [of_rank["stopped"] for of_rank in found] == [1, 1]
     assert (folder / "stopped" / "checkpoint-1" / "optimizer.pt").is_file()

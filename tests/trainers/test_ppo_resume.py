@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from ppo_runs import NEEDS_PPO, ROLLOUT, config, logged, prompts, same_weights, trainer, weights
 from tiny import tiny_config
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
+from autotrain_mem.trainers.ppo_resume import load_weights
 
 pytestmark = NEEDS_PPO
 
@@ -71,8 +74,6 @@ def test_a_run_that_is_done_trains_no_further_and_one_of_another_batch_size_cann
 
 @pytest.mark.parametrize("use_lora", [False, True])
 def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
     built = run(model, tmp_path, steps=2, use_lora=use_lora, save_total_limit=1)
     built.save_model(str(tmp_path))
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2"]
@@ -92,10 +93,6 @@ def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: Path, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_path: Path) -> None:
     """A mixture's experts are one tensor in the model and one each in the file."""
-    from transformers import AutoModelForCausalLM
-
-    from autotrain_mem.trainers.ppo_resume import load_weights
-
     saved, other = (AutoModelForCausalLM.from_config(tiny_config("qwen3_moe"), dtype=dtype) for _ in range(2))
     saved.save_pretrained(tmp_path)
     held = dict(other.named_parameters())
@@ -104,19 +101,14 @@ def test_weights_that_are_saved_under_other_names_load(dtype: torch.dtype, tmp_p
         assert torch.equal(held[name], value), name  # in the parameters that an optimizer holds
 
 
-def test_what_is_no_checkpoint_of_this_trainer_is_named(model: Path, tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_of_this_trainer_or_of_another_adapter_is_named(model: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputFolderError, match="holds no checkpoint"):
         run(model, tmp_path, resume=True)
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "trainer_state.json").write_text("{}")  # as TRL's own PPOTrainer leaves one
     with pytest.raises(TrainingError, match=r"lacks optimizer\.pt, scheduler\.pt, value_model"):
         run(model, tmp_path, resume=True)
-
-
-def test_weights_of_another_adapter_are_refused(model: Path, tmp_path: Path) -> None:
-    from peft import LoraConfig
-
-    run(model, tmp_path, steps=1, use_lora=True)
+    run(model, tmp_path / "lora", steps=1, use_lora=True)
     other = LoraConfig(r=4, target_modules=["k_proj"], task_type="CAUSAL_LM")
     with pytest.raises(TrainingError, match="are not those of this model"):
-        run(model, tmp_path, use_lora=True, peft_config=other, resume=True)
+        run(model, tmp_path / "lora", use_lora=True, peft_config=other, resume=True)

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from ppo_runs import NEEDS_PPO, ROLLOUT, Build, config, logged, models, prompts, trainer, weights
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from autotrain_mem.support.errors import DatasetFormatError, EmptyDatasetError, TrainingError, UsageError
+from autotrain_mem.training.process.train import ProgressCallback
+from autotrain_mem.training.process.world import World
 
 pytestmark = NEEDS_PPO
 
 
 def layers(built: Any) -> tuple[Any, Any]:
-    """The second layer of the policy and of the value model."""
     base = built.policy_model.get_base_model() if built.is_peft_model else built.policy_model
     return base.model.layers[1], built.value_model.model.layers[1]
 
@@ -48,8 +51,6 @@ def during_training(built: Any) -> Counter[str]:
 def test_precision_is_the_configs_whatever_came_before(
     asked: torch.dtype, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from accelerate import Accelerator
-
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     Accelerator(cpu=True, mixed_precision="no" if asked is torch.bfloat16 else "bf16")
     before = dict(os.environ)
@@ -64,8 +65,6 @@ def test_precision_is_the_configs_whatever_came_before(
 
 def test_a_4_bit_policy_trains_in_mixed_precision(model: Path, build: Build) -> None:
     """TRL casts its head to bf16 and its norms to fp32: they only meet under autocast, in the rollout as well."""
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
     quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
     policy = AutoModelForCausalLM.from_pretrained(model, quantization_config=quantized)
     built = build(options={"use_lora": True, "model": policy}, bf16=True, gradient_checkpointing=True)
@@ -78,14 +77,11 @@ def test_a_4_bit_policy_trains_in_mixed_precision(model: Path, build: Build) -> 
 def test_checkpointing_recomputes_both_models_where_it_is_asked_for(
     asked: bool, reentrant: bool | None, build: Build
 ) -> None:
-    kwargs = None if reentrant is None else {"use_reentrant": reentrant}
-    built = build(
-        options={"use_lora": bool(reentrant)}, gradient_checkpointing=asked, gradient_checkpointing_kwargs=kwargs
-    )
+    told = {"gradient_checkpointing_kwargs": reentrant and {"use_reentrant": True}}
+    built = build(options={"use_lora": bool(reentrant)}, gradient_checkpointing=asked, **told)
     calls, before = during_training(built), weights(built)
     built.train()
-    micro_batches = 2
-    assert calls == dict.fromkeys(("policy", "value"), micro_batches * (1 + asked))
+    assert calls == dict.fromkeys(("policy", "value"), 2 * (1 + asked)), "of two micro-batches"
     for layer in layers(built) if asked else ():  # TRL's own enabling after a generation forgets the options
         assert layer._gradient_checkpointing_func.keywords["use_reentrant"] is bool(reentrant)
     after = weights(built)
@@ -137,9 +133,6 @@ def test_max_steps_and_total_episodes_bound_updates_and_schedule(model: Path, tm
 
 
 def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Build, tmp_path: Path) -> None:
-    from autotrain_mem.training.process.train import ProgressCallback
-    from autotrain_mem.training.process.world import World
-
     events: list[Any] = []
     built = build(max_steps=5, save_strategy="steps", save_steps=100)
     narrator = ProgressCallback(events.append, lambda: None, World(built.args))
@@ -215,8 +208,6 @@ def test_a_promise_that_is_broken_after_construction_is_an_error(words: str, bui
 
 
 def padded_with(pad: str | None, model: Path) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = pad and tokenizer.eos_token
     return {"processing_class": tokenizer}
