@@ -38,28 +38,23 @@ def request(config: Any, *argv: str, **words: Any) -> RunRequest:
     return RunRequest(method="sft", model="tiny", argv=argv, autofit=AutoFit(accelerate_config=config, **words))
 
 
-@pytest.mark.parametrize(
-    ("config", "words", "gpus", "pins", "arguments"),
-    [
+def test_a_file_says_how_processes_are_launched(tmp_path: Path) -> None:
+    for config, words, gpus, pins, arguments in (
         ({"distributed_type": "NO"}, {}, 1, {}, {}),
         (FSDP2, {}, 4, NO_OFFLOAD, {"bf16": True}),
         (OPEN, {"gpus": 2}, 2, NO_OFFLOAD, {"bf16": True}),
         (HSDP, {}, 4, NO_OFFLOAD | {"dp_replicate_size": 4}, {"bf16": True}),
         (RECOMPUTES, {}, 4, NO_OFFLOAD, {"bf16": True, "gradient_checkpointing": False}),
-    ],
-)
-def test_a_file_says_how_processes_are_launched(
-    config: Any, words: Any, gpus: int, pins: Any, arguments: Any, tmp_path: Path
-) -> None:
-    path = tmp_path / "fsdp.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    read = with_accelerate(request(path, **words))
-    assert (read.autofit.gpus, read.pins, read.config) == (gpus, pins, arguments)
-    assert read.accelerate == config | {"num_processes": gpus * (read.autofit.nodes or 1)}
-    assert with_accelerate(read) == read
-    assert read.job({}).accelerate == read.accelerate
-    assert launch_warnings(request(path)) == ()
-    assert ("SHARDED_STATE_DICT" in " ".join(launch_warnings(read))) is (config is RECOMPUTES)
+    ):
+        path = tmp_path / "fsdp.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        read = with_accelerate(request(path, **words))
+        assert (read.autofit.gpus, read.pins, read.config) == (gpus, pins, arguments)
+        assert read.accelerate == config | {"num_processes": gpus * (read.autofit.nodes or 1)}
+        assert with_accelerate(read) == read
+        assert read.job({}).accelerate == read.accelerate
+        assert launch_warnings(request(path)) == ()
+        assert ("SHARDED_STATE_DICT" in " ".join(launch_warnings(read))) is (config is RECOMPUTES)
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,8 @@ DATA = DataProfile(rows_by_length={100: 9, 700: 1})
 CONTEXT, DIVISORS = "the model's context", "the effective batch size"
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "first", "last", "stopped_by"),
-    [
+def test_what_is_tried_begins_and_ends_as_the_job_allows() -> None:
+    for name, words, first, last, stopped_by in (
         ("max_length", {}, [64, 80], 8192, CONTEXT),
         ("max_length", {"profile": DATA}, [64, 80], 700, "no row of the data is longer"),
         ("max_length", {"profile": DATA, "packing": True}, [64, 80], 8192, CONTEXT),
@@ -68,14 +67,10 @@ CONTEXT, DIVISORS = "the model's context", "the effective batch size"
         (GROUP, {"per_device_train_batch_size": 4}, [2, 4], 4, "the completions of a generation"),
         ("max_completion_length", {}, [64, 80], 8092, f"{CONTEXT}, less a prompt of 100 tokens"),
         ("lora_r", {"max_length": 64}, [1, 2, 4, 8, 16], 896, "the width of the model's layers"),
-    ],
-)
-def test_what_is_tried_begins_and_ends_as_the_job_allows(
-    name: str, words: dict[str, Any], first: list[int], last: int, stopped_by: str
-) -> None:
-    online = {"method": "grpo", "defaults": GRPO} if name in (GROUP, "max_completion_length") else {}
-    tried, why = values(name, **{**online, **words})
-    assert (tried[: len(first)], tried[-1], why[: len(stopped_by)]) == (first, last, stopped_by)
+    ):
+        online = {"method": "grpo", "defaults": GRPO} if name in (GROUP, "max_completion_length") else {}
+        tried, why = values(name, **{**online, **words})
+        assert (tried[: len(first)], tried[-1], why[: len(stopped_by)]) == (first, last, stopped_by), (name, words)
 
 
 @pytest.mark.parametrize(

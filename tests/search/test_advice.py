@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.search.advice import FLASH_ATTENTION, PADDING_PAYS, WORST_BATCH_PAYS, context_cut, proposals
@@ -42,9 +41,8 @@ HARDLY_SHORTER = DataProfile(rows_by_length={900: 9995, 1000: 5})
 HUNDRED_LONG = DataProfile(rows_by_length={500: 9950, 1000: 50})
 
 
-@pytest.mark.parametrize(
-    ("profile", "planned", "asked", "flash", "expected"),
-    [
+def test_what_saves_padding_or_the_worst_batch_is_proposed() -> None:
+    for profile, planned, asked, flash, expected in (
         (SPREAD, knobs(), job(), FLASH, [f"--packing --attn_implementation {FLASH}", GROUPED]),
         (SPREAD, knobs(), job(), None, [GROUPED]),
         (SPREAD, knobs(), job(attn_implementation=FLASH), FLASH, ["--packing", GROUPED]),
@@ -56,12 +54,8 @@ HUNDRED_LONG = DataProfile(rows_by_length={500: 9950, 1000: 50})
         (HARDLY_SHORTER, ONE_ROW, job(), FLASH, []),
         (HUNDRED_LONG, ONE_ROW, job(), FLASH, ["--max_length p99"]),
         *((SPREAD, knobs(None), job(method), FLASH, []) for method in ("grpo", "rloo", "ppo")),  # prompts stay whole
-    ],
-)
-def test_what_saves_padding_or_the_worst_batch_is_proposed(
-    profile: DataProfile, planned: Knobs, asked: Job, flash: str | None, expected: list[str]
-) -> None:
-    assert flags(profile, planned, asked, flash) == expected
+    ):
+        assert flags(profile, planned, asked, flash) == expected, (profile, planned, asked)
     # The examples lie just below what pays.
     assert 0 < LITTLE_PADDING.padding_fraction(8) < PADDING_PAYS
     assert HARDLY_SHORTER.percentile(0.999) > (1 - WORST_BATCH_PAYS) * HARDLY_SHORTER.longest

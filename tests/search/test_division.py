@@ -71,9 +71,8 @@ def test_trl_takes_every_split_that_is_offered_and_refuses_what_is_refused(
         assert config.generation_batch_size % config.num_generations == 0
 
 
-@pytest.mark.parametrize(
-    ("method", "effective", "words", "rows"),
-    [
+def test_rows_that_a_trainer_takes_are_offered() -> None:
+    for method, effective, words, rows in (
         ("grpo", 16, {}, [16, 8, 4, 2, 1]),  # a generation is the effective batch
         ("grpo", 16, {"steps_per_generation": 2}, [16, 8, 4]),  # whole groups
         ("rloo", 12, {"generation_batch_size": 8, "num_generations": 4}, [4, 2, 1]),
@@ -81,12 +80,8 @@ def test_trl_takes_every_split_that_is_offered_and_refuses_what_is_refused(
         ("ppo", 16, {"num_mini_batches": 2, "whiten_rewards": True}, [8, 4, 2, 1]),
         ("kto", 8, {}, [8, 4, 2]),  # rows are compared with each other
         ("kto", 8, {"loss_type": "apo_zero_unpaired"}, [8, 4, 2, 1]),
-    ],
-)
-def test_rows_that_a_trainer_takes_are_offered(
-    method: str, effective: int, words: dict[str, Any], rows: list[int]
-) -> None:
-    assert rows_of(space_of(method, effective, **words)) == rows
+    ):
+        assert rows_of(space_of(method, effective, **words)) == rows, (method, words)
 
 
 def test_sizes_that_make_no_generation_are_refused() -> None:
@@ -100,9 +95,8 @@ def test_sizes_that_make_no_generation_are_refused() -> None:
 ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_steps", "--effective_batch_size"
 
 
-@pytest.mark.parametrize(
-    ("method", "words", "hint"),
-    [
+def test_sizes_that_do_not_divide_are_told_what_would() -> None:
+    for method, words, hint in (
         (
             *("sft", {"effective": 3, "gradient_accumulation_steps": 4}),
             f"keep {STEPS} 4 and use {WHOLE} 4,\nor keep {WHOLE} 3 and use {STEPS} 1 or 3",
@@ -143,12 +137,10 @@ ROWS, STEPS, WHOLE = "--per_device_train_batch_size", "--gradient_accumulation_s
             *("ppo", {"effective": 16, "num_mini_batches": 2, "whiten_rewards": True, "processes": 2}),
             f"use {WHOLE} 32 or more, or --num_mini_batches 1",
         ),
-    ],
-)
-def test_sizes_that_do_not_divide_are_told_what_would(method: str, words: dict[str, Any], hint: str) -> None:
-    with pytest.raises(BatchSplitError) as raised:
-        space_of(method, **words)
-    assert raised.value.hint == hint
+    ):
+        with pytest.raises(BatchSplitError) as raised:
+            space_of(method, **words)
+        assert raised.value.hint == hint
 
 
 def followed(space: Space, name: str) -> list[tuple[int, int | None]]:

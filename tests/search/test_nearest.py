@@ -52,9 +52,8 @@ NO_BITS: dict[str, object] = {"load_in_8bit": False, "load_in_4bit": False}
 ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024} | NO_BITS | ON_THE_DEVICE
 
 
-@pytest.mark.parametrize(
-    ("budget_gib", "words", "hint"),
-    [
+def test_the_hint_names_the_exact_flags() -> None:
+    for budget_gib, words, hint in (
         # Limits give way in the order of harm.
         (2.7, FULL | ON_THE_DEVICE, "--gradient_checkpointing true --use_peft --dtype bfloat16  ("),
         (*(2.7, {"forbid": KEPT, "max_length": 1024}), "--gradient_checkpointing true --use_peft"),
@@ -77,10 +76,8 @@ ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length
             *(2.7, {"forbid": frozenset({"micro_batch"})} | ADAPTER),
             "--per_device_train_batch_size 1 --gradient_accumulation_steps 8  (2.56 GiB)",
         ),
-    ],
-)
-def test_the_hint_names_the_exact_flags(budget_gib: float, words: dict[str, object], hint: str) -> None:
-    assert error_of(budget_gib, **words).hint.startswith(f"nearest that fits: {hint}")
+    ):
+        assert error_of(budget_gib, **words).hint.startswith(f"nearest that fits: {hint}")
     assert error_of(0.5).hint == "nothing that can be changed makes it fit here"
 
 

@@ -4,7 +4,7 @@ import json
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from nouns import TRL_DEFAULTS
@@ -12,7 +12,6 @@ from nouns import TRL_DEFAULTS
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.search.levels import LEVELS
-from autotrain_mem.settings.own import Sharding
 from autotrain_mem.settings.words import read_length, wished_share, without_maximized
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import TokenizerError, UsageError
@@ -71,21 +70,17 @@ def test_what_is_required_is_allocated_plus_cached_plus_what_lies_outside_torch(
     assert shared.required_bytes == ESTIMATE.required_bytes + 7 * GIB
 
 
-@pytest.mark.parametrize(
-    ("processes", "sharding", "communicators"), [(1, None, 0), (4, "ddp", 1), (4, "fsdp2", 1), (16, "hsdp", 3)]
-)
-def test_what_nccl_holds_lies_outside_torch_once_for_each_communicator(
-    processes: int, sharding: Sharding | None, communicators: int
-) -> None:
+def test_what_nccl_holds_lies_outside_torch_once_for_each_communicator() -> None:
     card = replace(HARDWARE, communicator_bytes=700 * MIB)
-    knobs = replace(KNOBS, processes=processes, sharding=sharding)
-    one = replace(ESTIMATE, hardware=card, knobs=knobs)
-    assert one.communicators_bytes == communicators * 700 * MIB
-    assert one.required_bytes == ESTIMATE.required_bytes + one.communicators_bytes
-    assert codec.to_json(one)["communicators_bytes"] == one.communicators_bytes
-    # A simulated card, and one whose processes were measured, have it in one figure with the rest.
-    measured = replace(one, hardware=card.with_communicators(knobs.communicators))
-    assert (measured.communicators_bytes, measured.required_bytes) == (0, one.required_bytes)
+    for processes, sharding, communicators in ((1, None, 0), (4, "ddp", 1), (4, "fsdp2", 1), (16, "hsdp", 3)):
+        knobs = replace(KNOBS, processes=processes, sharding=sharding)
+        one = replace(ESTIMATE, hardware=card, knobs=knobs)
+        assert one.communicators_bytes == communicators * 700 * MIB
+        assert one.required_bytes == ESTIMATE.required_bytes + one.communicators_bytes
+        assert codec.to_json(one)["communicators_bytes"] == one.communicators_bytes
+        # A simulated card, and one whose processes were measured, have it in one figure with the rest.
+        measured = replace(one, hardware=card.with_communicators(knobs.communicators))
+        assert (measured.communicators_bytes, measured.required_bytes) == (0, one.required_bytes)
 
 
 def test_expandable_segments_are_counted_where_the_knobs_have_them() -> None:
@@ -144,29 +139,29 @@ def test_the_prediction_error_is_relative_to_what_was_measured() -> None:
         assert (done.prediction_error, done.reserved_prediction_error) == (error, error)
 
 
-@pytest.mark.parametrize(
-    ("origin", "total_bytes", "headroom_bytes"),
-    # 4 %, but at least 400 MiB on a real card
-    [("detected", 80 * GIB, int(80 * GIB * 0.04)), ("named", 4 * GIB, 400 * MIB), ("imagined", 100 * MIB, 4 * MIB)],
-)
-def test_the_budget_is_what_is_free_less_the_headroom(origin: Any, total_bytes: int, headroom_bytes: int) -> None:
-    card = replace(HARDWARE, origin=origin, total_bytes=total_bytes, free_bytes=total_bytes - MIB)
-    assert card.default_headroom_bytes() == headroom_bytes
-    assert card.budget_bytes() == total_bytes - MIB - headroom_bytes
-    assert card.budget_bytes(MIB) == total_bytes - 2 * MIB
-    assert card.budget_bytes(0) == total_bytes - MIB
-    assert replace(card, free_bytes=MIB).budget_bytes() == 0
+def test_the_budget_is_what_is_free_less_a_headroom_of_4_percent_but_at_least_400_mib_on_a_real_card() -> None:
+    sizes = {
+        "detected": (80 * GIB, int(80 * GIB * 0.04)),
+        "named": (4 * GIB, 400 * MIB),
+        "imagined": (100 * MIB, 4 * MIB),
+    }
+    for origin, (total, headroom) in sizes.items():
+        card = replace(HARDWARE, origin=origin, total_bytes=total, free_bytes=total - MIB)
+        assert card.default_headroom_bytes() == headroom
+        budgets = card.budget_bytes(), card.budget_bytes(MIB), card.budget_bytes(0)
+        assert budgets == (total - MIB - headroom, total - 2 * MIB, total - MIB)
+        assert replace(card, free_bytes=MIB).budget_bytes() == 0
 
 
-@pytest.mark.parametrize(("length", "pinned"), [("auto", False), ("p99.9", False), (9, True), (None, True)])
-def test_a_length_is_pinned_by_a_number_only_and_a_prompts_by_its_own_flag(length: object, pinned: bool) -> None:
+def test_a_length_is_pinned_by_a_number_only_and_a_prompts_by_its_own_flag() -> None:
     job = Job(method="sft", model="m", dataset=None)
     assert not job.pins_length
-    assert replace(job, arguments={"max_length": length}).pins_length is pinned
-    for method in (name for name, facts in METHODS.items() if facts.is_online):
-        online = Job(method=method, model="m", dataset=None, arguments={"max_length": length})
-        assert not online.pins_length
-        assert replace(online, prompt_length=9).pins_length
+    for length, pinned in (("auto", False), ("p99.9", False), (9, True), (None, True)):
+        assert replace(job, arguments={"max_length": length}).pins_length is pinned
+        for method in (name for name, facts in METHODS.items() if facts.is_online):
+            online = replace(job, method=method, arguments={"max_length": length})
+            assert not online.pins_length
+            assert replace(online, prompt_length=9).pins_length
 
 
 WISHES = {" Auto": ("auto", 1.0), "none": (None, 1.0), "P99.9": ("p99.9", 0.999), "p100": ("p100", 1.0)}
@@ -281,9 +276,8 @@ REFUSED = replace(verdict("a", 8, ""), level=None, estimate=None, refusal=NOTHIN
 OFFLOADING = verdict("small", 12, "lossless, offloading")
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "expected"),
-    [
+def test_the_smallest_card_that_changes_nothing_is_marked() -> None:
+    for verdicts, expected in (
         ([REFUSED, verdict("b", 12, "rounding"), verdict("c", 24, "lossless"), verdict("d", 80, "lossless")], "c"),
         # Of cards as small the fastest.
         ([verdict("slow", 24, "lossless", 1.0), verdict("fast", 24, "lossless", 2.0)], "fast"),
@@ -294,11 +288,9 @@ OFFLOADING = verdict("small", 12, "lossless, offloading")
         ([verdict("four", 24, "lossless", 4.0, gpus=4), verdict("one", 80, "lossless")], "one"),
         ([verdict("two", 24, "lossless", gpus=2), verdict("one", 80, "lossless", 9.0)], "two"),
         ([REFUSED, verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")], None),
-    ],
-)
-def test_the_smallest_card_that_changes_nothing_is_marked(verdicts: list[CardVerdict], expected: str | None) -> None:
-    smallest = Cards(verdicts=tuple(verdicts)).smallest_lossless
-    assert (None if smallest is None else smallest.hardware.name) == expected
+    ):
+        smallest = Cards(verdicts=tuple(verdicts)).smallest_lossless
+        assert (None if smallest is None else smallest.hardware.name) == expected
     assert {*LOSSLESS} <= {step.name for step in LEVELS}
 
 
