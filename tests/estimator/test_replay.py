@@ -57,9 +57,8 @@ def test_slack_is_what_was_not_allocated_when_the_peak_was_first_reached() -> No
 HALF = "per_process_memory_fraction:0.5"
 
 
-@pytest.mark.parametrize(
-    ("run", "within", "retries", "refused_mib", "needed_mib"),
-    [
+def test_retries_and_refusals_are_counted() -> None:
+    for run, within, retries, refused_mib, needed_mib in (
         # 70 are served by the cached 80.
         (run_of([60, 80, 70, 90], [1, -1, 2, -2, 3, -3, 4]), room(100), 2, None, 60 + 80 + 90),
         # The largest that is refused counts as it was asked; then 52 are cached, which serve the last.
@@ -71,15 +70,11 @@ HALF = "per_process_memory_fraction:0.5"
         (run_of([1, 700], [1, 2]), room(100, "expandable_segments:True"), 1, 700, 702),
         # A limit on the process counts, and what is needed is told without it.
         (run_of([40, 30], [1, 2]), room(100, HALF, total_mib=120), 1, 30, 70),
-    ],
-)
-def test_retries_and_refusals_are_counted(
-    run: Trace, within: DeviceCapacity, retries: int, refused_mib: float | None, needed_mib: int
-) -> None:
-    reserved = native(run, within)
-    assert (reserved.num_alloc_retries, reserved.peak_reserved_bytes) == (retries, needed_mib * MIB)
-    assert reserved.largest_refused_bytes == (refused_mib and int(refused_mib * MIB))
-    assert not reserved.fits
+    ):
+        reserved = native(run, within)
+        assert (reserved.num_alloc_retries, reserved.peak_reserved_bytes) == (retries, needed_mib * MIB)
+        assert reserved.largest_refused_bytes == (refused_mib and int(refused_mib * MIB))
+        assert not reserved.fits
 
 
 @pytest.mark.parametrize("settings", ["", "per_process_memory_fraction:0.9", "large_segment_size_mb:34"])

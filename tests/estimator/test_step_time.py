@@ -8,7 +8,6 @@ from nouns import TRL_DEFAULTS, memory_of
 
 from autotrain_mem.estimator import step_time as module
 from autotrain_mem.estimator.step_time import GATHERED_IN, shared_work, step_time
-from autotrain_mem.settings.own import Sharding
 from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase, StepTime, Topology, Work, Workload
 from autotrain_mem.types.work import Kind
 
@@ -198,9 +197,8 @@ def sent(work: Workload) -> dict[tuple[Phase, Kind], int]:
 WITHIN, BETWEEN = Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE
 
 
-@pytest.mark.parametrize(
-    ("sharding", "nodes", "expected"),
-    [
+def test_what_is_sent_follows_from_the_bytes_of_the_model() -> None:
+    for sharding, nodes, expected in (
         # 32 MB of float32 gradients go around twice, once in a step: 2 x 32 x 7/8.
         ("ddp", 1, {(Phase.BACKWARD, WITHIN): 56}),
         # 16 MB of bfloat16 weights are gathered in each of two micro-steps (2 x 14), and gradients reduced.
@@ -209,17 +207,13 @@ WITHIN, BETWEEN = Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE
         ("fsdp2", 2, {(Phase.FORWARD, BETWEEN): 28, (Phase.BACKWARD, BETWEEN): 56}),
         # Shards of four: 2 x 16 x 3/4; between two nodes the quarter of 16 MB goes around in each micro-step.
         ("hsdp", 2, {(Phase.FORWARD, WITHIN): 24, (Phase.BACKWARD, WITHIN): 48, (Phase.BACKWARD, BETWEEN): 8}),
-    ],
-)
-def test_what_is_sent_follows_from_the_bytes_of_the_model(
-    sharding: Sharding, nodes: int, expected: dict[tuple[Phase, Kind], int]
-) -> None:
-    knobs = replace(SHARDED, sharding=sharding, dp_replicate_size=nodes if sharding == "hsdp" else None)
-    for before in (SHARDED, replace(SHARDED, sharding="ddp")):
-        work = shared_work(REHEARSED, known(before, nodes), knobs)
-        assert sent(work) == expected
-        (update,) = (each for each in work.work if each.phase is Phase.OPTIMIZER_STEP)
-        assert update.fixed_bytes == 800 * before.shards // knobs.shards
+    ):
+        knobs = replace(SHARDED, sharding=sharding, dp_replicate_size=nodes if sharding == "hsdp" else None)
+        for before in (SHARDED, replace(SHARDED, sharding="ddp")):
+            work = shared_work(REHEARSED, known(before, nodes), knobs)
+            assert sent(work) == expected, sharding
+            (update,) = (each for each in work.work if each.phase is Phase.OPTIMIZER_STEP)
+            assert update.fixed_bytes == 800 * before.shards // knobs.shards
 
 
 def test_an_adapter_is_gathered_with_its_base_and_reduced_with_next_to_nothing() -> None:

@@ -57,9 +57,8 @@ def test_a_file_says_how_processes_are_launched(tmp_path: Path) -> None:
         assert ("SHARDED_STATE_DICT" in " ".join(launch_warnings(read))) is (config is RECOMPUTES)
 
 
-@pytest.mark.parametrize(
-    ("made", "named"),
-    [
+def test_flags_that_contradict_it_are_named() -> None:
+    for made, named in (
         (request(FSDP2, gpus=8), "--gpus 8 num_processes 8"),
         (request(OPEN), "--gpus num_processes"),
         (request(FSDP2, nodes=1), "--nodes 1 num_machines 2"),
@@ -70,12 +69,10 @@ def test_a_file_says_how_processes_are_launched(tmp_path: Path) -> None:
         (request(FSDP2, "--fp16"), "--fp16 bf16"),
         (request(FSDP2 | {"mixed_precision": "fp16"}, "--bf16", "true"), "--bf16 fp16"),
         (replace(with_accelerate(request(FSDP2)), autofit=AutoFit(gpus=2)), "--gpus 2 num_processes plan's"),
-    ],
-)
-def test_flags_that_contradict_it_are_named(made: RunRequest, named: str) -> None:
-    with pytest.raises(UsageError) as error:
-        with_accelerate(made)
-    assert [word for word in named.split() if word not in str(error.value)] == []
+    ):
+        with pytest.raises(UsageError) as error:
+            with_accelerate(made)
+        assert [word for word in named.split() if word not in str(error.value)] == [], named
 
 
 def test_what_it_says_is_said_by_flags(tmp_path: Path) -> None:

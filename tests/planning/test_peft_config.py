@@ -30,9 +30,8 @@ def test_a_folder_a_file_the_keys_and_json_are_the_same(tmp_path: Path) -> None:
     assert with_peft_config(replace(read[0], argv=("--use_peft",))).autofit == read[0].autofit, "a plan hands it on"
 
 
-@pytest.mark.parametrize(
-    ("config", "argv", "words"),
-    [
+def test_what_cannot_be_is_refused() -> None:
+    for config, argv, words in (
         ("nowhere", (), "nowhere cannot be read"),
         ("{", (), "is not JSON"),
         ('{"r": 8}', (), "names no peft_type"),
@@ -41,13 +40,11 @@ def test_a_folder_a_file_the_keys_and_json_are_the_same(tmp_path: Path) -> None:
         ({"peft_type": "LOKR"}, ("--load_in_4bit",), "--load_in_4bit does not go with LOKR"),
         ({"peft_type": "PREFIX_TUNING"}, ("--gradient_checkpointing",), "has no prefix"),
         ({"peft_type": "LORA", "init_lora_weights": "eva"}, (), "initialize_lora_eva_weights"),
-    ],
-)
-def test_what_cannot_be_is_refused(config: object, argv: tuple[str, ...], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        with_peft_config(request(config, *argv))
-    assert words in caught.value.message
-    assert caught.value.hint
+    ):
+        with pytest.raises(UsageError) as caught:
+            with_peft_config(request(config, *argv))
+        assert words in caught.value.message
+        assert caught.value.hint
 
 
 def test_a_script_hears_the_same() -> None:

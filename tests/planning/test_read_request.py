@@ -33,33 +33,27 @@ def test_an_env_block_chooses_the_card_to_plan_for_and_to_train_on(monkeypatch: 
     assert api.training_environment(elsewhere, plan, simulate=False)["CUDA_VISIBLE_DEVICES"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("words", "processes", "sharding", "groups"),
-    [
-        ({}, 1, None, None),
-        ({"gpus": 4}, 4, "ddp", None),
-        ({"gpus": 4, "sharding": "fsdp2"}, 4, "ddp", None),
-        ({"gpus": 8, "nodes": 2, "sharding": "hsdp"}, 16, "ddp", 2),
-    ],
-)
-def test_defaults_are_those_of_one_of_all_processes_and_a_sharding_is_the_jobs_word(
-    words: dict[str, Any], processes: int, sharding: str | None, groups: int | None
-) -> None:
+def test_defaults_are_those_of_one_of_all_processes_and_a_sharding_is_the_jobs_word() -> None:
     def parse(method: str, argv: Any, config: Any, environment: Any, names: Any, pins: Any, own: Any) -> Any:
         return dict(pins), TRL_DEFAULTS
 
     workers: Any = SimpleNamespace(first=SimpleNamespace(parse=parse))
-    request = api.RunRequest(method="sft", model="tiny", autofit=AutoFit(gpu="a100-80gb", **words))
-    rehearsals = api.rehearsals_for(workers, request, print)
-    defaults = rehearsals.defaults
-    assert (defaults.processes, defaults.sharding, defaults.dp_replicate_size) == (processes, sharding, groups)
-    assert rehearsals.job.arguments.get("sharding") == words.get("sharding")
-    assert rehearsals.job.trl_arguments == {}
-    # NCCL's buffers are no part of the allocator's room, and are counted once for each group that talks.
-    needed = rehearsals.outside_bytes(replace(defaults, sharding=words.get("sharding", sharding)))
-    count = {1: 0, 4: 1, 16: 3}[processes]
-    assert needed == rehearsals.hardware.non_torch_bytes + count * COMMUNICATOR_BYTES
-    assert rehearsals.on(named("t4")).defaults == TRL_DEFAULTS if "sharding" not in words else True
+    for words, processes, sharding, groups, communicators in (
+        ({}, 1, None, None, 0),
+        ({"gpus": 4}, 4, "ddp", None, 1),
+        ({"gpus": 4, "sharding": "fsdp2"}, 4, "ddp", None, 1),
+        ({"gpus": 8, "nodes": 2, "sharding": "hsdp"}, 16, "ddp", 2, 3),
+    ):
+        request = api.RunRequest(method="sft", model="tiny", autofit=AutoFit(gpu="a100-80gb", **words))
+        rehearsals = api.rehearsals_for(workers, request, print)
+        defaults = rehearsals.defaults
+        assert (defaults.processes, defaults.sharding, defaults.dp_replicate_size) == (processes, sharding, groups)
+        assert rehearsals.job.arguments.get("sharding") == words.get("sharding")
+        assert rehearsals.job.trl_arguments == {}
+        # NCCL's buffers are no part of the allocator's room, and are counted once for each group that talks.
+        needed = rehearsals.outside_bytes(replace(defaults, sharding=words.get("sharding", sharding)))
+        assert needed == rehearsals.hardware.non_torch_bytes + communicators * COMMUNICATOR_BYTES
+        assert "sharding" in words or rehearsals.on(named("t4")).defaults == TRL_DEFAULTS
 
 
 def test_a_run_whose_plan_cannot_be_followed_is_gone_on_with_and_says_so(tmp_path: Path) -> None:
