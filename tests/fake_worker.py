@@ -94,7 +94,6 @@ def rehearsals(worker: Any, job: Job, card: Hardware, defaults: Knobs = TRL_DEFA
 
 
 def toy(gib: float, name: str = "toy", **more: Any) -> Hardware:
-    """A card of nobody's."""
     size = int(gib * GIB)
     sizes = {"total_bytes": size, "free_bytes": size, "non_torch_bytes": 0}
     return Hardware(name=name, **{"origin": "imagined", **sizes, **more})

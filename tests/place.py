@@ -59,7 +59,6 @@ def questions(count: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def write_rows(folder: Path) -> None:
-    """Good data of every kind."""
     word_problems.write_rows(folder / "data.jsonl", word_problems.problems(60, seed=0))
     word_problems.write_rows(folder / "pairs.jsonl", preferences(40, seed=0))
     word_problems.write_rows(folder / "prompts.jsonl", questions(40, seed=0))

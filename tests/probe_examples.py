@@ -6,15 +6,7 @@ from typing import NamedTuple
 from nouns import TRL_DEFAULTS, memory_of
 
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types import (
-    Estimate,
-    Hardware,
-    Knobs,
-    Owner,
-    Phase,
-    Probe,
-    StepTime,
-)
+from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase, Probe, StepTime
 from autotrain_mem.types.experience import PhasePeak
 from autotrain_mem.types.report import MemoryReading
 

@@ -14,14 +14,7 @@ from autotrain_mem.checks import sharding
 from autotrain_mem.methods import configs
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
-from autotrain_mem.settings.flag_verdicts import (
-    GROUPS,
-    REFUSED,
-    REFUSED_WHEN_OFF,
-    Verdict,
-    group_of,
-    only_for_real,
-)
+from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict, group_of, only_for_real
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED, NOT_TRLS
 from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.types import Job, Knobs

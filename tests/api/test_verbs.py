@@ -30,7 +30,6 @@ def pinned_plan(autofit: AutoFit = CARD, **arguments: Any) -> Plan:
 
 
 def without_clocks(noun: Any) -> Any:
-    """All of a plan's JSON but how long it took to find."""
     text = json.dumps(codec.to_json(noun) if not isinstance(noun, dict) else noun)
     return json.loads(re.sub(r'"(rehearsal_)?seconds": [\d.e-]+', '"seconds": 0', text))
 

@@ -36,7 +36,6 @@ def blocks(*pages: Path) -> Iterator[Block]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """The command lines of a block, with continued lines joined and comments gone."""
     for line in text.replace("\\\n", " ").splitlines():
         if command := line.partition(" #")[0].strip():
             yield command

@@ -6,6 +6,7 @@ import importlib
 import re
 import shlex
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import yaml
@@ -20,22 +21,11 @@ EVERY = list(blocks())
 WORDS = {"MODEL": "tiny", "DATA": "data.jsonl"}
 """What stands for the user's own."""
 
-OTHER_PROGRAMS = (
-    "scripts/",
-    "source ",
-    "docker ",
-    "pip ",
-    "pipx ",
-    "python ",
-    "accelerate launch",
-    "AUTOFIT_",
-    "sudo ",
-    "uv",
-)
+OTHER_PROGRAMS = ("source ", "docker ", "pip ", "pipx ", "python ", "accelerate launch", "AUTOFIT_", "sudo ", "uv")
 
 
-def of_language(*names: str) -> list[Block]:
-    return [block for block in EVERY if block.language in names]
+def of_language(name: str) -> Any:
+    return pytest.mark.parametrize("block", [block for block in EVERY if block.language == name], ids=str)
 
 
 def test_every_block_says_its_language_and_every_mark_is_known() -> None:
@@ -50,22 +40,23 @@ def test_every_block_says_its_language_and_every_mark_is_known() -> None:
             assert (DOCS / "transcripts" / f"{name}.txt").is_file(), block
 
 
-@pytest.mark.parametrize("block", of_language("sh"), ids=str)
+@of_language("sh")
 def test_every_command_is_one_with_flags_that_it_takes(
     block: Block, autofit: Autofit, workers: SharedWorkers, trl_names: Callable[[str], set[str]]
 ) -> None:
     for command in commands(block.text):
+        if command.startswith("scripts/"):
+            assert (ROOT / command.split()[0]).is_file(), command
+            continue
         if command.startswith(OTHER_PROGRAMS):
-            _script_is_there(command)
             continue
         name, *words = shlex.split(command.split(" > ")[0])
         assert name == "autofit", command
         verb, *rest = words
         if verb in main.WITHOUT_METHOD:
             said = autofit(verb, "--help").out
-            assert all(word.split("=")[0] in said for word in rest if word.startswith("--") and word != "--help"), (
-                f"{command}\n{said}"
-            )
+            flagged = {word.split("=")[0] for word in rest if word.startswith("--")} - {"--help"}
+            assert [word for word in flagged if word not in said] == [], command
             continue
         method = rest.pop(0) if verb in ("plan", "estimate") else verb
         assert method in METHODS, command
@@ -85,12 +76,7 @@ def trl_names(workers: SharedWorkers) -> Callable[[str], set[str]]:
     return names
 
 
-def _script_is_there(command: str) -> None:
-    if command.startswith("scripts/"):
-        assert (ROOT / command.split()[0]).is_file(), command
-
-
-@pytest.mark.parametrize("block", of_language("python"), ids=str)
+@of_language("python")
 def test_every_piece_of_python_compiles_and_imports_names_that_exist(block: Block) -> None:
     for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom) and node.module == "autotrain_mem":
@@ -98,7 +84,7 @@ def test_every_piece_of_python_compiles_and_imports_names_that_exist(block: Bloc
             assert {name.name for name in node.names} <= set(package.__all__)
 
 
-@pytest.mark.parametrize("block", of_language("yaml"), ids=str)
+@of_language("yaml")
 def test_every_piece_of_yaml_is_read_by_the_command(block: Block, tmp_path, workers: SharedWorkers) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(block.text)
@@ -107,14 +93,9 @@ def test_every_piece_of_yaml_is_read_by_the_command(block: Block, tmp_path, work
     workers.first.parse("sft", request.argv, request.config, request.environment, flags.own_names())
 
 
-KILOBYTES_8 = 8_192
-
-
-def test_the_readme_is_at_most_8_kilobytes() -> None:
-    assert README.stat().st_size <= KILOBYTES_8
-
-
-def test_the_readme_names_the_two_commands_that_set_a_fresh_machine_up_the_second_as_ci_runs_it() -> None:
+def test_the_readme_is_short_leads_to_every_how_to_and_names_the_commands_that_set_a_fresh_machine_up() -> None:
+    assert README.stat().st_size <= 8_192
+    assert {str(page.relative_to(ROOT)) for page in (DOCS / "howto").glob("*.md")} <= set(links(README))
     (run_by_ci,) = re.findall(r"exec .*/(scripts/\w+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
     for command in ("scripts/quickstart", run_by_ci):
         assert f"| `{command}` |" in README.read_text(encoding="utf-8")
@@ -134,13 +115,7 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page) -> None:
     assert broken == []
 
 
-def test_the_readme_leads_to_every_how_to() -> None:
-    assert {str(page.relative_to(ROOT)) for page in (DOCS / "howto").glob("*.md")} <= set(links(README))
-
-
-def test_the_page_of_flags_holds_every_refused_and_every_idle_flag(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_page_of_flags_holds_every_refused_and_every_idle_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     from docs_pages.hook import filled
 

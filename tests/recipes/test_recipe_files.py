@@ -40,9 +40,7 @@ def test_the_recipes_of_the_issue_are_there() -> None:
 
 
 @every_recipe
-def test_a_recipe_opens_with_its_commands_and_its_golden_plan_and_leaves_open_what_that_decides(
-    recipe: Recipe,
-) -> None:
+def test_a_recipe_opens_with_its_commands_and_its_golden_plan_and_leaves_open_what_that_decides(recipe: Recipe) -> None:
     command = f"#   autofit {recipe.method} --recipe {recipe.name}"
     assert f"{command}\n" in text(recipe)
     number = f" --gpus {recipe.gpus}" if recipe.gpus > 1 else ""

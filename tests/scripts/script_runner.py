@@ -16,8 +16,6 @@ SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a script ended."""
-
     code: int
     out: str
 

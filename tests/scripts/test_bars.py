@@ -72,17 +72,15 @@ def test_a_rehearsal_takes_what_the_command_took(tmp_path: pathlib.Path, monkeyp
 SPACE = space_of(max_length=1024, effective_batch_size=8)
 
 
-@pytest.mark.parametrize("budget_gib", [2, 10, 40])
-def test_the_grid_holds_the_level_and_the_speed_that_asking_for_every_point_gives(budget_gib: int) -> None:
-    model = LinearMemory(budget_bytes=budget_gib * GIB)
-    outcome = compare(SPACE, model)
-    assert outcome.best is not None
-    assert (outcome.level, outcome.best.tokens_per_second) == brute_force(SPACE, model)
-    assert outcome.skipped is None
-
-
-def test_a_search_that_takes_a_slow_plan_or_passes_over_a_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LinearMemory(budget_bytes=40 * GIB)
+def test_the_grid_holds_what_every_point_gives_and_a_search_that_finds_less_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for budget_gib in (2, 10, 40):
+        model = LinearMemory(budget_bytes=budget_gib * GIB)
+        outcome = compare(SPACE, model)
+        assert outcome.best is not None
+        assert (outcome.level, outcome.best.tokens_per_second) == brute_force(SPACE, model)
+        assert outcome.skipped is None
     right = search(SPACE, model)
 
     def compared(level: str, knobs: Knobs) -> Outcome:
@@ -98,17 +96,14 @@ def test_a_search_that_takes_a_slow_plan_or_passes_over_a_level_is_named(monkeyp
     assert compared("LoRA", replace(SPACE.base, use_peft=True, dtype="bfloat16")).skipped == "lossless"
 
 
-@pytest.mark.parametrize(
-    ("pairs", "expected"),
-    [
+def test_tau_counts_pairs_that_were_measured_as_different() -> None:
+    names = Script("throughput").names
+    for pairs, expected in (
         ([(1, 10), (2, 20), (3, 30)], 1.0),
         ([(1, 30), (2, 20), (3, 10)], -1.0),
         ([(1, 10), (2, 30), (3, 20)], 1 / 3),
         ([(1, 10), (2, 10), (3, 20)], 2 / 3),  # predicted as equal
         ([(1, 10), (1, 20), (2, 30)], 1.0),  # measured as equal
-    ],
-)
-def test_tau_counts_pairs_that_were_measured_as_different(pairs: list[tuple[float, float]], expected: float) -> None:
-    names = Script("throughput").names
-    rows = [names.Result(model="m", family="f", mark=" ", measured=one, predicted=other) for one, other in pairs]
-    assert names.tau(rows) == pytest.approx(expected)
+    ):
+        rows = [names.Result(model="m", family="f", mark=" ", measured=one, predicted=other) for one, other in pairs]
+        assert names.tau(rows) == pytest.approx(expected), pairs

@@ -55,10 +55,9 @@ def test_a_command_is_kept_with_its_traces_and_is_the_same_again(
 
 def test_the_seconds_of_a_trace_are_left_out_and_its_sentences_may_be() -> None:
     later = replace(TRACE, seconds=9.0, not_counted=("the kernels' workspaces",))
-    assert case_lines(compare({"one": columns(TRACE)}, {"one": columns(later)})) == [
-        "one: 1 differ, the first not_counted: 0 entries -> 1 entries"
-    ]
-    assert compare({"one": columns(TRACE)}, {"one": columns(later)}, without_prose=True) == {}
+    two = {"one": columns(TRACE)}, {"one": columns(later)}
+    assert case_lines(compare(*two)) == ["one: 1 differ, the first not_counted: 0 entries -> 1 entries"]
+    assert compare(*two, without_prose=True) == {}
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ def test_every_script_has_a_smoke_test_and_is_checked_for_style_and_types() -> N
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """``ORG/NAME/config.json`` of tiny models under the names of large ones."""
     folder = tmp_path_factory.mktemp("models")
     for name, layers in {"Qwen/Qwen2.5-0.5B": 2, "meta-llama/Llama-3.1-8B": 8}.items():
         config = tiny_config("qwen2").to_dict() | {"architectures": ["Qwen2ForCausalLM"], "layer_types": None}
@@ -149,7 +148,6 @@ def test_expansion(script: Load, models: pathlib.Path) -> None:
 
 
 def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None:
-    """One case with all that a case can have: generation, a reward function, an adapter, weights of 4 bits."""
     arguments = ("--dry", "--out", tmp_path, "--only", "grpo-4bit")
     record_gpu, accuracy = script("record_gpu"), script("accuracy")
     with forge.commands(gpu_records.runs):
@@ -167,7 +165,6 @@ RECORDED: dict[str, Any] = json.loads((ROOT / "tests" / "rehearsal" / "recorded_
 
 
 def test_cuda_parity(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None:
-    """Real runs that are kept, as recorded: all is rehearsed and compared, and recorded again."""
     cuda_parity = script("cuda_parity", build=Hollow)
     for case, measured in zip(small_cases(), RECORDED["cases"], strict=True):
         sizes = {name: measured[name] for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
@@ -192,7 +189,6 @@ def test_cuda_parity(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None
 
 
 def test_cuda_parity_over_hours(script: Load, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real run that is kept, and as much was predicted; then one that took a tenth more."""
     cuda_parity = script("cuda_parity", build=Hollow)
     pair = mixed_runs.rehearsed(mixed_runs.LONGEST), mixed_runs.rehearsed(mixed_runs.SHORTER)
     tokens = [200, 700, 1000, 400, 300, 900, 200, 640, 1000, 333]
@@ -277,7 +273,6 @@ def test_quality(script: Load) -> None:
 
 
 def test_recipes(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, forge: Forge) -> None:
-    """The header and the golden file of a recipe differ from its plan for another model, and are rewritten."""
     recipes, one = script("recipes"), recipe("sft-qwen2.5-0.5b")
     copied = replace(one, path=tmp_path / one.path.name)
     copied.path.write_text(one.path.read_text(encoding="utf-8"), encoding="utf-8")
@@ -308,7 +303,6 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge) -> None:
 
 @pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="Chromium is not here")
 def test_page_speed(script: Load) -> None:
-    """One opening, whatever it takes: a bar that is passed makes the exit status."""
     page_speed = script("page_speed", BAR_PAINT_MS=math.inf, BAR_FRAME_MS=math.inf, BAR_BYTES=1)
     ran = page_speed.run("--events", 300, "--seconds", 0.3, "--runs", 1)
     assert ran.code == 1
@@ -334,7 +328,6 @@ def test_install_check(script: Load, tmp_path: pathlib.Path) -> None:
 
 
 def test_quickstart(tmp_path: pathlib.Path) -> None:
-    """It installs once, and then runs the command."""
     for name in ("pyproject.toml", "scripts/constraints.txt", "scripts/environment", "scripts/quickstart"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())

@@ -99,7 +99,6 @@ SECTIONS = {
 def test_each_section_judges_and_shows_what_its_commands_left(
     section: str, script: Callable[..., Script], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command is replaced by two steps that went well."""
     (only, outcome), numbers = SECTIONS[section], itertools.count()
 
     def autofit(*_: Any, **options: Any) -> Ended:
