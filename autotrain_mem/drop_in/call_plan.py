@@ -311,7 +311,7 @@ def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder:
 
 
 def _reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
-    """Returns the job's plan with the model given by name; None if it would be another model, or loaded alike."""
+    """Returns the job's plan with the model loaded by name; None if that is impossible, or changes nothing."""
     from transformers import PreTrainedModel
 
     model = call.model

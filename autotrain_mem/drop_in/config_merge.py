@@ -30,7 +30,7 @@ _FOLLOWING = (
     *("do_eval", "eval_steps", "greater_is_better", "metric_for_best_model", "torch_compile_backend", "torch_compile"),
     *("loss_type", "use_transformers_continuous_batching", "vllm_importance_sampling_clip_max"),
 )
-"""Settings that a config may derive from others, and before them those that it derives from these
+"""Settings that a config may derive from others; those derived from one of these come before it
 (``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py, rloo_config.py``)."""
 
 _MIRRORED = {
@@ -46,7 +46,7 @@ _SKIPPED = frozenset(
     {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config", "deepspeed"}
     | {*_MIRRORED.values()}
 )
-"""Secrets, and settings that are read elsewhere (``launched``: how the processes share the model)."""
+"""Secrets, and settings that are read elsewhere (``launched`` reads how the processes share the model)."""
 
 _LOADING = {"dtype": "dtype", "attn_implementation": "attn_implementation"} | {
     "revision": "model_revision",

@@ -1,4 +1,4 @@
-"""Replays hundreds of steps with rows of every length: what the caching allocator reserves after hours of training.
+"""Replays hundreds of steps with rows of every length, to predict reserved memory after hours of training.
 
 A rehearsal runs two steps of the worst batch. A real run has batches of every length, and blocks that the allocator
 cached for one length do not fit the next. Two rehearsals, of the longest rows and of shorter ones, show how each block
@@ -8,9 +8,9 @@ allocator's state unchanged is replayed once.
 Example: Qwen2.5-0.5B, LoRA without checkpointing, 8 rows of up to 1,024 tokens, segments of fixed size: 11.6 GiB for
 its worst batch alone, 15.6 GiB after 300 steps in any order, 11.6 GiB if the longest rows run first.
 
-Known limits: each micro-batch is replayed as a step of its own, one of two that are alike; only small blocks are
-replayed in a step with others. More than :data:`CLASSES` distinct lengths are grouped. Blocks of up to 1 MiB, which
-have segments of their own, count with the most that any length needs.
+Known limits: a step's micro-batches have the same length; only small blocks are replayed with mixed lengths in a step.
+More than :data:`CLASSES` distinct lengths are grouped. Blocks of up to 1 MiB, which have their own segments, count
+with the most that any length needs.
 """
 
 import math
@@ -32,19 +32,19 @@ from autotrain_mem.types.trace import CACHE_EMPTIED
 CLASSES = 8
 """The number of distinct lengths; a plan waits for each."""
 SMALL_CLASSES = 4
-"""The same for small blocks, which have few segments."""
+"""The number of distinct lengths for small blocks, which have few segments."""
 SEED = 0
 
 
 NEAR = 0.005
-"""The relative error of a size that is accepted: one token of a row less, as in shifted labels."""
+"""The accepted relative error of a size: a row may have one token less, as with shifted labels."""
 LEAST_POWER = 1.2
-"""From this power of the tokens on, a size grows faster than the tokens."""
+"""A size that grows by more than this power of the tokens is not linear in them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsed:
-    """A rehearsal, and the tokens of its rows."""
+    """Holds a rehearsal, and the tokens of its rows."""
 
     tokens: int
     trace: Trace
@@ -99,10 +99,10 @@ def _by_place(trace: Trace) -> dict[Hashable, Counter[int]]:
 
 
 def _partners(mine: Counter[int], others: Counter[int], ratio: float) -> dict[int, int]:
-    """Finds for each size at a place the size of the same blocks in the other rehearsal.
+    """Maps each block size at a place to the size of the corresponding blocks in the other rehearsal.
 
-    It prefers a size that would be constant, linear or quadratic in the tokens, and of which there are as many blocks.
-    The rest is paired in order, or else taken as linear.
+    A constant, linear or quadratic size in the tokens is preferred, and among these one with as many blocks. The
+    rest is paired in order, or else assumed to be linear.
     """
     partners: dict[int, int] = {}
     for size, count in mine.items():
@@ -134,7 +134,7 @@ class DrawnBatches:
 def drawn_batches(
     profile: DataProfile, *, rows: int, each_step: int, limit: int | None, longest: int, classes: int = CLASSES
 ) -> DrawnBatches:
-    """Draws the batches of as many steps as :data:`STEPS` has, the same ones each time.
+    """Draws the batches of the last number of steps in :data:`STEPS`; every call draws the same.
 
     Args:
         rows: Rows in a batch.
@@ -148,7 +148,7 @@ def drawn_batches(
     count = STEPS[-1] * each_step
     drawn = source.choices(lengths, weights, k=count * rows)
     tokens = [min(longest, max(drawn[at : at + rows])) for at in range(0, len(drawn), rows)]
-    # Rounded to lengths that are as far from each other; the longest and the shortest stay what they are.
+    # Rounded to evenly spaced lengths; the longest and the shortest are unchanged.
     least, most = min(tokens), max(tokens)
     width = max(1.0, (most - least) / (classes - 1))
     rounded = [min(most, round(least + round((each - least) / width) * width)) for each in tokens]
@@ -166,14 +166,14 @@ def mixed_lengths(
     """Replays sampled steps after the longest rows, with both kinds of segments. ``empties_cache``: whether
     ``torch_empty_cache_steps`` releases the cache that the longest rows left: running them first then saves no later
     allocation, but still reserves its own bytes. Raises UnclearStepsError if the steps of these rehearsals cannot be
-    told apart, or use more streams than one."""
+    separated, or use several streams."""
     templates = _templates(longest, shorter, accumulates=batches.each_step > 1)
     looked_at = {steps * batches.each_step for steps in STEPS}
 
     def reserved(grows: bool) -> tuple[int, ...]:
         segments = replace(settings, grows=grows)
-        # Small blocks count once all lengths have run, each beside every other in a step's micro-batches: gradients of
-        # a short one lie elsewhere than those of the longest.
+        # Small blocks count after all lengths have run, in every combination within a step's micro-batches: gradients
+        # of a short micro-batch lie elsewhere than those of the longest.
         small = Run(templates, segments, longest_first=True, is_small=True)
         every = sorted({*batches.tokens})
         spread = sorted({*every[:: max(1, -(-len(every) // SMALL_CLASSES))], every[-1]})
@@ -199,15 +199,15 @@ def reserved_after(
     longest_first: bool,
     accumulates: bool = False,
 ) -> list[int]:
-    """Returns the reserved bytes after each batch of these lengths, on a device without a limit. Nothing is rounded, so
-    that a real run of the same rows can be compared. Raises UnclearStepsError."""
+    """Returns the reserved bytes after each batch of these lengths, on a device without a limit. Lengths are not
+    rounded, so that a real run of the same rows can be compared. Raises UnclearStepsError."""
     templates = _templates(longest, shorter, accumulates=accumulates)
     large, small = (Run(templates, settings, longest_first=longest_first, is_small=each) for each in (False, True))
     return [large.step(each) + small.step(each) for each in tokens]
 
 
 class Template:
-    """Holds the parts of a rehearsal, at any length."""
+    """Provides the parts of a rehearsal at any length."""
 
     def __init__(self, rehearsed: Rehearsed, other: Rehearsed, *, accumulates: bool) -> None:
         self.tokens = rehearsed.tokens
@@ -238,11 +238,11 @@ def _templates(longest: Rehearsed, shorter: Rehearsed, *, accumulates: bool) -> 
 
 
 class Run:
-    """Replays steps of any length, one after another, in one pool of the allocator of an unlimited device.
+    """Replays steps of any length, one after another, in one pool of the allocator on an unlimited device.
 
-    Small blocks, up to 1 MiB, share segments with no others (``CUDACachingAllocator.cpp: get_pool``).
-    ``longest_first``: the longest rows run forward and backward before the first step, and leave nothing but what
-    the allocator then caches (``training.process.longest_batch``).
+    Small blocks, up to 1 MiB, have their own segments (``CUDACachingAllocator.cpp: get_pool``).
+    ``longest_first``: the longest rows run forward and backward before the first step, and leave only
+    cached memory (``training.process.longest_batch``).
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Run:
         self.allocator = CachingAllocator(None, settings)
         self._templates, self._is_small = templates, is_small
         self.micro_batches = len(templates[0].parts.later)
-        """The rehearsed micro-batches of a step; if a step has more, those in between are like the last."""
+        """Number of rehearsed micro-batches of a step, which stand for all."""
         self._begun = False
         self._carried: dict[Kind, list[int]] = {}
         self._still: set[tuple[int, ...]] = set()
@@ -273,7 +273,7 @@ class Run:
             longest, shorter = self._templates
             for number in range(self.micro_batches):
                 length = tokens[min(number, len(tokens) - 1)]
-                # The nearer one, by the ratio of the lengths, has the loops of the loss more like it.
+                # Loops of the loss are closest in the template that is nearer by the ratio of lengths.
                 template = longest if length * length >= longest.tokens * shorter.tokens else shorter
                 parts = template.parts.later if self._begun else template.parts.first
                 self._play(template, parts[number], length)
@@ -313,7 +313,7 @@ class Run:
                 carried.setdefault(part.kept[number], []).append(address)
 
     def _end_carried(self) -> None:
-        """Frees what a step left for the next one: a batch, a loss."""
+        """Frees the blocks that a step left for the next one, such as a batch or a loss."""
         for addresses in self._carried.values():
             for address in addresses:
                 self.allocator.free(address)

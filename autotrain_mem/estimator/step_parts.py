@@ -18,7 +18,7 @@ Kind = Hashable
 
 
 class UnclearStepsError(Exception):
-    """Signals that a rehearsal's steps cannot be told apart."""
+    """Signals that a rehearsal's steps cannot be separated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

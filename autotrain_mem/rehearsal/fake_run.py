@@ -38,11 +38,11 @@ EditRows = Callable[[list[Any]], list[Any]]
 
 @contextmanager
 def fake_tensors() -> Iterator[QuickFakeMode]:
-    """Within the block, new tensors have shape, dtype and device, and no bytes.
+    """Within the block, new tensors have shape, dtype and device, but no bytes.
 
-    transformers takes a fake tensor for a sign of tracing and then never looks at a mask's values
-    (``transformers/utils/import_utils.py: is_tracing``). A rehearsal knows them, so it is told that none is fake.
-    A copy of a fake tensor (PEFT copies the modules that are trained whole) stays in this mode: it would copy that too.
+    transformers treats fake tensors as tracing, and then ignores a mask's values (``transformers/utils/import_utils.py:
+    is_tracing``). A rehearsal knows these values, so ``is_fake_tensor`` returns False. A deep copy of a fake tensor
+    (PEFT copies the modules that are trained whole) keeps this mode; by default it would copy the mode too.
     """
 
     _device_constructors()  # torch remembers at first which functions take a default device: torch.tensor itself
@@ -59,7 +59,7 @@ def fake_tensors() -> Iterator[QuickFakeMode]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSpec:
-    """A trainer and how to drive it: the same for a rehearsal and for a real run compared with it."""
+    """Describes how to build and run a trainer, in a rehearsal or in a real run that is compared with it."""
 
     build: Callable[[], Any]
     """Makes the trainer."""
@@ -68,9 +68,9 @@ class TrainerSpec:
     patches: Callable[[Any], AbstractContextManager[None]] = nullcontext
     """Returns the patches that are active while the built trainer trains."""
     passes: int = 1
-    """How many optimizer steps train on the same rows; a rehearsal runs one."""
+    """Number of optimizer steps that train on the same rows; a rehearsal runs one."""
     micro_steps_per_generation: int = 0
-    """How many micro-steps train on one generation, of which a rehearsal runs a few."""
+    """Number of micro-steps that train on one generation; a rehearsal runs a few."""
     saves: bool = True
     """Whether the trained model is saved, at the end or in checkpoints."""
 
@@ -81,11 +81,11 @@ def rehearse_trainer(
     not_counted: tuple[str, ...] = (),
     rank: RehearsedRank | None = None,
 ) -> Trace:
-    """Builds a trainer and runs its own ``train()`` on fake tensors; returns what it allocated.
+    """Builds a trainer and runs its own ``train()`` on fake tensors; returns the trace.
 
     Args:
-        not_counted: What this rehearsal leaves out, beside what no rehearsal imitates.
-        rank: Which process of several this is, launched as such; None for a single one.
+        not_counted: What this rehearsal leaves out, besides what no rehearsal imitates.
+        rank: The rank to rehearse; None for a single process.
     """
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors())
@@ -104,7 +104,7 @@ def rehearse_trainer(
 
 
 def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -> Trained:
-    """Builds the trainer and trains it under a fake mode and under the rules of CUDA; returns what it trains."""
+    """Builds the trainer and trains it under a fake mode and CUDA's rules; returns the counts of parameters."""
     with generation_by_its_ends(recorder):
         trainer = spec.build()
         trained = count_trained(trainer.model)
@@ -142,12 +142,12 @@ def count_trained(model: Any) -> Trained:
 
 
 class Watch:
-    """Builds a trainer and runs its own ``train()`` on real CPU tensors, seen as a GPU would see it.
+    """Builds a trainer and runs its own ``train()`` on real CPU tensors, and records what a GPU would allocate.
 
     Args:
-        device: A simulated GPU; its out-of-memory error ends the training like a real one's.
-        compute_capability: Of that GPU.
-        knobs: Those of a process that was launched as one of several; None for a single one.
+        device: A simulated GPU; its out-of-memory error ends training like a real one's.
+        compute_capability: The compute capability of that GPU.
+        knobs: The plan's knobs if this process is one of several ranks; None for a single process.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class Watch:
             yield
 
     def train(self, trainer: Any, edit_rows: EditRows = list, **options: Any) -> None:
-        """``trainer.train(**options)``, watched; call it inside :meth:`cuda_semantics`. Tests that compare with a
-        rehearsal change the rows of each micro-batch."""
+        """Records ``trainer.train(**options)``; call it inside :meth:`cuda_semantics`. Tests that compare with a
+        rehearsal edit the rows of each micro-batch."""
         trainer.data_collator = _host_collator(trainer.data_collator, edit_rows)
         follow(trainer, self.recorder)
         with _arrivals(_copied, self.recorder), self.recorder.recording():
@@ -185,11 +185,11 @@ class Watch:
 
 
 class _HostBatch(dict[str, Any]):
-    """A batch on the host."""
+    """Marks a batch that is still on the host."""
 
 
 def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]) -> Collate:
-    """Collates on the host, with real values, unrecorded."""
+    """Wraps a collator to run on the host, with real values, unrecorded."""
 
     def collate_on_host(rows: list[Any]) -> Any:
         with torch._C._DisableTorchDispatch():
@@ -203,14 +203,14 @@ def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]
 
 
 def _copied(batch: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a batch, which dies independently of the host's: GKD replaces tensors in it."""
+    """Returns a copy of a batch, so that it can die before the host's: GKD replaces tensors in it."""
     with torch._C._DisableTorchDispatch():
         return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Recorder) -> AbstractContextManager[Any]:
-    """A batch is born on the device where accelerate sends it there: the next one, which it has collated by then to
-    know whether this is the last, is still on the host (``accelerate/data_loader.py: DataLoaderShard.__iter__``)."""
+    """Records a batch when accelerate sends it to the device. The next batch is then still on the host, although it is
+    already collated, to detect the last one (``accelerate/data_loader.py: DataLoaderShard.__iter__``)."""
     from accelerate import data_loader
 
     send = data_loader.send_to_device
@@ -244,8 +244,8 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def conversion_in_place() -> AbstractContextManager[Any]:
-    """Makes ``module.to()`` give fake parameters new data, as it does with real ones. On fake tensors it would call
-    swap_tensors, which refuses them. A parameter that two modules share stays shared."""
+    """Makes ``module.to()`` give fake parameters new data, as with real ones. By default it would call swap_tensors,
+    which rejects fake tensors. A parameter shared by two modules stays shared."""
 
     def apply(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         for child in module.children() if recurse else ():
@@ -265,7 +265,7 @@ def conversion_in_place() -> AbstractContextManager[Any]:
 
 
 def stand_in(model: Any) -> None:
-    """Quantizes the weights of bitsandbytes' layers of a model on the meta device; call it under a fake mode."""
+    """Replaces the weights of bitsandbytes layers by fake quantized ones; call it under a fake mode."""
     import bitsandbytes
 
     quantize = functools.cache(_quantize)

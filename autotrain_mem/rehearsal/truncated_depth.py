@@ -1,7 +1,7 @@
 """Shortens a model to few layers for a rehearsal; ``estimator.depth`` extrapolates to the whole model.
 
-Only the depth in the model's config is changed, as the trainer reads it. A reference loaded from the same checkpoint is
-shortened too; another model, such as a separate reward model, keeps its layers. PPO's models are shortened together.
+Only the depth in the model's config changes, when the trainer reads it. A reference model from the same checkpoint is
+shortened too; other models, such as a separate reward model, keep their layers. PPO's models are shortened together.
 """
 
 import math
@@ -18,7 +18,7 @@ from autotrain_mem.types import Job
 from autotrain_mem.types.model import LayerPattern
 
 MOST_KINDS = 4
-"""The longest period of layer kinds that is worth it: two copies of a few longer periods would be half a model."""
+"""The longest period of layer kinds worth shortening: two copies of a few longer periods would be half a model."""
 WHOLE = "autofit_whole_depth"
 """Attribute of a shortened config: the number of layers of the original model."""
 
@@ -85,10 +85,9 @@ def shorten_model(model: Any, layers: int) -> None:
 def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     """Describes how the layers of a job's model repeat, including their adapter; None if they do not, or if unknown.
 
-    It is seen in the model itself, built without weights in 0.03 s. An adapter that is for some layers only is seen
-    in no model without it, and finds none of them in a short one. Policy and value model share the names of their
-    layers: where they differ in depth, or in how their layers repeat, they are rehearsed whole. ``config``: the
-    model's.
+    The pattern comes from the model itself, built without weights in 0.03 s. The result is None if the adapter may be
+    for some layers only, since that does not show in this model. It is also None if policy and value model, whose
+    layers share names, differ in depth or in how their layers repeat. ``config``: the model's.
     """
     from transformers import AutoConfig
 
@@ -112,7 +111,7 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
 
 
 def _recomputed(pattern: LayerPattern | None, job: Job) -> LayerPattern | None:
-    """Returns the pattern if only every n-th layer is recomputed (``transformers/modeling_utils.py:
+    """Returns the pattern with a period that fits recomputing only every n-th layer (``transformers/modeling_utils.py:
     _set_gradient_checkpointing``, which counts from the first layer)."""
     options = (job.arguments.get(f"{name}_checkpointing_kwargs") or {} for name in ("gradient", "activation"))
     every = max(int(each.get("every_n_layers", 1)) for each in options)
@@ -141,7 +140,7 @@ LoraConfig``, ``peft/config.py: PromptLearningConfig``)."""
 _NAMES = ("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "feedforward_modules")
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 _PERHAPS_NUMBERED = re.compile(r"\d|\\d")
-"""In a regular expression, which a text in place of a list is, any digit: ``.*layers.[0-9].mlp.*`` is the first ten."""
+"""Matches any digit of a regular expression (a text instead of a list): ``.*layers.[0-9].mlp.*`` is the first ten."""
 
 
 def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
@@ -159,13 +158,13 @@ def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
 
 def model_pattern(model: Any) -> LayerPattern | None:
     """Describes how the layers of a model object repeat, adapters and frozen layers too; None as in :func:`pattern_of`.
-    Code of the user's own may be in the layers, or beside them, but not around them: it might count on all of them."""
+    The user's own code may be in the layers or beside them, but not around them, where it might rely on all layers."""
     layers = _layers_of(model)
     if layers is None:
         return None
     path = next(name for name, module in model.named_modules() if module is layers).split(".")
     around = [model.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
-    # A trainer may have put another forward in the place of the class's.
+    # A trainer may have replaced the class's forward.
     homes = [type(module).__module__ for module in around] + [module.forward.__module__ for module in around]
     known = all(home.split(".")[0] in _LIBRARIES for home in homes)
     return _pattern(layers, model.config) if known else None
@@ -202,11 +201,11 @@ def _pattern(layers: Any, config: Any) -> LayerPattern | None:
         if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
             vision = getattr(config, "vision_config", None)
             tower = int(getattr(vision, "depth", None) or getattr(vision, "num_hidden_layers", None) or 0)
-            # Layers that tell how the loss of a mixture's routers goes over them: its sums begin with the first and are
+            # A mixture's router loss distinguishes the first and last layer: its sums begin with the first, and are
             # kept for the backward pass from the last (``transformers/models/mixtral/modeling_mixtral.py:
             # load_balancing_loss_func``; TRL asks for it by itself, ``trl/trainer/sft_trainer.py: aux_loss_enabled``).
             has_router_loss = getattr(config.get_text_config(decoder=True), "output_router_logits", None) is not None
-            # Qwen3-VL's first layers are given features of its tower's, one each, and the next ones are not
+            # Qwen3-VL's first layers get features of its tower, one each; later ones do not
             # (``models/qwen3_vl/modeling_qwen3_vl.py: Qwen3VLTextModel.forward, deepstack_visual_embeds``).
             least = (2 if has_router_loss else 1) + len(getattr(vision, "deepstack_visual_indexes", None) or ())
             return LayerPattern(layers=len(tables), period=period, least=least, tower=tower)

@@ -1,4 +1,4 @@
-"""Replans a training that ran out of memory or lost machines. The new settings resume its checkpoints and train alike.
+"""Replans a run that ran out of memory or lost machines. The new settings resume its checkpoints and train equally.
 
 So only the division of a step's rows, recomputation, offloading and expandable segments may change
 (``trainers.host_optimizer`` writes the same checkpoint as an optimizer on the device).
@@ -27,8 +27,8 @@ from autotrain_mem.types.report import Shortage
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, CHECKPOINTING, *OFFLOADING})
 
 LESS_SHARE = 0.1
-"""The share to leave free, since the prediction was too low by an unknown share. The worst prediction of a public run's
-reserved bytes was 5.3 % low (DESIGN.md, "The idea"); this is about twice as much."""
+"""The share to leave free, since the prediction was too low by an unknown amount. Predictions of public runs' reserved
+bytes are at most 1.7 % too low (docs/understand/accuracy.md)."""
 
 
 def with_less_on_device(

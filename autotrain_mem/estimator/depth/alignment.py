@@ -1,9 +1,9 @@
-"""Aligns a run with few layers (or chunks of the loss) with a run of a few more, to find the events of one layer.
+"""Aligns a run with few layers (or chunks of the loss) with a run with a few more, to find the events of one layer.
 
-The longer run is the shorter one with stretches inserted. Wherever something is done layer by layer (a forward pass,
-its recomputation, its backward pass, an optimizer's list, loading), it has as many extra equal copies as it has extra
-layers; within a chunked loss, as many as it has extra chunks. Where the two runs diverge, the length of a copy is the
-one with which the longer run continues in that many equal copies, after which both runs match again.
+The longer run is the shorter one with insertions. Wherever work goes layer by layer (a forward pass, its recomputation,
+its backward pass, an optimizer's list, loading), it has one more copy for each extra layer; within a chunked loss, one
+for each extra chunk. Where the two runs diverge, a copy's length is right if the longer run continues with that many
+equal copies, after which both runs match again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from autotrain_mem.types.trace import CACHE_EMPTIED
 NOWHERE = -1
 """The birth of a step that concerns no block."""
 SURE_STEPS = 64
-"""After this many equal steps, two runs count as matching from here on."""
+"""The number of equal steps after which two runs count as matching."""
 MOST_LOOKS = 10_000_000
 """Copy lengths to try, over all places, before giving up: about a second. Runs that match take 25,000 (SFT of
-Llama-3.1-8B) to a few million (GRPO with 256 sampled tokens, each of which is such a place)."""
+Llama-3.1-8B) to a few million (GRPO with 256 sampled tokens, each of which is a place)."""
 
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 """The first whole number in a module's name: ``model.layers.7.mlp.experts.3`` belongs to layer 7."""
@@ -49,7 +49,7 @@ def name_of(module: str) -> Name:
 
 
 class Vocabulary(dict[Hashable, int]):
-    """Numbers what can happen in a step: equal things have the same number in both runs."""
+    """Numbers the possible steps: equal ones have the same number in both runs."""
 
     def __missing__(self, what: Hashable) -> int:
         number = self[what] = len(self)
@@ -65,7 +65,7 @@ class Steps:
     sizeless: list[int] = field(default_factory=list)
     """Like ``symbols``, but ignores the size of a block."""
     births: list[int] = field(default_factory=list)
-    """The step in which each step's block was born; a birth's own position."""
+    """The step in which each step's block was born; for a birth, its own index."""
     sizes: list[int] = field(default_factory=list)
     """Bytes of each step's block; 0 where there is none."""
     events: list[int] = field(default_factory=list)
@@ -140,9 +140,9 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
 
 
 def in_order(trace: Trace) -> array[int]:
-    """Lists the events; where several blocks die in a row, the oldest dies first.
+    """Lists the events, with consecutive deaths sorted by birth.
 
-    Nothing depends on their order, and some orders are arbitrary: autocast frees its casts in the order of a table of
+    Nothing depends on their order, which can be arbitrary: autocast frees its casts in the order of a table of
     addresses (``at::autocast::clear_cache``).
     """
     events, born = array("q", trace.events), [0] * len(trace.blocks)
@@ -170,7 +170,7 @@ class Insertion:
     period: int
     """Steps of one copy."""
     growth: Depths
-    """What grows: the number of layers, or of chunks."""
+    """Whether layers or chunks grow, with their numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +186,8 @@ class Search:
     """Finds the insertions: follows both runs, and backtracks to the last choice when they stop matching.
 
     Args:
-        layers: Of both runs, and of the whole.
-        chunks: The same of the loss; None if both runs have as many.
+        layers: Numbers of layers in both runs, and in the whole model.
+        chunks: Numbers of chunks of the loss; None if both runs have as many.
         unlike: Pairs of steps that look the same and are known to differ.
     """
 
@@ -228,7 +228,7 @@ class Search:
         )
 
     def _along(self, i: int, j: int) -> tuple[int, int]:
-        """Returns where the two runs diverge, starting at two places."""
+        """Returns where the two runs diverge, starting from these steps."""
         short, long = self._short.symbols, self._long.symbols
         end = min(len(short) - i, len(long) - j)
         at = 0
@@ -239,7 +239,7 @@ class Search:
         return i + at, j + at
 
     def _is_of_partner(self, i: int, j: int, more: Mapping[int, int] = MappingProxyType({})) -> bool:
-        """Returns whether it is a later step of a block that has another size in the longer run."""
+        """Returns whether both steps concern the same block, which has another size in the longer run."""
         born = self._short.births[i]
         return (
             born not in (NOWHERE, i)
@@ -261,8 +261,8 @@ class Search:
             del self._partner[i]
 
     def _may_be_resized(self, i: int, j: int) -> bool:
-        """Returns whether two births may be the same block, which grows by as much with each layer. A loss passes on
-        scalars and gradients of its inputs, so no block grows with the chunks."""
+        """Returns whether two births may be of one block that grows evenly with the layers. No block grows with the
+        chunks, since a loss passes on only scalars and gradients of its inputs."""
         short, long = self._short, self._long
         if i >= len(short.symbols) or j >= len(long.symbols) or short.sizeless[i] != long.sizeless[j]:
             return False

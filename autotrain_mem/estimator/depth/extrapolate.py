@@ -1,14 +1,14 @@
 """Extrapolates two runs of a model with few layers, and few chunks of its loss, to the whole model.
 
-Equal layers do the same, so whatever the longer run has more than the shorter one (see ``alignment``), the whole model
-has several times more. Blocks are identified by the place of their birth: each death frees the oldest, the newest, or
-the n-th of the blocks born at one place, and both runs must agree on which. If they do not, or if anything else is not
-a plain continuation, there is no extrapolation, and the whole model is rehearsed.
+Equal layers do the same, so the events that the longer run has in addition (see ``alignment``) are repeated for the
+other layers. Blocks are identified by the place of their birth: each death frees the oldest, the newest, or the n-th of
+the blocks born at one place, and both runs must agree on which. If they do not, or if anything else cannot be
+continued, nothing is extrapolated, and the whole model is rehearsed.
 
 If the loss processes the tokens in chunks, the longer run also has more chunks. A block's birth inside or outside a
-pass over the chunks tells the two apart. A loss is a closed box: whatever the number of chunks, it takes the same
+pass over the chunks tells the two apart. With any number of chunks, a loss takes the same
 inputs and returns the same scalar and gradients. The longer run has two more layers and three more chunks, so that
-neither number is mistaken for the other.
+the two cannot be confused.
 
 Example: Qwen2.5-0.5B has 24 layers; 1 and 3 of them are rehearsed in a quarter of the time, and give the same events.
 """
@@ -34,12 +34,12 @@ from autotrain_mem.types.model import Depths
 from autotrain_mem.types.trace import EngineMark
 
 MOST_MISTAKES = 50
-"""Pairs of steps that look alike and differ, before two runs are given up."""
+"""The most pairs of steps that look alike but differ, before the extrapolation is given up."""
 
 
 def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     """Returns the trace of the whole model, or None if the two runs do not determine it. The runs have ``depths.short``
-    and ``depths.long`` layers; and perhaps chunks. ``seconds`` is their sum."""
+    and ``depths.long`` layers, and perhaps shortened losses. ``seconds`` is their sum."""
     was_on = gc.isenabled()
     gc.disable()  # it took half of the time: millions of small things are made here, and none points back
     try:
@@ -80,7 +80,7 @@ class _NotAlikeError(UnclearError):
 
 
 class _KindPicks:
-    """Picks among the live blocks of a kind, computed when first asked for: places usually suffice."""
+    """Computes picks among the live blocks of a kind, on first use, since places usually suffice."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -97,11 +97,11 @@ class _Mistakes:
     def __init__(self, short: _KindPicks, long: _KindPicks) -> None:
         self._short, self._long = short, long
         self.pairs: set[tuple[int, int]] = set()
-        """Pairs found by trying."""
+        """Pairs for which an extrapolation failed."""
 
     def __contains__(self, steps: object) -> bool:
-        """Returns whether two picks differ: blocks of a kind are freed in turn, oldest or newest first, so another rank
-        from either end is another block."""
+        """Returns whether the steps' picks differ, or failed before: blocks of a kind are freed oldest or newest first,
+        so different ranks from both ends mean different blocks."""
         assert isinstance(steps, tuple)
         one, other = self._short.picks.get(steps[0]), self._long.picks.get(steps[1])
         if one is None or other is None:
@@ -217,7 +217,7 @@ class _Expansion:
         return Use(pick, stream if isinstance(stream, int) else None)
 
     def _birth_in_both(self, i: int, j: int) -> Birth:
-        """Counts its layer from the first one if both runs agree on that, else from the last."""
+        """Makes the birth; its layer counts from the first one if both runs agree on that, else from the last."""
         one, other = self._block(0, i), self._block(1, j)
         size = _extrapolated(self._depths, one.size_bytes, other.size_bytes) if i in self._resized else one.size_bytes
         layer, long_layer = name_of(one.module).layer, name_of(other.module).layer
@@ -230,7 +230,7 @@ class _Expansion:
         return self._birth(j, size, layer)
 
     def _birth_in_copies(self, each: range) -> Birth:
-        """Counts layers upwards from the first one, downwards from the last."""
+        """Makes the birth; layers count up from the first one, or down from the last."""
         size_bytes = self._block(1, each[0]).size_bytes
         layers = [name_of(self._block(1, j).module).layer for j in each]
         numbers = [layer for layer in layers if layer is not None]
@@ -252,7 +252,7 @@ class _Expansion:
 
 
 def _extrapolated(depths: Depths, short: int, long: int) -> int:
-    """Extends a quantity that grows by as much with each layer. Raises UnclearError if it does not."""
+    """Extrapolates a quantity. Raises UnclearError if it does not grow evenly with the layers."""
     each, rest = divmod(long - short, depths.copies)
     if rest:
         raise UnclearError
@@ -279,8 +279,8 @@ def _bare(fact: Hashable) -> Act:
 
 
 def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hashable], list[Hashable]]:
-    """Finds where each step of both runs happens: at a step of a layer, whichever it is, or at a step of a kind. Steps
-    before an insertion that equal its copies belong to earlier layers, and get the same places."""
+    """Returns the place of each step in both runs; corresponding steps of all layers share a place. Steps before an
+    insertion that equal its copies belong to earlier layers, and get their places."""
     of_short: list[Hashable] = list(range(len(short.symbols)))
     of_long: list[Hashable] = []
     done = 0

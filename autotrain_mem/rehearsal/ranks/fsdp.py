@@ -47,7 +47,7 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
             if hasattr(module, "_get_device_handle"):
                 stack.enter_context(patch.object(module, "_get_device_handle", lambda *_: streams))
         stack.enter_context(patch.object(torch.accelerator, "current_stream", streams.current_stream))
-        # DTensor runs an operator to learn its global shape: nothing of that is made on the device.
+        # DTensor runs an operator to determine its global shape; this allocates nothing on the device.
         stack.enter_context(wrapped(ShardingPropagator, "_propagate_tensor_meta_non_cached", run_unseen, recorder))
         stack.enter_context(wrapped(_fsdp_collectives.DefaultReduceScatter, "__call__", _reduce_scatter, recorder))
         stack.enter_context(wrapped(Accelerator, "_prepare_fsdp2", _prepare, recorder, shards))
@@ -63,8 +63,8 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
             from bitsandbytes.nn import modules
 
             def keep_quant_state(module: Any) -> None:
-                """bitsandbytes', of a gathered weight, would make a parameter of its own class, which would take no
-                memory and wrap no fake tensor."""
+                """Replaces bitsandbytes' function, which would turn a gathered weight into its own parameter class;
+                that class needs no memory, and cannot wrap a fake tensor."""
                 if getattr(module.weight, "quant_state", None) is None:
                     module.weight.quant_state = module.quant_state
 
@@ -73,8 +73,8 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
 
 
 class Chunks:
-    """A tensor in parts, each made only when asked for. A process asks for its own part and the first; torch makes
-    those of all processes (``torch/distributed/fsdp/_fully_shard/_fsdp_common.py: _chunk_with_empty``)."""
+    """Splits a tensor lazily. A process needs only its own part and the first; torch would create the parts of all
+    processes (``torch/distributed/fsdp/_fully_shard/_fsdp_common.py: _chunk_with_empty``)."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, num_chunks, dim
@@ -93,10 +93,10 @@ class Params4bit(FakeTensor):  # type: ignore[misc]  # torch is untyped to mypy 
 
 
 def _prepare(prepare: Callable[..., Any], recorder: RankRecorder, shards: int, accelerator: Any, *args: Any) -> Any:
-    """accelerate casts, shards and matches the model on the host; the shards then lie on the device.
+    """Runs accelerate's casting and sharding unrecorded, as it happens on the host, and then records the shards.
 
-    accelerate finds an optimizer's parameters again by their addresses (``accelerator.py: _prepare_fsdp2``), and fake
-    tensors have none but their storage's identity.
+    accelerate matches an optimizer's parameters by address (``accelerator.py: _prepare_fsdp2``). Fake tensors have no
+    addresses, so the identity of the storage replaces them.
     """
     models = [each for each in args if isinstance(each, torch.nn.Module)]
     before = {name: parameter.numel() for each in models for name, parameter in each.named_parameters()}
@@ -117,8 +117,8 @@ def _prepare(prepare: Callable[..., Any], recorder: RankRecorder, shards: int, a
 
 
 def _reset_sharded_param(reset: Callable[[Any], None], param: Any) -> None:
-    """FSDP2 compares addresses to see if a padded shard is still its own (``_fsdp_param.py: reset_sharded_param``).
-    This compares storages, since fake tensors have no address."""
+    """Compares storages to find out if a padded shard is still FSDP2's own: fake tensors have no addresses, which FSDP2
+    compares (``_fsdp_param.py: reset_sharded_param``)."""
     place, own = param._module_info, param._sharded_param_data
     current = getattr(place.module, place.param_name)
     is_own = current._local_tensor.untyped_storage()._cdata == own.untyped_storage()._cdata
@@ -149,7 +149,7 @@ def _allocate_outputs(allocate: Callable[[Any], None], recorder: RankRecorder, p
 
 
 def _count_as_weights(function: Callable[..., Any], recorder: RankRecorder, *args: Any, **kwargs: Any) -> Any:
-    """Flat buffers and slices of them do not have the shape of any weight."""
+    """Counts bytes as a weight's within the call: flat buffers and their slices have the shape of no weight."""
     with recorder.work.of_weights():
         return function(*args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""Checks that a rehearsed process of several trained every parameter.
+"""Checks that a rehearsed rank trained every parameter.
 
-Sharding fails silently: an optimizer that still holds the unsharded parameters updates nothing, and the prediction
-lacks its state.
+Sharding can fail silently: an optimizer that still holds the unsharded parameters updates nothing, and its state is
+missing in the prediction.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _WAITING = ("gradient which is undefined", "mark a variable ready only once")
 """DDP's errors for a missing gradient (``torch/csrc/distributed/c10d/reducer.cpp: finalize_bucket_dense,
 mark_variable_ready``)."""
 LARGEST_PADDING = 0.001
-"""The share of all elements by which shards may exceed their part of the model, beside one row per parameter."""
+"""The share of elements by which shards may differ from their part of the model, besides one row per parameter."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
 
 
 def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
-    """DeepSpeed's optimizer holds one flat part of all that is trained, of which it must have made every step."""
+    """Checks that DeepSpeed's optimizer holds this rank's part of all trained parameters, and skipped no step."""
     elements = sum(getattr(each, "ds_numel", each.numel()) for each in model.parameters() if each.requires_grad)
     inner = optimizer.optimizer
     flat = [parameter for group in inner.param_groups for parameter in group["params"]]
@@ -76,9 +76,9 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
 
 
 def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) -> None:
-    """Compares a model's shards with their part of all elements, of which ``before`` has those of each parameter.
+    """Checks that a model's shards add up to all elements; ``before`` has those of each parameter.
 
-    Raises RehearsalError where they are more or fewer than their part, and padding.
+    Raises RehearsalError if they are more or fewer, apart from padding.
     """
     whole = sum(before.values())
     held = sum(local(parameter).numel() for parameter in model.parameters()) * shards

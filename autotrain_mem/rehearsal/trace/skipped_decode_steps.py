@@ -1,9 +1,9 @@
 """Writes the decode steps that are not rehearsed into the record, between the rehearsed ones.
 
 Each decode step allocates a KV cache with one more token, and frees the shorter one (``transformers/cache_utils.py:
-DynamicLayer.update``). No length fits the hole of the one before, which fragments a caching allocator. So the growth of
-the cache is written for every skipped step, and as many steps as the budget allows are written in full: they repeat the
-last step's other blocks, with its sizes even if they depend on the length (masks, attention scores).
+DynamicLayer.update``). The longer cache never fits the freed block, which fragments a caching allocator. So as many
+skipped steps as the budget allows are written with the growth of their cache, and some of these in full: they repeat
+the last step's other blocks, with its sizes even if they depend on the length (masks, attention scores).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP_OF_A_LAYER = 220
 
 @dataclass(kw_only=True, slots=True)
 class Budget:
-    """Counts the remaining events, by the usual number per step."""
+    """Counts the events that may still be written, by the usual number per step."""
 
     layers: int
     """Layers of the whole model, also if fewer are rehearsed: extrapolation needs the same steps."""
@@ -47,8 +47,8 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowingState:
-    """One tensor that each step replaces by a longer one: its blocks before and after the jump and after the last step,
-    and its lengths in tokens after each skipped step."""
+    """Describes a tensor that each step replaces by a longer one: its blocks before and after the jump and after the
+    last step, and its lengths in tokens after each skipped step."""
 
     before_jump: int
     after_jump: int
@@ -77,7 +77,7 @@ def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
 
 @dataclass(slots=True)
 class _Slot:
-    """A block that every step allocates again and frees in the step after."""
+    """Tracks a block that every step allocates and the next step frees."""
 
     numbers: tuple[int, ...]
     """The birth events to use in turn; a state has one for each step."""
@@ -91,7 +91,7 @@ class _Slot:
         return event
 
     def clear(self) -> Iterator[int]:
-        """Yields the death event of the predecessor, if there is one; a state keeps its last block."""
+        """Yields the death event of the previous block, if there is one; a state keeps its last block."""
         if len(self.alive) > bool(self.lengths):
             yield -self.alive.popleft()
 

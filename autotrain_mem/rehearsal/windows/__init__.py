@@ -1,1 +1,1 @@
-"""Attention that goes window by window, as image towers do, seen once and told from memory. Runs in the worker."""
+"""Rehearses window attention of image towers: one trial per shape, repeated for all layers. Runs in the worker."""

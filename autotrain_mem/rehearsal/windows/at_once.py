@@ -58,7 +58,7 @@ def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None
 
 
 class _Instead:
-    """A proxy for an object, with some attributes replaced."""
+    """Wraps an object, with some attributes replaced."""
 
     def __init__(self, other: Any, **attributes: Any) -> None:
         self._other = other
@@ -70,7 +70,7 @@ class _Instead:
 
 @dataclass(frozen=True, slots=True)
 class _OneByOne:
-    """The windows and their results, if they were attended to one by one."""
+    """Holds the windows and their results, if they were attended to one by one."""
 
     windows: Any
     outputs: list[torch.Tensor]
@@ -80,7 +80,7 @@ _HOOKS = {"_checkpoint_hook": Saving.DROPPED, "_recomputation_hook": Saving.RECO
 
 
 class _Calls:
-    """Wraps a tower's attention, so that all calls of a layer come as one."""
+    """Wraps a tower's attention, so that all calls of a layer become one."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -89,7 +89,7 @@ class _Calls:
         self._lengths: list[int] = []
         self._scripts: dict[Any, dict[Saving, Script] | None] = {}
         self._saved: dict[int, dict[int, int]] = {}
-        """For each tensor that carries what is saved, the blocks by their numbers in the script."""
+        """For each tensor that stands for saved ones, the blocks by their numbers in the script."""
 
     def interface_of(self, registry: Any) -> Callable[..., Interface]:
         """Wraps a registry's sdpa implementation; other implementations get their windows one by one."""
@@ -113,7 +113,7 @@ class _Calls:
     def attend(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: Any, **options: Any
     ) -> tuple[Any, None]:
-        """Attends to one window, or to those that came as one."""
+        """Attends to one window, or to all windows that :meth:`split` returned as one."""
         inputs = (query, key, value)
         if not self._split:
             attended: tuple[Any, None] = sdpa_attention_forward(module, *inputs, *mask, **options)

@@ -65,12 +65,12 @@ class Pass:
     with_results: tuple[tuple[int, ...], ...]
     """Blocks that are freed together with each result."""
     operators: int = 0
-    """Operators that its replacement does not run."""
+    """Number of operators that its replacement does not run."""
     counts: Mark = field(default_factory=dict)
     """Work that its replacement does not count."""
 
     def beside(self, whole: Trial, played: Trial, phase: Phase) -> Pass:
-        """Adds the operators and work that the trial ``whole`` has and ``played``, its replacement's trial, lacks."""
+        """Adds the operators and work of the trial ``whole`` that its replacement's trial ``played`` lacks."""
         more, less = (trial.recorder.work.counts(phase) for trial in (whole, played))
         counts = {key: more.get(key, 0.0) - less.get(key, 0.0) for key in {**more, **less}}
         return replace(
