@@ -140,7 +140,7 @@ def quantization(flags: Flags) -> Problems:
         message = f"--{PEFT_CONFIG} {kind_of(text)} is not supported yet: {why}."
         yield message, "LoRA, DoRA, VeRA, IA3 and OFT are rehearsed."
     if text is not None and quantized and (why := why_not_quantized(text)):
-        message = f"--{quantized[0]} does not go with {kind_of(text)}: {why}."
+        message = f"--{quantized[0]} does not work with {kind_of(text)}: {why}."
         yield message, f"Remove --{quantized[0]}, or use plain LoRA."
 
 

@@ -61,8 +61,8 @@ def _spread(model: Any) -> Iterator[_Problem]:
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
             yield (
                 "is compiled, and a rehearsal runs its operators one by one.",
-                "Give the model itself, and SFTConfig(torch_compile=True): its uncompiled rehearsal is mostly an upper "
-                "bound.",
+                "Give the model itself, and SFTConfig(torch_compile=True): its uncompiled rehearsal is usually an "
+                "upper bound.",
             )
     places = {place for module in model.modules() for place in (vars(module).get("hf_device_map") or {}).values()}
     if len(places) > 1 or places & {"cpu", "disk"}:
@@ -104,7 +104,7 @@ def _unknown_layers(model: Any) -> Iterator[_Problem]:
         method = quantization_method(checkpoint_quantization(part.config)) if isinstance(part, PreTrainedModel) else ""
         if method and method != "bitsandbytes":
             yield (
-                f"is quantized with {method}, whose layers keep their weights in a form of their own.",
+                f"is quantized with {method}, whose layers keep their weights in their own format.",
                 "Load the unquantized checkpoint with quantization_config=BitsAndBytesConfig(load_in_4bit=True).",
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -126,7 +126,7 @@ def _unknown_layers(model: Any) -> Iterator[_Problem]:
             )
         if any(home.startswith("liger_kernel.") for home in (type(module).__module__, module.forward.__module__)):
             yield (
-                f"already has layers of Liger's ({type(module).__name__}).",
+                f"already has Liger's layers ({type(module).__name__}).",
                 "Give the model as it is loaded, and use_liger_kernel=True: the trainer applies them.",
             )
 

@@ -151,7 +151,7 @@ def _waiting(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[str],
 def _say_example(console: Console, rehearsals: api.Rehearsals, *, to_train: bool) -> None:
     example = api.example_dataset(rehearsals.job)
     if example is not None and api.reads_dataset(rehearsals.job, to_train=to_train):
-        console.print(f"No --dataset is given: planned for rows as those of TRL's example, {example}.")
+        console.print(f"No --dataset is given: planned for rows like those of TRL's example, {example}.")
 
 
 def _print_plan(chosen: Plan, request: api.RunRequest, output: flags.Output) -> int:

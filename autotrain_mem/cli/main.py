@@ -26,7 +26,7 @@ and trains with it.
 
 Train
   autofit METHOD --model MODEL --dataset DATA      plan, and train here
-  autofit METHOD --recipe NAME                     with settings that come along
+  autofit METHOD --recipe NAME                     with built-in settings
   autofit METHOD --plan FILE                       with a plan made before
 
     autofit sft --model Qwen/Qwen2.5-0.5B --dataset data.jsonl
@@ -35,7 +35,7 @@ Plan, without training and without a GPU
   autofit plan METHOD --model MODEL --gpu NAME     what fits that GPU best
   autofit plan METHOD ... --out FILE               write the plan to a file
   autofit plan METHOD ... --max_length max         as much as fits
-  autofit plan METHOD ... --within 8h --budget 20  done in time, and paid for
+  autofit plan METHOD ... --within 8h --budget 20  in time and on budget
   autofit plan METHOD ... --export TOOL            settings for another tool
   autofit estimate METHOD --model MODEL --gpu NAME what one configuration needs
 
@@ -59,9 +59,9 @@ Use the trained model
   autofit push RUN --to ORG/NAME                   upload it to the Hub
 
 This machine
-  autofit doctor                                   what works, how to mend it
+  autofit doctor                                   what works, how to fix it
   autofit gpus                                     GPUs known by name
-  autofit recipes [NAME]                           recipes that come along
+  autofit recipes [NAME]                           built-in recipes
   autofit quickstart                               a first run, without a GPU
   autofit completion bash|zsh|fish                 tab completion
 
@@ -110,7 +110,7 @@ def run(argv: Sequence[str]) -> int:
     except AutofitError as error:
         return _report(error, argv)
     except KeyboardInterrupt as interrupt:
-        hint = "What was written before stays as it is. Run the command again when you like."
+        hint = "Files written so far are kept. Run the command again at any time."
         return _report(InterruptedByUser("Interrupted.", hint=hint), argv, interrupt)
     except SystemExit as end:  # argparse's, after --help
         return int(end.code or 0)

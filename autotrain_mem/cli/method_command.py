@@ -17,7 +17,7 @@ _EXAMPLES = {
     "estimate": ("--gpu rtx4090 --max_length 2048", "--gpu 24GiB --use_peft --load_in_4bit --json"),
 }
 _EXPERIMENTAL = """\
-TRL calls {0.trainer} experimental: it is in {0.module}, and may change or go in any release.
+TRL calls {0.trainer} experimental: it is in {0.module}, and may change or disappear in any release.
 
 """
 

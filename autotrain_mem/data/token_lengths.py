@@ -145,7 +145,7 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
             # ``trl/trainer/sft_trainer.py: __init__`` rejects a text model, but only once it is loaded.
             if getattr(tokenizer, "image_processor", None) is None:
                 raise DatasetFormatError(
-                    f"{name} holds images, but {job.model} reads text alone.",
+                    f"{name} holds images, but {job.model} reads only text.",
                     hint="Use a model that reads images, such as Qwen/Qwen2.5-VL-3B-Instruct, or remove the column of "
                     "images to train on the text.",
                 )

@@ -241,10 +241,10 @@ def _is_known(kind: Any) -> bool:
 
 
 _UNREHEARSED = {
-    "tools": "after a call TRL generates again after prompt, completion and result, so that the KV cache may be longer "
-    "by a whole completion",
-    "rollout_func": "the script's own code samples, so that its memory and the lengths of its completions are unknown",
-    "environment_factory": "TRL adds the environment's first message to each prompt, so that no prompt's length can be "
+    "tools": "after a call TRL generates again after prompt, completion and result, so the KV cache may be longer by "
+    "a whole completion",
+    "rollout_func": "the script's own code samples, so its memory and the lengths of its completions are unknown",
+    "environment_factory": "TRL adds the environment's first message to each prompt, so no prompt's length can be "
     "counted",
 }
 """Keywords of GRPO's trainer -> why no plan can be made with them (``trl/trainer/grpo_trainer.py: _tool_call_loop,
@@ -270,7 +270,7 @@ def _check_keywords(asked: PlannedCall) -> None:
     if why:
         raise UsageError(
             f"{', '.join(why)} {'is' if len(why) == 1 else 'are'} not supported yet.",
-            hint="\n".join(f"{name}: {reason}; remove it, or take trl's own class" for name, reason in why.items()),
+            hint="\n".join(f"{name}: {reason}; remove it, or use trl's own class" for name, reason in why.items()),
         )
     check_loading(getattr(keywords.get("args"), "model_init_kwargs", None))
     adapts = keywords.get("peft_config") is not None

@@ -32,7 +32,7 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any]) -> Hardware:
     if config.device.type != "cuda":
         raise UsageError(
             f"A trainer on {config.device.type} cannot be rehearsed, only one on CUDA or the CPU.",
-            hint="Take trl's own class, or name a card to plan for: autofit=AutoFit(gpu=...).",
+            hint="Use trl's own class, or name a card to plan for: autofit=AutoFit(gpu=...).",
         )
     if config.n_gpu > 1:
         raise UsageError(

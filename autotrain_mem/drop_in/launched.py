@@ -47,7 +47,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
     if _is_on("ACCELERATE_USE_MEGATRON_LM"):
         raise UsageError(
             "accelerate launched this process with Megatron-LM, which is not rehearsed.",
-            hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or take trl's own class.",
+            hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or use trl's own class.",
         )
     # The script's config pads its rows, and shared tokens need a multiple of the processes.
     sizes = getattr(config, "parallelism_config", None)
@@ -104,7 +104,7 @@ def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
     if autofit.gpu_counts not in ((), (launched.processes // launched.nodes,)):
         yield f"AutoFit(gpus=...) asks for {autofit.gpus}, and {launched.processes} process(es) train here"
     if autofit.nodes not in (None, launched.nodes):
-        yield f"AutoFit(nodes={autofit.nodes}) differs from the {launched.nodes} of this training"
+        yield f"AutoFit(nodes={autofit.nodes}) differs from the {launched.nodes} of this run"
     for name in ("sharding", "fsdp_offload_params", *OF_DEEPSPEED):
         asked, here = getattr(autofit, name), launched.pins.get(name)
         if asked not in (None, False, here):

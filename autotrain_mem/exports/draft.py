@@ -259,7 +259,7 @@ def heading(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
         f"Run: {' '.join([*variables, tool.command])}",
     ]
     if notes:
-        lines.append(tool.notes_head or f"What {tool.name} cannot say of this plan, or does otherwise:")
+        lines.append(tool.notes_head or f"What {tool.name} cannot express of this plan, or does differently:")
     return "".join(f"# {one_line(line)}\n" for line in [*lines, *(f"- {note}" for note in notes)])
 
 

@@ -166,7 +166,7 @@ def skypilot(plan: Plan, job: Job) -> str:
     notes = (
         *((unknown,) if card == CARD else ()),
         "workdir is a clone of autotrain_mem with your data in it, which setup installs",
-        "a machine's disk goes with it: mount a bucket (file_mounts) and let output_dir lie there",
+        "a machine's disk is lost with it: mount a bucket (file_mounts), and put output_dir there",
     )
     note_shared_files(draft, notes)
     return document(draft, tool, {})

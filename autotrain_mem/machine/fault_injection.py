@@ -29,7 +29,7 @@ MARKS_NAME = ".autofit-mishaps"
 """The file in the output folder that lists the faults that occurred."""
 COUNT = "count"
 _PHASES = tuple(str(phase) for phase in Phase if phase not in (Phase.LOAD, Phase.SAVE))
-SYNTAX = f"""Separate faults by blanks:
+SYNTAX = f"""Separate faults by spaces:
 oom:PHASE:N              refuses the Nth allocation of that phase: {", ".join(_PHASES)}
 taken:SIZE:N[:until:M]   another process takes SIZE, such as 40MiB, from the Nth allocation on (until the Mth)
 kill:N                   kills the process at its Nth allocation
@@ -39,7 +39,7 @@ disk:save:N              the disk is full in the middle of writing the Nth check
 torn:save:N[:FILE]       truncates a file of the Nth checkpoint, by default the largest, and kills the process
 rot:save:N[:FILE]        ... changes one byte of it, and kills the process
 clock:save:N             sets the clock back by an hour before the Nth checkpoint
-disk:N                   from the Nth allocation on the disk is full, except for checkpoints, until the training ends
+disk:N                   from the Nth allocation on the disk is full, except for checkpoints, until training ends
 stop:N                   stops the process at its Nth allocation, as SIGSTOP does
 rank:R:...               any of these in the process with that rank; without it, in the first
 count                    injects nothing, and writes the number of allocations and checkpoints to {MARKS_NAME} in

@@ -191,7 +191,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
     if without := sum(len(messages) < 2 for messages in split["messages"]):
         raise DatasetFormatError(
-            f"{without:,} of {len(split):,} conversations have one message alone: GKD trains on the last message, and "
+            f"{without:,} of {len(split):,} conversations have a single message: GKD trains on the last message, and "
             "those before it are its prompt.",
             hint="Drop these rows; every conversation needs a question and an answer.",
         )

@@ -43,7 +43,7 @@ _LOSS_BASES = {
 def why_not_split(trainer: Any) -> str | None:
     """Returns why the loss cannot be split: it is unknown, or depends on all tokens of a micro-batch."""
     if trainer.loss_type not in _LOSS_BASES:
-        return f"how loss_type {trainer.loss_type} averages rows is not known"
+        return f"it is unknown how loss_type {trainer.loss_type} averages rows"
     if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
         return "top_entropy_quantile is computed over all tokens of the micro-batch"
     if getattr(trainer, "use_adaptive_entropy", False):

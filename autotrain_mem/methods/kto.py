@@ -51,7 +51,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Counts tokens as the trainer prepares them: the prompt's with the longer of its own and the previous row's
     completion, with which TRL estimates the KL divergence (the last row's, for a micro-batch's first row)."""
     lengths = prepared_lengths(dpo.prepared_rows("KTOTrainer", filled, split, tokenizer))
-    assert lengths is not None, "TRL names its columns otherwise"
+    assert lengths is not None, "TRL's columns have other names"
     return RowLengths(longer=lengths)
 
 

@@ -109,5 +109,5 @@ def check(filled: Configs, *, to_train: bool) -> None:
 def why_not_split(trainer: Any) -> str | None:
     """Returns why an unknown loss cannot be split; the known ones are means over pairs."""
     if trainer.args.loss_type not in ("sigmoid", "ipo"):
-        return f"how loss_type {trainer.args.loss_type} averages pairs is not known"
+        return f"it is unknown how loss_type {trainer.args.loss_type} averages pairs"
     return None

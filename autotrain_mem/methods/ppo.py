@@ -36,10 +36,10 @@ llamafactory = LlamaFactoryFacts(
         "response_length": "max_new_tokens",
         "temperature": "temperature",
     },
-    length_notes=("cutoff_len: of a prompt; TRL's PPO takes it as long as it is",),
+    length_notes=("cutoff_len: cuts prompts; TRL's PPO does not",),
     notes=(
-        "PPO: LLaMA-Factory's is that of trl 0.8.6 to 0.9.6, with a value head on the policy; TRL 1.12's has a "
-        "value model of its own, so that the prediction is only a rough guide",
+        "PPO: LLaMA-Factory's is that of trl 0.8.6 to 0.9.6, with a value head on the policy; TRL 1.12's has its own "
+        "value model, so the prediction is only a rough guide",
     ),
 )
 """Keys from ``train/ppo/trainer.py: CustomPPOTrainer``; its reward model is an adapter by default, TRL's a whole model.
@@ -190,7 +190,7 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
 
 def why_not_split(trainer: Any) -> str | None:
     """Always returns a reason: the guard cannot split the batches of PPO's own training loop."""
-    return f"how {type(trainer).__name__} averages rows is not known"
+    return f"it is unknown how {type(trainer).__name__} averages rows"
 
 
 def _config_type() -> Any:

@@ -228,7 +228,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     parts = [part for part in ("offload_optimizer", "offload_param") if _device(zero, part) == "nvme"]
     for part in parts:
         if zero["stage"] != 3:
-            yield f"{part} to NVMe is of stage 3", f"Write stage: 3, or device: cpu for {part}."
+            yield f"{part} to NVMe needs stage 3", f"Write stage: 3, or device: cpu for {part}."
         if not zero[part].get("nvme_path"):
             yield f"{part} has no nvme_path", "Set nvme_path to a folder on the NVMe disk."
     count = (zero.get("offload_optimizer") or {}).get("buffer_count", ADAM_BUFFERS)
@@ -241,7 +241,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if parts and isinstance(aio, Mapping) and aio.get("use_gds"):
         yield "aio.use_gds: GPUDirect Storage is not rehearsed", "Remove use_gds: the host's buffers are used."
     if str((config.get("fp16") or {}).get("enabled")).lower() == "true":
-        yield "fp16: DeepSpeed's scaler of the loss is not rehearsed", "Write bf16: {enabled: auto}."
+        yield "fp16: DeepSpeed's loss scaler is not rehearsed", "Write bf16: {enabled: auto}."
 
 
 def _device(zero: Mapping[str, Any], part: str) -> OffloadDevice | None:

@@ -96,7 +96,7 @@ def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[st
     if not 0 <= place.rank < place.machines:
         raise UsageError(f"{name} {place.rank} is none of {place.machines} machines.", hint=how_to_start(machines))
     if not 0 < place.port < 65536:
-        raise UsageError(f"--main_process_port {place.port} is no port.", hint="It takes 1 to 65535.")
+        raise UsageError(f"--main_process_port {place.port} is not a port number.", hint="It takes 1 to 65535.")
     return place
 
 

@@ -59,7 +59,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
     plan = replace(plan, estimate=replace(before, knobs=ways[0]))
     if wrong := [*_contradictions(plan, space, subject.job)]:
         raise UsageError(
-            f"The plan decides otherwise: {'; '.join(wrong)}.",
+            f"The plan has other values: {'; '.join(wrong)}.",
             hint=f"Remove that to train with the plan, or plan again: {again}",
         )
     anew = [*(name for name in GIVEN_ANEW if _may_be_given(name, plan, space)), *({NOT_REHEARSED} & space.pinned)]
@@ -105,7 +105,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
                 f"  planned {planned} on {before.hardware.name}; since then: {changed}",
             )
             raise DoesNotFitError("\n".join(lines), hint=f"Plan again: {again}")
-        warnings = (f"The plan was made before and rehearsed once more, since this has changed: {changed}.",)
+        warnings = (f"The earlier plan was rehearsed again, since this has changed: {changed}.",)
         # What was measured was measured elsewhere.
         alternatives, experience = (), replace(experience, learned=LearnedLimits(), probes=())
     levers = tuple(lever for lever in plan.levers if lever.name != "fp16")  # the card's own precision is each card's
@@ -148,7 +148,7 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     lowered = (min(lever.harm, Harm.ROUNDING) if lever.name == "dtype" else lever.harm for lever in plan.levers)
     given_up = max(lowered, default=Harm.NONE)  # updates may be lost to rounding however far it goes
     if job.fit != plan.job.fit and given_up > FURTHEST[job.fit]:
-        yield f"fit is {job.fit}, and the plan is of the level {plan.level}"
+        yield f"fit is {job.fit}, and the plan's level is {plan.level}"
     harms = {lever.name: lever.harm for lever in plan.levers}  # less than its row's where it is let go: that may be
     newly = {name: LEVERS[name] for name in sorted(check_forbid(job.forbid) - plan.job.forbid)}
     if pulled := [name for name, row in newly.items() if harms.get(lever_name(row), Harm.NONE - 1) >= row.harm]:
@@ -183,7 +183,7 @@ def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
         changes.append(f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens")
     digest = None if job.python_call is None else job.python_call.digest
     if digest != plan.objects or digest == "":  # an empty one says that the objects cannot be known
-        changes.append("what the script hands over")
+        changes.append("the script's objects")
     if subject.facts.digest != plan.model_digest:
         changes.append(f"the config of {job.model}")
     if job.arguments.get("trust_remote_code"):

@@ -134,7 +134,7 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
             pulled["optim"] = f"the state of {shared.optim} cannot be divided"
         for name, reason in pulled.items():
             raise UsageError(
-                f"The plan has {name}, which does not go with --sharding {shared.sharding}: {reason}.",
+                f"The plan has {name}, which does not work with --sharding {shared.sharding}: {reason}.",
                 hint=f"Give --sharding ddp, or plan again: {again}",
             )
     splits = micro_batches(space)

@@ -56,7 +56,7 @@ class RunLimits:
         return LimitError(
             f"Nothing that fits {fastest.hardware.name} keeps {' and '.join(wishes)}.\n"
             f"  the fastest takes {duration(seconds)} ({steps:,} steps of {brief(fastest.time.step_seconds)}){costs}",
-            hint="\n".join(["what it would take, one of:", *ways]),
+            hint="\n".join(["any of these would suffice:", *ways]),
         )
 
     def _steps(self, knobs: Knobs) -> int:
@@ -79,19 +79,19 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
         return RunLimits(subject=subject)
     if optimizer_steps(subject, knobs) is None:
         raise UsageError(
-            f"{flags}: how many steps the training has is not known.",
+            f"{flags}: the number of optimizer steps is unknown.",
             hint="Name the data with --dataset, or say --max_steps N.",
         )
     card = subject.hardware
     rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
     if None in (*rates, card.host_link_bytes_per_second):  # the seconds of an imagined card only rank plans
         raise UsageError(
-            f"{flags}: how fast {card.name} is is not known.",
+            f"{flags}: the speed of {card.name} is unknown.",
             hint="Give --gpu a card by name (autofit gpus lists them).",
         )
     if job.budget is not None and subject.price is None:
         raise UsageError(
-            f"--budget: what {card.name} costs is not known.",
+            f"--budget: the price of {card.name} is unknown.",
             hint="Give --prices FILE, a CSV with the columns gpu,per_hour and a row for this card.",
         )
     return RunLimits(subject=subject)

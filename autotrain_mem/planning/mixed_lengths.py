@@ -75,5 +75,5 @@ def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
         why = "the ratio of pixels to text differs from row to row"
     else:
         why = "the steps of this rehearsal cannot be replayed with other rows (several processes, offloading)"
-    not_counted = (f"what rows of every length make the allocator reserve over hours: {why}", *memory.not_counted)
+    not_counted = (f"memory reserved over hours with rows of every length: {why}", *memory.not_counted)
     return replace(estimate, memory=replace(memory, not_counted=not_counted))

@@ -98,7 +98,7 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
         warn(f"the plan sets {' '.join(taken)} for the processes that load the model")
     if missing := sorted({*(job.unrecorded or ())} - given_here.keys() - os.environ.keys()):
         warn(
-            f"the plan was made with {', '.join(missing)}, whose value no plan holds, and which is not set here: "
+            f"the plan was made with {', '.join(missing)}, which a plan does not store, and which is not set here: "
             f"{missing[0]}=... before the command sets it, or the env: block of a config"
         )
     autofit, arguments = request.autofit.over(plan, here=to_train and not request.simulate), dict(job.trl_arguments)
@@ -189,11 +189,11 @@ def with_peft_config(request: RunRequest) -> RunRequest:
     if twice := [name for name in SAID[1:] if request.names(name)]:
         flags = ", ".join(f"--{name}" for name in twice)
         cure = f"Remove {flags}, or write it into the config."
-        problems.append((f"{flags} and {FLAG} both say what the adapter is", cure))
+        problems.append((f"{flags} and {FLAG} both define the adapter", cure))
     quantized = [name for name in BASE_BITS if why and request.argument(name)]
-    problems += [(f"--{name} does not go with {kind}: {why}", f"Remove --{name}, or take LoRA.") for name in quantized]
+    problems += [(f"--{name} does not work with {kind}: {why}", f"Remove --{name}, or use LoRA.") for name in quantized]
     if arguments_of(text).get(CHECKPOINTING) is False and any(map(request.argument, RECOMPUTES)):
-        problem = f"--gradient_checkpointing does not go with {kind}: a layer that is computed again has no prefix"
+        problem = f"--gradient_checkpointing does not work with {kind}: a recomputed layer has no prefix"
         problems.append((problem, "Remove --gradient_checkpointing."))
     refuse_all(problems)
     return replace(request, autofit=replace(request.autofit, peft_config=text))

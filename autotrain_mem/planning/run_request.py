@@ -61,7 +61,7 @@ class RunRequest:
     overwrite_output_dir: bool = setting(
         False,
         **_OF_RUN,
-        help="where --output_dir holds another run, rename that to NAME.previous-1; nothing is deleted",
+        help="rename another run in --output_dir to NAME.previous-1; nothing is deleted",
     )
     max_restarts: int = setting(
         RESTARTS,
@@ -71,13 +71,13 @@ class RunRequest:
         help=f"resume up to N times in a row when the training process dies (default {RESTARTS}), 0 for never",
     )
     probe: bool = setting(
-        True, **_OF_RUN, help="train without the probe: two real steps on the longest rows in a process of their own"
+        True, **_OF_RUN, help="train without the probe: two real steps on the longest rows in a separate process"
     )
     machine_rank: int | None = setting(
         None,
         **_OF_MACHINES,
         metavar="N",
-        help="which of --nodes machines this one is, from 0 (default: as Slurm, torchrun or SkyPilot says)",
+        help="which of --nodes machines this one is, from 0 (default: from Slurm, torchrun or SkyPilot)",
     )
     main_process_ip: str | None = setting(
         None, **_OF_MACHINES | {"kind": str}, metavar="HOST", help="address of machine 0, which plans and leads"

@@ -195,8 +195,8 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
             "chat_template_path"
         ),
-        "what Inductor does: torch_compile is rehearsed uncompiled, mostly an upper bound; compiled, chains of "
-        "elementwise operators keep their inputs alone and are computed again in the backward pass, while products, "
+        "what Inductor does: torch_compile is rehearsed uncompiled, usually an upper bound; compiled, chains of "
+        "elementwise operators keep only their inputs and are recomputed in the backward pass, while products, "
         "attention, weights, gradients and optimizer state stay as they are": any(
             given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode")
         ),
@@ -211,14 +211,14 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         ),
         "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are not "
         "rehearsed, and allocate less than the last)": knobs.sampled_tokens and not given.get("use_vllm"),
-        "one weight's shard at a time, which is copied from host memory when vLLM is given the weights": (
+        "one weight's shard at a time, which is copied from host memory when the weights are sent to vLLM": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),
-        "the time of reading and writing NVMe, once in each step: the speed said here leaves it out, and how fast the "
-        "disk is decides it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
+        "the time of reading and writing NVMe, once in each step: the speed shown leaves it out, since it depends on "
+        "the disk": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
         "the scaler of fp16's gradients: a few scalars": knobs.fp16,
-        "what cuSOLVER works in while the adapter's first values are made of one weight after the other, before "
-        "training: as much as a few copies of the largest weight in float32": (
+        "cuSOLVER's workspace while the adapter is initialized from one weight after another, before training "
+        ": as much as a few copies of the largest weight in float32": (
             starts_from_weights(given.get(PEFT_CONFIG) or knobs.peft_config)
         ),
     }

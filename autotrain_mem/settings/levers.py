@@ -81,10 +81,10 @@ _OF_TRLS = (
         suits=lambda method: method.has_activation_offload,
         needs={"sharding": UNSHARDED},
         not_sharded=(
-            "what TRL's offloading makes of FSDP's gathered weights is not rehearsed yet",
+            "TRL's offloading of FSDP's gathered weights is not rehearsed yet",
             "Remove --activation_offloading: --gradient_checkpointing true keeps as little, or --sharding ddp.",
         ),
-        reason="what the backward pass needs waits in host memory: the same gradients, with copies both ways",
+        reason="activations wait in host memory for the backward pass: the same gradients, with copies both ways",
         words="activations offloaded",
         offloads=True,
         pays_for_adapters=True,

@@ -42,10 +42,10 @@ _INSTALLED_AS = {"optimi": "torch-optimi"}
 
 _EIGHT_BIT = "--optim adamw_8bit keeps a quarter of AdamW's state"
 _LAYERWISE = (
-    "transformers takes it without accumulation and on one GPU alone, and a plan keeps the effective batch by "
-    "accumulating"
+    "transformers supports it without accumulation and on one GPU only, but a plan accumulates to keep the effective "
+    "batch"
 )
-_TORCHAO = "torchao compiles its step, and nothing can look into a compiled one"
+_TORCHAO = "torchao compiles its step, and a compiled step cannot be recorded"
 _PAGED = "bitsandbytes' library for the CPU, on which a rehearsal runs, has no paged state of this optimizer"
 _OTHER_DEVICE = "it is for another kind of device"
 
@@ -54,13 +54,13 @@ REFUSED: dict[str, tuple[str, str]] = {
     "adamw_torch_8bit": (_TORCHAO, _EIGHT_BIT),
     "paged_ademamix_32bit": (_PAGED, "--optim ademamix is rehearsed"),
     "paged_ademamix_8bit": (_PAGED, "--optim ademamix_8bit is rehearsed"),
-    "galore_adamw_8bit": ("its step hands values of tensors to bitsandbytes", "--optim galore_adamw is rehearsed"),
+    "galore_adamw_8bit": ("its step passes values of tensors to bitsandbytes", "--optim galore_adamw is rehearsed"),
     "galore_adamw_layerwise": (_LAYERWISE, "--optim galore_adamw is rehearsed"),
     "galore_adamw_8bit_layerwise": (_LAYERWISE, "--optim galore_adamw is rehearsed"),
     "galore_adafactor_layerwise": (_LAYERWISE, "--optim galore_adafactor is rehearsed"),
     "apollo_adamw_layerwise": (_LAYERWISE, "--optim apollo_adamw is rehearsed"),
-    "adalomo": ("its package asks for a CUDA device as it is built", "--optim adafactor keeps as little state"),
-    "adamw_anyprecision": ("torchdistx, which it is in, is not made for any torch since 2.0", _EIGHT_BIT),
+    "adalomo": ("its package needs a CUDA device when it is built", "--optim adafactor keeps as little state"),
+    "adamw_anyprecision": ("its package torchdistx supports no torch since 2.0", _EIGHT_BIT),
     "adamw_torch_xla": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
     "adamw_torch_npu_fused": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
 }
@@ -72,12 +72,12 @@ PROJECTING = ("galore", "apollo")
 
 NOT_COUNTED = {
     "paged_": (
-        "large state of a paged optimizer: it lies in CUDA's managed memory, outside torch's allocator, and moves to "
+        "large state of a paged optimizer: it is in CUDA's managed memory, outside torch's allocator, and moves to "
         "the host when the card is full"
     ),
     "galore": (
-        "what cuSOLVER works in while GaLore decomposes one gradient after the other: as much as a few copies of the "
-        "largest that it projects, in float32"
+        "cuSOLVER's workspace while GaLore decomposes one gradient after another: as much as a few copies of the "
+        "largest one, in float32"
     ),
 }
 """Prefix of a name -> the memory of such an optimizer that an estimate leaves out."""

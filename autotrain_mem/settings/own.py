@@ -90,7 +90,7 @@ class OwnSettings:
         lever=LeverRow(
             harm=Harm.DATA,
             suits=lambda method: method.reads_images,
-            reason="larger images are made smaller, and take fewer tokens: what is small in them may no longer be seen",
+            reason="larger images are shrunk and take fewer tokens: small details may be lost",
         ),
     )
     """None: the model processor's own limit, or fewer pixels if nothing else fits."""
@@ -105,7 +105,7 @@ class OwnSettings:
             knobs=("sharding", "dp_replicate_size"),
             # PPO prepares two models as one (trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper)
             suits=lambda method: not method.holds_models_whole,
-            reason="the GPUs divide weights, gradients and optimizer state among them",
+            reason="weights, gradients and optimizer state are divided among the GPUs",
         ),
     )
     """How processes divide the model; None: the fastest way that fits, or a single process."""
@@ -128,12 +128,12 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_sp_size",
         metavar="N",
-        help="the same in DeepSpeed (SFT, ZeRO), whose GPUs share heads while a layer attends",
+        help="the same in DeepSpeed (SFT, ZeRO), where GPUs share heads during attention",
         check=at_least_one("GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,
-            reason="GPUs share the tokens of each row, and its heads while a layer attends: the same gradients",
+            reason="GPUs share the tokens of each row, and its heads during attention: the same gradients",
         ),
     )
     """The same in DeepSpeed (sequence parallelism, with ZeRO)."""
@@ -163,7 +163,7 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         of_deepspeed=True,
         choices=("cpu",),
-        help="the optimizer's state lies in host memory, where it steps too (ZeRO); NVMe: --deepspeed FILE",
+        help="the optimizer's state and step are in host memory (ZeRO); NVMe: --deepspeed FILE",
         check=one_of(get_args(OffloadDevice), told=("cpu",)),
     )
     """``cpu``: the optimizer's state and step are on the host (ZeRO); None: on the GPU."""

@@ -106,8 +106,7 @@ def read_given(
     asked = [name for name in MAXIMIZED if given.get(name) == MOST]
     if len(asked) > 1:
         raise UsageError(
-            f"{' and '.join(f'--{name} {MOST}' for name in asked)}: the most of one depends on how much there is of "
-            "the other.",
+            f"{' and '.join(f'--{name} {MOST}' for name in asked)}: the maximum of one depends on the other. ",
             hint=f"Give a number for all of them but one, or ask for one after the other: --{asked[0]} {MOST}.",
         )
     return given
@@ -116,7 +115,7 @@ def read_given(
 def _ratio(text: str) -> float:
     """Parses a share of all steps, which ``warmup_steps`` below 1 means (``training_args.py: get_warmup_steps``)."""
     if not 0 <= float(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share; --warmup_steps {text} is so many steps, 0.03 a share")
+        raise argparse.ArgumentTypeError(f"{text} is not a share; --warmup_steps {text} counts steps, 0.03 is a share")
     return float(text)
 
 
@@ -249,7 +248,7 @@ def _checkpoint(text: str) -> str | bool:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if not pathlib.Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a folder; true takes the last checkpoint of --output_dir")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder; true means the last checkpoint of --output_dir")
     return text
 
 

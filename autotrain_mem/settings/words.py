@@ -62,7 +62,7 @@ def read_length(text: str) -> int | str | None:
         return word
     if match := _PERCENTILE.fullmatch(word):
         if not 0 < float(match[1]) <= 100:
-            raise ValueError(f"{text!r} is no percentile of the rows: they go from above p0 to p100")
+            raise ValueError(f"{text!r} is not a percentile of the rows: they go from above p0 to p100")
         return word
     if not word.isdigit() or int(word) < 1:
         raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor max, nor a percentile such as p99.9")
@@ -90,7 +90,7 @@ def read_counts(text: str) -> int | tuple[int, ...]:
     try:
         counts = [int(each) for each in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs; --gpu names a card") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs; --gpu names a card") from None
     return counts[0] if len(counts) == 1 else tuple(counts)
 
 

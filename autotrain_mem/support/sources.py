@@ -120,7 +120,7 @@ def unreachable() -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE forbids to look on the hub"
+        return "HF_HUB_OFFLINE forbids access to the hub"
     return f"the hub ({constants.ENDPOINT}) cannot be reached"
 
 

@@ -22,7 +22,7 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
     if present and asked is not None:
         raise UnsupportedModelError(
             f"The checkpoint is quantized already ({present}), so it cannot be quantized again.",
-            hint="Remove --load_in_4bit and --load_in_8bit, or take the checkpoint that it was quantized from.",
+            hint="Remove --load_in_4bit and --load_in_8bit, or use the checkpoint that it was quantized from.",
         )
     method = present or quantization_method(asked)
     if method and method != "bitsandbytes":
@@ -30,7 +30,7 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
             f"A model quantized with {method} is not rehearsed yet, only bitsandbytes' quantization is.",
             hint="Load it with quantization_config=Mxfp4Config(dequantize=True)."
             if method == "mxfp4"
-            else "Take the checkpoint that it was quantized from, and --load_in_4bit or --load_in_8bit.",
+            else "Use the checkpoint that it was quantized from, and --load_in_4bit or --load_in_8bit.",
         )
     if getattr(asked, "llm_int8_has_fp16_weight", False):
         raise UnsupportedModelError(
@@ -117,7 +117,7 @@ def why_no_attention(
     if attn_implementation in (None, "eager", "sdpa"):
         return None
     if attn_implementation not in FLASH_NAMES:
-        return f"{attn_implementation} is not rehearsed: take sdpa, which CUDA runs by its own flash kernel"
+        return f"{attn_implementation} is not rehearsed: use sdpa, which CUDA runs by its own flash kernel"
     if compute_capability < (8, 0):
         major, minor = compute_capability
         return f"flash-attention needs compute capability 8.0 or newer; this card has {major}.{minor}"
@@ -126,7 +126,7 @@ def why_no_attention(
     if dtype not in (torch.float16, torch.bfloat16):
         return f"flash-attention computes in float16 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
     if head_dim > 256:
-        return f"flash-attention takes heads of at most 256; this model's have {head_dim}"
+        return f"flash-attention supports heads of at most 256; this model's have {head_dim}"
     return None
 
 

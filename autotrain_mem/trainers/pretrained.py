@@ -215,7 +215,7 @@ def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
     cause = error.__cause__
     if isinstance(cause, errors.GatedRepoError):
         hint = f"Ask for access at https://huggingface.co/{model}, then: {_LOG_IN}"
-        return ModelNotFoundError(f"{model} is gated: the hub does not give it to you.", hint=hint)
+        return ModelNotFoundError(f"{model} is gated: the hub denies you access.", hint=hint)
     if isinstance(cause, errors.RevisionNotFoundError):
         hint = f"See https://huggingface.co/{model}/commits/main"
         return ModelNotFoundError(f"The hub's {model} has no such --model_revision.", hint=hint)

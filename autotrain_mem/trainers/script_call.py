@@ -90,8 +90,7 @@ def read(job: Job) -> Call:
         call = pickle_without_tensors.unpack(_content(job.python_call.path))
     except Exception as error:  # whatever the user's classes raise when they are imported or rebuilt
         raise RehearsalError(
-            f"What the script hands to the trainer cannot be rebuilt in the rehearsal's process: "
-            f"{type(error).__name__}: {error}",
+            f"The trainer's arguments cannot be rebuilt in the rehearsal's process: {type(error).__name__}: {error}",
             hint="Move its classes and functions into a module that can be imported from the script's folder.",
         ) from error
     assert isinstance(call, Call)

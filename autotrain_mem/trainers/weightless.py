@@ -45,7 +45,7 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
         except (ValueError, KeyError, ImportError) as error:
             raise UnsupportedModelError(
                 f"{cls.__name__} of {path} cannot be built for training: {error}",
-                hint="Take a model that the installed transformers implements; see --attn_implementation for attention "
+                hint="Use a model that the installed transformers implements; see --attn_implementation for attention "
                 "that is not installed here.",
             ) from error
         if not any(hasattr(model, name) for name in _HEADS) and model.get_output_embeddings() is None:

@@ -68,7 +68,7 @@ class AutoFit(OwnSettings):
         group=Group.DEVICE,
         metavar="N",
         read=read_counts,
-        help="how many of them train together (default all of this machine, or one if named); "
+        help="how many of them train together (default: all of this machine, or one named card); "
         "--gpu all --gpus 1,2,4 compares",
     )
     """Number of these cards that train together; several numbers, such as ``(1, 2, 4)``, are compared."""
@@ -145,11 +145,11 @@ class AutoFit(OwnSettings):
         MAX_SLOWDOWN,
         check=that(
             lambda factor: factor >= 1,
-            "{value:g} is no factor by which a plan may be slower",
-            "1 or more: 4 passes a plan over that takes more than four times as long per token.",
+            "{value:g} is not a factor by which a plan may be slower",
+            "1 or more: 4 skips a plan that takes more than four times as long per token.",
         ),
         metavar="X",
-        help="take the next level where a plan is more than X times slower than its best (default 4)",
+        help="use the next level if a plan is more than X times slower than its best (default 4)",
     )
     """A plan is skipped if it is this many times slower than the best plan of the next level of harm."""
     within: str | None = setting(
@@ -168,7 +168,7 @@ class AutoFit(OwnSettings):
         None,
         check=that(
             lambda amount: 0 < amount < math.inf,
-            "{value:g} is no amount to spend",
+            "{value:g} is not an amount to spend",
             "an amount in the currency of the prices: 20 for 20 USD.",
         ),
         metavar="AMOUNT",

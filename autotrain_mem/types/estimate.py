@@ -293,10 +293,10 @@ class Estimate:
     @property
     def routed(self) -> str:
         """Describes the routing of tokens to experts that the figure assumes; empty for a model without experts."""
-        worst = "the worst that a loop over experts allows"
+        worst = "the worst case of a loop over experts"
         return {
             None: "",
-            Routing.ANY: "grouped: memory does not depend on which ones the tokens choose",
+            Routing.ANY: "grouped: memory does not depend on which experts the tokens choose",
             Routing.ONE: f"all tokens at the same experts, {worst}",
             Routing.EVEN: f"as many tokens at every expert, {worst}",
         }[self.memory.routing]

@@ -32,7 +32,7 @@ _MAKES_ONE = (
     "autofit plan METHOD --model MODEL --gpu NAME --out plan.json  writes one;\n"
     f"training writes one too, as {PLAN_NAME} in its output folder."
 )
-_FROM_A_PIPE = "Write it to a file first; autofit explain - tells what a plan on standard input holds."
+_FROM_A_PIPE = "Write it to a file first; autofit explain - shows a plan from standard input."
 
 _FIT = "autofit.fit/"
 """Schema of the output of ``autofit METHOD --json``, which holds the plan and the run."""
@@ -108,7 +108,7 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
         message = f"{name} was made by another version of autofit: it is {schema}, this one reads {PLAN_SCHEMA}."
         raise PlanFileError(message, hint=_plan_again(values))
     holds = f"it holds {schema}" if isinstance(schema, str) else "it does not say that it is one"
-    raise PlanFileError(f"{name} is no plan: {holds}.", hint=_MAKES_ONE)
+    raise PlanFileError(f"{name} is not a plan: {holds}.", hint=_MAKES_ONE)
 
 
 def _json(content: bytes, name: str) -> Any:
@@ -118,7 +118,7 @@ def _json(content: bytes, name: str) -> Any:
     except (ValueError, RecursionError) as error:
         reason = f"it is not JSON: {error}"
     if reason:
-        raise PlanFileError(f"{name} is no plan: {reason}.", hint=_MAKES_ONE)
+        raise PlanFileError(f"{name} is not a plan: {reason}.", hint=_MAKES_ONE)
     return values
 
 

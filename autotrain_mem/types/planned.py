@@ -243,7 +243,7 @@ def read_plan(content: bytes, name: str) -> Plan:
         if others := sorted(environment.keys() - RECORDED_VARIABLES):
             why = "it could run code, or send data elsewhere"
             message = f"{name} sets {', '.join(others)}, which a plan must not set for the training process: {why}."
-            own = f"To have it all the same, set it yourself: {others[0]}=... autofit ..."
+            own = f"To set it anyway, do it yourself: {others[0]}=... autofit ..."
             raise PlanFileError(message, hint=f"Remove that from the plan's environment. {own}")
     try:
         plan = codec.from_json(Plan, values)
@@ -264,5 +264,5 @@ def _wrong_sums(plan: Plan) -> str:
     if estimate.reserved.peak_reserved_bytes < memory.peak_allocated_bytes:
         return "estimate.reserved is less than what is allocated"
     if plan.data is not None and len(plan.data.percentiles) != len(PERCENTILES):
-        return "data.percentiles are not as many as there should be"
+        return "data.percentiles has another length"
     return ""

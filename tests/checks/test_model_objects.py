@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "kernels from the hub": (changed(lambda model: setattr(model, "_use_kernels", True)), r"\(use_kernels\)"),
     "liger's class within": (
         with_more(layer_of("liger_kernel.transformers.rms_norm")),
-        r"already has layers of Liger's \(Liger\)",
+        r"already has Liger's layers \(Liger\)",
     ),
     "mps": (OnMps, "is on mps, whose allocator is unknown"),
     "frozen": (changed(lambda model: model.requires_grad_(False)), "all its parameters are frozen"),

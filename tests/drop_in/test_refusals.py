@@ -93,7 +93,7 @@ def test_words_are_refused_before_a_worker_is_asked(
     ("words", "said"),
     [
         ({"fit": "everything"}, "fit takes no 'everything'"),
-        ({"max_slowdown": 0.5}, "max_slowdown 0.5 is no factor"),
+        ({"max_slowdown": 0.5}, "max_slowdown 0.5 is not a factor"),
         ({"pin": ["optim"], "tune": ["optim"]}, "optim in pin and in tune"),
         ({"forbid": "lora"}, "forbid takes names, not one text"),
         ({"forbid": None}, "forbid takes names, not None"),

@@ -64,7 +64,7 @@ def test_rows_without_a_prompt_or_with_one_that_is_no_beginning_are_refused(
     model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     alone, text = {"messages": [ASKED]}, {"messages": [ASKED, ANSWERED], "prompt": "one two"}
-    for row, why in ((alone, "1 of 1 conversations have one message alone"), (text, "texts in a column prompt")):
+    for row, why in ((alone, "1 of 1 conversations have a single message"), (text, "texts in a column prompt")):
         with pytest.raises(DatasetError, match=why):
             profile(job_of(model_folder("qwen2"), written(tmp_path, row)), str(tmp_path / "scratch"))
 

@@ -188,7 +188,7 @@ def test_a_stage_and_its_offload_are_read() -> None:
         (of_stage(0), "stage is not 1, 2 or 3"),
         (of_stage() | {"optimizer": {"type": "AdamW"}}, "--optim makes the optimizer"),
         (of_stage(3, zero_quantized_weights=True), "ZeRO"),
-        (of_stage(2, offload_optimizer=NVME), "offload_optimizer to NVMe is of stage 3"),
+        (of_stage(2, offload_optimizer=NVME), "offload_optimizer to NVMe needs stage 3"),
         (of_stage(3, offload_param={"device": "nvme"}), "offload_param has no nvme_path"),
         (of_stage(3, offload_optimizer=NVME | {"buffer_count": 3}), "buffer_count 3 is too few"),
         (of_stage(3, offload_optimizer=NVME) | {"aio": {"use_gds": True}}, "GPUDirect Storage"),

@@ -123,7 +123,7 @@ def test_the_environment_the_models_config_and_data_whose_rows_have_grown_count_
 
 
 def test_what_a_script_hands_over_is_told_by_its_digest() -> None:
-    plan, why = made(handing("a")), "what the script hands over"
+    plan, why = made(handing("a")), "the script's objects"
     assert (plan.objects, plan.job.python_call) == ("a", None)
     assert [reason(plan, handing(digest)) for digest in "ab"] == ["", why]
     assert reason(made(handing("")), handing("")) == why
@@ -207,7 +207,7 @@ def test_how_far_to_go_is_compared_with_how_far_the_plan_went_and_a_length_it_fo
         plan = made(job, card=card)
         assert plan.level == level
         assert reason(plan, replace(job, fit="rounding"), card) == ""
-        with pytest.raises(UsageError, match=f"fit is lossless, and the plan is of the level {level}"):
+        with pytest.raises(UsageError, match=f"fit is lossless, and the plan's level is {level}"):
             followed(plan, replace(job, fit="lossless"), card)
     plan = made(replace(asking(max_length="auto"), dataset="d"))
     with pytest.raises(UsageError, match="max_length is 200, and 300 in the plan"):

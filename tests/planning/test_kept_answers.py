@@ -135,7 +135,7 @@ def test_a_typo_is_told_by_the_flags_that_were_kept_before_anything_starts(
         ((), {"learning_rate": "abc"}, "invalid float value: 'abc'"),
         (("--bf16", "perhaps", "--learning_rate=1"), {}, ""),
         (("--bf16",), {"warmup_ratio": 0.03}, ""),
-        (("--warmup_ratio", "3"), {}, "3 is no share; --warmup_steps 3 is so many steps"),
+        (("--warmup_ratio", "3"), {}, "3 is not a share; --warmup_steps 3 counts steps"),
         (("--warmup_ratio=0.1",), {"warmup_steps": 5}, ""),
         (("--warmup_ratio=0.1", "--warmup_steps=5"), {}, "Remove --warmup_ratio."),
         (("--no_bf16",), {"learning_rate": 1e-4}, ""),

@@ -36,8 +36,8 @@ def test_what_cannot_be_is_refused() -> None:
         ("{", (), "is not JSON"),
         ('{"r": 8}', (), "names no peft_type"),
         (VERA, ("--use_peft", "false"), "--use_peft false and --peft_config contradict"),
-        (VERA, ("--lora_r", "4", "--use_dora"), "--lora_r, --use_dora and --peft_config both say"),
-        ({"peft_type": "LOKR"}, ("--load_in_4bit",), "--load_in_4bit does not go with LOKR"),
+        (VERA, ("--lora_r", "4", "--use_dora"), "--lora_r, --use_dora and --peft_config both"),
+        ({"peft_type": "LOKR"}, ("--load_in_4bit",), "--load_in_4bit does not work with LOKR"),
         ({"peft_type": "PREFIX_TUNING"}, ("--gradient_checkpointing",), "has no prefix"),
         ({"peft_type": "LORA", "init_lora_weights": "eva"}, (), "initialize_lora_eva_weights"),
     ):
@@ -50,7 +50,7 @@ def test_what_cannot_be_is_refused() -> None:
 def test_a_script_hears_the_same() -> None:
     loha = {"peft_config": '{"peft_type": "LOHA"}', "load_in_8bit": True, "use_peft": True}
     unknown = {"peft_config": '{"peft_type": "SHIRA"}'}
-    for given, words in ((unknown, "SHIRA is not supported"), (loha, "--load_in_8bit does not go with LOHA")):
+    for given, words in ((unknown, "SHIRA is not supported"), (loha, "--load_in_8bit does not work with LOHA")):
         (finding,) = collect([quantization], Flags(method="sft", given=given))
         assert words in finding.message
 

@@ -56,7 +56,7 @@ def test_a_plan_does_not_wait_for_a_rehearsal_of_more_cards() -> None:
 
 
 LARGE = toy(40, "toy", origin="named", compute_capability=(8, 9))
-HOURS = "what rows of every length make the allocator reserve over hours: "
+HOURS = "memory reserved over hours with rows of every length: "
 
 
 class Unreadable(FakeWorker):

@@ -199,7 +199,7 @@ def test_a_file_too_large_for_a_plan_is_not_read_to_its_end(tmp_path: Path) -> N
     path = tmp_path / "huge.json"
     with open(path, "wb") as file:
         file.truncate(20 * GIB)  # takes no room on the disk
-    with pytest.raises(PlanFileError, match=r"huge\.json is no plan: it is larger than 8\.00 MiB"):
+    with pytest.raises(PlanFileError, match=r"huge\.json is not a plan: it is larger than 8\.00 MiB"):
         Plan.load(path)
     with pytest.raises(PlanFileError, match="is not a plan, so it is not overwritten"):
         PLAN.save(path)
@@ -275,7 +275,7 @@ def test_a_plans_variables_and_code_are_told_before_any_process_has_them(monkeyp
     assert len(notes) == 3
     assert notes[0] == f"the plan runs code that comes with {PLAN.model} (trust_remote_code)"
     assert "the plan sets OMP_NUM_THREADS=2 for" in notes[1]
-    assert "was made with HF_TOKEN, whose value no plan holds" in notes[2]
+    assert "was made with HF_TOKEN, which a plan does not store" in notes[2]
 
 
 @pytest.fixture(scope="module")

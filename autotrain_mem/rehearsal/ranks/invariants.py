@@ -90,8 +90,8 @@ def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) ->
 def _without_gradient(names: str) -> RehearsalError:
     """Makes the error for parameters without a gradient: a vision tower may end in unused layers."""
     return RehearsalError(
-        f"The optimizer made no step on {names}: the loss does not depend on them, or they were lost as they were "
-        "divided among the processes.",
+        f"The optimizer made no step on {names}: the loss does not depend on them, or they were lost when the model "
+        "was divided among the processes.",
         hint="With several GPUs that is not rehearsed yet. Where the loss does not depend on parts of the model, DDP "
         "needs --ddp_find_unused_parameters true, or fails in its second step. --gpus 1 plans for one.",
     )
@@ -103,7 +103,7 @@ def _some(names: list[str]) -> str:
 
 def _broken(what: str) -> RehearsalError:
     return RehearsalError(
-        f"The rehearsal of one process of several is not whole: {what}.",
+        f"The rehearsal of one rank is incomplete: {what}.",
         hint="Its figures would be too low, so none are given. Please report the model, the method and the flags; "
         "--sharding ddp, or another of --sharding's values, may be rehearsed.",
     )
