@@ -159,7 +159,7 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     job = rehearsals.job
     if job.maximized is not None:
         raise UsageError(
-            f"--{job.maximized} {MOST} searches for the largest value that fits, and an estimate searches nothing.",
+            f"--{job.maximized} {MOST} searches for the largest value that fits, and an estimate does not search.",
             hint=f"Give a number, or run autofit plan {job.method} ... --{job.maximized} {MOST}.",
         )
     if snapshot is not None and not rehearsals.caches:

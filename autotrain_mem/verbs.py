@@ -292,7 +292,7 @@ def _wish(
     ours = as_autofit(autofit)
     if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
         raise UsageError(
-            f"AutoFit({given[0]}=...) is for trainers, whose config does not say what was given; {verb}(...) does.",
+            f"AutoFit({given[0]}=...) is for trainers, whose config hides what was given; {verb}(...) shows it.",
             hint="Give an argument to keep it; remove it to have it tuned.",
         )
     if method not in METHODS:
@@ -310,7 +310,7 @@ def _wish(
 
     def refuse(name: str, value: Any) -> NoReturn:
         raise UsageError(
-            f"{name} takes a {type(value).__name__} in a trainer only: here arguments go to another process.",
+            f"{name} takes a {type(value).__name__} only in a trainer: here, arguments are sent to another process.",
             hint="Give it by name, as a flag would, or use the trainer: from autotrain_mem import SFTTrainer.",
         )
 

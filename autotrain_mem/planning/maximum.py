@@ -67,13 +67,13 @@ def _lengths(subject: Subject) -> _Asked:
     ends = {facts.context_length: "the model's context", longest: "no row of the data is longer"}
     end = min((end for end in ends if end is not None), default=MOST_TOKENS)
     least = 0 if lengths.profile is None else lengths.profile.least_length
-    return (*lengths_below(end, least), end), ends.get(end, "no end is known of the model's context")
+    return (*lengths_below(end, least), end), ends.get(end, "the model's context length is unknown")
 
 
 def _completions(subject: Subject) -> _Asked:
     prompt, context_length = subject.lengths.longest or PROMPT_UNKNOWN, subject.facts.context_length
     if context_length is None:
-        return (*lengths_below(MOST_TOKENS, 0), MOST_TOKENS), "no end is known of the model's context"
+        return (*lengths_below(MOST_TOKENS, 0), MOST_TOKENS), "the model's context length is unknown"
     check_prompt(prompt, context_length)
     room = context_length - prompt
     return (*lengths_below(room, 0), room), f"the model's context, less a prompt of {prompt} tokens"
@@ -99,7 +99,7 @@ def _rows(subject: Subject) -> _Asked:
     if subject.lengths.profile is not None and not job.is_online:
         end = max(unit, least, subject.lengths.profile.rows // defaults.processes)
     values = [rows for rows in range(unit, end + 1, unit) if rows >= least]
-    return values or [unit], "the data have no more rows" if end < MOST_ROWS else f"{end:,} rows are asked for at most"
+    return values or [unit], "the data have no more rows" if end < MOST_ROWS else f"at most {end:,} rows are tried"
 
 
 def _groups(subject: Subject) -> _Asked:
@@ -113,7 +113,7 @@ def _groups(subject: Subject) -> _Asked:
         return sizes or [SMALLEST_GROUP], "the completions of a generation"
     unit = defaults.processes // gcd(defaults.processes, _prompts(defaults))
     first = lcm(unit, SMALLEST_GROUP) if unit > 1 else SMALLEST_GROUP
-    return range(first, MOST_ROWS + 1, unit), f"{MOST_ROWS:,} completions are asked for at most"
+    return range(first, MOST_ROWS + 1, unit), f"at most {MOST_ROWS:,} completions are tried"
 
 
 def _says_batches(job: Job) -> bool:
@@ -128,7 +128,7 @@ def _prompts(defaults: Knobs) -> int:
 def _ranks(subject: Subject) -> _Asked:
     end = subject.facts.hidden_size or MOST_RANK
     fine, coarse = (1, 2, 4, *range(8, min(64, end), 8)), (*range(64, min(256, end), 16), *range(256, end, 64))
-    stop = "the width of the model's layers" if subject.facts.hidden_size else f"{end} is asked for at most"
+    stop = "the width of the model's layers" if subject.facts.hidden_size else f"no more than {end} is tried"
     return sorted({*(rank for rank in (*fine, *coarse) if rank < end), end}), stop
 
 

@@ -66,7 +66,7 @@ def cards_view(cards: Cards) -> RenderableType:
         legend = [f"{SMALLEST}  the smallest {card_or_set} that trains what was asked for, unchanged, {how}"]
     legend += [f"{sign}  {meaning}" for sign, (has, meaning) in _MARKS.items() if any(map(has, knobs))]
     if any(each.estimate is not None and not formatting.has_speed(each.estimate.time) for each in cards.verdicts):
-        legend.append("-  not known: the card's rates are not")
+        legend.append("-  unknown, as the card's rates are")
     legend += [f"{mark}  {reason}" for reason, mark in reasons.items()]
     if knobs:
         legend.append(_BATCH_OF_SEVERAL if any(each.processes > 1 for each in knobs) else _BATCH)
@@ -96,7 +96,7 @@ def costs(cards: Cards) -> list[RenderableType]:
     best = {
         "$": (cards.cheapest, "the cheapest"),
         "^": (cards.fastest, "the fastest"),
-        "=": (cards.best_value, "the best of both: least time x cost"),
+        "=": (cards.best_value, "the best compromise: least time x cost"),
     }
     price = ("time", "cost") if whole else ("1M tokens",)
     grid = table("", "card", "level", *price, "an hour", "seen", right=tuple(range(3, 4 + len(price))))
@@ -116,7 +116,7 @@ def costs(cards: Cards) -> list[RenderableType]:
     among = f" of those at the level {least}" if differ else ""
     lines = [f"{sign}  {meaning}{among}" for sign, (_, meaning) in best.items()]
     listed = ", ".join(f"{provider} ({', '.join(names)})" for provider, names in sources.items())
-    lines.append(f"prices  of a card for an hour, as listed by {listed}; they move: --prices FILE holds your own")
+    lines.append(f"prices  of a card for an hour, as listed by {listed}; they change: --prices FILE replaces them")
     fitting = [each for each in cards.verdicts if each.estimate is not None]
     if without := [formatting.cards(each.hardware) for each in fitting if each.price is None]:
         more = f" and {len(without) - _ENTRIES} more" if len(without) > _ENTRIES else ""

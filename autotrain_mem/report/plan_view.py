@@ -37,7 +37,7 @@ def plan_verdict(plan: Plan) -> Text:
 def decision(plan: Plan) -> list[Text]:
     """Returns the verdict, the warnings about changes to what is trained, and the questions to the user."""
     sentences = [Text(sentence, style=LOUD) for sentence in filter(None, map(loud, plan.levers))]
-    asked = [Text(f"a question: {each.why}; {each.flags} takes it", style=LOUD) for each in plan.questions]
+    asked = [Text(f"a question: {each.why}; {each.flags} selects it", style=LOUD) for each in plan.questions]
     return [plan_verdict(plan), *sentences, *asked]
 
 
@@ -244,7 +244,7 @@ def gentler_levels(plan: Plan) -> list[str]:
 def passed_over(each: Candidate, plan: Plan) -> str:
     """Explains why a level of less harm that fits was not taken, and how to take it; empty if it does not fit.
 
-    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 takes it``. If it
+    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 selects it``. If it
     exceeds the user's limit of time or cost, that time or cost is given instead.
     """
     if not each.fits or not each.ratio:
@@ -255,7 +255,7 @@ def passed_over(each: Candidate, plan: Plan) -> str:
         return f"{each.level} fits, but takes {duration(slower * seconds)}"
     if budget is not None and plan.cost is not None and plan.price is not None and slower * plan.cost > budget:
         return f"{each.level} fits, but costs {money(slower * plan.cost, plan.price.currency)}"
-    return f"{each.level} fits, but takes {slower:.1f} times as long: --max_slowdown {math.ceil(slower)} takes it"
+    return f"{each.level} fits, but takes {slower:.1f} times as long: --max_slowdown {math.ceil(slower)} selects it"
 
 
 def settings_table(plan: Plan) -> Table:

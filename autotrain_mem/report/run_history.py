@@ -30,7 +30,7 @@ _SOUND = (
 )
 _SPOILED = (
     "the weights are unusable from here on, whatever loss is logged (transformers leaves such values out, "
-    "--logging_nan_inf_filter), and no checkpoint is written that would take a sound one's place. Lower "
+    "--logging_nan_inf_filter), and no checkpoint is written that would replace a good one. Lower "
     "--learning_rate, compute in bf16 rather than fp16, keep --max_grad_norm at 1, and look at the rows of that step "
     "and at the weights that it began with."
 )

@@ -86,7 +86,7 @@ def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int
     bits = None if profile is None else profile.kept_tokens(None) if learns_tokens else profile.rows
     noun = "tokens" if learns_tokens else METHODS[job.method].row_noun
     if bits is None or width is None:
-        return RANKS[0], f"the rank that TRL takes: how many {noun} there are to learn from is not known"
+        return RANKS[0], f"TRL's default rank: the number of {noun} to learn from is unknown"
     rank = next((each for each in RANKS if each * width >= bits), RANKS[-1])
     if rank * width < bits:
         return rank, (

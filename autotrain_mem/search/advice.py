@@ -69,8 +69,8 @@ def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[
         step = rate or 0.0
         why = (
             f"weights in bfloat16 lose small updates: a step of Adam is about {step:g}, which leaves all above "
-            f"{step * LOST_ABOVE:.2g} as it was, and most are about {USUAL_WEIGHT:g}; float32 weights keep them, and "
-            f"so does --optim {KEEPS_UPDATES}, which sums up what is lost (Kahan summation; pip install torch-optimi)"
+            f"{step * LOST_ABOVE:.2g} unchanged, and most are about {USUAL_WEIGHT:g}; float32 weights keep them, "
+            f"as does --optim {KEEPS_UPDATES}, which adds up what is lost (Kahan summation; pip install torch-optimi)"
         )
         flags = "--dtype float32" if "dtype" in job.arguments else f"--optim {KEEPS_UPDATES}"
         offers.append(Proposal(flags=flags, why=why))

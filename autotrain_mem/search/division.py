@@ -73,7 +73,7 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
             if pinned:
                 cure = f"use --{ROWS} {least} or more{f', or remove --{removed}' if allowed else ''}"
             raise BatchSplitError(
-                f"{job.method} compares the rows of a micro-batch with each other, so it takes {least} at least",
+                f"{job.method} compares the rows of a micro-batch with each other, so it needs at least {least}",
                 hint=cure,
             )
     else:
@@ -94,7 +94,7 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
     size, steps = job.arguments.get(GENERATION), job.arguments.get(GENERATION_STEPS)
     if group < SMALLEST_GROUP:
         raise UsageError(
-            f"--{GROUP} {group}: a completion is judged against the others of its prompt, so it takes two at least.",
+            f"--{GROUP} {group}: a completion is compared with the others of its prompt, so at least two are needed.",
             hint=f"Give --{GROUP} {SMALLEST_GROUP} or more.",
         )
     if size is not None and steps is not None:
@@ -119,7 +119,7 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
         _check_groups(group, size, GENERATION, group)
         if size % processes:
             raise BatchSplitError(
-                f"--{GENERATION} {size} is of all processes, and {processes} of them do not divide it",
+                f"--{GENERATION} {size} counts all processes, but {processes} do not divide it",
                 hint=f"use --{GENERATION} {either(multiples(lcm(group, processes), size))}",
             )
         return tuple(rows for rows in every if size % (rows * processes) == 0)

@@ -157,8 +157,8 @@ def make_space(
         if is_kept and longest is not None and context_length is not None and longest > context_length:
             raise ContextLengthError(
                 f"The longest row has {longest} tokens, the model's context is {context_length}, and TRL's "
-                f"{job.method_facts.trainer} cuts answers alone: a long prompt stays",
-                hint="drop the longest rows from the data, or take a model with a longer context",
+                f"{job.method_facts.trainer} cuts only answers: a long prompt stays",
+                hint="drop the longest rows from the data, or use a model with a longer context",
             )
         asked = None if profile is None else profile.asked_length(wished_share(job.arguments.get(MAX_LENGTH)))
         wanted = next((each for each in (asked, longest, defaults.max_length) if each is not None), None)
@@ -213,7 +213,7 @@ def check_prompt(prompt: int, context_length: int) -> None:
     if context_length <= prompt:
         raise ContextLengthError(
             f"The longest prompt has {prompt} tokens, and the model's context is {context_length}.",
-            hint="TRL truncates no prompt: drop the longest ones from the data, or take a model with a longer context.",
+            hint="TRL truncates no prompt: drop the longest ones from the data, or use a model with a longer context.",
         )
 
 

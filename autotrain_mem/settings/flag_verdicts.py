@@ -59,7 +59,7 @@ REFUSED: dict[str, str] = {
     # transformers/trainer_utils.py: enable_full_determinism shrinks the workspaces of cuBLAS.
     "full_determinism": "deterministic kernels need other scratch memory; --seed and --data_seed fix random numbers",
     # transformers/debug_utils.py: DebugUnderflowOverflow reads the extremes of every layer's output.
-    "debug": "it copies every layer's output to look at it: remove it, and search by trl METHOD itself",
+    "debug": "it copies every layer's output to examine it: remove it, and debug with trl METHOD itself",
     # Only trl/scripts/dpo.py: main reads it, so that DDP ignores buffers of bools.
     "ignore_bias_buffers": "--ddp_broadcast_buffers false keeps all buffers from being sent",
 }
@@ -80,7 +80,7 @@ _ONLY, _IDLE = Verdict.ONLY_FOR_REAL, Verdict.IDLE
 _ROWS_FOR_ALL = (
     FlagGroup(
         verdict=Verdict.REFUSED,
-        why="a rehearsal cannot follow it, or TRL's own script alone heeds it",
+        why="a rehearsal cannot follow it, or only TRL's own script uses it",
         flags=" ".join((*REFUSED, *REFUSED_WHEN_OFF)),
     ),
     # -- how the model is loaded and adapted
@@ -125,7 +125,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_R,
-        why="how completions are sampled: transformers' loop runs its first and its last step, and vLLM has its share",
+        why="how completions are sampled: transformers' loop runs its first and last step, and vLLM's share is counted",
         flags="lmbda seq_kd temperature top_p top_k min_p repetition_penalty generation_kwargs cache_implementation "
         "ds3_gather_for_generation use_vllm vllm_mode vllm_enable_sleep_mode vllm_gpu_memory_utilization "
         "vllm_tensor_parallel_size vllm_importance_sampling_correction vllm_importance_sampling_mode "
@@ -198,7 +198,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_H,
-        why="which checkpoints are kept, and what is sent to the hub",
+        why="which checkpoints are kept, and what is uploaded to the hub",
         flags="greater_is_better save_steps save_only_model save_on_each_node save_total_limit hub_token "
         "hub_private_repo hub_strategy hub_always_push hub_revision",
     ),
@@ -213,11 +213,11 @@ _ROWS_FOR_ALL = (
         flags="vllm_model_impl vllm_structured_outputs_regex vllm_max_model_length",
     ),
     FlagGroup(verdict=_H, why="host memory alone", flags="dataloader_pin_memory"),
-    FlagGroup(verdict=_H, why="it is true of every training", flags="do_train"),
+    FlagGroup(verdict=_H, why="it is always true", flags="do_train"),
     # -- idle
     FlagGroup(
         verdict=_IDLE,
-        why="nothing asks for it while a model is trained; --eval_strategy steps evaluates",
+        why="training does not use it; --eval_strategy steps evaluates",
         flags="do_eval do_predict",
     ),
     FlagGroup(
@@ -227,7 +227,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_IDLE,  # transformers/training_args.py: local_rank
-        why="a launcher says it by the environment variable LOCAL_RANK",
+        why="launchers set it by the environment variable LOCAL_RANK",
         flags="local_rank",
     ),
     FlagGroup(
@@ -294,19 +294,19 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=_IDLE,
         methods=_WITH_OWN_LOSS,  # their compute_loss never asks trainer.label_smoother
-        why="this trainer has a loss of its own, which smooths no labels (DPO: --label_smoothing)",
+        why="this trainer's own loss does not smooth labels (DPO: --label_smoothing)",
         flags="label_smoothing_factor",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_GRPO, _RLOO, _DISTILLATION),  # trl/trainer/grpo_trainer.py: _get_train_sampler
-        why="this trainer draws prompts by a sampler of its own; --shuffle_dataset says whether they are shuffled",
+        why="this trainer has its own sampler of prompts; --shuffle_dataset sets whether it shuffles",
         flags="train_sampling_strategy length_column_name",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_PPO,),  # trl/experimental/ppo/ppo_trainer.py: train is a loop of its own
-        why="TRL's PPO has a loop of its own, which does not know it",
+        why="TRL's PPO has its own loop, which ignores it",
         flags="train_sampling_strategy length_column_name neftune_noise_alpha torch_empty_cache_steps torch_compile "
         "torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config load_best_model_at_end "
         "metric_for_best_model greater_is_better eval_steps eval_delay eval_on_start eval_accumulation_steps "

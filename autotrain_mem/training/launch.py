@@ -140,7 +140,7 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
         ranks.kill()
         raise InterruptedByUser(
             "Interrupted twice, in the middle of a step.",
-            hint="Checkpoints that were complete before stay valid; the newest may not be, and is then passed over.",
+            hint="Earlier complete checkpoints stay valid; if the newest is incomplete, it is skipped.",
         ) from again
     if not isinstance(ended, Ending):
         return ended
@@ -156,7 +156,7 @@ def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> Autofi
     """Returns the error that a rank sent, naming the rank, and the log for the trainer's own errors."""
     error, rank = errors.from_json(message), message.get("rank")
     if isinstance(error, (TrainingError, RewardFunctionError)):
-        error.hint = f"{error.hint}\nAll that the trainer printed is in {_log_of(log, rank or 0)}.".strip()
+        error.hint = f"{error.hint}\nThe trainer's output is in {_log_of(log, rank or 0)}.".strip()
     if rank is not None and not isinstance(error, InterruptedByUser):
         error.message = f"{capitalized(names[rank])}: {error.message}"
     return error
@@ -188,11 +188,11 @@ def _error_by(
         what = f"{what} ({name})"
     code, words = failure.code, failure.log_tail[-LAST_WORDS_CHARACTERS:].strip()
     status = f"it was killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-    likely = "Signal 9 is often the host running out of memory.\n" if code == -signal.SIGKILL else ""
+    likely = "Signal 9 often means that host memory ran out.\n" if code == -signal.SIGKILL else ""
     where = f"Its last output is below; all of it is in {log}." if words else f"Its log, {log}, is empty."
     advice = " --no_probe trains without a probe." if is_probe else ""
     hint = "\n".join(filter(None, [f"{likely}{where}{advice}", words]))
-    return TrainingError(f"{what} ended before its time: {status}.", hint=hint)
+    return TrainingError(f"{what} ended too early: {status}.", hint=hint)
 
 
 def run_probe(

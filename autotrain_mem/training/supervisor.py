@@ -102,7 +102,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
             # Other processes may have filled the device, but hardly twice, or at the very first step.
             is_hopeless = is_repeated or ended.step == ended.began_at
             if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:
-                refusal = refusal or "No other settings of the same training take less."
+                refusal = refusal or "No other settings for the same training need less."
             if refusal:
                 if isinstance(ended.error, OutputFolderError) and ended.step == ended.began_at:
                     newest = None  # it refused the checkpoint that it began with
@@ -114,7 +114,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
         except KeyboardInterrupt as interrupt:
             raise InterruptedByUser(
                 f"Interrupted after step {ended.step}, while no training process ran.",
-                hint=_go_on(newest) or "Run the command again when you like.",
+                hint=_go_on(newest) or "Run the command again at any time.",
             ) from interrupt
         change = change or Change(knobs=attempt.knobs, flags="")
         attempt = RunAttempt(knobs=change.knobs, learned=learned, checkpoint=newest)

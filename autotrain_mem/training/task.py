@@ -19,7 +19,7 @@ SendEvent = Callable[[Mapping[str, Any]], None]
 def interrupted_before_training() -> InterruptedByUser:
     """Returns the error for a Ctrl-C before the first step."""
     return InterruptedByUser(
-        "Interrupted before training began; no step was trained.", hint="Run the command again when you like."
+        "Interrupted before training began; no step was trained.", hint="Run the command again at any time."
     )
 
 

@@ -167,7 +167,7 @@ class Worker:
                 raise WorkerDiedError(
                     f"The rehearsal's process exited during the {operation} step: {cause}.",
                     hint=(death.log_tail[-600:] or "It printed nothing.")
-                    + "\nNothing was lost: run the command again. Signal 9 is often the host running out of memory.",
+                    + "\nNothing was lost: run the command again. Signal 9 often means that host memory ran out.",
                 ) from death
             except ChildTimeout as timeout:
                 child.stop(0)

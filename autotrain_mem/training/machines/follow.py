@@ -98,7 +98,7 @@ def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
             time.sleep(TRY_SECONDS)
         except KeyboardInterrupt as interrupt:
             raise InterruptedByUser(
-                "Interrupted while waiting for machine 0.", hint="Run the command again when you like."
+                "Interrupted while waiting for machine 0.", hint="Run the command again at any time."
             ) from interrupt
 
 
@@ -139,7 +139,7 @@ class _Following:
                 case "finish":
                     return None if message["error"] is None else errors.from_json(message["error"])
                 case "welcome":
-                    self._say("Connected to machine 0, which plans and leads the training")
+                    self._say("Connected to machine 0, which plans and leads the run")
                 case "lost":
                     return str(message["why"])
                 case _:

@@ -267,7 +267,7 @@ class Machines:
         rank, machines = hello.place.rank, hello.place.machines
         if not 0 < rank < self.place.machines or machines != self.place.machines:
             return UsageError(
-                f"Machine {rank} of {machines} ({hello.host}) joined a training of {self.place.machines}.",
+                f"Machine {rank} of {machines} ({hello.host}) joined a run of {self.place.machines}.",
                 hint="Give all machines the same --nodes, and each its own --machine_rank.",
             )
         before = self._members.get(rank)

@@ -96,7 +96,7 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
     # fsdp2_prepare_model``), and DDP keeps them as loaded.
     return (
         f"weights are {str(before).removeprefix('torch.')} in the checkpoint and are rounded to "
-        f"{str(now).removeprefix('torch.')}, in which this training keeps them"
+        f"{str(now).removeprefix('torch.')}, the dtype of this run"
     )
 
 
@@ -136,8 +136,8 @@ def _check_same(state: Mapping[str, Any], states: int, groups: int) -> None:
     now = len(state["state"]), len(state["param_groups"])
     if (states, groups) != now:
         raise TrainingError(
-            f"The optimizer in the checkpoint has state for {states} parameters in {groups} groups, and this training "
-            f"has {now[0]} in {now[1]}.",
+            f"The optimizer in the checkpoint has state for {states} parameters in {groups} groups, and this run has "
+            f"{now[0]} in {now[1]}.",
             hint=OTHER_MODEL,
         )
 

@@ -229,7 +229,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         except OSError as error:
             self._excuse(error, f"{self._record.path} cannot be written; figures are logged all the same")
 
-    def _excuse(self, error: Exception, what: str = "the memory watch failed; the training continues") -> None:
+    def _excuse(self, error: Exception, what: str = "the memory watch failed; training continues") -> None:
         if what not in self._excused:
             self._excused.add(what)
             logger.warning(f"{what}: {type(error).__name__}: {error}")

@@ -263,7 +263,7 @@ def test_nothing_that_fails_in_a_watch_ends_a_training(
     trainer.train()
     assert trainer.state.global_step == 3
     assert [said for said in warned if "no such device" in said] == [
-        "the memory watch failed; the training continues: RuntimeError: no such device"
+        "the memory watch failed; training continues: RuntimeError: no such device"
     ]
 
 
