@@ -1,7 +1,7 @@
 """Offers the command's actions in Python, as functions that take and return values.
 
-Each takes a method, a model, and TRL's own arguments by name. A given argument is never changed; a plan may decide any
-other. Nothing is printed, this process's environment stays as it is, and no process outlives a call.
+The main ones take a method, a model, and TRL's own arguments by name. A given argument is never changed; a plan may set
+any other. Nothing is printed, this process's environment is unchanged, and no process outlives a call.
 """
 
 import difflib
@@ -58,16 +58,16 @@ def estimate(
             ``dtype="bfloat16"``, ``use_peft=True``, ``lora_target_modules=["q_proj"]``. ``max_length`` also takes
             ``"auto"``, the longest row, and ``"p99"``, the length that 99 % of the rows do not exceed. In ``plan``,
             ``fit`` and ``cards`` one of ``max_length``, ``per_device_train_batch_size``, ``lora_r``,
-            ``num_generations`` and ``max_completion_length`` may be ``"max"``, as much as fits.
+            ``num_generations`` and ``max_completion_length`` may be ``"max"``: the largest value that fits.
 
     Returns:
         Peaks in bytes by phase and by owner, the budget in bytes, seconds of one optimizer step.
 
     Raises:
-        UsageError: TRL lacks an argument (the hint suggests the nearest) or rejects it, or it cannot be rehearsed.
+        UsageError: an argument is unknown (the hint suggests the nearest), rejected by TRL, or cannot be rehearsed.
         NoGpuError, UnknownGpuError: this machine has no GPU and none is named; no card has this name.
         UnreadableGpuError: the GPU does not respond, or torch cannot use it; the hint gives the remedy.
-        ModelError, DatasetError: not found, not readable, or not for this method.
+        ModelError, DatasetError: model or data are not found, not readable, or not for this method.
         BatchSplitError, ContextLengthError: batch sizes do not divide; a length exceeds the model's context.
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
     """
@@ -87,10 +87,10 @@ def plan(
     environment: Environment | None = None,
     **arguments: Any,
 ) -> Plan:
-    """Returns the fastest settings that fit, at the least harmful level that has any; no weights are loaded.
+    """Returns the fastest settings that fit, at the least harmful level at which any fit; no weights are loaded.
 
     It takes seconds to minutes and needs no GPU and no weights. ``AutoFit(plan=...)`` follows that plan instead of
-    searching; it fills in what the call leaves open.
+    searching; it supplies the arguments that the call omits.
 
     >>> from autotrain_mem import AutoFit, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -98,8 +98,8 @@ def plan(
     ('lossless', 8, True)
 
     Args:
-        method, model, environment, **arguments: As :func:`estimate`'s.
-        dataset: As :func:`estimate`'s; read unless ``max_length`` (for prompts ``AutoFit(prompt_length=...)``) is a
+        method, model, environment, **arguments: As for :func:`estimate`.
+        dataset: As for :func:`estimate`; read unless ``max_length`` (for prompts ``AutoFit(prompt_length=...)``) is a
             number and no data are named.
         autofit: How to plan: the device, the effective batch, which levels of harm are allowed.
 
@@ -159,7 +159,7 @@ def fit(
     [1, 2]
 
     Args:
-        method, model, dataset, autofit, environment, **arguments: As :func:`plan`'s; data are needed, and always read.
+        method, model, dataset, autofit, environment, **arguments: As for :func:`plan`; data are required, always read.
         simulate: Whether to train on the CPU with a simulated card, named by ``AutoFit(gpu=...)``, which counts memory
             and runs out of it as that card would.
         max_restarts: The most restarts in a row without a new checkpoint in between; 0 for none.
@@ -176,7 +176,7 @@ def fit(
 
     Raises:
         OutputFolderError: ``output_dir`` cannot be written; it holds another run, weights, or other files that this run
-            would overwrite; another live run uses it; or it is, contains or is in a model's or dataset's folder.
+            would overwrite; another live run uses it; or it is, contains or is inside a model's or dataset's folder.
         GpuOutOfMemoryError: the card, real or simulated, was out of memory.
         TrainingError, RewardFunctionError: the trainer or a reward function raised.
         InterruptedByUser: Ctrl-C during the training; written files are complete. Before it, KeyboardInterrupt.
@@ -210,7 +210,7 @@ def cards(
     [('rtx3060', 'lossless'), ('rtx4090', 'lossless')]
 
     Args:
-        method, model, dataset, environment, **arguments: As :func:`plan`'s.
+        method, model, dataset, environment, **arguments: As for :func:`plan`.
         autofit: ``AutoFit(gpu="rtx3060,l4")`` names the cards; by default all of the catalog, which takes minutes.
 
     Returns:
@@ -261,8 +261,8 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
     'report.html'
 
     Args:
-        path: A plan's file (``Plan.save``), or the output folder of a training.
-        out: The file to write, which may replace only an earlier report; None for a place beside the plan:
+        path: A plan's file (``Plan.save``), or the output folder of a run.
+        out: The file to write, which may replace only an earlier report; None to write beside the plan:
             ``report.html`` for ``plan.json`` or a folder, ``NAME.report.html`` for another ``NAME.json``.
 
     Returns:

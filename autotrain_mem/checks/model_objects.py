@@ -96,8 +96,8 @@ def _unknown_tensors(model: Any) -> Iterator[_Problem]:
 
 
 def _unknown_layers(model: Any) -> Iterator[_Problem]:
-    """Yields quantized layers not from bitsandbytes, and fused ones: fake tensors cannot run Triton kernels. Liger's
-    are rehearsed if the trainer applies them (``rehearsal.cuda``)."""
+    """Yields layers quantized without bitsandbytes, and fused ones: fake tensors cannot run Triton kernels. Liger's are
+    rehearsed if the trainer applies them (``rehearsal.cuda``)."""
     from transformers import PreTrainedModel
 
     for part in model.modules():

@@ -161,7 +161,7 @@ def _print_plan(chosen: Plan, request: api.RunRequest, output: flags.Output) -> 
     data = "" if chosen.job.names_data else " --dataset DATA"
     kept, skips = list[str](), False
     for word in (each for each in output.typed if each != "--plan_only"):
-        names_card = not request.simulate and word.partition("=")[0] == "--gpu"  # a training uses this machine's card
+        names_card = not request.simulate and word.partition("=")[0] == "--gpu"  # training uses this machine's card
         if not (skips or names_card):
             kept.append(word)
         skips = names_card and not skips and word == "--gpu"

@@ -74,7 +74,7 @@ def write(plan: Plan, out: str) -> None:
 
 
 def refresh(out: str, run: str) -> None:
-    """Replaces a plan written before a training by the run's own plan, which a probe may have changed and measured."""
+    """Replaces a plan written before training by the run's own plan, which a probe may have changed and measured."""
     try:
         save_plan(out, Plan.load(run), place=OUT)
     except (PlanFileError, OutputFolderError) as error:  # the training itself has succeeded

@@ -1,4 +1,4 @@
-"""Reads the output folder of a finished training: what was trained, and on which base model."""
+"""Reads the output folder of a finished run: what was trained, and on which base model."""
 
 import json
 import os
@@ -24,7 +24,7 @@ _A_RUN = "A run is the output folder of `autofit METHOD`, with the model, plan.j
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRun:
-    """Describes a finished training. Few values of ``plan.json`` are read, so that any version's model is usable."""
+    """Describes a finished run. Few values of ``plan.json`` are read, so that any version's model is usable."""
 
     folder: Path
     method: MethodFacts
@@ -33,7 +33,7 @@ class TrainedRun:
     revision: str | None
     """The base's revision on the hub."""
     base_bits: int | None
-    """Bits of the quantized base during the training; None if it was not quantized."""
+    """Bits of the quantized base during training; None if it was not quantized."""
     is_adapter: bool
     """Whether the folder holds an adapter; otherwise it holds all weights of the model."""
 

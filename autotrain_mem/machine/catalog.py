@@ -1,4 +1,4 @@
-"""The catalog of GPUs, one row each in ``gpus.csv``: plans need no GPU of their own.
+"""Provides the catalog of GPUs, one row each in ``gpus.csv``, so that planning needs no GPU.
 
 **Total memory** is ``torch.cuda.get_device_properties(i).total_memory`` on Linux. Driver and firmware reserve the rest,
 newer drivers more: public logs show an RTX 3060 with 12045 MiB under torch 1.13 and with 11910 MiB under torch 2.10.
@@ -119,7 +119,7 @@ _LIST_COMMAND = "autofit gpus lists the known NVIDIA cards; --gpu also takes a s
 
 @functools.cache
 def catalog(*, laptops: bool = True) -> tuple[Hardware, ...]:
-    """Returns all cards, sorted by name; ``laptops=False`` omits laptop cards, which nobody rents."""
+    """Returns all cards, sorted by name; ``laptops=False`` omits laptop cards, which cannot be rented."""
     cards = (card.hardware for card in _cards() if laptops or not _SOLDERED.search(card.hardware.name))
     return tuple(sorted(cards, key=lambda card: card.name))
 
@@ -165,7 +165,7 @@ def rates_of(known: Hardware | None) -> dict[str, Any]:
 
 
 def link_of(card: Hardware) -> tuple[str, int] | None:
-    """Returns the usual link between several of a card (``machine.links``) and its PCIe lanes; None if unknown."""
+    """Returns the usual link between cards of this kind (``machine.links``) and their PCIe lanes; None if unknown."""
     row = _recognised(card.name, card.total_bytes)
     return None if row is None or not row.link else (row.link, row.lanes)
 

@@ -1,4 +1,4 @@
-"""The links between GPUs and between machines: named, usual for a card, or detected by NVML.
+"""Determines the links between GPUs and between machines: named by the user, usual for a card, or detected by NVML.
 
 ``links.csv`` has the bus bandwidth of nccl-tests (``doc/PERFORMANCE.md``) for messages of many MiB, in GB of 10**9 per
 device and second, each way. A ``derived`` row is not measured. ``-host`` is PCI Express without peer access, as with
@@ -29,7 +29,7 @@ FULL_LANES = 16
 _NVLINK = {7: ("nvlink2", 6), 8: ("nvlink3", 12), 9: ("nvlink4", 18), 10: ("nvlink5", 18)}
 """Maps a major compute capability to the row and its number of links (data sheets of V100, A100, H100 and B200)."""
 _BRIDGE = ("nvlink-bridge", 4)
-"""GA102's, whose links have half of A100's rate (NVIDIA's whitepaper on GA102)."""
+"""The compute capability of GA102, whose links have half of A100's rate (NVIDIA's whitepaper on GA102)."""
 _LINKS_AT_MOST = 18
 """NVML's ``NVML_NVLINK_MAX_LINKS`` up to Blackwell."""
 
@@ -68,7 +68,7 @@ def topology(
     """Returns the topology of several devices of one kind.
 
     Args:
-        asked: The value of ``--link``. Links that it does not name are detected by NVML, or usual for the card.
+        asked: The value of ``--link``. Other links are detected by NVML, or assumed from the card.
         uuids: The devices' UUIDs if they are on this machine.
 
     Raises:
@@ -88,7 +88,7 @@ def topology(
 
 
 def named_links(asked: str | None) -> dict[str, Interconnect]:
-    """Parses ``nvlink4``, ``ndr`` or ``nvlink4,ndr`` into links by what they join. Raises UsageError."""
+    """Parses ``nvlink4``, ``ndr`` or ``nvlink4,ndr``; maps what a link joins to the link. Raises UsageError."""
     chosen: dict[str, Interconnect] = {}
     for name in filter(None, (each.strip().lower() for each in (asked or "").split(","))):
         if name not in links():
@@ -108,7 +108,7 @@ def named_links(asked: str | None) -> dict[str, Interconnect]:
 
 
 def usual_link(card: Hardware) -> tuple[str, int | None]:
-    """Returns the usual link between several of a card and its rate; empty for an unknown card."""
+    """Returns the usual link between cards of this kind, and its rate; empty for an unknown card."""
     known = link_of(card)
     if known is None:
         return "", None

@@ -1,4 +1,4 @@
-"""A simulated card: counts every allocation of a real run on the CPU, and runs out of memory where the card would."""
+"""Simulates a card: counts every allocation of a real run on the CPU, and runs out of memory where the card would."""
 
 import contextlib
 import threading

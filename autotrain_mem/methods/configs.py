@@ -249,7 +249,7 @@ DIVIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_generations", "num_generations_eval", "steps_per_generation", "generation_batch_size"),
 )
-"""Arguments that TRL's GRPO and RLOO configs divide by each other when created, perhaps before a plan has set them."""
+"""Arguments that TRL's GRPO and RLOO configs check against each other when created, perhaps before a plan sets them."""
 
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Applies ``--within`` and ``--budget``, a plan's limits of time and cost.
 
-On one level of harm the fastest plan is also the cheapest, so if it exceeds a limit, every plan of the level does.
+On each level of harm the fastest plan is also the cheapest, so if it exceeds a limit, every plan of the level does.
 """
 
 import math

@@ -125,7 +125,7 @@ class KnownValues:
         }
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs one operator: answers what needs a value, and computes what is known."""
+        """Runs one operator: supplies a value or size where one is needed, and computes known results."""
         if operator is _SCALAR:
             return self._scalar(args[0])
         if operator is _UNSAFE_VIEW:

@@ -49,9 +49,9 @@ def opened(
     Unless the cache may answer the request, the workers import TRL right away.
 
     Args:
-        to_train: A training follows on this machine.
-        reads_data: The dataset will be read.
-        is_late: The caller calls :func:`refuse` later.
+        to_train: Whether training follows on this machine.
+        reads_data: Whether the dataset will be read.
+        is_late: Whether the caller calls :func:`refuse` later.
         count: The number of workers; None for as many as memory allows.
 
     Raises:
@@ -152,7 +152,7 @@ def refuse_to_follow(request: RunRequest) -> None:
 
 
 def check_to_train(job: Job, request: RunRequest) -> None:
-    """Rejects a training without data or weights, or with an output folder that cannot be used.
+    """Rejects a run without data or weights, or with an output folder that cannot be used.
 
     Raises:
         UsageError, ModelNotFoundError, OutputFolderError.

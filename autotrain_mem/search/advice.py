@@ -1,4 +1,4 @@
-"""Lists a plan's questions, where more harm is much faster, and its advice on settings that are left to the user.
+"""Lists a plan's questions (is more harm worth much more speed?), and advice on settings that only the user may change.
 
 Proposals change the rows of a batch, their order or their end, which a plan may not do by itself. Padding-free batches
 of the same rows come with packing: TRL truncates no rows for ``--padding_free`` alone.

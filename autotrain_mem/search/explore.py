@@ -1,8 +1,8 @@
 """Finds the fastest plan that fits at one level of harm, in few rehearsals.
 
-Best first: the next rehearsal is the point that may be fastest among those that may fit, and its memory and time rule
-others out. The search ends when no remaining point can be faster than the best that fits. It finds what a whole grid
-would find, except for points that a guess takes for too large; the points at the border are rehearsed as well.
+Best first: of the points that may fit, the one that may be fastest is rehearsed next; its memory and time rule others
+out. The search ends when no remaining point can be faster than the best that fits. It finds what a full grid would
+find, unless a guess wrongly rules a point out as too large; points at the border are rehearsed as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ TIE = 0.005
 """Speeds closer than this share count as equal: the prediction is no better, and more headroom is worth more."""
 
 ROUGHLY = 0.1
-"""The same for a plan that is only shown beside another."""
+"""The same share for a plan that is only shown as an alternative."""
 
 MIDDLE_EVERY = 3
-"""Every third guess is the middle, so that a misleading curve costs at most three times as much as bisection."""
+"""Every third guess is the middle, so that misleading guesses cost at most three times as much as bisection."""
 
 LENGTH_TURNS = 6
 """Guesses at a length, after the shortest and the requested one."""
@@ -41,7 +41,7 @@ def best_of(
     that the level turns on is too large, the largest rank that should fit is taken.
 
     Args:
-        confirmed: Rehearse the choice on the whole model, and its neighbours where few layers may mislead.
+        confirmed: Whether to rehearse the choice on the whole model, and its neighbours if few layers may mislead.
         meanwhile: Called with the choice before it is confirmed, to rehearse the points that it is compared with.
     """
     found = _best(level, memo, confirmed=confirmed)
@@ -75,7 +75,7 @@ def _nearly_fits(estimate: Estimate) -> bool:
 
 
 def _around(level: Level, memo: Memo, knobs: Knobs) -> list[Knobs]:
-    """Returns the next larger point on a choice's line, and points without one of its levers that may fit."""
+    """Returns the next larger point on the choice's line, and points that lack one of its levers and may fit."""
     around = []
     rows, checkpointing = knobs.per_device_train_batch_size, knobs.gradient_checkpointing
     shortened = (each for each in level.at_every_length if each[0].per_device_train_batch_size == rows)
@@ -125,10 +125,10 @@ def _seconds(estimate: Estimate, *, training: bool) -> float:
 
 
 def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
-    """Returns whether the level may hold a plan, by its most and least demanding points.
+    """Returns whether anything on the level may fit, by its most and least demanding points.
 
-    The least demanding one is asked alone if that likely settles it. After a check of mixed lengths another point may
-    be the one that fits, as may the one that accumulates no gradients.
+    Only the least demanding one is rehearsed if that likely decides it. If it does not fit, another known point may
+    (after a check of mixed lengths), or the point that accumulates no gradients.
     """
     most, least = level.most, level.least
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
@@ -176,7 +176,7 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
 
 def longest_rows(level: Level, memo: Memo, *, turns: int) -> Estimate | None:
     """Returns the longest rows that fit on a level that shortens them; None if not even the shortest fit. One row at a
-    time needs least while little is accumulated; beyond its border the whole batch at once may fit."""
+    time needs least, except that beyond its border the whole batch at once, which accumulates nothing, may fit."""
     least, at_once = level.at_every_length
     best = most_that_fits(level.space, least, memo, turns=turns)
     longer = [each for each in at_once if best is None or _demand(each)[1] > _demand(best.knobs)[1]]
@@ -189,9 +189,9 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
     """Returns the last point that fits, and rehearses the next one, which does not; None if the first does not fit.
 
     Peak memory is nearly linear in the tokens of a micro-batch, so the first and the last point give a slope, and the
-    third rehearsal is near the border: of 1, 2, 4, 8 rows with a border at 4 it rehearses 1, 8, then 4. Without
-    accumulation the curve has a bend: a line between both sides overestimates, one through two points that do not fit
-    does not, so the lower of both counts.
+    third rehearsal is near the border: of 1, 2, 4, 8 rows with a border at 4 it rehearses 1, 8, then 4. The point
+    without accumulation bends the curve: a line between both sides of the border overestimates, one through two points
+    that do not fit does not, so the lower of both counts.
 
     Args:
         points: Ordered by demand, not empty.

@@ -28,7 +28,7 @@ SHARED_FASTER = 1.05
 """The largest speedup over a prediction from another sharding, whose communication is estimated from bytes."""
 LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
-"""A guess up to this factor of the budget, is worth a rehearsal: reserved bytes deviate from a line by 1 to 2 %."""
+"""A guess up to this factor of the budget is worth a rehearsal: reserved bytes deviate from a line by 1 to 2 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ def speed(memo: Memo, sight: LineHistory, knobs: Knobs) -> Speed:
 def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
     """Returns an upper bound of the speed from points of one line; fewer rows are no faster than more.
 
-    There are two exceptions: a loss in chunks writes a gradient of all tokens for each chunk, and one row needs no
+    There are two exceptions: a chunked loss writes a gradient of all tokens for each chunk, and one row needs no
     mask, so its keys and values are not repeated for each head, nor copied to the host as often.
     """
     nearest = _nearest(known, knobs)
@@ -82,8 +82,8 @@ def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
 
 
 def promise(memo: Memo, space: Space, sight: LineHistory, beyond: float) -> Speed | None:
-    """Returns the next point of a line to rehearse, if the line may hold one faster than ``beyond``; else None. It is
-    the largest point that should fit, or else the smallest that might."""
+    """Returns the next point of a line to rehearse: the largest that should fit, or else the smallest that might. None
+    if no point of the line can be faster than ``beyond``."""
     guessed = [speed(memo, sight, knobs) for knobs in may_fit(space, sight)]
     faster = [each for each in guessed if each.at_best > beyond]
     if sight.known:

@@ -1,9 +1,9 @@
-"""Finds the largest value of one knob that a card holds, with everything that the user gave.
+"""Finds the largest value of one knob that fits a card, with all settings that the user gave.
 
-Each level is asked with its least demanding point. Beyond that point's border the whole batch at once, which
-accumulates no gradients, may fit. The answer comes from the first level that holds the smallest value, or from the next
-one if its plan is passed over for its speed or a limit. Peaks are nearly linear in the value, phase by phase, so two
-rehearsals lead near the border; both of its sides are rehearsed on the whole model in the end.
+Each level is tested with its least demanding point. Beyond that point's border, the whole batch at once, which
+accumulates no gradients, may still fit. The answer comes from the first level at which the smallest value fits, or from
+the next one if that plan is too slow or breaks a limit. Peaks are nearly linear in the value, phase by phase, so two
+rehearsals lead near the border; finally, both sides of the border are rehearsed on the whole model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEEPER = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """Asks how much of one knob fits."""
+    """Describes the search for the largest value of one knob."""
 
     name: str
     values: Sequence[int]

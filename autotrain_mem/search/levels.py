@@ -148,10 +148,10 @@ LEVELS = (
     _Step("losing updates", ROUNDING, loses=True),
     _Step("losing updates, offloading", ROUNDING, OFFLOADING, loses=True),
 )
-"""Batches, sharding and checkpointing are free on each level.
+"""Batches, sharding and checkpointing may change on each level.
 
-Offloading costs only time, but it depends on the host's memory and link, which a card's data sheet does not tell, so a
-plan without it comes first. An adapter's optimizer state is too small to be worth offloading, and a quantized base is
+Offloading costs only time, but it depends on the host's memory and link, which a card's data sheet does not give, so
+plans without it come first. An adapter's optimizer state is too small to be worth offloading, and a quantized base is
 faster than offloaded activations. An adapter learns more than a whole model that loses most updates to rounding.
 """
 SHORTER_ROWS = "shorter rows"
@@ -205,7 +205,7 @@ class Level:
 
     @property
     def least(self) -> Knobs:
-        """Returns the point that needs least, except perhaps for :attr:`at_once`."""
+        """Returns the point that needs the least memory, except perhaps for :attr:`at_once`."""
         return self._shortest(self._least_line[0])
 
     @property
@@ -215,7 +215,7 @@ class Level:
 
     @property
     def floors(self) -> tuple[Knobs, Knobs]:
-        """Returns the two points of which one needs the least memory of the level."""
+        """Returns the two candidates for the level's least memory."""
         return self.least, self.at_once
 
     @property
@@ -268,7 +268,7 @@ def levels(space: Space) -> tuple[Level, ...]:
 
 
 def strongest(climbed: Sequence[Level]) -> Level:
-    """Returns the level that needs least: the last with an adapter, or without adapters the last."""
+    """Returns the level that needs the least memory: the last with an adapter, or without adapters the last."""
     return max(reversed(climbed), key=lambda level: level.settings[-1].use_peft)
 
 

@@ -18,7 +18,7 @@ OnAttempt = Callable[[Candidate], None]
 
 
 class Predictor(Protocol):
-    """Predicts the search's points; only it knows the job, the device and the workers."""
+    """Predicts points for the search, which knows neither the job, the device nor the workers."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
         """Rehearses points on the ``whole`` model or copies with fewer layers, 1 to 20 seconds each."""
@@ -96,7 +96,7 @@ class Memo:
         return self._speeds[key]
 
     def weights_exceed(self, knobs: Knobs) -> bool:
-        """Returns whether loading the same weights exceeded the budget: no setting makes that fit."""
+        """Returns whether merely loading the same weights exceeded the budget, so that no setting can fit."""
         return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
 
     def of_each_weights(self, points: Sequence[Knobs]) -> list[Knobs]:

@@ -48,7 +48,7 @@ def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:
 
 
 def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
-    """Returns the fastest plan at the first level of harm at which anything fits, unless the next is far faster.
+    """Returns the fastest plan at the first level of harm at which anything fits, or the next one if far faster.
 
     None if nothing fits that keeps the limits. Levels that are too large by the number of parameters alone are asked
     last; if one of them fits after all, the levels are climbed again.

@@ -1,6 +1,6 @@
-"""The levers, in one table: what can be given up, least harm first, and what each saves.
+"""Lists the levers in one table: what can be given up, least harm first, and what each saves.
 
-A lever moves in one direction: it saves memory and mostly costs something. Levers of our own settings are declared with
+A lever moves in one direction: it saves memory, usually at a cost. Levers of our own settings are declared with
 the settings (``settings.own``); those of TRL's have a row here.
 """
 
@@ -218,7 +218,7 @@ SLOWING = tuple(row.name for row in LADDER if row.harm is Harm.TIME and row.move
 """Levers that save memory and cost nothing but time."""
 
 HARM_FIRST = tuple(sorted(LADDER, key=lambda row: -row.harm))
-"""The rows in the order for readers: the largest change first."""
+"""The rows in order of display: the largest change first."""
 SWITCHES = tuple(
     name for row in HARM_FIRST if row.to is True and row.name not in (EXPANDABLE, *FREE) for name in row.knobs
 )
@@ -235,7 +235,7 @@ def is_pulled(row: LeverRow, knobs: Knobs) -> bool:
 
 
 def brought(base: Knobs, knobs: Knobs) -> frozenset[str]:
-    """Returns the knobs that came along with levers which the job did not ask for."""
+    """Returns the knobs that changed with levers which the job did not ask for."""
     return frozenset(name for row in LADDER if is_pulled(row, knobs) and not is_pulled(row, base) for name in row.also)
 
 

@@ -1,4 +1,4 @@
-"""The words that our own settings accept besides numbers: how far to go, how long a row may be, which images."""
+"""Defines the words that our own settings accept besides numbers: how far to go, row lengths, image sizes."""
 
 import argparse
 import math

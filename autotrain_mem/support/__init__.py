@@ -1,1 +1,1 @@
-"""The base of every room: errors, files, processes, units. It does not know about training. Runs in any process."""
+"""Provides what all rooms need: errors, files, processes, units; nothing about training. Runs in any process."""

@@ -1,4 +1,4 @@
-"""Determines the form in which a checkpoint stores model and optimizer, and which trainings can resume from it."""
+"""Determines the form in which a checkpoint stores model and optimizer, and which runs can resume from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FORMS: Mapping[str | None, Form] = {None: "whole", "ddp": "whole", "zero1": "ze
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumer:
-    """Describes how the resuming training divides the model among its processes."""
+    """Describes how the resuming run divides the model among its processes."""
 
     sharding: str | None
     processes: int
@@ -40,7 +40,7 @@ class Resumer:
 
     @property
     def form(self) -> Form:
-        """The form of the checkpoints that this training writes.
+        """The form of the checkpoints that this run writes.
 
         >>> Resumer(sharding="hsdp", processes=8).form
         'shards'
@@ -64,7 +64,7 @@ def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
 
 
 def why_not(checkpoint: Path, resumer: Resumer) -> str:
-    """Returns why a training cannot resume from a checkpoint; empty if it can."""
+    """Returns why a run cannot resume from a checkpoint; empty if it can."""
     if not is_of_another_form(checkpoint, resumer):
         return ""
     name, processes = _NAMES[form_of(checkpoint)], processes_of(checkpoint)
@@ -78,7 +78,7 @@ def why_not(checkpoint: Path, resumer: Resumer) -> str:
 
 
 def check_form(checkpoint: Path, resumer: Resumer) -> None:
-    """Raises OutputFolderError if a training cannot resume from a checkpoint; the hint gives flags that can."""
+    """Raises OutputFolderError if a run cannot resume from a checkpoint; the hint gives flags with which it can."""
     if why := why_not(checkpoint, resumer):
         raise OutputFolderError(f"Cannot resume from {checkpoint}: {why}.", hint=how_to_resume(checkpoint))
 

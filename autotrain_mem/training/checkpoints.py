@@ -126,7 +126,7 @@ def why_not_whole(checkpoint: Path) -> str:
 
 
 def why_no_start(checkpoint: Path) -> str:
-    """Returns why a training cannot resume from a checkpoint; empty if it can.
+    """Returns why a run cannot resume from a checkpoint; empty if it can.
 
     From a checkpoint with weights only (``save_only_model``) transformers silently resumes with a new optimizer and
     schedule (``trainer.py: _load_optimizer_and_scheduler``).

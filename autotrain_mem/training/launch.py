@@ -1,4 +1,4 @@
-"""Starts the processes of a training or a probe, passes on their events, and reports how they ended."""
+"""Starts the processes of a run or a probe, passes on their events, and reports how they ended."""
 
 import contextlib
 import pathlib
@@ -29,7 +29,7 @@ SCRATCH_NAME = ".probe"
 """The folder that a probe saves to, on the disk of the run's folder."""
 
 LAST_WORDS_SECONDS = 60.0
-"""How long a finished process may take to exit: trackers flush their data at interpreter exit."""
+"""Seconds that a finished process may take to exit: trackers flush their data at interpreter exit."""
 
 LAST_WORDS_CHARACTERS = 800
 """The most characters of a dead process's log in an error."""
@@ -47,7 +47,7 @@ def train(
     lock: int | None = None,
     machines: Machines | None = None,
 ) -> Event | Ending:
-    """Runs the processes of one training to their end; returns rank 0's ``end`` event, or an ending if none came.
+    """Runs the processes of one run to their end; returns rank 0's ``end`` event, or an ending if none came.
 
     Their own child processes, such as dataloader workers, end with them, and all of them end with this process. When
     one rank fails, the others are ended within ``processes.GRACE_SECONDS``.
@@ -56,7 +56,7 @@ def train(
         log: Gets everything that the trainer and its libraries print; ``train.rank1.log`` beside it is rank 1's.
         on_event: Called with every event.
         lock: The open file that holds the lock on the output folder; every process of this machine inherits it.
-        machines: The other machines that train along; None for a single machine.
+        machines: The other machines of the run; None for a single machine.
 
     Raises:
         InterruptedByUser: Ctrl-C before the first step, or twice; after one, all ranks end after the same step.

@@ -1,4 +1,4 @@
-"""Follows the heartbeats of each rank of a training, and names the rank that the others wait for.
+"""Follows the heartbeats of each rank of a run, and names the rank that the others wait for.
 
 One stopped rank stops all, since ranks wait for each other at every collective."""
 
@@ -35,7 +35,7 @@ class _Rank:
 
 
 class Pulses:
-    """Records what the ranks of one training have sent so far. ``silent_seconds``: how long all ranks may be without
+    """Records what the ranks of one run have sent so far. ``silent_seconds``: how long all ranks may make no
     progress; ``--ddp_timeout``."""
 
     def __init__(self, ranks: int, silent_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,8 +74,8 @@ class Pulses:
         return None
 
     def behind(self) -> tuple[int, str] | None:
-        """Returns the rank that is missing in a collective, has made the least progress, or is at another place than
-        the others, and the evidence; None if there is no such rank."""
+        """Returns the rank that is missing in a collective, has made the least progress, or is elsewhere in the code,
+        and the evidence; None if there is no such rank."""
         if (missing := self._missing()) is not None:
             return missing
         numbers, places = Counter(rank.moves for rank in self._ranks), Counter(rank.place for rank in self._ranks)

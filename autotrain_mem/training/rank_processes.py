@@ -1,4 +1,4 @@
-"""Starts the processes of one training, one for each device, reads events from all of them, and ends them together."""
+"""Starts the processes of one run, one for each device, reads events from all of them, and ends them together."""
 
 import json
 import queue
@@ -38,11 +38,11 @@ class RankDied(ChildDied):
         super().__init__(death.code, death.log_tail)
         self.rank = rank
         self.gone = death if isinstance(death, MachineLost) else None
-        """The loss of the rank's machine; None if only the process died."""
+        """How the rank's machine was lost; None if only the process died."""
 
 
 class RankTimeout(Exception):
-    """Raised when the others have waited too long for this rank."""
+    """Raised when the other ranks have waited too long for this one."""
 
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank}: {why}")
@@ -50,7 +50,7 @@ class RankTimeout(Exception):
 
 
 class RankProcesses:
-    """Starts all processes of a training, reads their events as one stream, and stops them together.
+    """Starts all processes of a run, reads their events as one stream, and stops them together.
 
     Each process leads a process group, which the terminal's Ctrl-C does not reach, and which ends with it.
 
@@ -213,7 +213,7 @@ class RankProcesses:
         return rank, message
 
     def _event(self, rank: int, event: Event) -> Event | None:
-        """Returns the event as it is passed on; None if it is not passed on."""
+        """Returns the event in the form in which it is passed on; None if it is dropped."""
         match event["event"]:
             case "pulse":
                 return None
@@ -243,7 +243,7 @@ class RankProcesses:
         return {**event, "incident": named} if "incident" in event else named
 
     def _other_failure(self, left: int) -> Event | RankDied | RankTimeout | None:
-        """Waits a moment for another rank's own failure; then looks for the rank that is behind."""
+        """Waits briefly for another rank's own failure; else names the rank that is behind."""
         deadline, gone = time.monotonic() + CULPRIT_SECONDS, {left}
         while (wait := deadline - time.monotonic()) > 0:
             try:
@@ -305,7 +305,7 @@ class Progress:
         self._on_event(event)
 
     def ending(self, error: AutofitError, **more: Any) -> Ending:
-        """Returns an ending with how far the training came. ``more``: the other fields of the ending."""
+        """Returns an ending with the progress of training. ``more``: the other fields of the ending."""
         return Ending(
             error=error,
             step=self._step,

@@ -1,4 +1,4 @@
-"""A dataset's token lengths determine truncation, padding, and the batches that a sampler draws."""
+"""Defines a dataset's token lengths, which determine truncation, padding, and the batches that a sampler draws."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Download:
-    """Describes the download that a training needs first."""
+    """Describes the download that training needs first."""
 
     size_bytes: int
     folder: str
@@ -114,14 +114,14 @@ class Soundness(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Missing but not needed, or odd but harmless."""
+    """Missing but not needed, or unusual but harmless."""
     BROKEN = "broken"
-    """Meant to work, and does not."""
+    """Should work, but does not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """Describes the state of one thing, and how to mend it."""
+    """Describes the state of one thing, and how to fix it."""
 
     area: str
     """``GPU``, ``torch``, ``packages``, ``hub``, ``disk``, ``system``."""
@@ -130,7 +130,7 @@ class Condition:
     state: Soundness
     text: str
     fix: str = ""
-    """A command or a sentence; empty if nothing needs mending."""
+    """A command or a sentence; empty if nothing needs fixing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

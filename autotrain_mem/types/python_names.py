@@ -38,7 +38,7 @@ _OF_THE_COMMAND = frozenset({"config", "debug", "help", "json", "recipe", "snaps
 def python_errors(config: str = "") -> Iterator[None]:
     """Adds a note to errors that leave the block, with the Python spelling of their flags.
 
-    Hides the worker's traceback, except for errors that the installed libraries raised in a rehearsal or a training.
+    Hides the worker's traceback, except for errors that the installed libraries raised in a rehearsal or in training.
     ``config``: the class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
     """
     try:

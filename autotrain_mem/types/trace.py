@@ -192,7 +192,7 @@ class Trace:
             yield range(began, len(self.events))
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
-        """Yields (phase, +1 for an allocation or -1 for a free, block) for each of them."""
+        """Yields (phase, +1 for an allocation or -1 for a free, block) for each event in order."""
         starts = iter((*self.phase_starts, (len(self.events) + 1, Phase.SAVE)))
         phase = Phase.LOAD
         following, following_phase = next(starts)

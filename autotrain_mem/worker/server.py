@@ -1,4 +1,4 @@
-"""The worker process: imports TRL, reads flags, counts tokens and rehearses for the parent.
+"""Runs the worker process: imports TRL, reads flags, counts tokens and rehearses for the parent.
 
 ``python -m autotrain_mem.worker.server`` answers requests, one JSON object per line, until its stdin closes. CUDA is
 hidden from it (see ``client``), so the results are the same on every machine.
@@ -101,7 +101,7 @@ def check(job: Job) -> None:
 def preflight(
     job: Job, compute_capability: Capability, to_train: bool, on_cpu: bool, reads_data: bool, scratch: str
 ) -> Preflight:
-    """Finds problems of a job without a rehearsal, and the number of parameters in its weights' files."""
+    """Finds a job's problems without a rehearsal, and counts the parameters in its weight files."""
     from autotrain_mem.checks import table
     from autotrain_mem.checks.model_files import download, item_bytes, parameters_on_disk, read_config
     from autotrain_mem.checks.preflight_checks import UNFORESEEN, setup_of

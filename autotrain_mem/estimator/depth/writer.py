@@ -26,7 +26,7 @@ class Pick:
     from_newest: int | None
 
     def of(self, living: Sequence[int]) -> int:
-        """Returns its index. Raises UnclearError if there is none, or if its two ranks disagree."""
+        """Returns the index of the picked block. Raises UnclearError if there is none, or if both ranks disagree."""
         count = len(living)
         index = self.from_oldest if self.from_oldest is not None else count - 1 - (self.from_newest or 0)
         if not 0 <= index < count or (self.from_newest is not None and count - 1 - self.from_newest != index):

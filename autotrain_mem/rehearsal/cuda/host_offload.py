@@ -3,7 +3,7 @@
 TRL's own class (``trl/models/activation_offloading.py: OffloadActivations``) decides which tensors leave the device and
 how long they stay; only its calls to torch are answered as on a GPU. Tensors in pinned memory are not on the device.
 Copies back, and contiguous copies before offloading, are allocated on TRL's copy stream, the only other stream that
-allocates in a training on one GPU. ``settings.levers`` lists what a rehearsal cannot predict.
+allocates during training on one GPU. ``settings.levers`` lists what a rehearsal cannot predict.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from autotrain_mem.trainers import host_optimizer
 @contextmanager
 def host_offloading(recorder: Recorder) -> Iterator[None]:
     """Within the block, TRL's ``activation_offloading`` and our ``optimizer_offload`` treat CPU tensors as a GPU's.
-    Build the trainer within it, since TRL then asks for the accelerator."""
+    The trainer must be built within it, since TRL then queries the accelerator."""
 
     def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
         recorder.record_stream(tensor, stream.number)
@@ -80,7 +80,7 @@ _OffloadActivations = activation_offloading.OffloadActivations
 
 
 class _OnDevice:
-    """A tensor that reports a CUDA device, and a :class:`_Storage` as its storage."""
+    """Wraps a tensor, and reports a CUDA device and a :class:`_Storage`."""
 
     device = torch.device("cuda")
 
@@ -152,7 +152,7 @@ class _OnHost:
 
 
 class _Stream:
-    """A stream, or an event on it, whose work is always done. FSDP2 and TRL hold references to tensors in use."""
+    """Imitates a stream or its event, whose work is always done. FSDP2 and TRL hold references to tensors in use."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

@@ -117,7 +117,7 @@ _LARGEST_INDEX = 2**31 - 1
 
 
 def _sum_over(compute_capability: Capability) -> Row:
-    """Counts sums over rows, such as the gradients of biases; an unknown capability counts as the largest card."""
+    """Counts the scratch memory of sums over rows, such as bias gradients; unknown cards count as the largest."""
     multiprocessors = MULTIPROCESSORS.get(compute_capability, max(MULTIPROCESSORS.values()))
     threads = multiprocessors * _THREADS_PER_MULTIPROCESSOR.get(compute_capability, 2048)
 

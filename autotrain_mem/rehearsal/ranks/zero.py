@@ -247,7 +247,7 @@ class _Uneven:
 
 
 def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) -> None:
-    """Copies the parts of rows that ``refill`` moves to the host; on the CPU, it would not copy them."""
+    """Copies the parts of rows that ``refill`` moves to the host; on the CPU it would return the same tensors."""
     refill(loader)
     with recorder.unseen():
         for batch in loader.micro_batches:
@@ -255,7 +255,7 @@ def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) 
 
 
 def _next(following: Callable[[Any], dict[str, Any]], recorder: RankRecorder, loader: Any) -> dict[str, Any]:
-    """Counts a part on the device from when it is drawn, a few micro-steps before the trainer moves it there
+    """Counts a batch on the device as soon as it is drawn, a few micro-steps before the trainer moves it there
     (``transformers/trainer.py: _prepare_inputs``): ids and labels are small beside activations."""
     batch = {name: _copy(value) for name, value in following(loader).items()}
     recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))

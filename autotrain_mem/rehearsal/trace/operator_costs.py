@@ -167,7 +167,7 @@ def product(rows: int, inner: int, columns: int, dtype: torch.dtype) -> Cost:
 
 
 def pass_through(*tensors: torch.Tensor) -> Cost:
-    """Returns the cost of one kernel that reads or writes each of these once."""
+    """Returns the cost of a kernel that reads or writes each of these tensors once."""
     return Cost(dtype=_dtype(tensors), bytes=sum(map(_size_bytes, tensors)))
 
 

@@ -58,7 +58,7 @@ class GrowingState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jump:
-    """Describes skipped steps. The jump's events go from ``start`` to ``stop``; those of the last step follow."""
+    """Describes skipped steps. The events from ``start`` to ``stop`` move the loop's state; the last step's follow."""
 
     start: int
     stop: int

@@ -17,7 +17,7 @@ from autotrain_mem.types import Incident, LearnedLimits, Phase
 OnIncident = Callable[[Incident, LearnedLimits], None]
 """Called each time the guard handles running out of memory, with what has been learned."""
 OnNotice = Callable[[str], None]
-"""Called with what the user should know about how parts are combined; once for each text."""
+"""Called with a message to the user about how parts are combined, once for each text."""
 
 LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`LearnedLimits`. Tokens count padding."""

@@ -1,4 +1,4 @@
-"""Restores counters and merges metrics when a micro-batch took several calls, or when ranks went on separately.
+"""Restores counters and merges metrics when a micro-batch took several calls, or when ranks continued separately.
 
 Numbers are merged as means over rows: for a split micro-batch, logged means over tokens, extremes and times are only
 close to those of the whole. The loss is exact."""
@@ -77,7 +77,7 @@ class MetricsLedger:
             self._metrics[self._mode] = self._all
 
     def write(self, whole: Piece) -> None:
-        """Logs the micro-batch as one; if ranks went on separately, merges their metrics first."""
+        """Logs the micro-batch as one; if ranks continued separately, merges their metrics first."""
         numbers, totals = _merged(self._entries), self._totals_before
         if self._ranks.is_apart:
             added = {name: getattr(self._trainer, name) - before for name, before in totals.items()}

@@ -92,14 +92,14 @@ class Ranks:
         self._is_alone = True
 
     def loss_is_made(self) -> None:
-        """Ends gathering: no rank waits for one that fails later. Raises OtherRankFullError."""
+        """Ends gathering, once all ranks have a loss. Raises OtherRankFullError if another rank failed."""
         if self._is_open:
             self._agree(leaves=False)
             self._is_open = False
 
     @property
     def has_logged_for_all(self) -> bool:
-        """Returns whether the trainer's logs of a micro-step were all gathered before this rank repeats it."""
+        """Returns whether all logs of the micro-step were gathered before this rank repeats it."""
         return self._group is not None and not self._is_open and not self._is_alone
 
     def _agree(self, *, leaves: bool) -> None:

@@ -1,1 +1,1 @@
-"""Several machines that train together: one leads, the others start processes for it. Runs in the parent of each."""
+"""Trains on several machines: one leads, and the others start processes for it. Runs in the parent of each."""

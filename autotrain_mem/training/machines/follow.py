@@ -43,7 +43,7 @@ _LOST = "lost"
 
 
 def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardware, *, real: bool, say: Say) -> None:
-    """Takes part in a training until the leading machine reports its end.
+    """Takes part in a run until the leading machine reports its end.
 
     Args:
         folder: The output folder, in which the leader writes the key.

@@ -1,4 +1,4 @@
-"""Leads a training from the first machine: waits for the others, starts processes there, and reports the outcome."""
+"""Leads a run from the first machine: waits for the others, starts processes there, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Member:
 
 
 class Machines:
-    """Represents the other machines of a training to the leading one; a context manager that tells them its outcome.
+    """Represents the other machines to the leading one; a context manager that tells them the run's outcome.
 
     Args:
         place: This machine's place, the first.
@@ -199,7 +199,7 @@ class Machines:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Sends the training's outcome to the other machines, and closes the connections."""
+        """Sends the run's outcome to the other machines, and closes the connections."""
         if isinstance(error, KeyboardInterrupt):
             error = InterruptedByUser("It was interrupted.")
         elif error is not None and not isinstance(error, AutofitError):

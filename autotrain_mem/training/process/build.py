@@ -46,8 +46,8 @@ class PhasePeaks(PhaseRecorder):
         self._peaks: dict[Phase, PhasePeak] = {}
 
     def enter_phase(self, phase: Phase) -> None:
-        """Counts everything from here on for ``phase``. An out-of-memory error also leaves phases as it propagates
-        (``trainers.phases: _watched``): then the phase stays the one that ran out of memory."""
+        """Attributes everything from here on to ``phase``. An out-of-memory error leaves phases as it propagates
+        (``trainers.phases: _watched``), but the phase stays the one that ran out of memory."""
         error = sys.exc_info()[1]
         if phase is not self.phase and not (error is not None and is_out_of_memory(error)):
             self._end_phase()
@@ -98,7 +98,7 @@ class Simulation(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """The device on which a run computes, real or simulated."""
+    """Represents the device on which a run computes, real or simulated."""
 
     hardware: Hardware
     peaks: PhasePeaks | None
@@ -109,7 +109,7 @@ class Device:
     """Calls ``trainer.train(**options)`` for a trainer and options, and follows its phases."""
     simulated: Simulation | None = None
     end_faults: Callable[[], None] = lambda: None
-    """Ends the faults injected into a training on a simulated card, once the training is done."""
+    """Ends the faults injected into a run on a simulated card, once training is done."""
 
     @property
     def phase(self) -> Phase | None:

@@ -1,4 +1,4 @@
-"""Shares values among the ranks of one training, and sends heartbeats to the parent.
+"""Shares values among the ranks of one run, and sends heartbeats to the parent.
 
 Ranks agree through the rendezvous store: no tensor is allocated or traced. A round of two ranks takes 0.3 ms."""
 
@@ -42,7 +42,7 @@ def find_other_machines() -> None:
 
 
 class World:
-    """The processes that train together, seen from one. All ranks must call the same methods in the same order."""
+    """Connects the processes that train together. All ranks must call the same methods in the same order."""
 
     def __init__(self, args: Any) -> None:
         self.rank, self.processes = int(args.process_index), int(args.world_size)

@@ -1,1 +1,1 @@
-"""Watches a training's memory, and warns of problems. Runs in the training process."""
+"""Watches a run's memory, and warns of problems. Runs in the training process."""

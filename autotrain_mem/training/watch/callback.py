@@ -50,10 +50,10 @@ def _harmless(event: Event) -> Event:
 
 
 class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Logs a training's device and host memory, and warns before it runs out.
+    """Logs a run's device and host memory, and warns before it runs out.
 
     Use it as ``Trainer(..., callbacks=[MemoryWatch()])``, with any Trainer of transformers or TRL. Every log of the
-    training gets ``memory/...`` figures, in the trackers of ``report_to``, in ``state.log_history`` and on the console;
+    run gets ``memory/...`` figures, in the trackers of ``report_to``, in ``state.log_history`` and on the console;
     a JSONL file in the output folder has them in bytes. A one-line warning reports fragmentation, a GPU without free
     memory, a leak, or low host memory. The watch never resets the allocator's peaks, and its own errors never stop the
     training.
@@ -146,7 +146,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Excludes the time of an evaluation or a save."""
+        """Excludes an evaluation or a save from the training time."""
         self._clock.leave_out()
 
     on_save = on_evaluate
@@ -296,7 +296,7 @@ class Rows:
         self._seen = Batches(0, 0, 0)
 
     def follow(self, model: torch.nn.Module) -> None:
-        """Follows this model from now on, and no longer the one before."""
+        """Follows this model instead of the previous one."""
         self.leave()
         module = embedding_of(model)
         if module is not None:
