@@ -57,13 +57,13 @@ def test_what_is_tried_begins_and_ends_as_the_job_allows() -> None:
         # Rows divide an effective batch that is given, and make one that is not.
         (ROWS, {"max_length": 64, "effective_batch_size": 12}, [1, 2, 3, 4, 6, 12], 12, DIVISORS),
         (ROWS, {"max_length": 64, "effective_batch_size": 12, "gradient_accumulation_steps": 4}, [3], 3, DIVISORS),
-        (ROWS, {"max_length": 64}, [1, 2, 3], 16_384, "16,384 rows"),
-        (ROWS, {"method": "kto", "max_length": 64}, [2, 3], 16_384, "16,384 rows"),
-        (ROWS, {"method": "grpo", "defaults": GRPO}, [8, 16], 16_384, "16,384 rows"),  # whole groups
+        (ROWS, {"max_length": 64}, [1, 2, 3], 16_384, "at most 16,384 rows"),
+        (ROWS, {"method": "kto", "max_length": 64}, [2, 3], 16_384, "at most 16,384 rows"),
+        (ROWS, {"method": "grpo", "defaults": GRPO}, [8, 16], 16_384, "at most 16,384 rows"),  # whole groups
         (ROWS, {"profile": DATA, "max_length": 64}, [*range(1, 11)], 10, "the data have no more rows"),
         # So do groups.
         (GROUP, {"effective_batch_size": 12}, [2, 3, 4, 6, 12], 12, "the completions of a generation"),
-        (GROUP, {}, [2, 3, 4], 16_384, "16,384 completions"),
+        (GROUP, {}, [2, 3, 4], 16_384, "at most 16,384 completions"),
         (GROUP, {"per_device_train_batch_size": 4}, [2, 4], 4, "the completions of a generation"),
         ("max_completion_length", {}, [64, 80], 8092, f"{CONTEXT}, less a prompt of 100 tokens"),
         ("lora_r", {"max_length": 64}, [1, 2, 4, 8, 16], 896, "the width of the model's layers"),
