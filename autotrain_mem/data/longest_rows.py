@@ -79,8 +79,8 @@ def are_conversations(trainer: Any, dataset: Any) -> bool:
 
 
 def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the indices of the longest rows, among those with the most characters in all or, since an answer may be
-    sampled, before their last message; and the tokens of the longest."""
+    """Returns the indices of the longest rows, and the tokens of the longest. Candidates have the most characters, in
+    all or before their last message, which may be sampled."""
     method = method_of_trainer(trainer)
     assert method is not None, "asked before"
     whole, before = [], []
@@ -96,12 +96,12 @@ def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[
 
 
 def samples_completions(trainer: Any) -> bool:
-    """Returns whether a trainer's batches are of sampled completions: GRPO, RLOO, online DPO, distillation."""
+    """Returns whether a trainer's batches consist of sampled completions: GRPO, RLOO, online DPO, distillation."""
     return hasattr(trainer, "_generate_and_score_completions")
 
 
 def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the indices of the longest rows, or prompts, and the tokens of the longest. Raises DatasetFormatError
+    """Returns the indices of the longest rows or prompts, and the tokens of the longest. Raises DatasetFormatError
     if an image cannot be read."""
     if are_image_rows(dataset):
         return longest_image_rows(trainer, dataset, count)
@@ -138,7 +138,7 @@ def are_image_rows(dataset: Any) -> bool:
 
 
 def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
-    """Returns the indices of the longest rows, among those with the most pixels, images or text, and the tokens of the
+    """Returns the indices of the longest rows among those with the most pixels, images or text, and the tokens of the
     longest; equally long rows are ordered by pixels. Raises as :func:`longest_of` does."""
     known = (*_TEXTS, getattr(trainer.args, "dataset_text_field", None))
     columns = [name for name in dataset.column_names if name in known]

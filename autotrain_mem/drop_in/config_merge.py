@@ -122,8 +122,8 @@ def _differing(config: Any, config_class: type) -> dict[str, Any]:
 
 
 def _derived(config: Any) -> frozenset[str]:
-    """Returns the generation sizes that follow from other sizes: both if a generation serves one optimizer step;
-    otherwise the script sets its number of rows, from which ``steps_per_generation`` follows."""
+    """Returns the names of generation sizes that a plan may derive again: both if a generation serves one optimizer
+    step; otherwise only ``steps_per_generation``, which follows from the script's number of rows."""
     if not hasattr(config, STEPS_OF_GENERATION):
         return frozenset()
     follows = config.steps_per_generation == config.gradient_accumulation_steps

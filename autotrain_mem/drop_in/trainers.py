@@ -28,7 +28,7 @@ _CALL = "_autofit_call"
 
 
 class _Signature:
-    """Provides a class's ``__signature__``: the constructor's parameters, not those of ``__new__``."""
+    """Provides a class's ``__signature__`` with the parameters of the constructor, not of ``__new__``."""
 
     def __get__(self, trainer: Any, kind: type) -> inspect.Signature:
         ours = next(base for base in kind.__mro__ if "__signature__" in vars(base))

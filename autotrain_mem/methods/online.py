@@ -62,8 +62,8 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 def rows_editor(filled: Configs) -> EditRows:
     """Returns a function that shortens a generation's first prompt if there are others.
 
-    Masks are then real, and no tensor is smaller: TRL pads all prompts of a generation to the longest, and only the
-    first completion has its full length (``generation``).
+    The batch then needs masks, and no tensor is smaller: TRL pads all prompts of a generation to the longest, and only
+    the first completion has its full length (``generation``).
     """
     group: int = getattr(filled.training, "num_generations", 1)
     group = min(group, getattr(filled.training, "num_generations_eval", None) or group)
@@ -88,8 +88,8 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     """Makes every optimizer step of a rehearsal begin with a generation, so that one runs beside optimizer state.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
-    _prepare_inputs), and decides by the accumulation if it scores completions before training
-    (_generate_and_score_completions): it gets the plan's.
+    _prepare_inputs), and whether it scores completions before training depends on the accumulation
+    (_generate_and_score_completions), so it sees the plan's.
     """
     every = trainer.args.steps_per_generation * trainer.num_iterations
     trainer.add_callback(generating_each_step(trainer, every))

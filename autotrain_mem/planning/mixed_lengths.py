@@ -13,7 +13,7 @@ from autotrain_mem.types import Estimate, Job, Knobs, Trace
 from autotrain_mem.types.estimate import MixedLengths
 
 LEAST_TOKENS = 32
-"""Longest rows of fewer tokens are not worth a rehearsal of shorter ones."""
+"""If the longest rows have fewer tokens, shorter ones are not worth a rehearsal."""
 SHORTER = (0.125, 0.5)
 """The shorter rehearsal has the median batch's tokens, within these shares of the longest row."""
 MOST_BATCHES = 8

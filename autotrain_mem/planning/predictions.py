@@ -38,7 +38,7 @@ class Predictions:
 
     Args:
         shared: Footprints of other cards with the same kernels; new ones are added.
-        confirms: Rehearse the whole model when asked to; False to compare cards.
+        confirms: Whether to rehearse the whole model on request; False when cards are compared.
     """
 
     def __init__(self, subject: Subject, shared: dict[Any, Footprint] | None = None, *, confirms: bool = True) -> None:
@@ -47,7 +47,7 @@ class Predictions:
         self._footprints: dict[Any, Footprint] = {} if shared is None else shared
         self._unclear: set[Any] = set()
         self._begun: dict[Any, Future[Trace]] = {}
-        """Rehearsals of the whole model that were started ahead."""
+        """Rehearsals of the whole model that were started in advance."""
         self._kernels = kernel_class(subject.hardware.capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
@@ -104,7 +104,7 @@ class Predictions:
         return would_fit(self._subject, estimate, self._shared if rehearsed else None)
 
     def over_steps(self, estimate: Estimate) -> Estimate:
-        """Adds the bytes that rows of mixed lengths make the allocator reserve over a run; unchanged if unknown."""
+        """Adds the bytes reserved over a run with rows of mixed lengths; unchanged if unknown."""
         knobs, is_asked = estimate.knobs, self._confirms and self._subject.caches
         batches = batches_of(self._subject, knobs) if is_asked else None
         if batches is None or estimate.memory.mixed_lengths is not None:

@@ -107,7 +107,7 @@ class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is u
 
 
 class _Ends:
-    """Follows one sampling loop and skips its middle steps.
+    """Follows one sampling loop, and skips its middle steps.
 
     It changes the loop's ids, masks and cache in place at the start of the second iteration, when the prefill's logits
     are already free, so that all other tensors of the loop keep their lifetimes.
@@ -222,7 +222,7 @@ class _Ends:
 
 @dataclass(frozen=True, slots=True)
 class _Growing:
-    """A tensor that grows by a token with each step, up to a window."""
+    """Describes a tensor that grows by a token with each step, up to a window."""
 
     tensor: torch.Tensor
     tokens: int

@@ -80,7 +80,7 @@ class _Engine:
 
 
 def _mark(mark: EngineMark) -> None:
-    """Records a mark of the engine, if a recorder is active; none is while the trainer is built."""
+    """Records a mark of the engine if a recorder is active, which it is not while the trainer is built."""
     if recorder := current_recorder():
         recorder.ledger.mark_engine(mark)
 

@@ -28,10 +28,10 @@ from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, 
 from autotrain_mem.worker.pool import Workers
 
 MOST_PROBES = 3
-"""A design decision. A probe takes about as long as the start of the training."""
+"""Our choice: a probe takes about as long as the start of a run."""
 ROOM_WORTH_A_MOVE = 0.10
-"""The unneeded share of the prediction from which on a faster plan is searched for. Most public runs were predicted
-within 5 % (docs/understand/accuracy.md)."""
+"""If a run needs less than predicted by this share or more, a faster plan is searched for. Most public runs were
+predicted within 5 % (docs/understand/accuracy.md)."""
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -241,7 +241,7 @@ class _Confirmation:
         return replace(self.plan, estimate=replace(self.plan.estimate, memory=memory))
 
     def _has_room(self) -> bool:
-        """Returns whether the first probe needed far less than predicted, on rows of the planned length."""
+        """Returns whether the first probe, on rows of the planned length, needed far less than predicted."""
         (point, *others), probe = self.points, self.points[-1].probe
         if others or probe.required_bytes is None or (probe.row_tokens or 0) < self.plan.row_tokens:
             return False

@@ -95,7 +95,7 @@ def follow_first(request: RunRequest, say: Say) -> None:
 
 
 def leading(request: RunRequest, say: Say) -> AbstractContextManager[Machines | None]:
-    """Returns a context with the other machines, which are told at its end how it ended; with None for one machine.
+    """Returns a context with the other machines, which sends them the outcome when it ends; None for a single machine.
 
     Raises:
         UsageError: the port cannot be listened on.

@@ -30,7 +30,7 @@ class Predictor(Protocol):
         """Starts rehearsing the whole model of a point that will be asked for."""
 
     def over_steps(self, estimate: Estimate) -> Estimate:
-        """Adds the bytes that rows of mixed lengths make the allocator reserve over a run, if known; takes a second."""
+        """Adds the bytes reserved over a run with rows of mixed lengths, if known; takes a second."""
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
         """Predicts the speed with another micro-batch or sharding, or more levers that only cost time."""

@@ -1,4 +1,4 @@
-"""Knobs are the settings that a plan decides, under TRL's names."""
+"""Defines the knobs: the settings that a plan decides, under TRL's names."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
 def _watched(
     method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase, after: Phase | None = None
 ) -> Callable[..., Any]:
-    """Wraps a method that begins a phase, except in evaluation; then ``after`` begins, or if None the earlier phase."""
+    """Wraps a method to begin a phase, except in evaluation; when it returns, ``after`` or the earlier phase begins."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = recorder.phase

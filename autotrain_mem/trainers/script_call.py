@@ -1,4 +1,4 @@
-"""Writes the user's trainer call from Python to a file, and reads it in a rehearsal, which repeats it.
+"""Writes the user's trainer call in Python to a file, from which a rehearsal reads and repeats it.
 
 The drop-in classes then apply :data:`substitution` before they call TRL.
 """

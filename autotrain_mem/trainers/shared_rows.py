@@ -1,4 +1,4 @@
-"""Draws the rows that processes share with DeepSpeed in each epoch's order, also in a resumed run.
+"""Draws the rows that processes share under DeepSpeed in each epoch's order, also in a resumed run.
 
 DeepSpeed's dataloader adapter cannot be given the epoch or started in the middle, and lacks parts that transformers
 needs to skip batches (``accelerate/data_loader.py: skip_first_batches``).

@@ -1,4 +1,4 @@
-"""Keeps an output folder to one run: refuses a folder with another run's work, and locks it while a run is alive.
+"""Reserves an output folder for one run: refuses a folder with another run's work, and locks it while a run is alive.
 
 The lock (flock(2)) belongs to an open file that the training process inherits: it lasts until both processes exit."""
 

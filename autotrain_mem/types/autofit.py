@@ -1,4 +1,4 @@
-"""AutoFit holds our own flags; the command, the drop-in trainers and the Python verbs all use it."""
+"""Defines AutoFit, our own flags, which the command, the drop-in trainers and the Python verbs all use."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class AutoFit(OwnSettings):
     forbid: Collection[str] = setting(
         frozenset(), metavar="LIST", help="levers never to pull, such as lora,bf16_weights"
     )
-    """Names of levers that may not be pulled, as any iterable."""
+    """Names of levers that a plan must not pull, as any iterable."""
     max_slowdown: float = setting(
         MAX_SLOWDOWN,
         check=that(

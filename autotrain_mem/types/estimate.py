@@ -55,16 +55,16 @@ class ReservedEstimate:
     """
 
     peak_allocated_bytes: int
-    """``torch.cuda.max_memory_allocated``: with the ends of blocks too small to split off."""
+    """``torch.cuda.max_memory_allocated``, including block remainders too small to split off."""
     peak_reserved_bytes: int
-    """The largest sum of its segments; unlimited if the run does not fit, so that the shortage is known."""
+    """The largest sum of its segments; without a limit if the run does not fit, so that the shortage is known."""
     peak_limited_bytes: int
     """The same on the real device, where the allocator releases its cache before it refuses a request. A refused
-    request is granted all the same, so that the run goes on. Equal to ``peak_reserved_bytes`` if that fits."""
+    request is granted anyway, so that the replay continues. Equal to ``peak_reserved_bytes`` if that fits."""
     slack_bytes: int
     """The unallocated bytes when the peak was first reached: cached blocks and the ends of split ones."""
     num_alloc_retries: int
-    """Number of times that the whole cache had to be released to meet a request."""
+    """Number of times that the whole cache had to be released to serve a request."""
     largest_refused_bytes: int | None
     """The largest request that could not be met even after that; None if all were met."""
 

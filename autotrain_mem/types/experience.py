@@ -1,4 +1,4 @@
-"""Experience holds what a run teaches beyond its plan: probes, batches that ran out of memory, and restarts."""
+"""Experience holds what runs add to a plan: probes, batches that ran out of memory, and restarts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Incident:
     tokens: int | None = None
     """Tokens of that batch, padding included."""
     remedy: str
-    """What was done, in a few words: ``split into 4 + 4 rows``, ``repeated with activations offloaded to the host``."""
+    """The remedy, in a few words: ``split into 4 + 4 rows``, ``repeated with activations offloaded to the host``."""
     message: str
     """The first line of the library's error."""
 
@@ -118,7 +118,7 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """Holds what probes and runs taught, in order. The plan carries it, so that a resumed run starts with it.
+    """Holds the results of probes and runs, in order. The plan stores them, so that a resumed run starts with them.
 
     >>> from autotrain_mem import Experience, Restart
     >>> killed = Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="")

@@ -1,4 +1,4 @@
-"""Cards compares one job on many cards, to choose which one to rent or buy."""
+"""Defines the comparison of one job on many cards, to choose which one to rent or buy."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -139,7 +139,7 @@ class Cards:
 
     @property
     def best_value(self) -> CardVerdict | None:
-        """Finds the one with the least time x cost: being twice as fast may cost less than twice as much."""
+        """Returns the card with the least time x cost: twice the speed is worth up to twice the cost."""
         return min(self.comparable, key=lambda each: _cost(each) / _speed(each), default=None)
 
     @property

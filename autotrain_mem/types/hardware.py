@@ -1,4 +1,4 @@
-"""Hardware describes the device that a plan is made for."""
+"""Defines the hardware that a plan is made for, and its rental price."""
 
 from __future__ import annotations
 

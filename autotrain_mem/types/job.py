@@ -1,4 +1,4 @@
-"""A job is what the user asked for. Its ``max_length`` is a number of tokens, or a word such as ``auto``."""
+"""Defines the job that the user requested. Its ``max_length`` is a number of tokens, or a word such as ``auto``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -65,15 +65,15 @@ class Job:
     max_slowdown: float = MAX_SLOWDOWN
     """A plan this many times slower per token than the next level's best is shown, and the next level taken."""
     within_seconds: float | None = None
-    """The longest that the whole training may take; None for no limit."""
+    """The longest duration of the whole run; None for no limit."""
     budget: float | None = None
-    """The most that the training may cost, in the currency of the prices; None for no limit."""
+    """The highest cost of the whole run, in the currency of the prices; None for no limit."""
     accelerate: Mapping[str, Any] | None = None
     """The keys of the user's own file for ``accelerate launch``, which pins how processes are launched."""
     images: tuple[str, ...] = ()
     """Image sizes of each rehearsed row, ``"1024x768"`` (width x height): of the data's worst row, or given."""
     python_call: PythonCall | None = None
-    """What a Python script passed to the trainer besides its config; None for a job in flags. It lasts only while the
+    """What a Python script passed to the trainer besides its config; None for a job in flags. It exists only while the
     script plans, and is never written to our files."""
 
     @property

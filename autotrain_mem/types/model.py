@@ -1,4 +1,4 @@
-"""ModelFacts holds what planning needs to know of a model besides its rehearsal."""
+"""Defines what planning needs to know about a model besides its rehearsal."""
 
 from dataclasses import dataclass
 

@@ -65,7 +65,7 @@ class Section:
     right: tuple[int, ...] = ()
     """Right-aligned columns, of numbers."""
     strong: tuple[int, ...] = ()
-    """Highlighted rows: what was chosen."""
+    """Highlighted rows, which show what was chosen."""
     figure: Mapping[str, Any] | None = None
     """The figure as ``report/page/static/page.js`` draws it."""
 

@@ -1,4 +1,4 @@
-"""A plan is the result: settings that fit, the changes that lead to them, and what was tried."""
+"""Defines the plan: settings that fit, the changes that lead to them, and what was tried."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Plan:
     advice: tuple[Proposal, ...] = ()
     """Improvements that would override what the user set."""
     warnings: tuple[str, ...] = ()
-    """Findings that do not stop the run, each with its cure, and why another's plan was rehearsed again."""
+    """Findings that do not stop the run, each with its cure, and why a followed plan was rehearsed again."""
     optimizer_steps: int | None = None
     """Steps of the whole run; None if neither the data nor ``max_steps`` determine them."""
     seconds: float

@@ -1,4 +1,4 @@
-"""VllmServer describes vLLM on its own GPUs; VllmSleep describes vLLM on the training GPUs."""
+"""Describes vLLM on its own GPUs (VllmServer), and on the training GPUs (VllmSleep)."""
 
 import shlex
 from dataclasses import dataclass
@@ -124,4 +124,4 @@ class VllmSleep:
 
 SERVER_PORT = 8000
 SERVER_UTILIZATION = 0.9
-"""The default of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments), (also the trainer's)."""
+"""The default of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer."""

@@ -122,7 +122,7 @@ class Workload:
         return replace(self, work=tuple(grown))
 
     def without_mask(self) -> Workload:
-        """Returns the work if no row is padded: a causal kernel skips half of what a masked one computes."""
+        """Returns the work without padding: a causal kernel skips half of what a masked one computes."""
         halved = (replace(each, flops=each.flops // 2) if each.kind is Kind.ATTENTION else each for each in self.work)
         return replace(self, work=tuple(halved))
 

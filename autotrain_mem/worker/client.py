@@ -46,7 +46,7 @@ class Worker:
         self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._asked = threading.Lock()
-        """Held from a question to its answer: a second question waits."""
+        """Held from a question until its answer, so that a second question waits."""
         self._over = False
         self._child: Child | None = None
 

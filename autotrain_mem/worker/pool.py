@@ -103,7 +103,7 @@ class Workers:
             self._wait(futures)
 
     def begin(self, call: Callable[[Worker], T]) -> Future[T]:
-        """Gives a call to the next free worker; :meth:`result` waits for its result."""
+        """Passes a call to the next free worker; :meth:`result` waits for its result."""
         self.start()
 
         def run() -> T:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class RankRecorder(Recorder):
-    """Records the run of one process. An operator on DTensors is left to DTensor, which calls it again on the local
-    tensors: these lie on the device. Collectives are counted for the step's time."""
+    """Records the run of one rank. Operators on DTensors are left to DTensor, which calls them again on the local
+    tensors; only these are on the device. Collectives are counted for the step's time."""
 
     collectives: Collectives | None = None
     shards = False
-    """Whether models to train lie on the host until they are sharded."""
+    """Whether trained models are on the host until they are sharded."""
     offloads = False
     """Whether shards are offloaded to the host."""
     host: HostTensors | None = None
@@ -61,7 +61,7 @@ class RankRecorder(Recorder):
         return super().__torch_dispatch__(func, (), args, kwargs)
 
     def see_result(self, out: Any) -> None:
-        """Records what a collective allocated: functional ones allocate what they gather into."""
+        """Records the result of a collective: functional collectives allocate it."""
         if isinstance(out, torch.Tensor):
             self._see(out)
 
@@ -80,7 +80,7 @@ class RankRecorder(Recorder):
         self.ledger.describe_unowned(first, owner, name)
 
     def adopt_model(self, model: torch.nn.Module) -> None:
-        """Counts a model's parameters and buffers as weights, unless it waits on the host to be sharded."""
+        """Counts a model's parameters and buffers as weights, unless it is still on the host, to be sharded."""
         if self.shards and not is_sharded(model) and any(each.requires_grad for each in model.parameters()):
             self.name_modules(model)
             return
@@ -124,7 +124,7 @@ def run_unseen(function: Callable[..., Any], recorder: RankRecorder, *args: Any,
 
 
 def local(tensor: Any) -> Any:
-    """Returns this process's part of a tensor, even before a collective that fills it was waited for."""
+    """Returns this process's part of a tensor, even if a pending collective still fills it."""
     if isinstance(tensor, DTensor):
         tensor = tensor._local_tensor
     return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
@@ -136,9 +136,9 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 _ROUNDS = {"allreduce_": 2, "allreduce_coalesced_": 2}
-"""Times that all bytes go around the ring (nccl-tests, PERFORMANCE.md)."""
+"""How often all bytes go around the ring (nccl-tests, PERFORMANCE.md)."""
 _EXCHANGE = "dim_zero_all_to_all"
-"""DeepSpeed's own operator (``deepspeed/sequence/layer.py``): each process keeps its own part of what it exchanges."""
+"""DeepSpeed's own operator (``deepspeed/sequence/layer.py``): each process keeps its own part of the exchanged data."""
 _OF_TOKENS = ("all_to_all_single", _EXCHANGE)
 """Collectives that grow with the tokens: ring attention sends keys, values and their gradients from each process to the
 next, and Ulysses exchanges a share of the tokens for a share of the heads."""
@@ -149,15 +149,15 @@ _REDUCES = ("allreduce_", "allreduce_coalesced_")
 
 
 class Collectives:
-    """Runs collectives for a recorder; a rehearsal without other processes makes up the results. A group that spans
-    nodes goes over the network; a node has ``devices`` ranks."""
+    """Runs collectives for a recorder; a rehearsal, which has no other processes, makes up results. A group that spans
+    nodes uses the network; a node has ``devices`` ranks."""
 
     NAMESPACES = ("c10d", "_c10d_functional", "deepspeed")
 
     def __init__(self, devices: int, *, is_fake: bool) -> None:
         self._devices, self._is_fake = devices, is_fake
         self._sent: dict[int, torch.Tensor] = {}
-        """Tensors being sent, by the storage that receives. Each lives until the exchange is waited for
+        """Tensors being sent, by the receiving storage. Each lives until the exchange has been waited for
         (``torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: WorkNCCL::stashed_for_allocator_safety_``)."""
 
     def run(self, recorder: RankRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -218,7 +218,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _bring(func: Any, args: tuple[Any, ...]) -> None:
-    """Sets results to the values that all processes would contribute alike; other results become unknown."""
+    """Sets results to their values if all processes contribute the same; other results become unknown."""
     name = _name(func)
     if name in _GATHERS:
         outs, ins = [*tensors_in([args[0]])], [*tensors_in([args[1]])]

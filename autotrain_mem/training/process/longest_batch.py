@@ -294,7 +294,7 @@ def _drop_whole_gradients(module: FSDPModule) -> None:
 @contextmanager
 def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) -> Iterator[None]:
     """Within the block, stand-ins for optimizer state and accumulated gradients are allocated, as in later steps. They
-    match the real ones tensor by tensor, so that those find cached blocks that fit."""
+    match the real ones tensor by tensor, so that these later fit the cached blocks."""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     try:
