@@ -42,7 +42,7 @@ _WRAPPERS = {
 
 
 def _spread(model: Any) -> Iterator[_Problem]:
-    """Yields wrappers, ZeRO-3, compilation and device maps; each problem may cause the following ones."""
+    """Yields wrappers, ZeRO-3, compilation and device maps, in this order, since one may cause the next."""
     for module in model.modules():
         for kind in type(module).__mro__:
             for home, name in _WRAPPERS.items():

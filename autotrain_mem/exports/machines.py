@@ -229,5 +229,5 @@ def _replicas(draft: Draft, count: int) -> dict[str, Any]:
 
 
 def _escaped(word: str) -> str:
-    """Returns a word in which Kubernetes replaces no variable."""
+    """Escapes a word so that Kubernetes replaces no variables in it."""
     return word.replace("$(", "$$(")

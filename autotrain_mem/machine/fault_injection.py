@@ -1,4 +1,4 @@
-"""Injects faults into a run on a simulated card: try what your run would survive.
+"""Injects faults into a run on a simulated card, to try out what it survives.
 
 ``AUTOFIT_MISHAPS="oom:backward:37 kill:save:2" autofit sft ... --simulate``. Each fault occurs once in a run: a file in
 the output folder records the ones that occurred for the process that resumes. A real card gets no faults.

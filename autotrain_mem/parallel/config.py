@@ -93,7 +93,7 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
     gathered as such (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``); as bytes, each process would hold
     all of them (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). Each micro-step reduces its gradients:
     otherwise each process would hold whole gradients until the last one (``accelerate/accelerator.py: no_sync``), more
-    than its shards of all else, so that fewer rows at once would take more memory.
+    than all its shards, and fewer rows at once would need more memory.
 
     With context parallelism each process gets two parts of a row, an early and a late one, so that all attend to
     equally much (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py: _HeadTailLoadBalancer``).

@@ -34,9 +34,9 @@ def check_preflight(
     """Checks model, tokenizer and data in a worker.
 
     Args:
-        to_train: Check the output folder and host memory, too.
-        simulate: The run uses the CPU, as a simulated card.
-        reads_data: False if planning needs no data.
+        to_train: Whether to check the output folder and host memory, too.
+        simulate: Whether the run uses the CPU, as a simulated card.
+        reads_data: Whether planning needs the data.
 
     Raises:
         AutofitError: all errors as one (:func:`autotrain_mem.types.findings.settle`).

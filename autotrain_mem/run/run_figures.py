@@ -56,7 +56,7 @@ class RunFigures:
                 self._reading, self._longest_rows_first = None, False
 
     def report(self, end: Event, plan: Plan, output_dir: str) -> Report:
-        """Reports on all processes of the run. With several, the time between them counts too."""
+        """Reports on all processes of the run, including the time between them."""
         began_at, began = self._began[0] if self._began else (0, time.perf_counter())
         seconds = time.perf_counter() - began if len(self._began) > 1 else end["seconds"]
         has_trained = end["steps"] != began_at

@@ -128,7 +128,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
         rows, tokens = profile.truncated_rows(length), profile.truncated_tokens_fraction(length)
         verb, noun = "drops" if profile.drops else "cuts", job.method_facts.row_noun
         why = (
-            f"the worst batch gets {_percent(1 - length / planned)} smaller, {length} tokens a row in place of "
+            f"the worst batch gets {_percent(1 - length / planned)} smaller, {length} tokens a row instead of "
             f"{planned}; that {verb} {rows:,} of {profile.rows:,} {noun}, {_percent(tokens)} of the tokens"
         )
         offers.append(Proposal(flags=f"--max_length p{100 * share:g}", why=why))

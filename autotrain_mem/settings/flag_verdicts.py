@@ -247,7 +247,7 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=Verdict.REFUSED,
         methods=(_ORPO, _CPO),  # orpo.py: check
-        why="it is for models with an encoder, or samples while the model is evaluated",
+        why="it is for models with an encoder, or samples during evaluation",
         flags="max_completion_length is_encoder_decoder generate_during_eval",
     ),
     FlagGroup(

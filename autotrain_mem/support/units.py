@@ -76,7 +76,7 @@ def brief(seconds: float) -> str:
 
 
 def rate(tokens_per_second: float) -> str:
-    """Formats a speed: ``1,240`` or ``3.2``; a prediction is not more precise."""
+    """Formats a speed: ``1,240`` or ``3.2``; predictions are no more precise."""
     return f"{tokens_per_second:,.0f}" if tokens_per_second >= 10 else f"{tokens_per_second:.1f}"
 
 

@@ -12,22 +12,22 @@ from autotrain_mem.types.work import Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnedLimits:
-    """Limits the size of a batch before it is split. A guard applies it, and a resumed run starts with it."""
+    """Holds the sizes above which a guard splits a batch; a resumed run starts with them."""
 
     train_tokens: int | None = None
-    """Most tokens, padding included, of a part of a micro-batch; None if none was ever too large."""
+    """The most tokens, with padding, of a part of a micro-batch; None if none was too large."""
     evaluate_tokens: int | None = None
     generate_rows: int | None = None
-    """Most prompts that are answered at once."""
+    """The most prompts that are answered at once."""
     score_rows: int | None = None
-    """Most completions that are scored at once."""
+    """The most completions that are scored at once."""
     activations_on_host: bool = False
     """Whether activations for the backward pass are offloaded to host, since a micro-batch of one row was too large."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incident:
-    """Records an out-of-memory error after which the run went on."""
+    """Records an out-of-memory error that the run survived."""
 
     step: int
     """Optimizer steps completed before."""

@@ -96,7 +96,7 @@ class Report:
     """Whether the longest rows ran before the first step, so that the peak includes theirs."""
     seconds: float
     incidents: int = 0
-    """Out-of-memory errors after which the run went on; ``run.json`` lists them."""
+    """Out-of-memory errors that the run survived; ``run.json`` lists them."""
     restarts: int = 0
     """Number of times that another process resumed the run."""
     started_at: str = ""

@@ -71,7 +71,7 @@ def test_what_the_user_has_decided_is_not_proposed() -> None:
 def test_the_reason_for_a_shorter_length_says_what_it_saves_and_what_it_cuts_or_drops() -> None:
     (found,) = proposals(ONE_LONG, ONE_ROW, job(), flash_attention=None)
     assert found.why == (
-        "the worst batch gets 50 % smaller, 500 tokens a row in place of 1000; that cuts 5 of 10,000 rows, 0.05 % of "
+        "the worst batch gets 50 % smaller, 500 tokens a row instead of 1000; that cuts 5 of 10,000 rows, 0.05 % of "
         "the tokens"
     )
     pairs = replace(ONE_LONG, shorter_sides={500: 9995 * 100, 1000: 5 * 100}, drops=True)

@@ -35,7 +35,7 @@ class Pick:
 
 
 def agreed(alternatives: Iterable[Sequence[Pick]]) -> Pick:
-    """Returns the first kind of pick on which several picks agree. Raises UnclearError."""
+    """Returns the pick of the first alternative in which all picks agree. Raises UnclearError if they agree in none."""
     for picks in alternatives:
         first = picks[0]
         if any(pick.place != first.place for pick in picks):

@@ -50,7 +50,7 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.to("cuda", non_blocking=True))
 
     def offload_activations(**options: Any) -> Any:
-        """Returns TRL's context, for which every saved tensor is on a GPU."""
+        """Returns TRL's own context, changed to treat every saved tensor as on a GPU."""
         context = _OffloadActivations(**options)
         pack, unpack, learn = context.pack_hook, context.unpack_hook, context.update_model_params
         context.pack_hook = lambda tensor: pack(_OnDevice(tensor))
