@@ -361,7 +361,7 @@ def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log_and_a_full_c
         run(tmp_path, TrainingError("The trainer raised ValueError: no", hint="Change the flag.").to_json())
     assert raised.value.hint.splitlines() == [
         "Change the flag.",
-        f"All that the trainer printed is in {tmp_path / PROBE_LOG_NAME}.",
+        f"The trainer's output is in {tmp_path / PROBE_LOG_NAME}.",
     ]
     words = "Error out of memory at line 89 in file /src/csrc/pythonInterface.cpp"
     made = run(tmp_path, RankDied(0, ChildDied(1, f"step 1\n{words}\n")))
@@ -371,9 +371,9 @@ def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log_and_a_full_c
 def test_any_other_end_is_told_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(InterruptedByUser, match="no step was trained"):
         run(tmp_path, KeyboardInterrupt())
-    with pytest.raises(TrainingError, match=r"ended before its time: it was killed by signal 9\.") as raised:
+    with pytest.raises(TrainingError, match=r"ended too early: it was killed by signal 9\.") as raised:
         run(tmp_path, RankDied(0, ChildDied(-9, "loading\n")))
-    assert "host running out of memory" in raised.value.hint
+    assert "that host memory ran out" in raised.value.hint
     assert raised.value.hint.endswith("loading")
     with pytest.raises(TrainingError, match="exit status 3"):
         run(tmp_path, RankDied(0, ChildDied(3, "")))
