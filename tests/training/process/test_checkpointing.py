@@ -498,9 +498,7 @@ def test_both_forms_hold_the_same(either: Any, gpt2: Path, tmp_path: Path) -> No
 
 def test_weights_that_lose_precision_are_said(calm: Any) -> None:
     said = _load_weights(copy.deepcopy(calm.model).to(torch.bfloat16), _shards_of(calm), is_in_shards=True)
-    assert (
-        said == "weights are float32 in the checkpoint and are rounded to bfloat16, the dtype of this run"
-    )
+    assert said == "weights are float32 in the checkpoint and are rounded to bfloat16, the dtype of this run"
 
 
 def test_a_rank_takes_its_part_of_what_is_whole() -> None:
