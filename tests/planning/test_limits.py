@@ -65,9 +65,9 @@ def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:
 
 def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed() -> None:
     for words, said in (
-        ({"steps": None, "within_seconds": 60.0}, "how many steps"),
-        ({"card": toy(18), "within_seconds": 60.0}, "how fast toy is is not known"),
-        ({"prices": {}, "budget": 3.0}, "what toy costs is not known"),
+        ({"steps": None, "within_seconds": 60.0}, "the number of optimizer steps"),
+        ({"card": toy(18), "within_seconds": 60.0}, "the speed of toy is unknown"),
+        ({"prices": {}, "budget": 3.0}, "the price of toy is unknown"),
     ):
         rehearsals = asked(**words)
         with pytest.raises(UsageError, match=said):
