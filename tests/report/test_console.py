@@ -16,12 +16,12 @@ import report_examples as examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nouns import TRL_DEFAULTS
-from report_examples import crowded, estimate, memory, reserved
-from rich.console import RenderableType
-from view_examples import SIMULATED
-from view_examples import VIEWS as OTHERS
+from report_examples import CHOSEN, PLAN, RTX3060, crowded, estimate, memory, reserved
+from rich.console import ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 
 from autotrain_mem.report import terminal
+from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.report.error_text import error_text, print_error
 from autotrain_mem.report.estimate_view import estimate_view
 from autotrain_mem.report.explain_view import explain_view
@@ -33,12 +33,121 @@ from autotrain_mem.report.terminal import CardsProgress, Console, SearchProgress
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import GpuOutOfMemoryError, TrainingError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Counting, Estimate, Owner, ReservedByMode
+from autotrain_mem.types import Counting, Estimate, Hardware, Knobs, Owner, Phase, ReservedByMode, Topology
+from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 from autotrain_mem.types.report import Shortage
 from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"
 ASLEEP = replace(examples.GRPO_PLAN.estimate, vllm_sleep=examples.SLEEPING)
+
+NO_FLASH = (
+    "--attn_implementation flash_attention_2 needs compute capability 8.0, and this card has 7.5: "
+    "its kernels are not made for Turing."
+)
+SPLIT = replace(TRL_DEFAULTS, per_device_train_batch_size=2, gradient_accumulation_steps=32, max_length=768)
+OFFLOADED = replace(SPLIT, activation_offloading=True, optimizer_offload=True)
+FOUR_BIT = replace(CHOSEN, load_in_4bit=True, activation_offloading=True)
+
+
+def card(name: str, gib: float) -> Hardware:
+    return replace(RTX3060, name=name, total_bytes=int(gib * GIB), free_bytes=int(gib * GIB))
+
+
+def verdict(name: str, gib: float, level: str, knobs: Knobs, *, scale: float = 1.0) -> CardVerdict:
+    return CardVerdict(
+        hardware=card(name, gib), level=level, estimate=estimate(card(name, gib), scale=scale, knobs=knobs)
+    )
+
+
+def refused(name: str, gib: float, refusal: str) -> CardVerdict:
+    return CardVerdict(hardware=card(name, gib), refusal=refusal)
+
+
+SMALL = (
+    refused("rtx3050", 5.8, NOTHING_FITS),
+    verdict("rtx4060", 7.63, "LoRA on a 4-bit base, offloading", FOUR_BIT, scale=0.8),
+    verdict("rtx3060", 11.63, "LoRA", CHOSEN),
+    refused("t4", 14.56, NO_FLASH),
+    verdict("rtx5060ti-16gb", 15.48, "rounding, offloading", replace(OFFLOADED, dtype="bfloat16"), scale=1.5),
+)
+LARGE = (
+    verdict("rtx4090", 23.52, "lossless, offloading", OFFLOADED, scale=2.4),
+    verdict("a100-40gb", 39.39, "lossless", replace(SPLIT, expandable_segments=True), scale=4),
+    verdict("h100", 79.19, "lossless", replace(SPLIT, gradient_checkpointing=False), scale=7.5),
+    verdict("rtx-pro-6000-blackwell", 94.97, "lossless", replace(SPLIT, gradient_checkpointing=False), scale=7.5),
+)
+UNKNOWN_SPEED = CardVerdict(
+    hardware=card("141GiB", 141),
+    level="lossless",
+    estimate=replace(estimate(card("141GiB", 141), knobs=SPLIT), time=examples.ASSUMED_TIME),
+)
+TEN = Cards(verdicts=(*SMALL, *LARGE, UNKNOWN_SPEED))
+SHORTER = Cards(
+    verdicts=(verdict("rtx4060", 7.63, "shorter rows", replace(FOUR_BIT, max_length=512), scale=0.8), *SMALL[2:4])
+)
+NONE = Cards(verdicts=(SMALL[0],))
+
+
+def several(count: int, name: str, gib: float, level: str, scale: float = 1.0, nodes: int = 1) -> CardVerdict:
+    processes, sharding = count * nodes, "ddp" if level == "rounding" else "fsdp2"
+    knobs = replace(SPLIT, processes=processes, sharding=sharding if processes > 1 else None)
+    one = verdict(name, gib, level, knobs, scale=scale)
+    return replace(one, hardware=replace(one.hardware, topology=Topology(devices=count, nodes=nodes)))
+
+
+SETS = Cards(
+    verdicts=(
+        several(1, "rtx4090", 23.52, "rounding"),
+        several(2, "rtx4090", 23.52, "rounding", 2.2),
+        several(4, "rtx4090", 23.52, "lossless", 2.0),
+        several(4, "rtx4090", 23.52, "lossless", 1.2, nodes=2),
+    )
+)
+CARDS = {"ten": TEN, "shorter_rows": SHORTER, "none": NONE, "sets": SETS}
+
+# Full cards: one simulated, which tells all owners apart, one real, and one whose library did not say much.
+
+OWNED = {**examples.OWNERS, Owner.ACTIVATIONS: 5_905_374_720, Owner.TEMPORARY: 1_100_000_256}
+ALLOCATED = sum(OWNED.values())
+
+SIMULATED = Shortage(
+    phase=Phase.BACKWARD,
+    step=12,
+    requested_bytes=1_288_490_189,
+    segment_bytes=1_289_748_480,
+    total_bytes=RTX3060.total_bytes,
+    free_bytes=300 * MIB,
+    allocated_bytes=ALLOCATED,
+    reserved_bytes=RTX3060.total_bytes - 505 * MIB,
+    outside_bytes=205 * MIB,
+    measured=OWNED,
+)
+
+NAMED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
+ON_A_CARD = replace(
+    SIMULATED,
+    segment_bytes=SIMULATED.requested_bytes,
+    free_bytes=100 * MIB,
+    reserved_bytes=RTX3060.total_bytes - 1305 * MIB,
+    measured={owner: OWNED[owner] for owner in NAMED},
+)
+"""Somebody else has 1000 MiB."""
+
+MISHAP = replace(
+    SIMULATED, phase=Phase.SAVE, free_bytes=6 * GIB, reserved_bytes=5 * GIB, allocated_bytes=5 * GIB, measured={}
+)
+
+
+class ShortageView:
+    """An error as wide as a console, among the views that rich prints."""
+
+    def __init__(self, shortage: Shortage, change: str | None) -> None:
+        self._error = explained(shortage, PLAN, change)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Segment(error_text(self._error, options.max_width))
+
 
 VIEWS = {
     "estimate_fits": estimate_view(estimate()),
@@ -53,17 +162,20 @@ VIEWS = {
     "explain_vllm_asleep": explain_view(replace(examples.GRPO_PLAN, estimate=ASLEEP)),
     "explain_ppo": explain_view(examples.PPO_PLAN),
     "explain_dpo": explain_view(examples.DPO_PLAN),
-    "explain": explain_view(examples.PLAN),
+    "explain": explain_view(PLAN),
     "explain_passed_over": explain_view(examples.PASSED_OVER),
     "explain_grpo": explain_view(examples.GRPO_PLAN),
-    "explain_shared_card": explain_view(replace(examples.PLAN, estimate=estimate(examples.SHARED, scale=0.8))),
+    "explain_shared_card": explain_view(replace(PLAN, estimate=estimate(examples.SHARED, scale=0.8))),
     "explain_cpu": explain_view(examples.UNCHANGED_PLAN),
     "explain_several_gpus": explain_view(examples.SHARED_PLAN),
-    "gpus": gpus_view([examples.RTX3060, examples.IMAGINED]),
+    "gpus": gpus_view([RTX3060, examples.IMAGINED]),
     "report": report_view(examples.REPORT),
     "report_unmeasured": report_view(replace(examples.REPORT, measured=None, first_loss=None, last_loss=None)),
     "report_retried": report_view(replace(examples.REPORT, measured=replace(examples.MEASURED, num_alloc_retries=2))),
-    **OTHERS,
+    **{f"cards_{name}": cards_view(cards) for name, cards in CARDS.items()},
+    "error_shortage_simulated": ShortageView(SIMULATED, "--max_length 512 --load_in_4bit true"),
+    "error_shortage_real": ShortageView(ON_A_CARD, "--optimizer_offload"),
+    "error_shortage_unclear": ShortageView(MISHAP, None),
 }
 
 
@@ -122,11 +234,11 @@ def test_no_line_is_wider_than_the_console_or_ends_in_spaces_and_colour_adds_not
 def test_any_estimate_adds_up_as_shown(
     sizes: list[int], cached: tuple[int, int], expandable: bool, non_torch: int, free: int
 ) -> None:
-    hardware = replace(examples.RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=non_torch)
+    hardware = replace(RTX3060, total_bytes=200 * GIB, free_bytes=free, non_torch_bytes=non_torch)
     owners = dict(zip(Owner, sizes, strict=True))
     native, expanded = (reserved(sum(sizes) + more) for more in cached)
     needed = replace(memory(owners), reserved=ReservedByMode(native=native, expandable_segments=expanded))
-    knobs = examples.EXPANDED if expandable else examples.CHOSEN
+    knobs = examples.EXPANDED if expandable else CHOSEN
     tried = Estimate(
         knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes(), time=examples.TIME
     )
@@ -181,7 +293,7 @@ def test_an_error_is_wrapped_below_its_text_on_a_terminal_and_whole_elsewhere(mo
 
 
 def test_the_figures_of_a_shortage_go_with_the_error_to_another_process() -> None:
-    received = errors.from_json(codec.to_json(explained(SIMULATED, examples.PLAN, None)))
+    received = errors.from_json(codec.to_json(explained(SIMULATED, PLAN, None)))
     assert isinstance(received, GpuOutOfMemoryError)
     assert received.details is not None
     assert codec.from_json(Shortage, received.details) == SIMULATED
@@ -193,8 +305,8 @@ HOSTILE = "tiny\x1b[2J\x1b]0;title\x07 \x9b31m \u202elanguage\udcff [bold]x :smi
 
 
 def test_text_of_others_is_shown_whole_and_never_steers_the_terminal() -> None:
-    of_others = replace(examples.PLAN.job, model=HOSTILE)
-    plan = explain_view(replace(examples.PLAN, job=of_others, level=HOSTILE, warnings=(HOSTILE,)))
+    of_others = replace(PLAN.job, model=HOSTILE)
+    plan = explain_view(replace(PLAN, job=of_others, level=HOSTILE, warnings=(HOSTILE,)))
     error = TrainingError(HOSTILE, hint=f"--model  {HOSTILE}")
     for text in (rendered(plan), rendered(error_text(error)), rendered(f"note: {HOSTILE}"), str(error)):
         assert all(each.isprintable() or each == "\n" for each in text)
@@ -212,10 +324,10 @@ def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None
     console, file = console_of()
     with SearchProgress(console) as progress:
         progress.counting(Counting(done=10, rows=7473, doing="Tokenizing train dataset"))
-        for attempt in examples.PLAN.attempts:
+        for attempt in PLAN.attempts:
             progress.tried(attempt)
     lines = file.getvalue().splitlines()
-    assert len(lines) == len(examples.PLAN.attempts)
+    assert len(lines) == len(PLAN.attempts)
     assert lines[0] == "rehearsing: micro-batch 1, as asked for ... needs 31.2 GiB, does not fit"
     assert lines[4].endswith(", LoRA, bfloat16, whole model ... needs 8.51 GiB, fits")
 
@@ -259,11 +371,11 @@ def test_on_a_terminal_no_live_line_is_wrapped_and_the_cursor_comes_back(
     with SearchProgress(console) as progress:
         progress.counting(Counting(done=150_000, rows=200_000, doing="Tokenizing train dataset"))
         progress.refresh()
-        progress.tried(examples.PLAN.attempts[0])
-        progress.tried(examples.PLAN.attempts[2])
+        progress.tried(PLAN.attempts[0])
+        progress.tried(PLAN.attempts[2])
     with CardsProgress(console, 2) as cards:
-        for card in (examples.IMAGINED, replace(examples.RTX3060, name="[/rtx3060")):
-            cards.tried(card, examples.PLAN.attempts[3])
+        for card in (examples.IMAGINED, replace(RTX3060, name="[/rtx3060")):
+            cards.tried(card, PLAN.attempts[3])
     train(console, monkeypatch, 1000, range(1, 1001), loss=1.0)
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()))
     assert any("counting tokens: 150,000 of 200,000 rows, tokenizing train" in line for line in lines)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import report_examples as examples
 from report_examples import PLAN
-from test_console import rendered
-from view_examples import CARDS, NO_FLASH, SHORTER, TEN
+from test_console import CARDS, NO_FLASH, SHORTER, TEN, rendered
 
 from autotrain_mem.report.comparison_view import cards_view
 from autotrain_mem.report.first_screen import COLUMNS, LINES, estimate_screen, first_screen
