@@ -9,11 +9,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
+from tiny import tiny_config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from autotrain_mem.checks import compatibility, preflight_checks, table
 from autotrain_mem.checks.compatibility import why_no_flash_attention
-from autotrain_mem.checks.model_files import ModelOnCard, parameters_on_disk
+from autotrain_mem.checks.model_files import ModelOnCard, download, parameters_on_disk
 from autotrain_mem.checks.preflight_checks import UNFORESEEN, Setup, setup_of
 from autotrain_mem.cli import word_problems
 from autotrain_mem.trainers.pretrained import load_config
@@ -245,20 +249,13 @@ def test_conversations_need_a_chat_template(model_folder: Folder, chat: str, tmp
     assert not found(bare, dataset=str(texts))
 
 
-def test_parameters_follow_from_files_or_from_a_cached_index(
-    model_folder: Folder, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_follow_from_files(model_folder: Folder, tmp_path: pathlib.Path) -> None:
     folder = model_folder("qwen2")
     config = load_config(str(folder))
     size_bytes = (folder / "model.safetensors").stat().st_size
     assert parameters_on_disk(str(folder), config) == size_bytes // config.dtype.itemsize
     for elsewhere in (str(tmp_path), "no-such-org/no-such-model", "no/such/id at all"):
         assert parameters_on_disk(elsewhere, config) is None
-    index = tmp_path / "index.json"
-    index.write_text(json.dumps({"metadata": {"total_size": 400}}))
-    cached = {"model.safetensors.index.json": str(index)}
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: cached.get(name))
-    assert parameters_on_disk("org/name", SimpleNamespace(dtype=None)) == 100
 
 
 Said = Callable[..., list[str]]
@@ -377,3 +374,58 @@ def test_a_checkpoint_in_mxfp4_is_trained_and_not_quantized_again(
     refused = [one.message for one in collect(table.MODEL, subject, UNFORESEEN)]
     texts = refused or [finding.message for finding in found(tmp_path, **arguments)]
     assert [words in text for text in texts] == ([True] if words else [])
+
+
+# What is still to be downloaded: by the hub's own figures, or by the config where it does not answer.
+
+CONFIG = Qwen2Config(**tiny_config("qwen2").to_dict() | {"tie_word_embeddings": False, "dtype": "bfloat16"})
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The files of a model on a hub that answers, with their sizes."""
+    files: dict[str, int] = {}
+
+    def model_info(self: Any, model: str, **options: Any) -> Any:
+        assert options["files_metadata"]
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name, size=size) for name, size in files.items()])
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    return files
+
+
+def size_of(model: str) -> int:
+    found = download(model, CONFIG)
+    assert found is not None
+    assert found.folder == constants.HF_HUB_CACHE
+    return found.size_bytes
+
+
+def test_the_hub_has_the_sizes_and_only_safetensors_are_downloaded(hub: dict[str, int]) -> None:
+    hub |= {"config.json": 7, "pytorch_model.bin": 90}
+    assert size_of("org/name") == 90
+    hub |= {f"model-0000{number}-of-00002.safetensors": 30 + number for number in (1, 2)}
+    hub["original/x.safetensors"] = 90
+    assert size_of("org/name") == 31 + 32
+
+
+def test_without_an_answer_the_size_follows_from_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(CONFIG).parameters())
+    assert size_of("org/name") == 2 * weights
+
+
+def test_weights_on_disk_are_counted_and_not_downloaded(
+    hub: dict[str, int], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub["model.safetensors"] = 90
+    assert download(str(tmp_path), CONFIG) is None
+    index, shard = tmp_path / "index.json", tmp_path / "a.safetensors"
+    index.write_text(json.dumps({"metadata": {"total_size": 90}, "weight_map": {"x": "a.safetensors"}}))
+    cached: dict[str, str] = {"model.safetensors.index.json": str(index)}
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda model, name, revision: cached.get(name))
+    assert size_of("org/name") == 90, "an index alone is no model"
+    cached["a.safetensors"] = str(shard)
+    assert download("org/name", CONFIG) is None
+    assert parameters_on_disk("org/name", SimpleNamespace(dtype=None)) == 90 // 4
