@@ -80,26 +80,14 @@ MODELS = {
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Write them all beside ``tiny`` and the good rows of ``data.jsonl``, and good data of the other kinds too."""
-    for name, content in {**DATASETS, **CONFIGS, **PLANS}.items():
-        (folder / name).write_bytes(content)
-    for name, config in MODELS.items():
-        (folder / name).mkdir()
-        (folder / name / "config.json").write_text(config)
-    for name in ("no_config", "no_files"):
-        (folder / name).mkdir()
-    (folder / "broken").mkdir()
-    (folder / "broken" / "rows.jsonl").write_text("text: a\n")
-    (folder / "mixed").mkdir()
-    (folder / "mixed" / "chats.jsonl").write_text('{"text": "a"}\n')
-    (folder / "mixed" / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
-    (folder / "my_rewards.py").write_text(REWARDS)
-    (folder / "broken_rewards.py").write_text("import a_package_that_nobody_has\n")
     # the tiny model without its template or its tokenizer, as a judge, quantized, as an adapter, badly padded
-    config = json.loads((folder / "tiny" / "config.json").read_text())
     for name in ("no_template", "same_pad", "judge", "small_vocabulary"):
         shutil.copytree(folder / "tiny", folder / name)
     (folder / "no_template" / "chat_template.jinja").unlink()
     shutil.copytree(folder / "tiny", folder / "weights_alone", ignore=shutil.ignore_patterns("tokenizer*"))
+    for name in ("no_config", "no_files", "splits"):
+        (folder / name).mkdir()
+    config, padded = (json.loads((folder / "tiny" / f"{name}config.json").read_text()) for name in ("", "tokenizer_"))
     four_bits = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     changes = {
         "no_tokenizer": {},
@@ -107,22 +95,29 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
         "quantized": {"quantization_config": four_bits},
         "small_vocabulary": {"vocab_size": 300},
     }
-    for name, changed in changes.items():
-        (folder / name).mkdir(exist_ok=True)
-        (folder / name / "config.json").write_text(json.dumps(config | changed))
-    (folder / "adapter").mkdir()
-    (folder / "adapter" / "adapter_config.json").write_text("{}")
-    settings = folder / "same_pad" / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "<|im_end|>"}))
+    models = MODELS | {name: json.dumps(config | changed) for name, changed in changes.items()}
+    texts = {
+        **{f"{name}/config.json": content for name, content in models.items()},
+        "adapter/adapter_config.json": "{}",
+        "same_pad/tokenizer_config.json": json.dumps(padded | {"pad_token": "<|im_end|>"}),
+        "broken/rows.jsonl": "text: a\n",
+        "mixed/chats.jsonl": '{"text": "a"}\n',
+        "mixed/pairs.jsonl": '{"prompt": "a", "chosen": "b", "rejected": "c"}\n',
+        "my_rewards.py": REWARDS,
+        "broken_rewards.py": "import a_package_that_nobody_has\n",
+    }
+    for name, content in {**DATASETS, **CONFIGS, **PLANS, **texts}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     # good data of other kinds, and rows of pairs and prompts that are not
-    (folder / "splits").mkdir()
-    texts = [{"text": " ".join(message["content"] for message in row["messages"])} for row in rows]
-    for path, some in {"splits/train": rows, "splits/test": rows[:8], "text": texts}.items():
-        word_problems.write_rows(folder / f"{path}.jsonl", some)
-    word_problems.write_rows(folder / "long_prompt.jsonl", [{"prompt": "How many? " * 800}])
-    word_problems.write_rows(
-        folder / "text_and_chat.jsonl", [{**pair, "chosen": "4"} for pair in preferences(4, seed=0)]
-    )
-    word_problems.write_rows(
-        folder / "prompt_is_empty.jsonl", [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}]
-    )
+    spoken = [{"text": " ".join(message["content"] for message in row["messages"])} for row in rows]
+    written = {
+        "splits/train": rows,
+        "splits/test": rows[:8],
+        "text": spoken,
+        "long_prompt": [{"prompt": "How many? " * 800}],
+        "text_and_chat": [{**pair, "chosen": "4"} for pair in preferences(4, seed=0)],
+        "prompt_is_empty": [{"prompt": []}, {"prompt": [{"role": "user", "content": "a"}]}],
+    }
+    for name, some in written.items():
+        word_problems.write_rows(folder / f"{name}.jsonl", some)
