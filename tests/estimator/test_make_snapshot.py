@@ -18,7 +18,7 @@ from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.estimator.snapshot import Snapshot, make_snapshot
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Owner, Phase, Trace
-from autotrain_mem.types.trace import StreamUse
+from autotrain_mem.types.trace import CACHE_EMPTIED, StreamUse
 
 ROOMY = DeviceCapacity(capacity_bytes=1 << 40, total_bytes=1 << 40)
 BOTH_MODES = pytest.mark.parametrize("expandable", [False, True], ids=["native", "expandable"])
@@ -56,21 +56,14 @@ OPCODES = {
     *("SHORT_BINUNICODE", "BINUNICODE"),
 }
 
-WEIGHT, KEPT, BRIEF = 1, 2, 3
 LAYER = "model.layers.0.self_attn.q_proj"
 
 
 def a_step() -> Trace:
     """A weight stays; an activation goes from forward to backward; a temporary is born and dies in backward."""
-    return trace(
-        [
-            block(3 * MIB + 1, Owner.WEIGHTS, f"{LAYER}.weight"),
-            block(30 * MIB, Owner.ACTIVATIONS, LAYER),
-            block(700, Owner.TEMPORARY, ""),
-        ],
-        [WEIGHT, KEPT, BRIEF, -BRIEF, -KEPT, 0],
-        [(0, Phase.LOAD), (1, Phase.FORWARD), (2, Phase.BACKWARD), (5, Phase.OPTIMIZER_STEP)],
-    )
+    weight, kept = block(3 * MIB + 1, Owner.WEIGHTS, f"{LAYER}.weight"), block(30 * MIB, Owner.ACTIVATIONS, LAYER)
+    starts = [(0, Phase.LOAD), (1, Phase.FORWARD), (2, Phase.BACKWARD), (5, Phase.OPTIMIZER_STEP)]
+    return trace([weight, kept, block(700)], [1, 2, 3, -3, -2, CACHE_EMPTIED], starts)
 
 
 def entries(snapshot: Snapshot, *actions: str) -> list[dict[str, Any]]:
@@ -109,13 +102,9 @@ def test_settings_are_as_torch_writes_them_and_the_page_can_read_the_pickle() ->
     assert {opcode.name for opcode, _, _ in pickletools.genops(pickle.dumps(snapshot, 4))} <= OPCODES
     text = "max_split_size_mb:64,garbage_collection_threshold:0.5,expandable_segments:True"
     room = DeviceCapacity(capacity_bytes=1 << 40, settings=parse_settings(text))
-    changed = make_snapshot(a_step(), room, grows=True, setting=text)["allocator_settings"]
-    assert changed == SETTINGS | {
-        "PYTORCH_CUDA_ALLOC_CONF": text,
-        "max_split_size": 64 * MIB,
-        "garbage_collection_threshold": 0.5,
-        "expandable_segments": True,
-    }
+    changed = {"max_split_size": 64 * MIB, "garbage_collection_threshold": 0.5, "expandable_segments": True}
+    written = make_snapshot(a_step(), room, grows=True, setting=text)["allocator_settings"]
+    assert written == SETTINGS | changed | {"PYTORCH_CUDA_ALLOC_CONF": text}
 
 
 def test_frames_lead_from_the_module_outwards_to_the_phase() -> None:

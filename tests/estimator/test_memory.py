@@ -28,7 +28,7 @@ def test_the_bytes_at_the_peak_belong_to_whoever_is_alive_then() -> None:
     assert memory.modules_at_peak == (("late", 8192),)
 
 
-def test_the_first_of_two_equal_peaks_is_the_peak() -> None:
+def test_the_first_of_two_equal_peaks_is_the_peak_and_phases_have_their_own_in_the_order_they_were_met() -> None:
     blocks = [block(512, Owner.ACTIVATIONS), block(512, Owner.TEMPORARY)]
     starts = [(0, Phase.LOAD), (0, Phase.FORWARD), (2, Phase.BACKWARD)]
     memory = estimate(trace(blocks, [1, -1, 2], starts))
@@ -36,9 +36,6 @@ def test_the_first_of_two_equal_peaks_is_the_peak() -> None:
     assert memory.owners_at_peak[Owner.ACTIVATIONS] == 512
     with pytest.raises(ValueError, match="empty"):
         estimate(trace([], []))
-
-
-def test_phases_have_their_own_peaks_in_the_order_they_were_met() -> None:
     blocks = [block(1024, Owner.WEIGHTS), block(2048), block(512), block(512)]
     starts = [(0, Phase.LOAD), (1, Phase.FORWARD), (3, Phase.BACKWARD), (5, Phase.FORWARD)]
     memory = estimate(trace(blocks, [1, 2, -2, 3, -3, 4], starts))

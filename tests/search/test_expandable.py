@@ -3,7 +3,6 @@
 from contextlib import suppress
 from dataclasses import replace
 
-import pytest
 from synthetic_memory import LinearMemory, search, space_of
 
 from autotrain_mem.search.levels import allowed
@@ -62,19 +61,16 @@ def test_the_reason_says_so_where_it_is_the_hours_after_that_do_not_fit() -> Non
     assert lever.why.startswith("with segments of fixed size, over hours with rows of every length, it needs 21.5 GiB")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [{"expandable_segments": False}, {"forbid": frozenset({EXPANDABLE})}, {"method": "grpo", "use_vllm": True}],
-    ids=str,
-)
-def test_they_are_never_turned_on_against_the_users_words_or_vllm(words: dict[str, object]) -> None:
-    space = space_of(per_device_train_batch_size=1, gradient_checkpointing=True, **words)
+def test_they_are_never_turned_on_against_the_users_words_or_vllm() -> None:
     assert EXPANDABLE not in space_of(method="grpo", use_vllm=False).pinned
-    assert not allowed(LEVERS[EXPANDABLE], space)
-    model = tight(space)
-    with suppress(DoesNotFitError):
-        assert not search(space, model).estimate.knobs.expandable_segments
-    assert len(model.calls) > 1  # what needs no other lever with them needs one without
+    said = [{"expandable_segments": False}, {"forbid": frozenset({EXPANDABLE})}, {"method": "grpo", "use_vllm": True}]
+    for words in said:
+        space = space_of(per_device_train_batch_size=1, gradient_checkpointing=True, **words)
+        assert not allowed(LEVERS[EXPANDABLE], space)
+        model = tight(space)
+        with suppress(DoesNotFitError):
+            assert not search(space, model).estimate.knobs.expandable_segments, words
+        assert len(model.calls) > 1  # what needs no other lever with them needs one without
 
 
 def test_where_neither_kind_fits_the_one_that_needs_less_counts() -> None:

@@ -26,18 +26,13 @@ from autotrain_mem.support.units import GIB, format_bytes
 from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Owner, StepTime
 
 JOBS = 40
+SWITCHES = ("gradient_checkpointing", "use_peft", "activation_offloading", "load_in_8bit", "use_bnb_nested_quant")
 PINS: Mapping[str, tuple[object, ...]] = {
-    "per_device_train_batch_size": (1, 2, 4),
-    "gradient_accumulation_steps": (1, 2, 4),
-    "gradient_checkpointing": (False, True),
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), (1, 2, 4)),
+    **dict.fromkeys(SWITCHES, (False, True)),
+    **dict.fromkeys(("optimizer_offload", "load_in_4bit"), (False,)),
     "dtype": ("float32", "bfloat16"),
     "optim": ("adamw_torch", "adamw_8bit"),
-    "use_peft": (False, True),
-    "activation_offloading": (False, True),
-    "optimizer_offload": (False,),
-    "load_in_8bit": (False, True),
-    "load_in_4bit": (False,),
-    "use_bnb_nested_quant": (False, True),
     "max_length": (256, 2048),
 }
 TUNED_BY = {("micro_batch" if row.name == "micro_batch" else row.knobs[0]): row.name for row in LADDER}
