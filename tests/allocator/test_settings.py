@@ -1,7 +1,6 @@
 """``PYTORCH_ALLOC_CONF`` is read as torch reads it."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,16 +20,13 @@ from autotrain_mem.support.units import GIB, MIB
 DEFAULTS = AllocatorSettings()
 
 
-@pytest.mark.parametrize(
-    ("text", "changed"),
-    [
+def test_an_option_is_read() -> None:
+    smaller = {"max_split_bytes": 15 * MIB, "large_segment_bytes": 11 * MIB}
+    for text, changed in (
         ("", {}),
         (" , ", {}),
         ("expandable_segments:False", {}),
-        (
-            "max_split_size_mb:15,large_segment_size_mb:11",
-            {"max_split_bytes": 15 * MIB, "large_segment_bytes": 11 * MIB},
-        ),
+        ("max_split_size_mb:15,large_segment_size_mb:11", smaller),
         ("per_process_memory_fraction:0", {"per_process_memory_fraction": 0.0}),
         ("backend:native", {}),
         (",".join(f"{name}:1" for name in sorted(_PLACES_NOTHING)), {}),
@@ -39,10 +35,8 @@ DEFAULTS = AllocatorSettings()
             " roundup_power2_divisions:[1:2,>:4],, max_split_size_mb : 64\n,",
             {"roundup_power2_divisions": (2,) + (4,) * 15, "max_split_bytes": 64 * MIB},
         ),
-    ],
-)
-def test_an_option_is_read(text: str, changed: dict[str, Any]) -> None:
-    assert parse_settings(text) == replace(DEFAULTS, **changed)
+    ):
+        assert parse_settings(text) == replace(DEFAULTS, **changed), text
 
 
 def test_divisions_may_differ_by_size() -> None:
@@ -58,9 +52,8 @@ def test_divisions_may_differ_by_size() -> None:
         assert parse_settings(f"roundup_power2_divisions:{listed}").roundup_power2_divisions == expected, listed
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_what_torch_refuses_is_refused_by_its_name() -> None:
+    for text, said in (
         ("expandable_segment:True", "expandable_segment is not an option of the allocator"),
         ("expandable_segments", "expandable_segments needs a value: expandable_segments:VALUE"),
         ("expandable_segments:true", "expandable_segments is True or False, not true"),
@@ -76,12 +69,10 @@ def test_divisions_may_differ_by_size() -> None:
         ("roundup_power2_divisions:[4:3]", "roundup_power2_divisions takes powers of two, not 3"),
         ("roundup_power2_divisions:[4]", "roundup_power2_divisions takes a whole number, not "),
         ("backend:cudaMallocAsync", "backend:cudaMallocAsync is another allocator, which is not simulated; native is"),
-    ],
-)
-def test_what_torch_refuses_is_refused_by_its_name(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=r".") as raised:
-        parse_settings(f"expandable_segments:True,{text}")
-    assert str(raised.value) == said
+    ):
+        with pytest.raises(ValueError, match=r".") as raised:
+            parse_settings(f"expandable_segments:True,{text}")
+        assert str(raised.value) == said
 
 
 def test_the_older_variable_counts_if_both_are_set(monkeypatch: pytest.MonkeyPatch) -> None:

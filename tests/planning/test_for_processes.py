@@ -42,26 +42,22 @@ def split(knobs: Knobs) -> tuple[int, int, int]:
     return knobs.per_device_train_batch_size, knobs.gradient_accumulation_steps, knobs.processes
 
 
-@pytest.mark.parametrize(
-    ("begun", "gpus", "sharding", "wanted"),
-    [
+def test_the_effective_batch_stays() -> None:
+    for begun, gpus, sharding, wanted in (
         (2, 4, None, (4, 1, 4)),
         (2, 1, None, (4, 4, 1)),
         (4, 2, "fsdp2", (4, 4, 2)),
         (2, 8, None, (2, 1, 8)),  # four at once are no longer in the batch of 16
         (1, 2, "zero2", (4, 1, 2)),
-    ],
-)
-def test_the_effective_batch_stays(begun: int, gpus: int, sharding: Any, wanted: tuple[int, int, int]) -> None:
-    plan = made(begun)
-    asked = AutoFit(plan=plan, gpus=gpus, sharding=sharding)
-    now = followed(plan, asked, gpus)
-    assert split(now.knobs) == wanted
-    assert now.knobs.effective_batch_size == plan.knobs.effective_batch_size
-    assert now.optimizer_steps == plan.optimizer_steps
-    assert now.knobs.sharding == (sharding or (plan.knobs.sharding or "ddp" if gpus > 1 else None))
-    (warning,) = [each for each in now.warnings if "has changed" in each]
-    assert f"GPUs {begun} -> {gpus}" in warning
+    ):
+        plan = made(begun)
+        now = followed(plan, AutoFit(plan=plan, gpus=gpus, sharding=sharding), gpus)
+        assert split(now.knobs) == wanted
+        assert now.knobs.effective_batch_size == plan.knobs.effective_batch_size
+        assert now.optimizer_steps == plan.optimizer_steps
+        assert now.knobs.sharding == (sharding or (plan.knobs.sharding or "ddp" if gpus > 1 else None))
+        (warning,) = [each for each in now.warnings if "has changed" in each]
+        assert f"GPUs {begun} -> {gpus}" in warning
 
 
 def test_the_sharding_alone_may_be_another_and_the_same_processes_change_nothing() -> None:
