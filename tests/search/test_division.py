@@ -88,7 +88,7 @@ def test_sizes_that_make_no_generation_are_refused() -> None:
     for name in ("generation_batch_size", "steps_per_generation", "num_generations_eval", "num_mini_batches"):
         with pytest.raises(UsageError, match=f"--{name} 0"):
             space_of("ppo" if name == "num_mini_batches" else "grpo", **{name: 0})
-    with pytest.raises(UsageError, match="takes two at least"):
+    with pytest.raises(UsageError, match="at least two are needed"):
         space_of("rloo", num_generations=1)
 
 
