@@ -57,7 +57,7 @@ def accelerate(plan: Plan, job: Job) -> str:
 
 
 def script(method: str) -> str:
-    """Returns TRL's script, with settings in a file, as ``trl/cli/commands/training.py: TrainingCommand`` runs it."""
+    """Returns the command of TRL's script with a file (``trl/cli/commands/training.py: TrainingCommand``)."""
     return f"-m trl.scripts.{method} --config {TRL_FILE}"
 
 

@@ -36,7 +36,7 @@ _LINKS_AT_MOST = 18
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interconnect:
-    """A row of the catalog."""
+    """Describes one link, a row of ``links.csv``."""
 
     name: str
     joins: Literal["devices", "nodes"]

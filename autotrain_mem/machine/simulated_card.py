@@ -14,7 +14,7 @@ from autotrain_mem.types.report import MemoryReading
 
 
 class SimulatedGpu:
-    """The device that a recorder reports to while a run trains on the CPU in the card's place.
+    """Receives a recorder's events while a run trains on the CPU instead of the card.
 
     Args:
         hardware: The card. Its allocator may reserve the free memory except ``non_torch_bytes``.
@@ -122,7 +122,7 @@ class SimulatedGpu:
         return self._allocator.memory_stats()
 
     def reset_peaks(self) -> None:
-        """``torch.cuda.reset_peak_memory_stats``."""
+        """Resets the peaks, as ``torch.cuda.reset_peak_memory_stats``."""
         self._allocator.reset_peak_stats()
 
     def reading(self) -> MemoryReading:

@@ -156,7 +156,7 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
 
 
 def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
-    """Lists what a rehearsal depends on and has changed, each as ``before -> after``."""
+    """Lists the changes on which a rehearsal depends, each as ``before -> after``."""
     job, before, now = subject.job, plan.estimate.hardware, subject.hardware
     changes = []
     versions = (plan.versions, versions_key())

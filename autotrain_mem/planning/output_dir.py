@@ -17,7 +17,7 @@ def output_dir(job: Job) -> str:
 
 
 def default_dir(method: str, model: str) -> str:
-    """``tiny-SFT`` for ``models/tiny`` and ``sft``."""
+    """Returns TRL's default name: ``tiny-SFT`` for ``models/tiny`` and ``sft``."""
     name = model.rstrip("/").split("/")[-1]
     return f"{name}-{method.upper()}"
 

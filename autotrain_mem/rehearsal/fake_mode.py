@@ -1,4 +1,4 @@
-"""A FakeTensorMode for static shapes that answers repeated operators from a cache of its own.
+"""Provides a FakeTensorMode for static shapes that answers repeated operators from its own cache.
 
 FakeTensorMode looks up every operator by the metadata of its arguments (``torch/_subclasses/fake_tensor.py:
 _cached_dispatch_impl``). That costs some 130 microseconds an operator, and was most of a rehearsal. This mode

@@ -283,7 +283,7 @@ def left_out(job: Job) -> tuple[str, ...]:
 
 
 def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any:
-    """The rehearsal's config, of the script's own class and with all that the script put on it. ``loads``: the
+    """Returns the rehearsal's config, of the script's class and with all that the script added. ``loads``: whether the
     trainer loads the model by its name."""
     made = filled.training
     if hasattr(made, "model_init_kwargs"):

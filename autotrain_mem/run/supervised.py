@@ -57,7 +57,7 @@ def hold_output(
 
 @dataclass(kw_only=True)
 class SupervisedRun:
-    """One run in one folder. If a process dies, another one resumes (``training.supervisor``)."""
+    """Represents one run in one folder. If a process dies, another one resumes (``training.supervisor``)."""
 
     rehearsals: Rehearsals
     plan: Plan

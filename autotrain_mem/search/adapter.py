@@ -99,5 +99,5 @@ def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int
 
 
 def _millions(number: int) -> str:
-    """``8.8 million``, ``12,000``."""
+    """Formats a count: ``8.8 million``, ``12,000``."""
     return f"{number / 1e6:.3g} million" if number >= 1e6 else f"{number:,}"

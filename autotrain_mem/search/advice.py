@@ -158,5 +158,5 @@ def context_cut(profile: DataProfile, context_length: int | None, method: str) -
 
 
 def _percent(share: float) -> str:
-    """``38 %``, ``0.019 %``: two digits that count."""
+    """Formats a share with two significant digits: ``38 %``, ``0.019 %``."""
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

@@ -159,7 +159,7 @@ def _rows(estimate: Estimate) -> int:
 
 
 def _rows_need(space: Space, estimate: Estimate) -> str:
-    """``4 pairs at once need``, ``1 pair at once needs``."""
+    """Returns ``4 pairs at once need``, or ``1 pair at once needs``."""
     return f"{METHODS[space.method].rows(_rows(estimate))} at once {'need' if _rows(estimate) > 1 else 'needs'}"
 
 
@@ -210,7 +210,7 @@ def _least(estimates: Sequence[Estimate]) -> str:
 
 
 def against(required_bytes: int, budget_bytes: int) -> str:
-    """``31.2 GiB, the budget is 11.1 GiB``; or the missing bytes, if both would read the same."""
+    """Returns ``31.2 GiB, the budget is 11.1 GiB``, or the missing bytes if both would read the same."""
     required, budget = format_bytes(required_bytes), format_bytes(budget_bytes)
     if required == budget:
         return f"{format_bytes(required_bytes - budget_bytes)} more than the budget of {budget}"

@@ -26,12 +26,12 @@ NAMED_AT_MOST = 6
 
 
 def divisors(number: int) -> list[int]:
-    """``divisors(6) == [1, 2, 3, 6]``."""
+    """Returns a number's divisors: ``divisors(6) == [1, 2, 3, 6]``."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def either(numbers: list[int]) -> str:
-    """``1, 2 or 5``."""
+    """Formats alternatives: ``1, 2 or 5``."""
     *first, last = map(str, numbers)
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -156,7 +156,7 @@ def _check_evaluated_groups(job: Job, knobs: Knobs) -> None:
 
 
 def multiples(unit: int, near: int) -> list[int]:
-    """``multiples(8, 12) == [8, 16]``."""
+    """Returns the multiples below and above a number: ``multiples(8, 12) == [8, 16]``."""
     below = near // unit * unit
     return [multiple for multiple in (below, below + unit) if multiple]
 

@@ -138,7 +138,7 @@ def why_not_quantized(text: str) -> str:
 
 
 def starts_from_weights(text: str | None) -> bool:
-    """Returns whether LoRA's first values are computed from the base's weights, one after the other."""
+    """Returns whether LoRA is initialized from the base's weights, one weight after another."""
     return text is not None and kind_of(text) == LORA and _start(text).startswith(_MADE_OF_WEIGHTS)
 
 

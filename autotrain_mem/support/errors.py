@@ -48,7 +48,7 @@ from autotrain_mem.support.units import printable
 
 
 class AutofitError(Exception):
-    """Is the root of the errors; ``autotrain_mem.support.errors`` draws their tree.
+    """Base class of all errors; ``autotrain_mem.support.errors`` draws their tree.
 
     >>> from autotrain_mem import AutoFit, AutofitError, plan
     >>> try:

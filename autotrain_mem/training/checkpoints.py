@@ -288,7 +288,7 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
         return
     step = int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
     if _NUMBERED.fullmatch(checkpoint.name) and checkpoint.name != f"checkpoint-{step}":
-        yield f"{STATE} says that it is of step {step}"
+        yield f"{STATE} has step {step}"
     if not any(any(checkpoint.rglob(kind)) for kind in _WEIGHTS):
         yield "it holds no weights"
     for file in _files(checkpoint):

@@ -36,7 +36,7 @@ class RunAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Another plan for the same training."""
+    """Holds another plan for the same run."""
 
     knobs: Knobs
     flags: str

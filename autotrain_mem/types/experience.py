@@ -1,4 +1,4 @@
-"""Experience holds what runs add to a plan: probes, batches that ran out of memory, and restarts."""
+"""Defines what runs add to a plan: probes, batches that ran out of memory, and restarts."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(
     checkpoint(tmp_path, 3)
     told: list[str] = []
     assert newest_start(tmp_path, on_torn=told.append).step == 3
-    why = "trainer_state.json says that it is of step 5"
+    why = "trainer_state.json has step 5"
     assert told == [f"checkpoint-9 is torn ({why}): it was moved to torn-checkpoint-9"]
 
 

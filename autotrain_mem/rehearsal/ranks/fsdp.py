@@ -1,4 +1,4 @@
-"""FSDP2 on CPU tensors that stand for a GPU's: its streams, its shards, and which of its memory is on the device.
+"""Runs FSDP2 on CPU tensors that stand for a GPU's: its streams, its shards, and what is on the device.
 
 FSDP2 holds a reference to every buffer in use. So prefetched and not yet reduced buffers are recorded correctly once
 blocks are allocated on its streams (``torch/distributed/fsdp/_fully_shard/``).

@@ -159,5 +159,5 @@ def _backward(
 
 
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """The CPU's kernel takes as many heads of keys as of queries."""
+    """Repeats keys for each group of heads: the CPU's kernel needs as many key heads as query heads."""
     return tensor.repeat_interleave(heads // tensor.size(1), 1) if tensor.size(1) != heads else tensor

@@ -136,7 +136,7 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
 
 
 def _configure_model(configure: Callable[..., None], recorder: RankRecorder, engine: Any, model: Any) -> None:
-    """The engine casts a model on the host and then moves all of it, unless it is already sharded."""
+    """Hides the engine's casting, which is on the host, and records the whole model, unless it is already sharded."""
     for parameter in model.parameters():
         recorder.work.know_weight(parameter)
     with recorder.unseen():

@@ -47,7 +47,7 @@ class SeenDevice(Protocol):
 
 
 class Ledger:
-    """The record of one run. Blocks are numbered from 0. The device's out-of-memory errors reach the caller."""
+    """Records one run. Blocks are numbered from 0. The device's out-of-memory errors reach the caller."""
 
     def __init__(self, device: SeenDevice | None = None) -> None:
         self.phase = Phase.LOAD

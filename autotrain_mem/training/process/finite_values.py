@@ -48,7 +48,7 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return loss
 
     def get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """``Trainer._get_grad_norm``, after the last micro-step of a step."""
+        """Replaces ``Trainer._get_grad_norm``, which runs after the last micro-step of a step."""
         assert self._get_grad_norm is not None
         norm = self._get_grad_norm(*args, **kwargs)
         self._step = (self._trainer.state.global_step + 1, self._loss, None if self._is_scaled else norm)

@@ -104,7 +104,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
         The trackers of ``report_to`` get ``logs`` before the user's callbacks (``transformers/trainer.py:
         Trainer.__init__``). A callback gets no reference to the trainer, so the list is found through the caller, the
-        callback handler. Moving to the front during iteration skips and repeats no entry.
+        callback handler. Moving to the front during iteration neither skips nor repeats an entry.
         """
         callbacks: list[Any] = []
         frame = inspect.currentframe()

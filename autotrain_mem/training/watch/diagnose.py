@@ -71,7 +71,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sign:
-    """One thing that is going wrong.
+    """Describes one problem of a run.
 
     >>> from autotrain_mem import Sign
     >>> Sign(kind="full", step=7, seen="The card is full.", advice="Lower the batch.", severity=2).message
