@@ -183,7 +183,7 @@ GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]
     "a card is full twice": (
         [(out_of_memory(7), 5), (out_of_memory(7, 5), 5)],
         GpuOutOfMemoryError,
-        r"explained(.|\n)*take less",
+        r"explained(.|\n)*need less",
     ),
     "a card is full in the first step": ([(out_of_memory(0), None)], GpuOutOfMemoryError, "explained"),
     "the code is wrong": ([(raised("ValueError: wrong", 7), 5)], TrainingError, "wrong"),

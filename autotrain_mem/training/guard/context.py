@@ -90,7 +90,7 @@ class Limit:
 
 
 class GuardContext:
-    """Holds one trainer's guard's state. ``why_not``: why nothing may be repeated in this process, or None. The other
+    """Holds the guard of one trainer. ``why_not``: why nothing may be repeated in this process, or None. The other
     arguments are those of :func:`~autotrain_mem.training.guard.attach.attach_guard`."""
 
     def __init__(
