@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nouns import TRL_DEFAULTS
 from synthetic_memory import TRL, LinearMemory, search
 
 from autotrain_mem.search.adapter import adapter_for
@@ -140,18 +139,14 @@ ALIKE = DataProfile(rows_by_length={512: 5000})
 ONE_LONG = DataProfile(rows_by_length={500: 9995, 1000: 5})
 
 
-def job(method: str = "sft", **arguments: Any) -> Job:
-    return Job(method=method, model="m", dataset="d.jsonl", arguments=arguments)
-
-
 def knobs(max_length: int | None = 1000, **changes: Any) -> Knobs:
-    return replace(TRL_DEFAULTS, max_length=max_length, **changes)
+    return replace(TRL, max_length=max_length, **changes)
 
 
 def flags(
     profile: DataProfile, planned: Knobs | None = None, asked: Job | None = None, flash: str | None = FLASH
 ) -> list[str]:
-    found = proposals(profile, planned or knobs(), asked or job(), flash_attention=flash)
+    found = proposals(profile, planned or knobs(), asked or job_of(), flash_attention=flash)
     return [proposal.flags for proposal in found]
 
 
@@ -164,17 +159,17 @@ HUNDRED_LONG = DataProfile(rows_by_length={500: 9950, 1000: 50})
 
 def test_what_saves_padding_or_the_worst_batch_is_proposed() -> None:
     for profile, planned, asked, flash, expected in (
-        (SPREAD, knobs(), job(), FLASH, [f"--packing --attn_implementation {FLASH}", GROUPED]),
-        (SPREAD, knobs(), job(), None, [GROUPED]),
-        (SPREAD, knobs(), job(attn_implementation=FLASH), FLASH, ["--packing", GROUPED]),
-        (SPREAD, knobs(packing=True), job(), FLASH, []),
-        (SPREAD, ONE_ROW, job(), FLASH, []),  # a batch of one row has no padding
-        (ALIKE, knobs(), job(), FLASH, []),
-        (LITTLE_PADDING, knobs(), job(), FLASH, []),
-        (ONE_LONG, ONE_ROW, job(), FLASH, ["--max_length p99.9"]),
-        (HARDLY_SHORTER, ONE_ROW, job(), FLASH, []),
-        (HUNDRED_LONG, ONE_ROW, job(), FLASH, ["--max_length p99"]),
-        *((SPREAD, knobs(None), job(method), FLASH, []) for method in ("grpo", "rloo", "ppo")),  # prompts stay whole
+        (SPREAD, knobs(), job_of(), FLASH, [f"--packing --attn_implementation {FLASH}", GROUPED]),
+        (SPREAD, knobs(), job_of(), None, [GROUPED]),
+        (SPREAD, knobs(), job_of(attn_implementation=FLASH), FLASH, ["--packing", GROUPED]),
+        (SPREAD, knobs(packing=True), job_of(), FLASH, []),
+        (SPREAD, ONE_ROW, job_of(), FLASH, []),  # a batch of one row has no padding
+        (ALIKE, knobs(), job_of(), FLASH, []),
+        (LITTLE_PADDING, knobs(), job_of(), FLASH, []),
+        (ONE_LONG, ONE_ROW, job_of(), FLASH, ["--max_length p99.9"]),
+        (HARDLY_SHORTER, ONE_ROW, job_of(), FLASH, []),
+        (HUNDRED_LONG, ONE_ROW, job_of(), FLASH, ["--max_length p99"]),
+        *((SPREAD, knobs(None), job_of(method), FLASH, []) for method in ("grpo", "rloo", "ppo")),  # prompts stay whole
     ):
         assert flags(profile, planned, asked, flash) == expected, (profile, planned, asked)
     # The examples lie just below what pays.
@@ -186,17 +181,17 @@ def test_what_the_user_has_decided_is_not_proposed() -> None:
     both = DataProfile(rows_by_length={**SPREAD.rows_by_length, 9000: 1})
     for name, value in {"packing": False, "train_sampling_strategy": "sequential", "max_length": 1000}.items():
         assert any(flag.startswith(f"--{name}") for flag in flags(both, knobs(9000)))
-        assert not any(flag.startswith(f"--{name}") for flag in flags(both, knobs(9000), job(**{name: value})))
+        assert not any(flag.startswith(f"--{name}") for flag in flags(both, knobs(9000), job_of(**{name: value})))
 
 
 def test_the_reason_for_a_shorter_length_says_what_it_saves_and_what_it_cuts_or_drops() -> None:
-    (found,) = proposals(ONE_LONG, ONE_ROW, job(), flash_attention=None)
+    (found,) = proposals(ONE_LONG, ONE_ROW, job_of(), flash_attention=None)
     assert found.why == (
         "the worst batch gets 50 % smaller, 500 tokens a row instead of 1000; that cuts 5 of 10,000 rows, 0.05 % of "
         "the tokens"
     )
     pairs = replace(ONE_LONG, shorter_sides={500: 9995 * 100, 1000: 5 * 100}, drops=True)
-    (found,) = proposals(pairs, knobs(), job("reward"), flash_attention=FLASH)
+    (found,) = proposals(pairs, knobs(), job_of("reward"), flash_attention=FLASH)
     assert found.flags == "--max_length p99.9"
     assert "drops 5 of 10,000 pairs" in found.why
 
