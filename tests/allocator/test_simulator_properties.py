@@ -88,9 +88,6 @@ class AnyProgram(RuleBasedStateMachine):
 
     @rule(requested=SIZES, stream=STREAMS)
     def malloc(self, requested: int, stream: int) -> None:
-        self._malloc(requested, stream)
-
-    def _malloc(self, requested: int, stream: int) -> None:
         retries = self.allocator.num_alloc_retries
         try:
             address = self.allocator.malloc(requested, stream)
@@ -133,7 +130,7 @@ class AnyProgram(RuleBasedStateMachine):
     @rule()
     def complete_events(self) -> None:
         self.allocator.complete_events()
-        self._malloc(1, 0)
+        self.malloc(requested=1, stream=0)
         assert all(block.allocated for block in self.allocator.active_blocks()), "the next request frees the others"
 
     @rule()

@@ -93,31 +93,24 @@ def test_of_many_cards_those_that_break_a_limit_say_which() -> None:
 TOY8 = toy(8, "toy8", origin="named")
 
 
-@pytest.mark.parametrize(
-    ("gib", "words", "more"),
-    [
+def test_more_of_the_card_are_named_where_shards_fit_them_as_rehearsed() -> None:
+    for gib, words, more in (
         (12, {}, "2 of these (--gpus 2), 6.00 GiB each"),
         (40, {}, "8 of these (--gpus 8), 5.00 GiB each"),
         (90, {}, ""),  # 11.3 each
         (12, {"optim": "adamw_8bit"}, ""),  # whose kernels know no shards
         (12, {"per_device_train_batch_size": 1}, ""),  # one row is for one process
-    ],
-)
-def test_more_of_the_card_are_named_where_shards_fit_them_as_rehearsed(
-    gib: int, words: dict[str, Any], more: str
-) -> None:
-    def sizes(job: Job, knobs: Knobs) -> list[int]:
-        return [gib * GIB // knobs.shards, 0]
-
-    arguments = {"max_length": 64, "use_peft": False, "dtype": "float32", "optim": "adamw_torch"} | words
-    job = Job(method="sft", model="m", dataset=None, arguments=arguments, forbid=frozenset({"optimizer_offload"}))
-    worker = FakeWorker(sizes)
-    with pytest.raises(DoesNotFitError) as raised:
-        api.plan(rehearsals(worker, job, TOY8))
-    hint = raised.value.hint
-    assert (more in hint, " of these" in hint) == (True, bool(more))
-    assert {each.knobs.processes for each in worker.asked} == ({1, int(more[0])} if more else {1})
-    assert {each.knobs.effective_batch_size for each in worker.asked} == {words.get("per_device_train_batch_size", 8)}
+    ):
+        arguments = {"max_length": 64, "use_peft": False, "dtype": "float32", "optim": "adamw_torch"} | words
+        job = Job(method="sft", model="m", dataset=None, arguments=arguments, forbid=frozenset({"optimizer_offload"}))
+        worker = FakeWorker(lambda job, knobs, gib=gib: [gib * GIB // knobs.shards, 0])
+        with pytest.raises(DoesNotFitError) as raised:
+            api.plan(rehearsals(worker, job, TOY8))
+        hint = raised.value.hint
+        assert (more in hint, " of these" in hint) == (True, bool(more))
+        assert {each.knobs.processes for each in worker.asked} == ({1, int(more[0])} if more else {1})
+        batch = words.get("per_device_train_batch_size", 8)
+        assert {each.knobs.effective_batch_size for each in worker.asked} == {batch}
 
 
 def test_a_plan_does_not_wait_for_a_rehearsal_of_more_cards() -> None:

@@ -143,11 +143,8 @@ def knobs(max_length: int | None = 1000, **changes: Any) -> Knobs:
     return replace(TRL, max_length=max_length, **changes)
 
 
-def flags(
-    profile: DataProfile, planned: Knobs | None = None, asked: Job | None = None, flash: str | None = FLASH
-) -> list[str]:
-    found = proposals(profile, planned or knobs(), asked or job_of(), flash_attention=flash)
-    return [proposal.flags for proposal in found]
+def proposed(profile: DataProfile, planned: Knobs, *method: str, flash: str | None = FLASH, **words: Any) -> list[str]:
+    return [each.flags for each in proposals(profile, planned, job_of(*method, **words), flash_attention=flash)]
 
 
 ONE_ROW = knobs(per_device_train_batch_size=1)
@@ -158,20 +155,17 @@ HUNDRED_LONG = DataProfile(rows_by_length={500: 9950, 1000: 50})
 
 
 def test_what_saves_padding_or_the_worst_batch_is_proposed() -> None:
-    for profile, planned, asked, flash, expected in (
-        (SPREAD, knobs(), job_of(), FLASH, [f"--packing --attn_implementation {FLASH}", GROUPED]),
-        (SPREAD, knobs(), job_of(), None, [GROUPED]),
-        (SPREAD, knobs(), job_of(attn_implementation=FLASH), FLASH, ["--packing", GROUPED]),
-        (SPREAD, knobs(packing=True), job_of(), FLASH, []),
-        (SPREAD, ONE_ROW, job_of(), FLASH, []),  # a batch of one row has no padding
-        (ALIKE, knobs(), job_of(), FLASH, []),
-        (LITTLE_PADDING, knobs(), job_of(), FLASH, []),
-        (ONE_LONG, ONE_ROW, job_of(), FLASH, ["--max_length p99.9"]),
-        (HARDLY_SHORTER, ONE_ROW, job_of(), FLASH, []),
-        (HUNDRED_LONG, ONE_ROW, job_of(), FLASH, ["--max_length p99"]),
-        *((SPREAD, knobs(None), job_of(method), FLASH, []) for method in ("grpo", "rloo", "ppo")),  # prompts stay whole
-    ):
-        assert flags(profile, planned, asked, flash) == expected, (profile, planned, asked)
+    assert proposed(SPREAD, knobs()) == [f"--packing --attn_implementation {FLASH}", GROUPED]
+    assert proposed(SPREAD, knobs(), flash=None) == [GROUPED]
+    assert proposed(SPREAD, knobs(), attn_implementation=FLASH) == ["--packing", GROUPED]
+    assert proposed(SPREAD, knobs(packing=True)) == []
+    assert proposed(SPREAD, ONE_ROW) == [], "a batch of one row has no padding"
+    assert proposed(ALIKE, knobs()) == proposed(LITTLE_PADDING, knobs()) == []
+    assert proposed(ONE_LONG, ONE_ROW) == ["--max_length p99.9"]
+    assert proposed(HARDLY_SHORTER, ONE_ROW) == []
+    assert proposed(HUNDRED_LONG, ONE_ROW) == ["--max_length p99"]
+    for method in ("grpo", "rloo", "ppo"):
+        assert proposed(SPREAD, knobs(None), method) == [], "prompts stay whole"
     # The examples lie just below what pays.
     assert 0 < LITTLE_PADDING.padding_fraction(8) < PADDING_PAYS
     assert HARDLY_SHORTER.percentile(0.999) > (1 - WORST_BATCH_PAYS) * HARDLY_SHORTER.longest
@@ -180,8 +174,8 @@ def test_what_saves_padding_or_the_worst_batch_is_proposed() -> None:
 def test_what_the_user_has_decided_is_not_proposed() -> None:
     both = DataProfile(rows_by_length={**SPREAD.rows_by_length, 9000: 1})
     for name, value in {"packing": False, "train_sampling_strategy": "sequential", "max_length": 1000}.items():
-        assert any(flag.startswith(f"--{name}") for flag in flags(both, knobs(9000)))
-        assert not any(flag.startswith(f"--{name}") for flag in flags(both, knobs(9000), job_of(**{name: value})))
+        assert any(flag.startswith(f"--{name}") for flag in proposed(both, knobs(9000)))
+        assert not any(flag.startswith(f"--{name}") for flag in proposed(both, knobs(9000), **{name: value}))
 
 
 def test_the_reason_for_a_shorter_length_says_what_it_saves_and_what_it_cuts_or_drops() -> None:

@@ -91,32 +91,21 @@ def test_expandable_segments_are_counted_where_the_knobs_have_them() -> None:
     assert codec.to_json(expanded)["peak_reserved_bytes"] == 3 * GIB + MIB
 
 
-@pytest.mark.parametrize("trouble", [{"num_alloc_retries": 1}, {"largest_refused_bytes": 512}])
-def test_a_run_that_stumbles_over_the_allocator_does_not_fit_whatever_it_requires(trouble: dict[str, int]) -> None:
-    native = replace(MEMORY.reserved.native, **trouble)
-    assert MEMORY.reserved.native.fits
-    assert not native.fits
+def test_exactly_the_budget_fits_one_byte_more_does_not_nor_a_run_that_stumbles_over_the_allocator() -> None:
     assert ESTIMATE.fits
-    memory = replace(MEMORY, reserved=replace(MEMORY.reserved, native=native))
-    stumbling = replace(ESTIMATE, memory=memory)
-    assert not stumbling.fits
-    assert stumbling.growing().fits
-
-
-def test_exactly_the_budget_fits_and_one_byte_more_does_not() -> None:
+    for trouble in ({"num_alloc_retries": 1}, {"largest_refused_bytes": 512}):
+        native = replace(MEMORY.reserved.native, **trouble)
+        assert (MEMORY.reserved.native.fits, native.fits) == (True, False)
+        stumbling = replace(ESTIMATE, memory=replace(MEMORY, reserved=replace(MEMORY.reserved, native=native)))
+        assert (stumbling.fits, stumbling.growing().fits) == (False, True), trouble
     required = ESTIMATE.required_bytes
     for budget, fits in ((required, True), (required - 1, False)):
         assert replace(ESTIMATE, budget_bytes=budget).fits is fits
         assert Candidate(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
 
 
-PLAN = replace(
-    report_examples.PLAN,
-    job=Job(method="grpo", model="tiny", dataset=None),
-    estimate=ESTIMATE,
-    optimizer_steps=None,
-    row_tokens=77,
-)
+GRPO = Job(method="grpo", model="tiny", dataset=None)
+PLAN = replace(report_examples.PLAN, job=GRPO, estimate=ESTIMATE, optimizer_steps=None, row_tokens=77)
 
 
 def test_a_plan_says_how_fast_it_is_and_how_long_the_run_takes() -> None:
