@@ -1,4 +1,4 @@
-"""Its folder holds what the tests in the folders below share: ``real_run``, ``object_trainer``, ``small_card``."""
+"""Its folder holds what the tests in the folders below share: ``real_run``, ``object_trainer``, ``trace_reading``."""
 
 import pytest
 

@@ -214,4 +214,6 @@ def assert_alike(one: Case, folder: Path, **card: Any) -> tuple[Trace, Trace, An
     real, trainer = trained(one, folder / "real", **card)
     assert not difference(one, fake, real)
     assert len(births(real)) > 100
+    assert [block.stream for block in fake.blocks] == [block.stream for block in real.blocks]
+    assert [use[1:] for use in fake.stream_uses] == [use[1:] for use in real.stream_uses]
     return fake, real, trainer

@@ -1,11 +1,12 @@
 """A rehearsal against the same training for real: the same allocations, in the same order, with the same bytes.
 
 Here each trainer meets an adapter, and those that then hold other models or weights one other kind too; models and
-checkpointing go round. ``scripts/parity`` runs all combinations.
+checkpointing go round; then settings, whichever way GKD's steps go, and whatever judges online DPO.
+``scripts/parity`` runs all combinations.
 """
 
 import importlib.util
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from real_run import (
     OF_METHOD,
     SMALL,
     VARIANTS,
+    Case,
     Folder,
     assert_alike,
     births,
@@ -41,7 +43,7 @@ NEEDS_PPO = pytest.mark.skipif(not HAS_PPO, reason="TRL 1.13 and later have no P
 Combination = tuple[str, str, str, bool]
 
 
-BESIDE_LORA = {"sft": "8-bit", "reward": "full", "dpo": "full", "kto": "full", "online_dpo": "4-bit", "gkd": "full"}
+BESIDE_LORA = {"reward": "full", "dpo": "full", "kto": "full", "online_dpo": "4-bit"}
 """Reference models, which an adapter makes needless, and weights that a trainer prepares by itself."""
 
 
@@ -84,82 +86,98 @@ def recomputed(**options: Any) -> dict[str, Any]:
     return {"gradient_checkpointing_kwargs": {"use_reentrant": False, **options}}
 
 
-NF4 = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}
-SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "packed-bfd": ("sft", {"packing_strategy": "bfd"}, {"packing": True}),
-    "packed-wrapped": ("sft", {"packing_strategy": "wrapped"}, {"packing": True}),
-    "dropout": ("sft", {"lora_dropout": 0.1, "lora_target_modules": "all-linear"}, {"use_peft": True}),
-    "bf16-weights": ("sft", {}, {"dtype": "bfloat16"}),
-    "no-mixed-precision": ("sft", {"bf16": False}, {}),
-    "whole-logits": ("sft", {"loss_type": "nll"}, {}),
-    "eager": ("sft", {"attn_implementation": "eager"}, {}),
-    "4-bit-nested": ("sft", {"use_bnb_nested_quant": True}, {**NF4, "dtype": "float32"}),
-    "4-bit-storage": ("sft", {"bnb_4bit_quant_storage": "bfloat16"}, {**NF4, "gradient_checkpointing": False}),
-    "fp4": ("sft", {"bnb_4bit_quant_type": "fp4", "bf16": False}, NF4),
-    "8-bit-optimizer": ("sft", {}, {"use_peft": True, "load_in_8bit": True, "optim": "adamw_8bit"}),
-    "every-second-layer": ("sft", recomputed(every_n_layers=2), {"use_peft": True}),
-    "kept-on-the-host": ("sft", recomputed(offload=True), {"use_peft": True}),
-    "one-row": ("sft", {}, {"per_device_train_batch_size": 1}),
-    "dpo-precomputed": ("dpo", {"precompute_ref_log_probs": True}, {}),
-    "kto-precomputed": ("kto", {"precompute_ref_log_probs": True}, {}),
-    "kto-one-row": ("kto", {"loss_type": "apo_zero_unpaired"}, {"per_device_train_batch_size": 1}),
-    "grpo-reference": ("grpo", {"beta": 0.1}, {}),
-    "grpo-adapter-off-twice": ("grpo", {"beta": 0.1, "num_iterations": 2}, {"use_peft": True}),
-    "rloo-many-micro-steps": ("rloo", {}, {"gradient_accumulation_steps": 4, "num_generations": 4}),
+DROPOUT = {"lora_dropout": 0.1, "lora_target_modules": "all-linear"}
+NESTED = {"use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
+NF4 = {**VARIANTS["4-bit"], "dtype": "bfloat16"}
+INT8 = VARIANTS["8-bit"]
+FLASH = "flash_attention_2"
+EXPERTS = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
+T4, H100 = (7, 5), (9, 0)
+WHOLE = {"gradient_checkpointing": False}
+ONE_ROW = {"per_device_train_batch_size": 1}
+Setting = tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+def setting(
+    method: str, arguments: dict[str, Any] | None = None, family: str = "qwen2", card: Any = None, **knobs: Any
+) -> Setting:
+    return method, family, arguments or {}, {"compute_capability": card} if card else {}, knobs
+
+
+def attention(name: str | None, card: tuple[int, int], **knobs: Any) -> Setting:
+    return setting("sft", {"attn_implementation": name}, "llama", card, **knobs)
+
+
+def mixture(family: str, arguments: dict[str, Any] | None = None, **knobs: Any) -> Setting:
+    """TRL adds the loss of the routers by itself; PEFT's copy of all experts of a layer is among the births."""
+    return setting("sft", arguments, family, H100, **knobs)
+
+
+SETTINGS: dict[str, Setting] = {
+    "packed-bfd-bf16-weights": setting("sft", {"packing_strategy": "bfd"}, packing=True, dtype="bfloat16"),
+    "packed-wrapped-no-mixed-precision": setting("sft", {"packing_strategy": "wrapped", "bf16": False}, packing=True),
+    "whole-logits-eager": setting("sft", {"loss_type": "nll", "attn_implementation": "eager"}),
+    "4-bit-nested-storage": setting("sft", NESTED, **NF4, **WHOLE),
+    "fp4": setting("sft", {"bnb_4bit_quant_type": "fp4", "bf16": False}, **NF4),
+    "8-bit-optimizer": setting("sft", **INT8, **WHOLE, optim="adamw_8bit"),
+    "dropout-every-second-layer": setting("sft", {**DROPOUT, **recomputed(every_n_layers=2)}, use_peft=True),
+    "kept-on-the-host-one-row": setting("sft", recomputed(offload=True), **ONE_ROW, use_peft=True),
+    "activations-offloaded": setting("sft", activation_offloading=True, **WHOLE),
+    "activations-of-checkpoints-offloaded": setting("sft", activation_offloading=True, use_peft=True),
+    "optimizer-offloaded": setting("sft", optimizer_offload=True, optim="adamw_torch"),
+    "optimizer-that-starts-with-state-offloaded": setting("sft", optimizer_offload=True, optim="adagrad"),
+    "dpo-precomputed": setting("dpo", {"precompute_ref_log_probs": True}),
+    "kto-precomputed": setting("kto", {"precompute_ref_log_probs": True}),
+    "kto-one-row": setting("kto", {"loss_type": "apo_zero_unpaired"}, **ONE_ROW),
+    "grpo-reference": setting("grpo", {"beta": 0.1}),
+    "rloo-many-micro-steps": setting("rloo", gradient_accumulation_steps=4, num_generations=4),
+    "t4-kept": attention(None, T4, **WHOLE),
+    "h100-kept": attention(None, H100, **WHOLE),
+    "flash": attention(FLASH, H100),
+    "flash-one-row-without-padding": attention(FLASH, H100, **WHOLE, **ONE_ROW),
+    "flash-on-the-hub": attention("kernels-community/flash-attn2", H100, **WHOLE),
+    "flash-3-one-row": attention("flash_attention_3", H100, **ONE_ROW),
+    "oss-attention": mixture("gpt_oss", **WHOLE, dtype="bfloat16", use_peft=True),
+    "oss-experts": mixture("gpt_oss", EXPERTS, dtype="bfloat16", use_peft=True),
+    "oss-experts-float32": mixture("gpt_oss", EXPERTS, **WHOLE, use_peft=True),
+    "qwen-experts-float32": mixture("qwen3_moe", EXPERTS, use_peft=True),
+    "mixtral-full": mixture("mixtral", dtype="bfloat16"),
+    "mixtral-full-float32": mixture("mixtral", **WHOLE),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_further_settings_are_rehearsed_as_they_run(name: str, model_folder: Folder, tmp_path: Path) -> None:
-    method, arguments, knobs = SETTINGS[name]
-    assert_alike(case(method, model_folder("qwen2"), arguments, **knobs), tmp_path)
+    method, family, arguments, card, knobs = SETTINGS[name]
+    assert_alike(case(method, model_folder(family), arguments, **knobs), tmp_path, **card)
 
 
-FLASH = "flash_attention_2"
-ATTENTION: dict[str, tuple[tuple[int, int], str | None, dict[str, Any]]] = {
-    # card, attention by name, and what is chosen beside: one row has no padding
-    "t4-kept": ((7, 5), None, {"gradient_checkpointing": False}),
-    "h100-kept": ((9, 0), None, {"gradient_checkpointing": False}),
-    "flash": ((9, 0), FLASH, {}),
-    "flash-one-row": ((9, 0), FLASH, {"gradient_checkpointing": False, "per_device_train_batch_size": 1}),
-    "flash-on-the-hub": ((9, 0), "kernels-community/flash-attn2", {"gradient_checkpointing": False}),
-    "flash-3-one-row": ((9, 0), "flash_attention_3", {"per_device_train_batch_size": 1}),
-}
+def test_an_evaluation_is_rehearsed_with_its_own_peak(model_folder: Folder, tmp_path: Path) -> None:
+    fake, real, _ = assert_alike(case("sft", model_folder("qwen2"), EVALUATED), tmp_path)
+    assert peaks(fake)["evaluate"] == peaks(real)["evaluate"] > 0
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-def test_attention_is_rehearsed_as_it_runs_on_each_card_and_by_each_name(
-    name: str, model_folder: Folder, tmp_path: Path
+def test_a_mixture_samples_trains_and_is_evaluated_and_a_reward_model_reads_prompt_and_completion(
+    model_folder: Folder, tmp_path: Path
 ) -> None:
-    card, implementation, knobs = ATTENTION[name]
-    one = case("sft", model_folder("llama"), {"attn_implementation": implementation}, **knobs)
-    assert_alike(one, tmp_path, compute_capability=card)
-
-
-@pytest.mark.parametrize("method", ["sft", "grpo"])
-def test_an_evaluation_is_rehearsed_with_its_own_peak(method: str, model_folder: Folder, tmp_path: Path) -> None:
     """What an evaluation generates belongs to it; the two generations are those of the two steps."""
-    one = case(method, model_folder("qwen2"), EVALUATED, use_peft=method == "grpo")
+    arguments = {"reward_model_name_or_path": str(model_folder("qwen2")), **EVALUATED}
+    one = case("grpo", model_folder("mixtral"), arguments, use_peft=True)
     fake, real, _ = assert_alike(one, tmp_path)
     assert peaks(fake)["evaluate"] == peaks(real)["evaluate"] > 0
     for trace in (fake, real):
-        begun = [phase for _, phase in trace.phase_starts]
-        assert begun.count(Phase.GENERATE) == (2 if method == "grpo" else 0)
-
-
-def test_a_mixture_of_experts_is_rehearsed_as_it_samples_and_trains(model_folder: Folder, tmp_path: Path) -> None:
-    assert_alike(case("grpo", model_folder("mixtral"), use_peft=True), tmp_path)
-
-
-def test_a_reward_model_reads_prompt_and_completion(model_folder: Folder, tmp_path: Path) -> None:
-    folder = model_folder("qwen2")
-    one = case("grpo", folder, {"reward_model_name_or_path": str(folder)}, use_peft=True)
-    fake, _, _ = assert_alike(one, tmp_path)
+        assert [phase for _, phase in trace.phase_starts].count(Phase.GENERATE) == 2
     names = {block.module for block in fake.blocks if block.owner is Owner.WEIGHTS}
     assert "reward_model.score.weight" in names
     rows, hidden, longest = 4, 64, LENGTH - 1  # a short prompt with the full completion, or the other way round
     read = {size for phase, _, size, module in births(fake) if module == "reward_model.model.embed_tokens"}
     assert rows * longest * hidden * 4 in read
+
+
+def emptied_in(trace: Trace) -> list[Phase]:
+    """The phase of every time that the cache was emptied."""
+    at = [index for index, event in enumerate(trace.events) if event == CACHE_EMPTIED]
+    return [[phase for start, phase in trace.phase_starts if start <= index][-1] for index in at]
 
 
 def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(model_folder: Folder, tmp_path: Path) -> None:
@@ -170,23 +188,16 @@ def test_an_emptied_cache_is_in_the_trace_before_the_backward_pass(model_folder:
     fake, (real, _) = rehearsed(one), trained(one, tmp_path)
     # Peaks are 8 bytes apart: on a CPU the losses that go to numpy stay where they are.
     assert not first_difference(fake, real, (Phase.SAVE,))
-    emptied = [[phase for phase, event in phases(trace) if event == CACHE_EMPTIED] for trace in (fake, real)]
+    emptied = [emptied_in(trace) for trace in (fake, real)]
     assert emptied[0] == emptied[1]
     assert emptied[0].count(Phase.FORWARD) == 4
     assert not {Phase.BACKWARD, Phase.EVALUATE} & {*emptied[0]}
 
 
-def phases(trace: Trace) -> Iterator[tuple[Phase, int]]:
-    """Every event, with its phase."""
-    starts, phase = dict(trace.phase_starts), Phase.LOAD
-    for index, event in enumerate(trace.events):
-        phase = starts.get(index, phase)
-        yield phase, event
-
-
 def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: Folder, tmp_path: Path) -> None:
-    """As nearly every real batch does: completions end at different tokens."""
-    one = case("grpo", model_folder("qwen2"), per_device_train_batch_size=4, num_generations=8, use_peft=True)
+    """As nearly every real batch does: completions end at different tokens. The adapter is off twice, to compare."""
+    of_one_prompt = {"per_device_train_batch_size": 4, "num_generations": 8}
+    one = case("grpo", model_folder("qwen2"), {"beta": 0.1, "num_iterations": 2}, **of_one_prompt, use_peft=True)
     trace, _, _ = assert_alike(one, tmp_path)
     forward = [size for phase, _, size, _ in births(trace) if phase == Phase.FORWARD.value]
     assert forward.count(4 * LENGTH * LENGTH) >= 4, "a boolean mask for each row of each of four micro-batches"
@@ -224,14 +235,11 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """Kind -> its config, and what else is chosen."""
 
 
-def adapted(folder: Path | str, content: dict[str, Any], **knobs: Any) -> Any:
-    return case("sft", folder, use_peft=True, peft_config=canonical(content), **knobs)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_is_rehearsed_to_the_byte(kind: str, model_folder: Folder, tmp_path: Path) -> None:
     content, knobs = KINDS[kind]
-    _, _, trainer = assert_alike(adapted(model_folder("llama"), content, **knobs), tmp_path)
+    one = case("sft", model_folder("llama"), use_peft=True, peft_config=canonical(content), **knobs)
+    _, _, trainer = assert_alike(one, tmp_path)
     assert trainer.model.peft_config["default"].peft_type.value == content["peft_type"]
 
 
@@ -251,33 +259,85 @@ def test_what_vllm_generated_is_scored_and_trained_on_alike(
     assert {"generate", "score", "forward", "backward", "optimizer_step"} <= set(peaks(real))
 
 
-@pytest.fixture(scope="module")
-def full(model_folder: Folder) -> Trace:
-    """A rehearsal with a reference model."""
-    return rehearsed(case("grpo", model_folder("qwen2"), {"beta": 0.1}))
-
-
-def test_the_reference_is_weights_with_names_of_its_own_and_scores(full: Trace) -> None:
+def test_a_step_with_a_reference_scores_generates_and_trains_in_this_order(model_folder: Folder) -> None:
+    """The KV cache at the last step holds, per layer, keys and values of all tokens but the one that is being made."""
+    full = rehearsed(case("grpo", model_folder("qwen2"), {"beta": 0.1}))
     names = [block.module for block in full.blocks if block.owner is Owner.WEIGHTS]
     assert {"model.norm.weight", "ref_model.model.norm.weight"} <= {*names}
     scoring = {block.module for phase, _, block in full.walk() if phase is Phase.SCORE}
     assert "ref_model.model.layers.1.mlp.down_proj" in scoring
-
-
-def test_the_kv_cache_is_told_from_what_else_generates(full: Trace) -> None:
-    """At the last step it holds, per layer, keys and values of all tokens but the one that is being made."""
     sizes = [block.size_bytes for block in full.blocks if block.owner is Owner.KV_CACHE]
     largest = ROWS * KV_HEADS * HEAD_SIZE * 4 * (LENGTH - 1)
     generations = 2
     assert COMPLETION > 2, "a last step that is not the first"
     assert max(sizes) == largest
     assert sizes.count(largest) == generations * MODEL_LAYERS * 2
-    assert {phase for phase, sign, block in full.walk() if sign > 0 and block.owner is Owner.KV_CACHE} == {
-        Phase.GENERATE
-    }
-
-
-def test_phases_come_in_the_order_of_a_step(full: Trace) -> None:
+    caching = {phase for phase, sign, block in full.walk() if sign > 0 and block.owner is Owner.KV_CACHE}
+    assert caching == {Phase.GENERATE}
     order = [phase.value for _, phase in full.phase_starts]
     micro_step = ["forward", "backward", "optimizer_step"]
     assert order == ["load", *(["score", "generate", "score", *micro_step, *micro_step] * 2), "save"]
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "student": ({"lmbda": 1.0}, {}),
+    "teacher": ({"lmbda": 0.0, "seq_kd": True}, {"use_peft": True}),
+    "data": ({"lmbda": 0.0, "beta": 1.0, "eval_strategy": "steps"}, {}),
+    "one_micro_step": ({}, {"gradient_accumulation_steps": 1}),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param("student", marks=pytest.mark.newest), *list(WAYS)[1:]])
+def test_every_way_allocates_what_was_rehearsed(name: str, model_folder: Folder, tmp_path: Path) -> None:
+    arguments, knobs = WAYS[name]
+    one = case("gkd", model_folder("qwen2"), arguments, **{"gradient_checkpointing": False, **knobs})
+    fake, *_ = assert_alike(one, tmp_path)
+    generates = name != "data"
+    assert (Phase.GENERATE in peaks(fake)) == generates
+    assert Phase.FORWARD in peaks(fake)
+
+
+def test_an_answer_behind_a_long_prompt_takes_more_than_the_row_and_one_behind_a_short_prompt_does_not(
+    model_folder: Folder,
+) -> None:
+    """The row has 40 tokens; 12 behind a prompt of 39 are 51, and behind one of 10 they are 22."""
+    model = model_folder("qwen2")
+
+    def of_tokens(prompt: int | None, **arguments: Any) -> int:
+        one = case("gkd", model, arguments, gradient_checkpointing=False, max_new_tokens=12)
+        largest = peaks(rehearsed(replace(one, job=replace(one.job, prompt_length=prompt))))
+        return largest[Phase.FORWARD] - largest[Phase.OPTIMIZER_STEP]
+
+    data = of_tokens(None, lmbda=0.0)
+    assert of_tokens(None) == pytest.approx(data * 51 / 40, rel=0.02)
+    assert of_tokens(10) == pytest.approx(data, rel=0.02)
+    assert of_tokens(10, lmbda=1.0) == pytest.approx(data * 22 / 40, rel=0.02)
+
+
+def judged(folder: Path, arguments: dict[str, Any], **knobs: Any) -> Case:
+    one = case("online_dpo", folder, **knobs)
+    return replace(one, job=replace(one.job, arguments={**one.job.arguments, **arguments}))
+
+
+@pytest.mark.newest
+def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward_pass(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    folder = model_folder("qwen2")
+    arguments = {"reward_model_path": str(folder), "missing_eos_penalty": 1.0}
+    fake, _, made = assert_alike(judged(folder, arguments, gradient_checkpointing=False), tmp_path)
+    assert made.ref_model is not None
+    weights = [block.module.partition(".")[0] for _, _, block in fake.walk() if block.owner is Owner.WEIGHTS]
+    assert {"reward_model", "ref_model"} <= {*weights}
+    largest = peaks(fake)
+    assert max(largest, key=lambda phase: largest[phase]) == Phase.SCORE
+
+
+def test_what_is_longer_than_max_length_is_sampled_whole_and_cut_before_the_loss(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    one = judged(model_folder("qwen2"), {}, max_length=LENGTH // 2)
+    fake, _, _ = assert_alike(one, tmp_path)
+    whole = rehearsed(judged(model_folder("qwen2"), {}))
+    assert peaks(fake)[Phase.GENERATE] == peaks(whole)[Phase.GENERATE]
+    assert peaks(fake)[Phase.BACKWARD] < peaks(whole)[Phase.BACKWARD]

@@ -44,13 +44,8 @@ def quantized(folder: Path, **options: Any) -> Any:
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
     """By all their names: of one that is tied, each."""
-    return dict(
-        itertools.chain(
-            model.named_parameters(remove_duplicate=False),
-            model.named_buffers(remove_duplicate=False),
-            statistics(model),
-        )
-    )
+    named = (each(remove_duplicate=False) for each in (model.named_parameters, model.named_buffers))
+    return dict(itertools.chain(*named, statistics(model)))
 
 
 def facts(model: Any) -> dict[str, tuple[Any, ...]]:
@@ -114,12 +109,15 @@ MODELS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_is_the_same_in_all_but_its_values(kind: str, model_folder: Folder) -> None:
     model = MODELS[kind](model_folder("qwen2"))
+    model.hf_device_map = {"": 0}
     packed = pack(model)
+    assert model.hf_device_map == {"": 0}
     with patch.dict(_CAN_RECORD_REGISTRY, clear=True), fake_run.fake_tensors():
         fake = unpack(packed)
         made = [module for module in fake.modules() if isinstance(module, PreTrainedModel)]
         assert all(_CAN_RECORD_REGISTRY.get(each) for each in made if each._can_record_outputs)
     for copied in (unpack(packed), fake):
+        assert not hasattr(copied, "hf_device_map"), "where the model was placed is left out"
         assert facts(copied) == facts(model)
         assert [type(module) for module in copied.modules()] == [type(module) for module in model.modules()]
         assert [module.training for module in copied.modules()] == [module.training for module in model.modules()]
@@ -313,37 +311,27 @@ def test_a_generator_of_random_numbers_and_a_device_arrive_as_the_cpus_and_optim
     assert rest == (torch.optim.SGD, {"lr": 1.0})
 
 
-def test_where_a_model_was_placed_is_left_out() -> None:
-    model = model_of("qwen2")
-    model.hf_device_map = {"": 0}
-    assert not hasattr(unpack(pack(model)), "hf_device_map")
-    assert model.hf_device_map == {"": 0}
+def trained_before(output_dir: Path) -> Any:
+    model = gated()
+    trained(lambda: sft_trainer(model, output_dir))
+    return model
 
 
-CASES: dict[str, Callable[[Path], Any]] = {
-    "lora in bfloat16": lambda folder: with_lora(model_of("qwen3").to(torch.bfloat16)),
-    "lora on 4 bits": lambda folder: with_lora(quantized(folder, load_in_4bit=True, bnb_4bit_use_double_quant=True)),
-    "lora on 8 bits": lambda folder: with_lora(quantized(folder, load_in_8bit=True)),
+CASES: dict[str, Callable[[Path, Path], Any]] = {
+    "lora in bfloat16": lambda *_: with_lora(model_of("qwen3").to(torch.bfloat16)),
+    "lora on 4 bits": lambda folder, _: with_lora(quantized(folder, load_in_4bit=True, bnb_4bit_use_double_quant=True)),
+    "lora on 8 bits": lambda folder, _: with_lora(quantized(folder, load_in_8bit=True)),
+    "trained before": lambda _, output_dir: trained_before(output_dir),
 }
-
-
-def both_ways(model: Any, output_dir: Path) -> tuple[Any, Any]:
-    """The trace of its rehearsal, and of its training."""
-    packed = pack(model)
-    fake = rehearsed(lambda: sft_trainer(unpack(packed), output_dir))
-    real, _ = trained(lambda: sft_trainer(model, output_dir))
-    assert len(births(real)) > 100
-    return fake, real
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
     case: str, model_folder: Folder, tmp_path: Path
 ) -> None:
-    assert not first_difference(*both_ways(CASES[case](model_folder("qwen2")), tmp_path))
-
-
-def test_a_model_that_was_trained_before_is_rehearsed_as_it_trains_again(tmp_path: Path) -> None:
-    model = gated()
-    trained(lambda: sft_trainer(model, tmp_path))
-    assert not first_difference(*both_ways(model, tmp_path))
+    model = CASES[case](model_folder("qwen2"), tmp_path)
+    packed = pack(model)
+    fake = rehearsed(lambda: sft_trainer(unpack(packed), tmp_path))
+    real, _ = trained(lambda: sft_trainer(model, tmp_path))
+    assert len(births(real)) > 100
+    assert not first_difference(fake, real)

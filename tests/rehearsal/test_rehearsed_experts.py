@@ -1,4 +1,4 @@
-"""Mixtures of experts are rehearsed as they run, to the byte: whatever computes them, and whatever adapts them."""
+"""Mixtures of experts are rehearsed as they run, to the byte, whatever computes them; ``test_parity`` adapts them."""
 
 import json
 from pathlib import Path
@@ -16,33 +16,6 @@ from autotrain_mem.types import Owner, Trace
 from autotrain_mem.types.trace import Routing
 
 pytestmark = pytest.mark.slow
-
-EXPERTS = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
-WEIGHTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "full": ({}, {}),
-    "attention": ({}, {"use_peft": True}),
-    "experts": (EXPERTS, {"use_peft": True}),
-}
-
-
-@pytest.mark.parametrize(
-    ("family", "weights", "checkpointing", "dtype"),
-    [
-        ("gpt_oss", "attention", False, "bfloat16"),
-        ("gpt_oss", "experts", True, "bfloat16"),
-        ("gpt_oss", "experts", False, "float32"),
-        ("qwen3_moe", "experts", True, "float32"),
-        ("mixtral", "full", True, "bfloat16"),
-        ("mixtral", "full", False, "float32"),
-    ],
-)
-def test_mixtures_are_rehearsed_to_the_byte(
-    family: str, weights: str, checkpointing: bool, dtype: str, model_folder: Folder, tmp_path: Path
-) -> None:
-    """TRL adds the loss of the routers by itself; PEFT's copy of all experts of a layer is among the births."""
-    arguments, knobs = WEIGHTS[weights]
-    one = case("sft", model_folder(family), arguments, gradient_checkpointing=checkpointing, dtype=dtype, **knobs)
-    assert_alike(one, tmp_path, compute_capability=(9, 0))
 
 
 def test_mxfp4_is_dequantized_as_it_loads(tmp_path: Path) -> None:

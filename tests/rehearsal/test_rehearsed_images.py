@@ -1,18 +1,25 @@
-"""Rows with images are rehearsed as they are trained on: the same bytes, born in the same order.
+"""Rows with images are rehearsed as they are trained on: the same bytes, born in the same order; and windows that are
+attended to at once tell what they tell one by one.
 
 ``scripts/parity`` compares all three families with every trainer that reads images.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from real_run import Folder, assert_alike, case, rehearsed
+from story import story
 
 from autotrain_mem.estimator.memory import LANGUAGE, PROJECTOR, VISION, parts_of
+from autotrain_mem.rehearsal import fake_run
+from autotrain_mem.rehearsal.rehearse import rehearse
+from autotrain_mem.rehearsal.windows import at_once, trial
 from autotrain_mem.support.errors import RehearsalError, UnsupportedModelError, UsageError
-from autotrain_mem.types import Owner
+from autotrain_mem.types import Owner, Trace
 
 IMAGES = ("128x96", "64x80")
 """Of every row: Qwen's windows are whole in the one and not in the other."""
@@ -69,3 +76,53 @@ def test_images_that_leave_no_room_for_a_word_are_refused(vision_folder: Folder)
 def test_a_model_whose_images_are_not_rehearsed_is_named(model_folder: Folder) -> None:
     with pytest.raises(UnsupportedModelError, match="not rehearsed for qwen2 models"):
         rehearsed(pictured("sft", model_folder("qwen2")))
+
+
+def traced(one: Any, folder: Path, *, whole: bool = False) -> Trace:
+    one_by_one = patch.object(fake_run, "windows_at_once", lambda *_: nullcontext()) if whole else nullcontext()
+    with one_by_one:
+        return rehearse(one.job, one.knobs, one.length, str(folder))
+
+
+def windowed(folder: Path, **knobs: Any) -> Any:
+    """Three windows by three of 56 pixels, of which the lowest are cut."""
+    return pictured("sft", folder, ("168x140",), **knobs)
+
+
+def assert_same(trace: Trace, whole: Trace) -> None:
+    assert story(trace) == story(whole)
+    assert {*trace.work.work} == {*whole.work.work}
+    assert trace.operators == whole.operators
+
+
+REENTRANT = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"gradient_checkpointing": True, "gradient_accumulation_steps": 1},
+        {"gradient_checkpointing": False, "dtype": "bfloat16", "gradient_accumulation_steps": 1},
+        {"arguments": REENTRANT, "gradient_checkpointing": True, "use_peft": True},
+    ],
+)
+def test_windows_at_once_are_windows_one_by_one(knobs: dict[str, Any], vision_folder: Folder, tmp_path: Path) -> None:
+    one = windowed(vision_folder("qwen2_5_vl"), **knobs)
+    scripts: list[at_once.Script] = []
+    learn = at_once._Calls._learned
+
+    def learned(*args: Any) -> at_once.Script:
+        scripts.append(learn(*args))
+        return scripts[-1]
+
+    with patch.object(at_once._Calls, "_learned", learned):
+        trace = traced(one, tmp_path)
+    assert scripts
+    assert_same(trace, traced(one, tmp_path, whole=True))
+
+
+def test_what_a_trial_does_not_tell_is_run_one_by_one(vision_folder: Folder, tmp_path: Path) -> None:
+    one = windowed(vision_folder("qwen2_5_vl"), gradient_checkpointing=True, gradient_accumulation_steps=1)
+    with patch.object(trial.Trial, "story", lambda self: self):
+        trace = traced(one, tmp_path)
+    assert_same(trace, traced(one, tmp_path, whole=True))

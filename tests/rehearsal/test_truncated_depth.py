@@ -56,8 +56,8 @@ def assert_same(told: Trace | None, whole: Trace) -> None:
     [
         ("sft", {"use_peft": True, "load_in_4bit": True, "gradient_checkpointing": False}),
         ("sft", {"activation_offloading": True, "optimizer_offload": True, "gradient_accumulation_steps": 1}),
-        ("dpo", {"dtype": "bfloat16"}),
-        ("grpo", {"use_peft": True, "dtype": "bfloat16"}),
+        ("dpo", {"dtype": "bfloat16", "gradient_accumulation_steps": 1}),
+        ("grpo", {"use_peft": True, "dtype": "bfloat16", "gradient_accumulation_steps": 1}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
@@ -76,7 +76,7 @@ def test_few_layers_of_a_mixture_tell_the_loss_of_all_routers(tmp_path: Path) ->
     config = deep_config("qwen3_moe")
     config.architectures = ["Qwen3MoeForCausalLM"]
     config.save_pretrained(tmp_path)
-    one = case("sft", tmp_path, gradient_checkpointing=False)
+    one = case("sft", tmp_path, gradient_checkpointing=False, gradient_accumulation_steps=1)
     pattern = LayerPattern(layers=DEPTH, period=1, least=2)
     assert pattern_of(one.job, config) == pattern
     depths = pattern.depths()
@@ -88,7 +88,7 @@ def test_few_layers_of_a_mixture_tell_the_loss_of_all_routers(tmp_path: Path) ->
 @pytest.mark.slow
 def test_few_layers_tell_when_an_engine_is_awake(deep_folder: Path) -> None:
     given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
-    one, depths = case("grpo", deep_folder, given), Depths(short=1, long=3, whole=5)
+    one, depths = case("grpo", deep_folder, given, gradient_accumulation_steps=1), Depths(short=1, long=3, whole=5)
     short, long, whole = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long, depths.whole))
     told = expand(short, long, depths)
     assert_same(told, whole)

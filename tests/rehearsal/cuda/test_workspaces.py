@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_card import SmallCard
 from torch._subclasses.fake_tensor import FakeTensorMode
-from trace_reading import REAL_AND_FAKE
+from trace_reading import REAL_AND_FAKE, SmallCard
 
 from autotrain_mem.machine import catalog
 from autotrain_mem.rehearsal.cuda.workspaces import MULTIPROCESSORS, workspaces

@@ -1,4 +1,4 @@
-"""The FLOPs, bytes and kernels of real tensors are counted."""
+"""The FLOPs, bytes and kernels of real tensors are counted, and those of a chunked loss assigned to its chunks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from trl.trainer import sft_trainer
 
 from autotrain_mem.rehearsal.cuda.attention import cuda_attention
 from autotrain_mem.rehearsal.rehearse import trainer_spec
+from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types import Job, Knobs, Phase, Work
 from autotrain_mem.types.work import Kind
@@ -202,3 +204,38 @@ def test_skipped_decode_steps_count_with_the_mean_length_of_the_cache() -> None:
     moved = sum(work.bytes * work.count for work in works)
     prefill, step_of_cache, step_of_logits = 3 * 5 * 11 * FLOAT, 2 * 5 * 11 * FLOAT, 2 * 5 * 99 * FLOAT
     assert moved == prefill + step_of_cache * (1 + 4 / 2) + step_of_logits * 5
+
+
+WIDTH, VOCABULARY, CHUNK = 6, 40, 4
+
+
+def work_of(chunks: int, *, marked: bool = True) -> list[Work]:
+    """Returns the work of a layer and TRL's loss on ``chunks`` chunks, forward and backward."""
+    recorder, layer = Recorder(), torch.nn.Linear(WIDTH, WIDTH)
+    head = torch.nn.Parameter(torch.zeros(VOCABULARY, WIDTH))
+    labels = torch.zeros(1, chunks * CHUNK, dtype=torch.long)
+    for weight in (*layer.parameters(), head):
+        recorder.work.know_weight(weight)
+    with recorder.recording(), marked_chunks(marked):
+        recorder.enter_phase(Phase.FORWARD)
+        hidden = layer(torch.ones(1, chunks * CHUNK, WIDTH))
+        loss = sft_trainer._chunked_cross_entropy_loss(hidden, head, CHUNK, shift_labels=labels)[0]
+        recorder.enter_phase(Phase.BACKWARD)
+        loss.backward()
+        recorder.work.optimizer_stepped()
+    return list(recorder.work.workload().work)
+
+
+def products(work: list[Work], *, of_chunk: bool) -> float:
+    return sum(each.count for each in work if each.flops and each.of_chunk is of_chunk)
+
+
+@pytest.mark.skipif(not hasattr(sft_trainer, "_chunk"), reason="this TRL's loss has one chunk")
+@pytest.mark.parametrize("chunks", [2, 7])
+def test_each_chunk_computes_its_logits_twice_and_two_gradients(chunks: int) -> None:
+    work = work_of(chunks)
+    assert products(work, of_chunk=True) == 4 * chunks
+    assert products(work, of_chunk=False) == 2, "the layer's own product, and the gradient of its weight"
+    heads = [each for each in work if each.of_chunk and each.flops and each.phase is Phase.FORWARD]
+    assert [each.fixed_bytes for each in heads] == [4 * VOCABULARY * WIDTH]
+    assert not any(each.of_chunk for each in work_of(chunks, marked=False))
