@@ -66,6 +66,11 @@ def forked(run: Callable[..., None], processes: int, folder: Path, environment: 
     assert all(each.exitcode == 0 for each in ranks), logs[-6000:]
 
 
+def assert_births_in_order(fake: Trace, real: Trace, above_bytes: int) -> None:
+    made, really_made = ([move for move in moves_in_order(trace, above_bytes) if move[1] > 0] for trace in (fake, real))
+    assert made == really_made
+
+
 def moves_in_order(trace: Trace, above_bytes: int) -> list[tuple[str, int, int]]:
     """Phase, bytes (negative for a death) and stream of every block above a size, in order.
 

@@ -137,11 +137,11 @@ def worked(run: Run) -> tuple[float, float, float]:
     )
 
 
+KEPT = ("return_dict_in_generate", "output_scores", "output_logits")
 HOW = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
-    "scores": {"do_sample": True, "top_k": 0, "return_dict_in_generate": True, "output_scores": True},
-    "logits": {"return_dict_in_generate": True, "output_scores": True, "output_logits": True},
+    "scores": {"do_sample": True, "top_k": 0, **dict.fromkeys(KEPT, True)},
     "several": {"do_sample": True, "num_return_sequences": 3},
     "static": {"do_sample": True, "cache_implementation": "static"},
     "without-cache": {"do_sample": True, "use_cache": False},

@@ -12,7 +12,7 @@ import real_run
 import torch
 from accelerate import accelerator
 from deepspeed.runtime.swap_tensor import optimizer_utils, utils
-from rank_run import forked, moves_in_order, trained_by_ranks
+from rank_run import assert_births_in_order, forked, moves_in_order, trained_by_ranks
 from real_run import Case, Folder, case, peaks, rehearsed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
@@ -47,8 +47,7 @@ def test_a_rehearsed_rank_is_the_real_one(
     one = ranked(method, model_folder("qwen2"), **knobs)
     real, *_ = trained_by_ranks(one, tmp_path)
     fake = rehearsed(one)
-    made, really_made = ([move for move in moves_in_order(trace, SMALL) if move[1] > 0] for trace in (fake, real))
-    assert made == really_made
+    assert_births_in_order(fake, real, SMALL)
     # Now and then gloo's own threads let go of what was gathered a little later.
     assert max(peaks(fake).values()) == pytest.approx(max(peaks(real).values()), rel=0.005)
 
@@ -78,8 +77,7 @@ def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
     one = case("sft", model_folder("qwen2"), {"deepspeed": {**AUTO, **config}}, **knobs)
     (real,) = trained_by_ranks(one, tmp_path / "real")
     fake = rehearsed(one)
-    made, really_made = ([move for move in moves_in_order(trace, SMALL) if move[1] > 0] for trace in (fake, real))
-    assert made == really_made
+    assert_births_in_order(fake, real, SMALL)
     assert_same_peak(fake, real)
     assert Kind.COLLECTIVE not in {work.kind for work in fake.work.work}, "nobody is there to talk to"
     assert fake.trained is not None

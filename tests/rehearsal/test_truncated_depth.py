@@ -9,7 +9,7 @@ import pytest
 import torch
 from object_trainer import rehearsed as rehearsed_trainer
 from object_trainer import sft_trainer, with_lora
-from real_run import Folder, case, rehearsal_of, rehearsed
+from real_run import Case, Folder, case, rehearsal_of, rehearsed
 from story import story
 from tiny import tiny_config
 
@@ -48,27 +48,34 @@ def assert_same(told: Trace | None, whole: Trace) -> None:
     assert told is not None
     assert story(told) == story(whole)
     assert told.operators == whole.operators
+    assert told.engine_marks == whole.engine_marks
+
+
+def assert_told(one: Case, depths: Depths) -> None:
+    short, long = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long))
+    whole = rehearsed(one, layers=None if depths.whole == DEPTH else depths.whole)
+    assert_same(expand(short, long, depths), whole)
+    assert bool(whole.engine_marks) is ("use_vllm" in one.job.arguments)
+
+
+ONE_STEP = {"gradient_accumulation_steps": 1}
+ENGINE = {"use_vllm": True, "vllm_enable_sleep_mode": True}
+TOLD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "4-bit": ("sft", {}, {"use_peft": True, "load_in_4bit": True, "gradient_checkpointing": False}),
+    "offloaded": ("sft", {}, {"activation_offloading": True, "optimizer_offload": True, **ONE_STEP}),
+    "bfloat16": ("dpo", {}, {"dtype": "bfloat16", **ONE_STEP}),
+    "lora": ("grpo", {}, {"use_peft": True, "dtype": "bfloat16", **ONE_STEP}),
+    "when an engine is awake": ("grpo", ENGINE, ONE_STEP),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "knobs"),
-    [
-        ("sft", {"use_peft": True, "load_in_4bit": True, "gradient_checkpointing": False}),
-        ("sft", {"activation_offloading": True, "optimizer_offload": True, "gradient_accumulation_steps": 1}),
-        ("dpo", {"dtype": "bfloat16", "gradient_accumulation_steps": 1}),
-        ("grpo", {"use_peft": True, "dtype": "bfloat16", "gradient_accumulation_steps": 1}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
-)
-def test_few_layers_tell_every_event_of_a_whole_rehearsal(
-    method: str, knobs: dict[str, Any], deep_folder: Path
-) -> None:
-    one = case(method, deep_folder, **knobs)
+@pytest.mark.parametrize("name", TOLD)
+def test_few_layers_tell_every_event_of_a_whole_rehearsal(name: str, deep_folder: Path) -> None:
+    method, arguments, knobs = TOLD[name]
+    one = case(method, deep_folder, arguments, **knobs)
     held_back = LAYERS_HELD_BACK if one.knobs.activation_offloading else 0
-    depths = Depths(short=held_back + 1, long=held_back + 3, whole=DEPTH if held_back else 5)
-    short, long = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long))
-    assert_same(expand(short, long, depths), rehearsed(one, layers=None if held_back else depths.whole))
+    assert_told(one, Depths(short=held_back + 1, long=held_back + 3, whole=DEPTH if held_back else 5))
 
 
 @pytest.mark.slow
@@ -76,24 +83,12 @@ def test_few_layers_of_a_mixture_tell_the_loss_of_all_routers(tmp_path: Path) ->
     config = deep_config("qwen3_moe")
     config.architectures = ["Qwen3MoeForCausalLM"]
     config.save_pretrained(tmp_path)
-    one = case("sft", tmp_path, gradient_checkpointing=False, gradient_accumulation_steps=1)
+    one = case("sft", tmp_path, gradient_checkpointing=False, **ONE_STEP)
     pattern = LayerPattern(layers=DEPTH, period=1, least=2)
     assert pattern_of(one.job, config) == pattern
     depths = pattern.depths()
     assert depths is not None
-    short, long = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long))
-    assert_same(expand(short, long, depths), rehearsed(one))
-
-
-@pytest.mark.slow
-def test_few_layers_tell_when_an_engine_is_awake(deep_folder: Path) -> None:
-    given = {"use_vllm": True, "vllm_enable_sleep_mode": True}
-    one, depths = case("grpo", deep_folder, given, gradient_accumulation_steps=1), Depths(short=1, long=3, whole=5)
-    short, long, whole = (rehearsed(one, layers=layers) for layers in (depths.short, depths.long, depths.whole))
-    told = expand(short, long, depths)
-    assert_same(told, whole)
-    assert told is not None
-    assert told.engine_marks == whole.engine_marks != ()
+    assert_told(one, depths)
 
 
 @pytest.mark.slow

@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers
 from accelerate.utils import memory
-from real_run import VARIANTS, Case, Folder, assert_alike, births, case, peak, rehearsed, trained
+from real_run import VARIANTS, Case, Folder, assert_alike, births, case, rehearsed, trained
 from trace_reading import REAL_AND_FAKE, live
 
 from autotrain_mem.rehearsal.cuda import rules as rules_module
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, every_rule, recorded_empty_cache
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.types import Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 LAYERS = 4
@@ -59,6 +59,7 @@ def test_the_first_rows_of_a_decomposition_are_a_view_of_all(tensors: Callable[[
 
 @REAL_AND_FAKE
 def test_clipping_and_optimizers_process_all_parameters_at_once(tensors: Callable[[], Any]) -> None:
+    """On CUDA the peak of full fine-tuning with adamw_torch includes a copy of all weights."""
     kinds = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad)
     with tensors(), rules():
         parameters = parameters_with_gradients()
@@ -71,32 +72,6 @@ def test_clipping_and_optimizers_process_all_parameters_at_once(tensors: Callabl
                 optimizer.step()
             assert any(name.startswith("_foreach") for name in names)
             assert "addcdiv_" not in names, "one parameter after the other"
-
-
-@REAL_AND_FAKE
-def test_foreach_adamw_holds_temporaries_for_all_parameters_together(tensors: Callable[[], Any]) -> None:
-    """On CUDA the peak of full fine-tuning with adamw_torch includes a copy of all weights."""
-    with tensors():
-        with rules():
-            together = temporaries_of_a_step()
-        one_by_one = temporaries_of_a_step()
-    assert together >= LAYERS * ELEMENTS * 4
-    assert one_by_one < LAYERS * ELEMENTS * 4
-
-
-def temporaries_of_a_step() -> int:
-    """Returns the peak bytes of AdamW's second step beyond weights, gradients and state."""
-    parameters = parameters_with_gradients()
-    optimizer = torch.optim.AdamW(parameters)
-    optimizer.step()
-    recorder = Recorder()
-    for parameter in parameters:
-        for tensor in (parameter, parameter.grad, *optimizer.state[parameter].values()):
-            recorder.mark(tensor, Owner.OTHER, "")
-    with recorder.recording():
-        optimizer.step()
-    trace = recorder.trace()
-    return peak(trace) - sum(block.size_bytes for block in live(trace))
 
 
 @REAL_AND_FAKE

@@ -1,8 +1,7 @@
-"""The bytes of real tensors are recorded under the right phase, owner and module; a backward pass takes what torch says."""
+"""The bytes of real tensors are recorded under the right phase, owner and module; gradients add up as torch says."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -23,13 +22,6 @@ N = 1000
 """Elements of a planted tensor: 4,000 bytes, a size that nothing else here has."""
 
 
-@contextmanager
-def recorded() -> Iterator[Recorder]:
-    recorder = Recorder()
-    with recorder.recording():
-        yield recorder
-
-
 def events(recorder: Recorder) -> list[int]:
     return list(recorder.trace().events)
 
@@ -44,7 +36,7 @@ def of_size(trace: Trace, size_bytes: int) -> list[Block]:
 
 def test_a_storage_that_gets_its_bytes_back_keeps_its_owner_and_name() -> None:
     """FSDP2 frees a parameter's storage, and refills it by operators that return nothing; here it dies unrecorded."""
-    with recorded() as recorder:
+    with Recorder().recording() as recorder:
         tensor = torch.zeros(N)
         recorder.mark(tensor, Owner.WEIGHTS, "layer.weight")
         tensor.untyped_storage().resize_(0)
@@ -72,7 +64,7 @@ def test_a_models_parameters_and_buffers_are_weights_under_their_names() -> None
     + [(each, Owner.TEMPORARY) for each in (Phase.BACKWARD, Phase.OPTIMIZER_STEP, Phase.EVALUATE, Phase.SAVE)],
 )
 def test_only_what_a_forward_keeps_is_activations(phase: Phase, owner: Owner) -> None:
-    with recorded() as recorder:
+    with Recorder().recording() as recorder:
         recorder.enter_phase(phase)
         with torch.set_grad_enabled(phase is Phase.FORWARD):
             kept, dropped = torch.zeros(N), torch.zeros(2 * N)
@@ -84,7 +76,7 @@ def test_only_what_a_forward_keeps_is_activations(phase: Phase, owner: Owner) ->
 
 def test_a_module_that_raises_leaves_the_stack_of_names() -> None:
     model = torch.nn.ModuleDict({"small": torch.nn.Linear(1, 1), "linear": torch.nn.Linear(10, 30)})
-    with recorded() as recorder:
+    with Recorder().recording() as recorder:
         recorder.adopt_model(model)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             model["small"](torch.zeros(1, 10))
@@ -101,7 +93,7 @@ def test_what_a_checkpoint_recomputes_in_the_backward_pass_is_activations(use_re
     from torch.utils.checkpoint import checkpoint
 
     leaf = torch.ones(N, requires_grad=True)
-    with recorded() as recorder:
+    with Recorder().recording() as recorder:
         recorder.enter_phase(Phase.FORWARD)
         loss = checkpoint(lambda x: (x.exp().exp() * 2).sum(), leaf, use_reentrant=use_reentrant)
         kept_by_forward = [block for block in live(recorder.trace()) if block.size_bytes == N * FLOAT]
