@@ -170,7 +170,7 @@ def test_a_mixture_samples_trains_and_is_evaluated_and_a_reward_model_reads_prom
     names = {block.module for block in fake.blocks if block.owner is Owner.WEIGHTS}
     assert "reward_model.score.weight" in names
     rows, hidden, longest = 4, 64, LENGTH - 1  # a short prompt with the full completion, or the other way round
-    read = {size for phase, _, size, module in births(fake) if module == "reward_model.model.embed_tokens"}
+    read = {size for phase, _, size, _, module in births(fake) if module == "reward_model.model.embed_tokens"}
     assert rows * longest * hidden * 4 in read
 
 
@@ -199,7 +199,7 @@ def test_sampled_completions_carry_a_mask_even_of_a_single_prompt(model_folder: 
     of_one_prompt = {"per_device_train_batch_size": 4, "num_generations": 8}
     one = case("grpo", model_folder("qwen2"), {"beta": 0.1, "num_iterations": 2}, **of_one_prompt, use_peft=True)
     trace, _, _ = assert_alike(one, tmp_path)
-    forward = [size for phase, _, size, _ in births(trace) if phase == Phase.FORWARD.value]
+    forward = [size for phase, _, size, *_ in births(trace) if phase == Phase.FORWARD.value]
     assert forward.count(4 * LENGTH * LENGTH) >= 4, "a boolean mask for each row of each of four micro-batches"
 
 

@@ -23,7 +23,7 @@ def test_mxfp4_is_dequantized_as_it_loads(tmp_path: Path) -> None:
     fake, real, trainer = assert_alike(case("sft", folder, use_peft=True, dtype="bfloat16"), tmp_path)
     weight = 2 * 4 * 64 * (2 * 192)
     assert peaks(fake)["load"] == peaks(real)["load"]
-    born = [(owner, size) for phase, owner, size, _ in births(fake) if phase == "load"]
+    born = [(owner, size) for phase, owner, size, *_ in births(fake) if phase == "load"]
     assert born.count((Owner.WEIGHTS.value, weight)) == 2, "gate and up of two layers"
     assert born.count((Owner.OTHER.value, weight)) == 2 * 3, "before it is transposed, and indices of both its halves"
     assert trainer.model.get_submodule("base_model.model.model.layers.0.mlp.experts").gate_up_proj.abs().sum() > 0

@@ -173,5 +173,5 @@ def trained_dtypes(trainer: Any) -> set[torch.dtype]:
     return {parameter.dtype for parameter in trainer.model.parameters() if parameter.requires_grad}
 
 
-def forward(trace: Trace) -> list[tuple[str, str, int, str]]:
+def forward(trace: Trace) -> list[tuple[str, str, int, int, str]]:
     return [birth for birth in births(trace) if birth[0] == Phase.FORWARD.value]
