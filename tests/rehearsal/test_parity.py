@@ -6,35 +6,40 @@ checkpointing go round; then settings, whichever way GKD's steps go, and whateve
 """
 
 import importlib.util
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from real_run import (
     COMPLETION,
     LENGTH,
     OF_METHOD,
     SMALL,
     VARIANTS,
-    Case,
     Folder,
     assert_alike,
     births,
     case,
     difference,
     first_difference,
+    peak,
     peaks,
     rehearsed,
     trained,
 )
-from tiny import FAMILIES
+from tiny import FAMILIES, pack_in_mxfp4, tiny_folder
 
+from autotrain_mem.rehearsal import rehearse
+from autotrain_mem.rehearsal import routing as experts
+from autotrain_mem.rehearsal.known_values import real_tensors
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.settings.adapter_config import canonical
 from autotrain_mem.settings.optimizer_verdicts import PACKAGES, is_projecting
 from autotrain_mem.types import Owner, Phase, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types.trace import CACHE_EMPTIED, Routing
 
 pytestmark = pytest.mark.slow
 
@@ -314,18 +319,13 @@ def test_an_answer_behind_a_long_prompt_takes_more_than_the_row_and_one_behind_a
     assert of_tokens(10, lmbda=1.0) == pytest.approx(data * 22 / 40, rel=0.02)
 
 
-def judged(folder: Path, arguments: dict[str, Any], **knobs: Any) -> Case:
-    one = case("online_dpo", folder, **knobs)
-    return replace(one, job=replace(one.job, arguments={**one.job.arguments, **arguments}))
-
-
 @pytest.mark.newest
 def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward_pass(
     model_folder: Folder, tmp_path: Path
 ) -> None:
     folder = model_folder("qwen2")
     arguments = {"reward_model_path": str(folder), "missing_eos_penalty": 1.0}
-    fake, _, made = assert_alike(judged(folder, arguments, gradient_checkpointing=False), tmp_path)
+    fake, _, made = assert_alike(case("online_dpo", folder, arguments, gradient_checkpointing=False), tmp_path)
     assert made.ref_model is not None
     weights = [block.module.partition(".")[0] for _, _, block in fake.walk() if block.owner is Owner.WEIGHTS]
     assert {"reward_model", "ref_model"} <= {*weights}
@@ -336,8 +336,62 @@ def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward_pas
 def test_what_is_longer_than_max_length_is_sampled_whole_and_cut_before_the_loss(
     model_folder: Folder, tmp_path: Path
 ) -> None:
-    one = judged(model_folder("qwen2"), {}, max_length=LENGTH // 2)
+    one, whole_one = (case("online_dpo", model_folder("qwen2"), max_length=length) for length in (LENGTH // 2, LENGTH))
     fake, _, _ = assert_alike(one, tmp_path)
-    whole = rehearsed(judged(model_folder("qwen2"), {}))
+    whole = rehearsed(whole_one)
     assert peaks(fake)[Phase.GENERATE] == peaks(whole)[Phase.GENERATE]
     assert peaks(fake)[Phase.BACKWARD] < peaks(whole)[Phase.BACKWARD]
+
+
+def test_mxfp4_is_dequantized_as_it_loads(tmp_path: Path) -> None:
+    folder = pack_in_mxfp4(tiny_folder(tmp_path / "oss", "gpt_oss"))
+    fake, real, trainer = assert_alike(case("sft", folder, use_peft=True, dtype="bfloat16"), tmp_path)
+    weight = 2 * 4 * 64 * (2 * 192)
+    assert peaks(fake)["load"] == peaks(real)["load"]
+    born = [(owner, size) for phase, owner, size, *_ in births(fake) if phase == "load"]
+    assert born.count((Owner.WEIGHTS.value, weight)) == 2, "gate and up of two layers"
+    assert born.count((Owner.OTHER.value, weight)) == 2 * 3, "before it is transposed, and indices of both its halves"
+    assert trainer.model.get_submodule("base_model.model.model.layers.0.mlp.experts").gate_up_proj.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("family", "routing"), [("qwen3_moe", Routing.ONE), ("gpt_oss", Routing.EVEN)])
+def test_a_loop_over_experts_is_rehearsed_for_either_routing(
+    family: str, routing: Routing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tiny_folder(tmp_path / family, family), experts_implementation="eager")
+    one = case("sft", folder, gradient_checkpointing=routing is Routing.ONE, dtype="bfloat16")
+    fake = rehearse.rehearse(one.job, one.knobs, one.length, str(tmp_path), routing=routing)
+    monkeypatch.setattr(experts, "assign", put)
+    with experts.routed(routing):
+        real, _ = trained(one, tmp_path / "real")
+    assert not difference(one, fake, real)
+    assert fake.routing is routing
+
+
+def put(choice: torch.Tensor, chosen: torch.Tensor) -> None:
+    with real_tensors():
+        choice.data.copy_(chosen)  # autograd has it, and counts what is written otherwise
+
+
+def written(folder: Path, **more: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **more}))
+    return folder
+
+
+def test_of_a_loop_over_experts_the_worst_is_told_and_of_a_grouped_product_that_it_has_none(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both: list[Trace] = []
+    once = rehearse.rehearse
+
+    def kept(*given: Any, **options: Any) -> Trace:
+        both.append(once(*given, **options))
+        return both[-1]
+
+    monkeypatch.setattr(rehearse, "rehearse", kept)
+    one = case("sft", written(tiny_folder(tmp_path / "eager", "qwen3_moe"), experts_implementation="eager"))
+    worst = rehearsed(one)
+    assert [trace.routing for trace in both] == [Routing.ONE, Routing.EVEN]
+    assert peak(worst) == max(map(peak, both))
+    assert rehearsed(case("sft", model_folder("qwen3_moe"), dtype="bfloat16")).routing is Routing.ANY

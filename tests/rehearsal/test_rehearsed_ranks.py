@@ -1,8 +1,8 @@
 """A rehearsed process of several is the real one that talks to others through gloo, and is checked; ring attention of
 processes that share the tokens of a row computes what attention of the whole row does.
 
-``scripts/rank_parity`` compares many more, all methods among them. Without vLLM installed, TRL's own VLLMGeneration runs
-against its stand-ins.
+``scripts/rank_parity`` compares many more, all methods among them. Without vLLM installed, TRL's own
+VLLMGeneration runs against its stand-ins.
 """
 
 from pathlib import Path
