@@ -109,33 +109,21 @@ def test_noise_on_the_embeddings_is_in_the_trace_of_a_rehearsal(model_folder: Fo
     assert len(births(noisy)) > len(births(plain))
 
 
-Make = Callable[..., Any]
-
 TEXTS = [f"{number} and {number + 1} make {2 * number + 1}. " * (2 + number % 2) for number in range(8)]
 PAIRS = {"prompt": ["What is 1 + 1?"] * 8, "chosen": [" 2, I think"] * 8, "rejected": [" 3 or 4"] * 8}
 
 
-@pytest.fixture
-def make(model_folder: Folder, tmp_path: Path) -> Make:
-    """``make("sft", use_peft=True, lora_r=4)``: a trainer of two steps, on real text, as autofit trains it."""
+def made(method: str, folder: Path, output_dir: Path, given: dict[str, Any] | None = None, **knobs: Any) -> Any:
+    """A trainer of two steps, on real text, as autofit trains it."""
+    from datasets import Dataset
 
-    def made(method: str = "sft", family: str = "qwen2", **settings: Any) -> Any:
-        from datasets import Dataset
-
-        chosen = {name: value for name, value in settings.items() if name in _KNOBS}
-        given = {name: value for name, value in settings.items() if name not in _KNOBS}
-        one = case(method, model_folder(family), given, **chosen)
-        quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2}
-        run = {"output_dir": str(tmp_path), "max_steps": 2}
-        filled = method_of(method).configs(on_cpu({**quiet, **one.job.arguments, **codec.to_json(one.knobs), **run}))
-        rows = Dataset.from_dict({"text": TEXTS} if method == "sft" else PAIRS)
-        torch.manual_seed(0)
-        return finished(method_of(one.job.method).build_trainer(filled, one.job.model, rows, None), one.knobs)
-
-    return made
-
-
-_KNOBS = frozenset(codec.to_json(case("sft", "").knobs))
+    one = case(method, folder, given, **knobs)
+    quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2}
+    run = {"output_dir": str(output_dir), "max_steps": 2}
+    filled = method_of(method).configs(on_cpu({**quiet, **one.job.arguments, **codec.to_json(one.knobs), **run}))
+    rows = Dataset.from_dict({"text": TEXTS} if method == "sft" else PAIRS)
+    torch.manual_seed(0)
+    return finished(method_of(method).build_trainer(filled, one.job.model, rows, None), one.knobs)
 
 
 def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
@@ -143,10 +131,10 @@ def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
     assert on_host(given) == {"fp16": False, "bf16": True, "use_cpu": True, "dataloader_num_workers": 2}
 
 
-def test_the_reward_head_is_trained_with_the_adapter_and_saved(make: Make, tmp_path: Path) -> None:
+def test_the_reward_head_is_trained_with_the_adapter_and_saved(model_folder: Folder, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    trainer = make("reward", use_peft=True)
+    trainer = made("reward", model_folder("qwen2"), tmp_path, use_peft=True)
     trainer.train()
     head = trainer.model.base_model.model.score
     trained = head.modules_to_save["default"].weight
@@ -162,19 +150,24 @@ ALWAYS_CHUNKED = importlib.util.find_spec("trl.kernels") is not None
 
 
 @pytest.mark.parametrize(
-    ("settings", "whole_logits", "fused_attention", "packed"),
+    ("given", "whole_logits", "fused_attention", "packed"),
     [
-        ({"loss_type": "chunked_nll", "attn_implementation": "sdpa", "packing": False}, False, True, False),
+        ({"loss_type": "chunked_nll", "attn_implementation": "sdpa"}, False, True, False),
         ({"loss_type": "nll", "attn_implementation": "eager"}, not ALWAYS_CHUNKED, False, False),
-        ({"packing": True}, False, True, True),
+        ({}, False, True, True),
     ],
     ids=["as without them", "whole and eager", "packed"],
 )
 def test_the_loss_the_attention_and_the_rows_are_those_that_are_named(
-    settings: dict[str, Any], whole_logits: bool, fused_attention: bool, packed: bool, make: Make
+    given: dict[str, Any],
+    whole_logits: bool,
+    fused_attention: bool,
+    packed: bool,
+    model_folder: Folder,
+    tmp_path: Path,
 ) -> None:
     """A packed row is one whose documents each start at position zero; a chunked loss never calls the whole head."""
-    trainer = make(**settings)
+    trainer = made("sft", model_folder("qwen2"), tmp_path, given, packing=packed)
     calls: list[dict[str, Any]] = []
     logits: list[torch.Tensor] = []
     trainer.model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs), with_kwargs=True)

@@ -64,11 +64,6 @@ def total(trace: Trace, owner: Owner) -> int:
     return sum(block.size_bytes for block in trace.blocks if block.owner is owner)
 
 
-def batches(trace: Trace) -> set[int]:
-    """Sizes of the tensors of a batch."""
-    return {block.size_bytes for block in trace.blocks if block.module == "batch"}
-
-
 def peak(trace: Trace) -> int:
     return estimate_memory(trace, ENDLESS).peak_allocated_bytes
 
@@ -82,7 +77,7 @@ def test_the_worst_batch_fills_every_row(
     rows: int, length: int, max_length: int | None, tokens: int, folder: Path
 ) -> None:
     trace = rehearse(folder, length=length, max_length=max_length, per_device_train_batch_size=rows)
-    assert batches(trace) == {tokens * TOKEN_ID_BYTES}
+    assert {block.size_bytes for block in trace.blocks if block.module == "batch"} == {tokens * TOKEN_ID_BYTES}
 
 
 def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mask() -> None:
@@ -239,7 +234,7 @@ def test_a_rehearsal_takes_what_the_cuda_build_took(recorded: dict[str, Any], mo
     knobs = Knobs(**recorded["knobs"])
     job = Job(method=recorded["method"], model=str(model), dataset=None, arguments=recorded["arguments"])
     trace = rehearse_anew(job, knobs, recorded["length"], str(tmp_path), tuple(RECORDED["compute_capability"]))
-    memory = estimate_memory(trace, DeviceCapacity(capacity_bytes=None))
+    memory = estimate_memory(trace, ENDLESS)
     mode = memory.reserved.modes["expandable_segments:True" in recorded["allocator"]]
     assert memory.peak_allocated_bytes == pytest.approx(recorded["peak_allocated_bytes"], rel=ALLOCATED_BAR)
     assert mode.peak_reserved_bytes == pytest.approx(recorded["peak_reserved_bytes"], rel=RESERVED_BAR)

@@ -6,12 +6,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from real_run import Case, Folder, case, peak, rehearsed
+from real_run import Folder, case, peak, rehearsed
 from trl.models import activation_offloading
 
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
@@ -20,12 +19,6 @@ from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types import Owner, Phase, Trace
 from autotrain_mem.types.work import Kind
-
-
-@pytest.fixture
-def training(model_folder: Folder) -> Callable[..., Case]:
-    """``training(activation_offloading=True)`` returns a small training with this setting."""
-    return partial(case, "sft", model_folder("qwen2"))
 
 
 def copied(trace: Trace, kind: Kind) -> dict[Phase, int]:
@@ -37,17 +30,18 @@ def copied(trace: Trace, kind: Kind) -> dict[Phase, int]:
     return found
 
 
-def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(training: Callable[..., Case]) -> None:
-    trace = rehearsed(training(activation_offloading=True, gradient_checkpointing=False))
+def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(model_folder: Folder) -> None:
+    trace = rehearsed(case("sft", model_folder("qwen2"), activation_offloading=True, gradient_checkpointing=False))
     gone, back = (copied(trace, Kind.OVERLAPPED_COPY)[phase] for phase in (Phase.FORWARD, Phase.BACKWARD))
     # TRL keeps the last tensors until their copy is done, and may use them before.
     assert 0.9 * gone < back <= gone
 
 
 def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights_and_keeps_its_state_there(
-    training: Callable[..., Case],
+    model_folder: Folder,
 ) -> None:
-    on_host, on_device = (rehearsed(training(optimizer_offload=there)) for there in (True, False))
+    ways = (case("sft", model_folder("qwen2"), optimizer_offload=there) for there in (True, False))
+    on_host, on_device = map(rehearsed, ways)
     gradients = {block.module: block.size_bytes for block in on_host.blocks if block.owner is Owner.GRADIENTS}
     weights = sum(gradients.values())
     assert copied(on_host, Kind.COPY) == {Phase.OPTIMIZER_STEP: 2 * weights}

@@ -48,11 +48,6 @@ def loaded(path: Any, kind: str = "full", *, fake: bool = True, **more: Any) -> 
     return trace
 
 
-def names(trace: Trace) -> list[str]:
-    """Returns the names of weights in the order of their births."""
-    return [block.module for _, sign, block in trace.walk() if sign > 0 and block.owner is Owner.WEIGHTS]
-
-
 def transformers_warm_up(path: Any, kind: str, cached_bytes: int) -> int:
     """Returns the bytes that ``caching_allocator_warmup`` requests on a GPU of a TiB with ``cached_bytes`` cached."""
     asked: list[int] = []
@@ -105,7 +100,8 @@ def test_weights_are_born_in_the_order_in_which_transformers_loads_them(family: 
 
     with patch.object(core_model_loading, "set_param_for_module", watched):
         model = AutoModelForCausalLM.from_pretrained(model_folder(family))
-    born = names(loaded(model_folder(family)))
+    trace = loaded(model_folder(family))
+    born = [block.module for _, sign, block in trace.walk() if sign > 0 and block.owner is Owner.WEIGHTS]
     assert born[: len(names_set)] == names_set
     assert set(born[len(names_set) :]) == {name for name, _ in model.named_non_persistent_buffers()}
     assert len(names_set) >= 20

@@ -85,10 +85,6 @@ def viewing() -> Callable[[], Any]:
     return lambda: (tensor.view(-1).unsqueeze(0).expand(4, -1).t(), tensor[2:, ::2], tensor.split(4), torch.empty(9))
 
 
-def embedding() -> Callable[[], Any]:
-    return partial(torch.nn.Embedding(50_000, INPUTS), torch.arange(TOKENS))
-
-
 def listed(chunks: int) -> Callable[[], Any]:
     weights = [torch.empty(65536 * chunks // 4) for _ in range(4)]
     return lambda: torch._foreach_mul_(weights, 0.5)
@@ -101,7 +97,11 @@ COSTS: dict[str, tuple[Callable[[], Callable[[], Any]], int, int]] = {
         TOKENS * (FLOAT + 8),
         1,
     ),
-    "an embedding reads the rows that it returns": (embedding, 2 * TOKENS * INPUTS * FLOAT + TOKENS * 8, 1),
+    "an embedding reads the rows that it returns": (
+        lambda: partial(torch.nn.Embedding(50_000, INPUTS), torch.arange(TOKENS)),
+        2 * TOKENS * INPUTS * FLOAT + TOKENS * 8,
+        1,
+    ),
     "an expanded tensor has the bytes of its storage": (
         lambda: torch.empty(1, INPUTS).expand(1000, INPUTS).sum,
         (INPUTS + 1) * FLOAT,
