@@ -166,7 +166,7 @@ def difference(one: Case, fake: Trace, real: Trace) -> str:
     """Empty when the two are alike, to the byte; else the first place where they part.
 
     Where completions are sampled, a rehearsal takes the two ends of the generation: of it, and of an evaluation, which
-    generates too, the peak is compared, and of everything else every birth. Nothing is saved here (``test_saving``).
+    generates too, the peak is compared, and of everything else every birth. Nothing is saved here (``test_rehearse``).
     """
     apart = (Phase.GENERATE, *((Phase.EVALUATE,) if one.job.is_online else ()))
     if parting := first_difference(fake, real, (*apart, Phase.SAVE)):

@@ -94,7 +94,6 @@ def recomputed(**options: Any) -> dict[str, Any]:
 DROPOUT = {"lora_dropout": 0.1, "lora_target_modules": "all-linear"}
 NESTED = {"use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
 NF4 = {**VARIANTS["4-bit"], "dtype": "bfloat16"}
-INT8 = VARIANTS["8-bit"]
 FLASH = "flash_attention_2"
 EXPERTS = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
 T4, H100 = (7, 5), (9, 0)
@@ -124,7 +123,7 @@ SETTINGS: dict[str, Setting] = {
     "whole-logits-eager": setting("sft", {"loss_type": "nll", "attn_implementation": "eager"}),
     "4-bit-nested-storage": setting("sft", NESTED, **NF4, **WHOLE),
     "fp4": setting("sft", {"bnb_4bit_quant_type": "fp4", "bf16": False}, **NF4),
-    "8-bit-optimizer": setting("sft", **INT8, **WHOLE, optim="adamw_8bit"),
+    "8-bit-optimizer": setting("sft", **VARIANTS["8-bit"], **WHOLE, optim="adamw_8bit"),
     "dropout-every-second-layer": setting("sft", {**DROPOUT, **recomputed(every_n_layers=2)}, use_peft=True),
     "kept-on-the-host-one-row": setting("sft", recomputed(offload=True), **ONE_ROW, use_peft=True),
     "activations-offloaded": setting("sft", activation_offloading=True, **WHOLE),

@@ -27,7 +27,7 @@ from autotrain_mem.rehearsal.ranks.zero_offload import HostAdam
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.support.errors import RehearsalError
-from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.trace import CACHE_EMPTIED
 from autotrain_mem.types.work import Kind
 
@@ -66,12 +66,6 @@ AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gra
 }
 
 
-def assert_same_peak(fake: Trace, real: Trace) -> None:
-    """To the byte, but for one int64: on a busy machine gloo's thread still holds the counter of tokens that was
-    gathered last when the backward pass begins (``ProcessGroupGloo.cpp: runLoop`` drops it after the work is done)."""
-    assert max(peaks(real).values()) - max(peaks(fake).values()) in (0, 8)
-
-
 def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
     tmp_path: Path, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +80,9 @@ def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
     (real,) = trained_by_ranks(one, tmp_path / "real")
     fake = rehearsed(one)
     assert_births_in_order(fake, real, SMALL)
-    assert_same_peak(fake, real)
+    # On a busy machine gloo's thread still holds the counter of tokens that was gathered last, one int64, when the
+    # backward pass begins (``ProcessGroupGloo.cpp: runLoop`` drops it after the work is done).
+    assert max(peaks(real).values()) - max(peaks(fake).values()) in (0, 8)
     assert Kind.COLLECTIVE not in {work.kind for work in fake.work.work}, "nobody is there to talk to"
     assert fake.trained is not None
     assert fake.nvme_bytes == real.nvme_bytes
@@ -98,7 +94,8 @@ def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
 
 
 def test_a_shard_is_its_part_of_weights_and_state(model_folder: Folder) -> None:
-    alone, of_four = (rehearsed(ranked("sft", model_folder("qwen2"), processes=n, sharding=how)) for n, how in SETS)
+    sets = ({"processes": 1, "sharding": None}, {"processes": 4, "sharding": "fsdp2"})
+    alone, of_four = (rehearsed(ranked("sft", model_folder("qwen2"), **each)) for each in sets)
     for owner in (Owner.WEIGHTS, Owner.OPTIMIZER_STATE):
         whole, part = (max(peaks(trace, owner).values()) for trace in (alone, of_four))
         assert part == pytest.approx(whole / 4, rel=0.02)
@@ -168,9 +165,6 @@ def test_parts_made_when_asked_for_are_those_of_torch(rows: int) -> None:
     for at, part in enumerate(theirs):
         assert ours[at].tolist() == part.tolist()
         assert ours[at].shape == part.shape
-
-
-SETS = ((1, None), (4, "fsdp2"))
 
 
 def test_an_optimizer_that_holds_other_parameters_is_no_prediction(model_folder: Folder) -> None:
