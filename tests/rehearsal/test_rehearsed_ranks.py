@@ -307,7 +307,7 @@ PICKLED = 2500
 """Bytes up to which blocks are told apart: prompts and metrics, which a group that is not there does not pickle."""
 
 MODES = [
-    ({"vllm_mode": "server"}, {"sharding": "fsdp2", "use_peft": True}),
+    ({"vllm_mode": "server"}, {"sharding": "fsdp2", "use_peft": True, "gradient_accumulation_steps": 1}),
     ({"vllm_tensor_parallel_size": 2, "vllm_enable_sleep_mode": True}, {"sharding": "fsdp2-no-reshard"}),
 ]
 
