@@ -43,9 +43,9 @@ def test_every_name_is_of_the_module_that_the_package_names() -> None:
         public("plann")
 
 
-def test_importing_the_package_and_its_cold_names_loads_no_torch() -> None:
+def test_importing_the_package_its_cold_names_and_its_api_loads_no_torch() -> None:
     code = "import autotrain_mem\nassert 'autotrain_mem.api' not in sys.modules\n"
-    loaded, _ = loaded_by(f"{code}for name in {COLD}: getattr(autotrain_mem, name)")
+    loaded, _ = loaded_by(f"{code}for name in {COLD}: getattr(autotrain_mem, name)\nimport autotrain_mem.api")
     assert not loaded & {*SLOW_TO_IMPORT, "yaml"}
 
 
@@ -56,7 +56,6 @@ def mentioned(kind: Any) -> set[type]:
 
 
 def nouns_of(name: str) -> set[type]:
-    """Whatever one can get hold of: parameters and results, fields and properties."""
     target = public(name)
     hints = [typing.get_type_hints(target)]
     if inspect.isclass(target):
@@ -74,16 +73,14 @@ def test_every_noun_that_a_public_name_takes_or_gives_is_public_too_and_frozen()
     assert [noun for noun in values if not noun.__dataclass_params__.frozen] == []
 
 
-def run_examples(name: str) -> doctest.TestResults:
-    target = public(name)
-    tests = doctest.DocTestFinder(recurse=False).find(target, name, module=False, globs={})
+def run_examples(name: str) -> int:
+    """How many there were."""
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     said: list[str] = []
-    for test in tests:
+    for test in doctest.DocTestFinder(recurse=False).find(public(name), name, module=False, globs={}):
         runner.run(test, out=said.append)
-    results = runner.summarize(verbose=False)
     assert not said, "".join(said)
-    return results
+    return runner.summarize(verbose=False).attempted
 
 
 def does_something(name: str) -> bool:
@@ -94,18 +91,17 @@ def does_something(name: str) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in COLD if name != "fit"])
 def test_the_example_of_every_public_name_that_does_something_runs(name: str, here: Path) -> None:
-    assert run_examples(name).attempted >= 2 * does_something(name)
+    assert run_examples(name) >= 2 * does_something(name)
 
 
 @pytest.mark.slow
 def test_the_example_of_fit_trains_and_leaves_nothing_behind(
     here: Path, forge: Forge, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Real training under a simulated card, with the process as it was before."""
     environment, interrupt = dict(os.environ), signal.getsignal(signal.SIGINT)
     children = forge.alive()
     with forge.children():
-        assert run_examples("fit").attempted >= 3
+        assert run_examples("fit") >= 3
     assert dict(os.environ) == environment
     assert signal.getsignal(signal.SIGINT) is interrupt
     assert forge.alive() == children
@@ -132,16 +128,10 @@ autotrain_mem.plann("sft", "tiny")
 autotrain_mem.plan("sft", 5)
 chosen.knobs.max_length = 5
 """
+PLAN = "autotrain_mem.types.planned.Plan"
 TYPES = (
-    *(
-        "autotrain_mem.types.planned.Plan",
-        "int",
-        "autotrain_mem.settings.declaration.Harm",
-        "int",
-        "float | None",
-        "list[int]",
-    ),
-    *("autotrain_mem.types.estimate.Estimate | None", "autotrain_mem.types.planned.Plan"),
+    *(PLAN, "int", "autotrain_mem.settings.declaration.Harm", "int", "float | None", "list[int]"),
+    *("autotrain_mem.types.estimate.Estimate | None", PLAN),
 )
 REFUSED = ("[attr-defined]", "[arg-type]", "[misc]")
 

@@ -28,31 +28,23 @@ LOSS = re.compile(r"\b(\d+\.\d\d)\d\b")
 @pytest.fixture(scope="module")
 def printed(place: Path, workers: SharedWorkers, forge: Forge) -> Iterator[dict[str, str]]:
     """Command -> what it printed on stdout. The quickstart's folder is made, and its own test runs the rest of it."""
-    before = set(place.iterdir())
+    before, texts = set(place.iterdir()), dict[str, str]()
     with a_user_in(place, workers, forge):
         Path("quickstart-run").mkdir()
         quickstart.make_material(Path("quickstart-run"))
-        texts = dict(_ran())
+        for block in (block for block in blocks(TUTORIAL) if block.mark == "run"):
+            if block.language == "python":
+                exec(compile(block.text, str(TUTORIAL), "exec"), {})
+                continue
+            for command in commands(block.text):
+                with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+                    code = main.run(shlex.split(command)[1:])
+                assert code == 0, f"{command}\n{err.getvalue()}"
+                texts[command] = out.getvalue()
         assert (place / "my-run" / "report.html").is_file()
         yield texts
     for path in set(place.iterdir()) - before:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _ran() -> Iterator[tuple[str, str]]:
-    for block in (block for block in blocks(TUTORIAL) if block.mark == "run"):
-        if block.language == "python":
-            exec(compile(block.text, str(TUTORIAL), "exec"), {})
-            continue
-        for command in commands(block.text):
-            yield command, _run(command)
-
-
-def _run(command: str) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = main.run(shlex.split(command)[1:])
-    assert code == 0, f"{command}\n{err.getvalue()}"
-    return out.getvalue()
 
 
 def of(printed: dict[str, str], *words: str) -> str:
@@ -81,17 +73,11 @@ def test_the_plan_is_as_the_tutorial_and_the_readme_show_it(printed: dict[str, s
     assert kept(README, wanted) == wanted
 
 
-def test_the_training_ends_as_the_tutorial_shows_it(printed: dict[str, str]) -> None:
+def test_the_training_ends_as_the_tutorial_shows_it_and_can_be_watched_and_explained(printed: dict[str, str]) -> None:
     trained = of(printed, "sft", "--simulate")
     end = trained[trained.index("trained 20 steps") :]
     assert "error +0.0 %" in end
     assert_kept("train", end)
-
-
-def test_the_run_can_be_watched_after_its_end(printed: dict[str, str]) -> None:
     assert "20 of 20" in of(printed, "watch", "my-run")
-
-
-def test_the_run_can_be_explained_with_the_plan_that_it_followed(printed: dict[str, str]) -> None:
     first, _, _ = of(printed, "plan").partition("\n")
     assert first in of(printed, "explain", "my-run")

@@ -36,9 +36,9 @@ def workers(forge: Forge, request: pytest.FixtureRequest) -> Iterator[Workers]:
 
 
 @pytest.fixture(autouse=True)
-def _shared_workers(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting two for each test would take longer than all else in it."""
-    monkeypatch.setattr(planning, "Workers", lambda: contextlib.nullcontext(workers))
+def _shared_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting two for each test would take longer than all else in it; where nothing is planned, none is started."""
+    monkeypatch.setattr(planning, "Workers", lambda: contextlib.nullcontext(request.getfixturevalue("workers")))
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +63,6 @@ def config(kind: Any, folder: Path, **more: Any) -> Any:
 
 
 def texts(count: int = 24) -> Any:
-    """Rows of 10 to 90 words."""
     return Dataset.from_dict(
         {"text": [f"row {index} " + "of some more words " * (2 + index % 20) for index in range(count)]}
     )
@@ -82,12 +81,10 @@ def prompts(count: int = 24) -> Any:
 
 
 def shortness(completions: list[Any], **_: Any) -> list[float]:
-    """A reward for short completions."""
     return [-float(len(each)) for each in completions]
 
 
 def ppo_models(policy: Path, judge: Path) -> dict[str, Any]:
-    """PPO's four models, as objects."""
     kinds = {"model": AutoModelForCausalLM, "ref_model": AutoModelForCausalLM}
     judges = {"reward_model": AutoModelForSequenceClassification, "value_model": AutoModelForSequenceClassification}
     policies = {name: kind.from_pretrained(policy, dtype="float32") for name, kind in kinds.items()}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import trl
+from accelerate import Accelerator
 from peft import LoraConfig
 from test_trl_fields import INSTALLED_METHODS
 from transformers import BitsAndBytesConfig
@@ -141,16 +142,6 @@ def test_what_a_config_sets_by_itself_is_not_given(settings: dict[str, Any]) -> 
             assert given(config(method, **settings)) == settings
 
 
-@pytest.mark.parametrize("method", GENERATING)
-def test_nor_is_it_beside_sizes_of_a_generation_that_need_each_other(method: str) -> None:
-    """Its 8 rows are TRL's default, so that they do not differ, and 4 alone hold no group of 8."""
-    words = {"per_device_train_batch_size": 4, "eval_strategy": "steps"}
-    args = config(method, num_generations=8, per_device_eval_batch_size=8, steps_per_generation=2, **words)
-    found = given(args)
-    found.pop("num_generations", None)
-    assert found == words | {"generation_batch_size": 8}
-
-
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
@@ -185,9 +176,15 @@ def test_so_is_what_the_trainer_is_handed_beside_its_config(keywords: Any, words
     ids=["neither", "accumulation", "steps", "batch", "the batch that follows anyway"],
 )
 def test_of_a_generations_sizes_its_rows_are_told(sizes: dict[str, int], words: dict[str, int]) -> None:
+    of_four = {"per_device_train_batch_size": 4, "eval_strategy": "steps"}
     for method in GENERATING:
         assert given(config(method, per_device_train_batch_size=8, **sizes)) == words
         config(method, per_device_train_batch_size=8, **words)  # and TRL takes what is told
+        # 4 rows hold no group of 8; 8 rows to evaluate are TRL's default, so that they do not differ
+        grouped = config(method, num_generations=8, per_device_eval_batch_size=8, steps_per_generation=2, **of_four)
+        found = given(grouped)
+        found.pop("num_generations", None)
+        assert found == of_four | {"generation_batch_size": 8}
 
 
 def test_of_a_model_object_its_dtype_and_its_adapter_are_given() -> None:
@@ -231,27 +228,19 @@ def test_only_what_the_plan_changes_is_changed(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rows", "steps", "follows"),
-    [
-        ({}, 2, 4, (4, 8)),
-        ({"steps_per_generation": 2}, 4, 2, (4, 16)),
-        ({"generation_batch_size": 16}, 4, 2, (4, 16)),
-    ],
+    ("sizes", "rows", "follows"),
+    [({}, 2, (4, 8)), ({"steps_per_generation": 2}, 4, (4, 16)), ({"generation_batch_size": 16}, 4, (4, 16))],
     ids=["the step's", "steps", "batch"],
 )
-def test_a_generation_that_is_not_one_steps_keeps_its_rows(
-    sizes: dict[str, int], rows: int, steps: int, follows: tuple[int, int]
-) -> None:
+def test_a_generation_that_is_not_one_steps_keeps_its_rows(sizes: Any, rows: int, follows: tuple[int, int]) -> None:
     for method in GENERATING:
         args = config(method, per_device_train_batch_size=8, **sizes)
-        merged = planned(args, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+        merged = planned(args, per_device_train_batch_size=rows, gradient_accumulation_steps=8 // rows)
         assert (merged.steps_per_generation, merged.generation_batch_size) == follows
 
 
 @dataclass
 class OwnConfig(trl.SFTConfig):
-    """A config of the user's own, with a field and what follows from it."""
-
     loudness: float = 1.0
 
     def __post_init__(self) -> None:
@@ -278,8 +267,6 @@ def test_a_model_given_by_name_is_loaded_in_the_plans_dtype() -> None:
 
 
 def test_nothing_that_trl_writes_into_is_shared_and_an_accelerator_of_the_scripts_own_lives_on() -> None:
-    from accelerate import Accelerator
-
     args = config(accelerator_config={"dispatch_batches": None}, lr_scheduler_kwargs={"power": 2})
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     given_arguments({"model": "NAME", "args": args}, trl.SFTConfig, AutoFit())

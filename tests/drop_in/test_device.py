@@ -19,17 +19,11 @@ CUDA = torch.device("cuda", 0)
 
 
 def args(kind: str, index: int | None = None, n_gpu: int = 1) -> Any:
-    """What of a trainer's config says where it trains."""
     return SimpleNamespace(device=torch.device(kind, index), n_gpu=n_gpu)
 
 
 def asked(config: Any, gpu: str | None = None) -> Hardware:
     return device_of(config, gpu, [])
-
-
-def holding(*tensors: Any) -> Any:
-    """A model of these tensors, of which the first is a buffer as well."""
-    return SimpleNamespace(parameters=lambda: tensors, buffers=lambda: tensors[:1])
 
 
 def use_cuda(monkeypatch: pytest.MonkeyPatch, *, allocated_bytes: int, reserved_bytes: int) -> None:
@@ -55,17 +49,11 @@ def test_a_named_card_counts_wherever_the_trainer_runs() -> None:
         asked(args("cpu"), "rtx306")
 
 
-@pytest.mark.parametrize(
-    ("config", "message", "cures"),
-    [
-        (args("mps"), "A trainer on mps cannot be rehearsed", ["AutoFit(gpu=...)"]),
-        (args("cuda", 0, n_gpu=2), "sees 2 GPUs", ["CUDA_VISIBLE_DEVICES=0", "torchrun"]),
-    ],
-)
-def test_a_device_that_no_plan_is_for_is_refused(config: Any, message: str, cures: list[str]) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        asked(config)
-    assert all(cure in caught.value.hint for cure in cures)
+def test_a_device_that_no_plan_is_for_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"(?s)A trainer on mps cannot be rehearsed.*AutoFit\(gpu=...\)"):
+        asked(args("mps"))
+    with pytest.raises(UsageError, match=r"(?s)sees 2 GPUs.*CUDA_VISIBLE_DEVICES=0.*torchrun"):
+        asked(args("cuda", 0, n_gpu=2))
 
 
 def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +61,10 @@ def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytes
     use_cuda(monkeypatch, allocated_bytes=10 * GIB, reserved_bytes=12 * GIB)
     weight, bias = (SimpleNamespace(nbytes=size, device=CUDA) for size in (3 * GIB, 1 * GIB))
     elsewhere = SimpleNamespace(nbytes=5 * GIB, device=torch.device("cpu"))
-    models = [holding(weight, elsewhere), holding(bias, weight)]  # the weight is shared by both
+    models = [  # the weight is shared by both, and a buffer of one of them
+        SimpleNamespace(parameters=lambda: [weight, elsewhere], buffers=lambda: [weight]),
+        SimpleNamespace(parameters=lambda: [bias, weight], buffers=list),
+    ]
     mine_bytes = CARD.non_torch_bytes + 12 * GIB
     room = replace(CARD, free_bytes=2 * GIB)
     assert with_own_use(room, CUDA, models) == replace(room, free_bytes=2 * GIB + mine_bytes - 6 * GIB)

@@ -1,12 +1,14 @@
 """A drop-in trainer that meets a full device goes on; one that meets none is as TRL's, between its runs and in them."""
 
 import copy
+import functools
 import gc
 import inspect
 import logging
 import pickle
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +38,6 @@ EVERY |= {"per_device_eval_batch_size": 4, "learning_rate": 1e-3}
 
 
 def plan_for(method: str) -> Plan:
-    """A card's, made by nobody."""
     job = Job(method=method, model="tiny", dataset=None, arguments={})
     return replace(PLAN, job=job, estimate=replace(PLAN.estimate, knobs=KNOBS, hardware=IMAGINED))
 
@@ -58,6 +59,13 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return batch
 
     monkeypatch.setattr(first, "run_longest_batch", counted)
+    return seen
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    seen: list[str] = []
+    monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", seen.append)
     return seen
 
 
@@ -95,6 +103,12 @@ def trained(trainer: Any) -> Any:
     return trainer
 
 
+@pytest.fixture(scope="module")
+def of_trl(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    folder = tmp_path_factory.mktemp("trl")
+    return functools.cache(lambda method: trained(MAKE[method](tiny_qwen, folder, TRLS[method])))
+
+
 def losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
@@ -105,11 +119,9 @@ def weights(trainer: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("method", MAKE)
 def test_a_run_that_meets_a_full_device_ends_as_trls_does(
-    method: str, tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tiny_qwen: Path, tmp_path: Path, of_trl: Callable[[str], Any], warnings: list[str]
 ) -> None:
-    warnings: list[str] = []
-    monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", warnings.append)
-    trls = trained(MAKE[method](tiny_qwen, tmp_path, TRLS[method]))
+    trls = of_trl(method)
     ours = MAKE[method](tiny_qwen, tmp_path)
     refuse(ours, 1)
     ours.train()
@@ -201,9 +213,9 @@ def hooks_of(trainer: Any) -> list[Any]:
 
 @pytest.mark.parametrize("method", MAKE)
 def test_a_trainer_is_as_it_was_before_and_after_its_runs(
-    method: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]
+    method: str, tiny_qwen: Path, tmp_path: Path, batches: list[int], of_trl: Callable[[str], Any]
 ) -> None:
-    trls = trained(MAKE[method](tiny_qwen, tmp_path, TRLS[method]))
+    trls = of_trl(method)
     ours = MAKE[method](tiny_qwen, tmp_path)
     before = held(ours)
     assert pickle.loads(pickle.dumps(ours.args)).to_dict() == ours.args.to_dict()
@@ -250,19 +262,6 @@ def test_where_it_stands_back_nothing_is_put_around_a_run(
     assert batches == []
 
 
-class OwnLoss(autotrain_mem.SFTTrainer):
-    """Notes every loss."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.noted: list[float] = []
-
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        loss = super().compute_loss(*args, **kwargs)
-        self.noted.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()))
-        return loss
-
-
 def test_a_train_of_the_users_own_is_called_once(tiny_qwen: Path, tmp_path: Path) -> None:
     calls = []
 
@@ -280,14 +279,22 @@ def test_a_train_of_the_users_own_is_called_once(tiny_qwen: Path, tmp_path: Path
 
 
 def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
-    tiny_qwen: Path, tmp_path: Path, batches: list[int]
+    tiny_qwen: Path, tmp_path: Path, batches: list[int], of_trl: Callable[[str], Any]
 ) -> None:
-    trls, ours = (trained(sft(tiny_qwen, tmp_path, kind)) for kind in (trl.SFTTrainer, OwnLoss))
+    noted: list[float] = []
+
+    class OwnLoss(autotrain_mem.SFTTrainer):
+        """Notes that it was asked."""
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            noted.append(self.state.global_step)
+            return super().compute_loss(*args, **kwargs)
+
+    assert losses(trained(sft(tiny_qwen, tmp_path, OwnLoss))) == losses(of_trl("sft"))
+    assert (noted, batches) == ([0, 1, 2], [])  # it would note one more
     full = sft(tiny_qwen, tmp_path, OwnLoss)
     refuse(full, 1)
-    full.train()
-    assert losses(ours) == losses(full) == losses(trls)
-    assert (len(ours.noted), batches) == (3, [])  # it would note one more
+    assert losses(trained(full)) == losses(of_trl("sft"))
     (incident,) = full.plan.experience.incidents
     assert incident.remedy == "repeated with activations offloaded to the host"
 
@@ -309,10 +316,8 @@ def test_code_of_the_users_own_never_sees_the_longest_rows_first(
 
 
 def test_a_mistake_in_what_runs_first_does_not_end_a_training(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: list[str]
 ) -> None:
-    warnings: list[str] = []
     monkeypatch.setattr(first, "run_longest_batch", lambda *args: SimpleNamespace().rows)
-    monkeypatch.setattr(logging.getLogger("transformers.autofit"), "warning", warnings.append)
     assert trained(sft(tiny_qwen, tmp_path, max_steps=1)).state.global_step == 1
     assert warnings[0].startswith("autofit: the longest rows could not be run before the first step: AttributeError")

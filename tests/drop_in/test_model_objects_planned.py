@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import trl
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 import autotrain_mem
 from autotrain_mem import AutoFit
@@ -27,8 +29,6 @@ pytestmark = pytest.mark.slow
 
 
 def loaded(folder: Path, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(folder, **{"dtype": "float32", **options})
 
 
@@ -80,7 +80,7 @@ def test_resized_embeddings_and_a_module_of_the_scripts_own_are_rehearsed(tiny_q
     model = loaded(tiny_qwen)
     model.resize_token_embeddings(model.get_input_embeddings().weight.shape[0] + 4096)
     model.model.layers[0].mlp = Wide(model.model.layers[0].mlp)
-    roomy = AutoFit(gpu="400MiB", show=False)  # the smaller card has room for an adapter only
+    roomy = replace(QUIET, gpu="400MiB")  # the smaller card has room for an adapter only
     wide = sft(model, tmp_path, roomy).plan.estimate.memory
     plain = sft(loaded(tiny_qwen), tmp_path, roomy).plan.estimate.memory
     (weights,) = [owner for owner in wide.owners_at_peak if owner.value == "weights"]
@@ -89,11 +89,11 @@ def test_resized_embeddings_and_a_module_of_the_scripts_own_are_rehearsed(tiny_q
     assert wide.peak_allocated_bytes > plain.peak_allocated_bytes + more_bytes
 
 
-def test_an_adapter_is_kept_and_only_it_is_trained(tiny_qwen: Path, tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
+LORA = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
 
-    model = get_peft_model(loaded(tiny_qwen), LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    trainer = sft(model, tmp_path)
+
+def test_an_adapter_is_kept_and_only_it_is_trained(tiny_qwen: Path, tmp_path: Path) -> None:
+    trainer = sft(get_peft_model(loaded(tiny_qwen), copy.deepcopy(LORA)), tmp_path)
     assert trainer.plan.knobs.use_peft
     assert "use_peft" not in [lever.name for lever in trainer.plan.levers]
     trainer.train()
@@ -114,9 +114,8 @@ def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_pa
 
         call = Call(trainer=autotrain_mem.SFTTrainer, args=(), kwargs={}, keywords={"model": model})
         python_call = PythonCall(path="", holds_model=True, holds_rows=True, digest="of it")
-        job = Job(
-            method="sft", model="tiny", dataset=None, arguments={"dtype": "float32", "seed": 7}, python_call=python_call
-        )
+        given = {"dtype": "float32", "seed": 7}
+        job = Job(method="sft", model="tiny", dataset=None, arguments=given, python_call=python_call)
         return planning.with_reloaded(plan_job, job, call, tmp_path), asked
 
     estimate = PLAN.estimate
@@ -130,9 +129,8 @@ def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_pa
     assert reloaded.python_call is not None
     assert (reloaded.python_call.holds_model, reloaded.python_call.digest) == (False, "")
     assert read(reloaded).model == reloaded.model == str(tmp_path / "reloaded")
-    with pytest.raises(
-        DoesNotFitError, match=r'given by its name, model="\S+", it would be loaded bfloat16 and fit \('
-    ):
+    said = r'given by its name, model="\S+", it would be loaded bfloat16 and fit \('
+    with pytest.raises(DoesNotFitError, match=said):
         plan_for(loaded(tiny_qwen), refused=True)
     own = loaded(tiny_qwen)
     own.extra = type("Own", (torch.nn.Identity,), {"__module__": __name__})()
@@ -142,26 +140,15 @@ def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_pa
 
 
 def test_a_model_that_cannot_be_trained_is_refused_with_the_cure(tiny_qwen: Path, tmp_path: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     with torch.device("meta"):
         without_bytes = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_qwen))
-    for model, cure in ((loaded(tiny_qwen).requires_grad_(False), "peft_config"), (without_bytes, "meta")):
+    options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    quantized = loaded(tiny_qwen, quantization_config=options)
+    frozen = loaded(tiny_qwen).requires_grad_(False)
+    for model, cure in ((frozen, "peft_config"), (without_bytes, "meta"), (quantized, "quantized")):
         with pytest.raises(UnsupportedModelError, match=cure):
             sft(model, tmp_path)
-
-
-def test_a_quantized_model_is_planned_with_an_adapter(tiny_qwen: Path, tmp_path: Path) -> None:
-    from peft import LoraConfig
-    from transformers import BitsAndBytesConfig
-
-    quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
-    model = loaded(tiny_qwen, quantization_config=quantized)
-    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    trainer = sft(model, tmp_path, peft_config=lora)
-    assert trainer.plan.knobs.use_peft
-    with pytest.raises(UnsupportedModelError, match="quantized"):
-        sft(loaded(tiny_qwen, quantization_config=quantized), tmp_path)
+    assert sft(quantized, tmp_path, peft_config=copy.deepcopy(LORA)).plan.knobs.use_peft
 
 
 def test_a_dpo_reference_object_is_rehearsed_too(tiny_qwen: Path, tmp_path: Path) -> None:

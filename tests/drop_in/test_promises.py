@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import torch
 import trl
 from peft import LoraConfig
-from transformers import set_seed
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, set_seed
 
 import autotrain_mem
 from autotrain_mem import AutoFit
@@ -51,9 +53,6 @@ def test_it_is_a_subclass_with_the_same_constructor(name: str) -> None:
 def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behind(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Forge
 ) -> None:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode
-    from transformers import AutoConfig, PreTrainedModel
-
     def traces() -> list[Any]:
         owners = (trl.SFTTrainer, PreTrainedModel, AutoConfig)
         patched = [(name, value) for owner in owners for name, value in vars(owner).items()]
@@ -90,10 +89,6 @@ def test_an_adapter_follows_from_the_seed(tiny_qwen: Path, tmp_path: Path) -> No
     assert all(torch.equal(*pair) for pair in zip(drawn, adapter(trl.SFTTrainer), strict=True))
 
 
-def test_without_a_config_the_output_folder_is_named_as_trl_names_it() -> None:
-    assert default_config(Path, {"model": "Qwen/Qwen2.5-0.5B"}, "SFT") == Path("Qwen2.5-0.5B-SFT")
-
-
 def refusal(kind: type, **kwargs: Any) -> str:
     with pytest.raises((TypeError, ValueError)) as caught:
         kind(**kwargs)
@@ -105,7 +100,10 @@ def refusal(kind: type, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-def test_a_call_that_trl_refuses_is_refused_in_its_words(tiny_qwen: Path, tmp_path: Path) -> None:
+def test_a_call_that_trl_refuses_is_refused_in_its_words_and_one_without_a_config_has_its_folder(
+    tiny_qwen: Path, tmp_path: Path
+) -> None:
+    assert default_config(Path, {"model": "Qwen/Qwen2.5-0.5B"}, "SFT") == Path("Qwen2.5-0.5B-SFT")
     grpo = config(trl.GRPOConfig, tmp_path, num_generations=4, reward_weights=[1.0, 2.0])  # refused as it is built
     for name, words in (
         ("SFTTrainer", {"args": sft(tmp_path), "train_dataset": texts(), "tokenizer": None}),
@@ -119,12 +117,12 @@ def test_a_call_that_trl_refuses_is_refused_in_its_words(tiny_qwen: Path, tmp_pa
 def test_a_plan_follows_pin_and_tune_and_can_be_used_again(tiny_qwen: Path, tmp_path: Path) -> None:
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
     words = {"pin": ["gradient_checkpointing"], "tune": ["max_length", *sizes]}
-    made = planned(tiny_qwen, tmp_path, AutoFit(gpu="80MiB", show=False, **words), optim="adamw_torch", **sizes).plan
+    made = planned(tiny_qwen, tmp_path, replace(QUIET, **words), optim="adamw_torch", **sizes).plan
     assert made.knobs.gradient_checkpointing is True
     assert made.knobs.max_length == made.data.longest
     assert made.knobs.effective_batch_size == 6
     made.save(tmp_path / "plan.json")
-    again = AutoFit(gpu="80MiB", show=False, plan=tmp_path / "plan.json", **words)
+    again = replace(QUIET, plan=tmp_path / "plan.json", **words)
     assert planned(tiny_qwen, tmp_path, again, optim="adamw_torch", **sizes).plan.knobs == made.knobs
 
 
@@ -161,8 +159,6 @@ def test_a_subclass_is_rehearsed_with_its_own_loss_and_fails_with_its_own_error(
 
 
 def test_an_optimizer_object_is_rehearsed_as_it_is(tiny_qwen: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(tiny_qwen, dtype="float32")
     optimizers = (torch.optim.SGD(model.parameters(), lr=1e-4), None)
     args = sft(tmp_path, gradient_checkpointing=False)
@@ -218,14 +214,10 @@ def digest(trainer: type = autotrain_mem.SFTTrainer, **keywords: Any) -> str:
 
 
 def lora(**more: Any) -> Any:
-    from peft import LoraConfig
-
     return LoraConfig(**{"r": 4, "target_modules": ["q_proj", "v_proj"], **more})
 
 
 def test_equal_calls_have_equal_digests_others_another_and_code_of_the_users_own_none(tmp_path: Path) -> None:
-    from transformers import BitsAndBytesConfig
-
     assert digest(peft_config=lora()) == digest(peft_config=lora())
     known = [
         digest(),

@@ -12,13 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import autotrain_mem
 from autotrain_mem import AutoFit
-from autotrain_mem.support.errors import (
-    DatasetFormatError,
-    EmptyDatasetError,
-    MissingExtraError,
-    OutputFolderError,
-    UsageError,
-)
+from autotrain_mem.support import errors
+from autotrain_mem.support.errors import UsageError
 from tests.drop_in.conftest import QUIET, SETTLED, config, prompts, shortness, texts
 
 
@@ -37,7 +32,7 @@ def test_no_model_is_saved_over(
     (tmp_path / "link").symlink_to(tmp_path / folder)
     args = trl.SFTConfig("link", use_cpu=True, report_to="none")
     given = AutoModelForCausalLM.from_pretrained(model) if is_object else model
-    with pytest.raises(OutputFolderError, match=f"would replace the model in {model}"):
+    with pytest.raises(errors.OutputFolderError, match=f"would replace the model in {model}"):
         autotrain_mem.SFTTrainer(given, args=args, train_dataset=texts(), autofit=QUIET)
 
 
@@ -67,26 +62,22 @@ def test_a_stream_is_planned_for_rows_that_fill_max_length_and_rows_that_cannot_
     assert trainer.plan.row_tokens == 64
     with pytest.raises(UsageError, match=r"SFTConfig\(max_length=N\)"):
         sft(tiny_qwen, texts().to_iterable_dataset(), max_length=None)
-    with pytest.raises(DatasetFormatError, match="train_dataset holds"):
+    with pytest.raises(errors.DatasetFormatError, match="train_dataset holds"):
         sft(tiny_qwen, texts().rename_column("text", "words"))
-    with pytest.raises(EmptyDatasetError, match="train_dataset has no rows"):
+    with pytest.raises(errors.EmptyDatasetError, match="train_dataset has no rows"):
         sft(tiny_qwen, texts().select([]))
 
 
-@pytest.mark.parametrize(
-    ("autofit", "said"),
-    [
+def test_words_are_refused_before_a_worker_is_asked(tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotrain_mem.drop_in.call_plan._rehearsals", None)
+    autofit: Any
+    for autofit, said in (
         ({"gpu": "80MiB"}, "autofit takes an AutoFit, not"),
         (AutoFit(gpu="80MiB", effective_batch_size=0), "effective_batch_size 0 is not a whole number"),
         (AutoFit(gpu="80MiB", headroom="200%"), "leaves nothing"),
-    ],
-)
-def test_words_are_refused_before_a_worker_is_asked(
-    tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch, autofit: Any, said: str
-) -> None:
-    monkeypatch.setattr("autotrain_mem.drop_in.call_plan._rehearsals", None)
-    with pytest.raises(UsageError, match=said):
-        sft(tiny_qwen, texts(), autofit)
+    ):
+        with pytest.raises(UsageError, match=said):
+            sft(tiny_qwen, texts(), autofit)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +104,6 @@ def test_a_trl_without_ppo_is_told_with_the_extra_that_has_it(monkeypatch: pytes
     for module in ("drop_in.experimental_ppo", "trainers.ppo_trainer"):
         monkeypatch.delitem(sys.modules, f"autotrain_mem.{module}", raising=False)
     monkeypatch.delitem(vars(autotrain_mem), "PPOTrainer", raising=False)
-    with pytest.raises(MissingExtraError, match=r"trl 1\.12") as caught:
+    with pytest.raises(errors.MissingExtraError, match=r"trl 1\.12") as caught:
         _ = autotrain_mem.PPOTrainer
     assert "autotrain_mem[ppo]" in caught.value.hint

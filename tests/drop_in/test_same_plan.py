@@ -15,10 +15,13 @@ import pytest
 import trl
 from datasets import Dataset
 from PIL import Image
+from transformers import AutoTokenizer, BitsAndBytesConfig
+from trl.experimental.gkd import GKDConfig, GKDTrainer
 
 import autotrain_mem
 from autotrain_mem import AutoFit, api
 from autotrain_mem.cli import flags
+from autotrain_mem.drop_in.experimental import _Quantizing
 from autotrain_mem.support.errors import DatasetFormatError
 from autotrain_mem.types import Plan
 from autotrain_mem.types.methods_table import METHODS
@@ -36,7 +39,6 @@ ONLINE = (
 
 
 def check_same(plan: Plan, workers: Workers, method: str, *argv: str) -> None:
-    """As the command plans with these words."""
     request, _ = flags.read(f"autofit {method}", argv)
     other = api.plan(api.rehearsals_for(workers, request, print), to_train=True)
     assert plan.knobs == other.knobs
@@ -106,9 +108,7 @@ def test_a_script_of_trl_trains_with_the_commands_plan(
 
 
 def test_a_search_by_the_class_is_the_commands(workers: Workers, tiny_qwen: Path, tmp_path: Path) -> None:
-    from trl import SFTConfig
-
-    args = config(SFTConfig, tmp_path, max_length=64)
+    args = config(trl.SFTConfig, tmp_path, max_length=64)
     asked, autofit = args.to_dict(), AutoFit(effective_batch_size=8, gpu="80MiB", show=False)
     trainer = autotrain_mem.SFTTrainer(str(tiny_qwen), args=args, train_dataset=texts(), autofit=autofit)
     assert args.to_dict() == asked
@@ -122,7 +122,6 @@ def test_a_search_by_the_class_is_the_commands(workers: Workers, tiny_qwen: Path
 def test_ppo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_path: Path) -> None:
     """TRL carries no script for it: one written after its documentation of the trainer."""
     pytest.importorskip("trl.experimental.ppo", reason="TRL 1.13 has no PPO")
-    from transformers import AutoTokenizer
     from trl.experimental.ppo import PPOConfig
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen, padding_side="left")
@@ -149,9 +148,6 @@ def test_ppo(workers: Workers, tiny_qwen: Path, tiny_reward_model: Path, tmp_pat
 
 
 def test_gkd_takes_student_and_teacher_by_their_names(tiny_qwen: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-    from trl.experimental.gkd import GKDConfig
-
     turns = [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "four five"}]
     tokenizer = AutoTokenizer.from_pretrained(tiny_qwen, padding_side="left")
     data = {"train_dataset": Dataset.from_list([{"messages": turns}] * 8), "processing_class": tokenizer}
@@ -163,11 +159,6 @@ def test_gkd_takes_student_and_teacher_by_their_names(tiny_qwen: Path, tmp_path:
 
 
 def test_a_quantization_of_the_plans_reaches_the_student_and_not_the_config_that_was_handed_over() -> None:
-    from transformers import BitsAndBytesConfig
-    from trl.experimental.gkd import GKDConfig, GKDTrainer
-
-    from autotrain_mem.drop_in.experimental import _Quantizing
-
     taken: dict[str, Any] = {}
 
     def construct(trainer: Any, **keywords: Any) -> None:
@@ -192,14 +183,9 @@ def pictures() -> Dataset:
 def test_a_script_gives_the_model_by_its_name_and_the_images_are_as_small_as_it_says(
     vision_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    args = config(trl.SFTConfig, tmp_path, max_steps=1, **SETTLED)
-    model = str(vision_folder("qwen2_5_vl"))
-    trainer = autotrain_mem.SFTTrainer(
-        model, args=args, train_dataset=pictures(), autofit=replace(QUIET, max_pixels=56 * 56)
-    )
-    assert trainer.plan is not None
-    assert trainer.plan.data is not None
-    assert trainer.plan.data.images is not None
+    call: dict[str, Any] = {"args": config(trl.SFTConfig, tmp_path, **SETTLED), "train_dataset": pictures()}
+    model, small = str(vision_folder("qwen2_5_vl")), replace(QUIET, max_pixels=56 * 56)
+    trainer: Any = autotrain_mem.SFTTrainer(model, **call, autofit=small)
     assert trainer.plan.data.images.most == 2  # of 28 x 28 pixels; of 12, as the image is
     batch = next(iter(trainer.get_train_dataloader()))
     patches = 2 * 4
