@@ -140,24 +140,18 @@ def test_flash_attention_may_be_chosen_where_card_dtype_and_package_allow(
     assert "GPU only" in why((8, 0), use_cpu=True)
 
 
-@pytest.mark.parametrize(
-    ("targets", "kind"),
-    [
-        (["all-linear"], None),
-        (["q_proj", "v_proj"], None),
-        ([".*q_proj"], None),
-        (["q_proj"], "error"),  # a single name is a regular expression for a whole name
-        (["q_proj", "nope"], "warning"),
-        (["self_attn", "mlp"], "error"),  # no layers of their own
-    ],
-)
-def test_targets_are_matched_as_peft_matches_them(targets: list[str], kind: str | None, model_folder: Folder) -> None:
-    findings = found(model_folder("qwen2"), use_peft=True, lora_target_modules=targets)
-    assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
-    assert all("o_proj" in finding.cure and "lm_head" not in finding.cure for finding in findings)
-
-
-def test_targets_depend_on_architecture_and_method(model_folder: Folder) -> None:
+def test_targets_are_matched_as_peft_matches_them_and_depend_on_architecture_and_method(model_folder: Folder) -> None:
+    for targets, kinds in (
+        (["all-linear"], []),
+        (["q_proj", "v_proj"], []),
+        ([".*q_proj"], []),
+        (["q_proj"], ["error"]),  # a single name is a regular expression for a whole name
+        (["q_proj", "nope"], ["warning"]),
+        (["self_attn", "mlp"], ["error"]),  # no layers of their own
+    ):
+        findings = found(model_folder("qwen2"), use_peft=True, lora_target_modules=targets)
+        assert [finding.kind for finding in findings] == kinds, targets
+        assert all("o_proj" in finding.cure and "lm_head" not in finding.cure for finding in findings)
     (finding,) = found(model_folder("gpt2"), use_peft=True, lora_target_modules=["q_proj", "v_proj"])
     assert "c_attn, c_proj and c_fc" in finding.cure
     assert not found(model_folder("qwen2"), "reward", use_peft=True, lora_target_modules=["score", "q_proj"])
@@ -336,27 +330,18 @@ def test_experts_that_lora_cannot_or_does_not_adapt_are_reported(
     assert all(words in f"{finding.message} {finding.cure}" for finding in findings)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "count"), [({}, 1), ({"router_aux_loss_coef": 0.0}, 0), ({"loss_type": "nll"}, 0)]
-)
-def test_trls_router_loss_needs_num_experts_in_the_config(
-    arguments: dict[str, Any], count: int, tmp_path: pathlib.Path
+def test_trls_router_loss_needs_num_experts_and_fails_where_gkd_generates_with_a_cache(
+    model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
     config = {"model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    errors = [finding.cure for finding in found(tmp_path, **arguments) if finding.kind == "error"]
-    assert len([cure for cure in errors if "--router_aux_loss_coef 0" in cure]) == count
-
-
-@pytest.mark.parametrize(
-    ("arguments", "count"),
-    [({}, 1), ({"gradient_checkpointing": True}, 0), ({"router_aux_loss_coef": 0.0}, 0), ({"lmbda": 0.0}, 0)],
-)
-def test_the_routers_loss_fails_where_gkd_generates_with_a_cache(
-    arguments: dict[str, Any], count: int, model_folder: Folder
-) -> None:
-    findings = found(model_folder("qwen3_moe"), "gkd", **arguments)
-    assert [finding.kind for finding in findings if "GKD generates" in finding.message] == ["error"] * count
+    without: dict[str, Any] = {"router_aux_loss_coef": 0.0}
+    for arguments, count in (({}, 1), (without, 0), ({"loss_type": "nll"}, 0)):
+        errors = [finding.cure for finding in found(tmp_path, **arguments) if finding.kind == "error"]
+        assert len([cure for cure in errors if "--router_aux_loss_coef 0" in cure]) == count, arguments
+    for arguments, count in (({}, 1), ({"gradient_checkpointing": True}, 0), (without, 0), ({"lmbda": 0.0}, 0)):
+        findings = found(model_folder("qwen3_moe"), "gkd", **arguments)
+        assert [finding.kind for finding in findings if "GKD generates" in finding.message] == ["error"] * count
 
 
 @pytest.mark.parametrize(

@@ -33,54 +33,32 @@ def given(job: Job, **arguments: Any) -> Job:
     return replace(job, arguments={**job.arguments, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("name", "differs"),
-    [
-        ("rows.jsonl", True),
-        ("model/tokenizer.json", True),
-        ("model/chat_template.jinja", True),
-        ("template.jinja", True),
-        ("model/model.safetensors", False),
-    ],
-)
 def test_other_data_tokenizers_and_templates_have_another_and_other_weights_have_not(
-    name: str, differs: bool, job: Job, tmp_path: pathlib.Path
+    job: Job, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "template.jinja").write_text("{{ messages }}", encoding="utf-8")
     asked = given(job, chat_template_path=str(tmp_path / "template.jinja"))
-    before = digest(asked, tmp_path)
-    assert digest(asked, tmp_path) == before
-    path = tmp_path / name
-    path.write_bytes(path.read_bytes().replace(b"1", b"2", 1) + b" ")
-    assert (digest(asked, tmp_path) != before) is differs
+    counted = ("rows.jsonl", "model/tokenizer.json", "model/chat_template.jinja", "template.jinja")
+    for name in (*counted, "model/model.safetensors"):
+        before = digest(asked, tmp_path)
+        assert digest(asked, tmp_path) == before
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes().replace(b"1", b"2", 1) + b" ")
+        assert (digest(asked, tmp_path) != before) is (name in counted), name
 
 
-@pytest.mark.parametrize(
-    ("method", "changed", "differs"),
-    [
-        ("sft", {"dataset_text_field": "completion"}, True),
-        ("sft", {"eos_token": "<|im_start|>"}, True),
-        ("sft", {"assistant_only_loss": True}, True),
-        ("sft", {"dataset_train_split": "test"}, True),
-        ("sft", {"eval_strategy": "steps"}, True),
-        ("reward", {"max_length": 9}, True),  # it may drop every pair
-        ("sft", {"max_length": 9}, False),  # these come after counting
-        ("sft", {"max_length": "p99"}, False),
-        ("sft", {"packing": True}, False),
-        ("sft", {"learning_rate": 0.5}, False),
-        ("sft", {"dataset_num_proc": 2}, False),
-    ],
-    ids=str,
-)
-def test_other_formatting_has_another_and_what_comes_after_counting_has_not(
-    method: str, changed: dict[str, Any], differs: bool, job: Job, tmp_path: pathlib.Path
+def test_other_formatting_and_versions_have_another_and_what_comes_after_counting_has_not(
+    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = replace(job, method=method)
-    assert (digest(given(job, **changed), tmp_path) != digest(job, tmp_path)) is differs
-
-
-def test_other_versions_have_another(job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest(job, tmp_path)
+    formatted = {"dataset_text_field": "completion", "eos_token": "<|im_start|>", "assistant_only_loss": True}
+    for name, value in {**formatted, "dataset_train_split": "test", "eval_strategy": "steps"}.items():
+        assert digest(given(job, **{name: value}), tmp_path) != before, name
+    for name, value in {"max_length": 9, "packing": True, "learning_rate": 0.5, "dataset_num_proc": 2}.items():
+        assert digest(given(job, **{name: value}), tmp_path) == before, name
+    assert digest(given(job, max_length="p99"), tmp_path) == before
+    pairs = replace(job, method="reward")  # a length may drop every pair
+    assert digest(given(pairs, max_length=9), tmp_path) != digest(pairs, tmp_path)
     monkeypatch.setattr(module, "versions_key", lambda: {"trl": "99"})
     assert digest(job, tmp_path) != before
 

@@ -21,7 +21,6 @@ from autotrain_mem.report.explain_view import explain_view
 from autotrain_mem.report.first_screen import COLUMNS, LINES, estimate_screen, first_screen
 from autotrain_mem.report.plan_view import loud
 from autotrain_mem.report.run_history import event_line
-from autotrain_mem.report.run_view import report_view
 from autotrain_mem.search.levels import SMALLER_IMAGES_LEVEL, levels
 from autotrain_mem.search.memo import candidate
 from autotrain_mem.search.space import make_space
@@ -55,17 +54,7 @@ def text_of(plan: Plan, width: int = 120) -> str:
     return rendered(explain_view(plan), width)
 
 
-def test_trained_parameters_and_learning_are_described_alike_in_every_view() -> None:
-    words = "LoRA of rank 16, alpha 32, on the layers that PEFT names: 18.5 M of 1.56 B parameters (1.2 %), in float32"
-    learns = {
-        "linear; 935 steps of 64 rows": explain_view(PLAN),
-        "linear; 120 steps of 4 x 16 rows": report_view(examples.REPORT),
-        "steps of 4 x 16 rows": estimate_view(examples.estimate()),
-    }
-    for steps, view in learns.items():
-        text = rendered(view, 160)
-        assert f"{words}\n" in text
-        assert re.search(rf"learning rate 2e-05[,;] {re.escape(steps)}, about 8,184 tokens each\n", text)
+def test_what_is_trained_is_named_by_its_layers() -> None:
     for targets, words in ((("all-linear",), "on all linear layers"), (("q_proj", "o_proj"), "on q_proj o_proj")):
         assert formatting.trains(replace(CHOSEN, lora_target_modules=targets), None).endswith(words)
     assert formatting.trains(TRL_DEFAULTS, None) == "the whole model"

@@ -78,22 +78,19 @@ def on_machines_of(nodes: int, devices: int = 2, **knobs: Any) -> tuple[Rehearsa
 HSDP = {"sharding": "hsdp", "dp_replicate_size": 4}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "devices", "before", "after"),
-    [
+def test_on_fewer_machines_a_step_has_as_many_rows() -> None:
+    for nodes, devices, before, after in (
         (2, 2, {"sharding": "fsdp2"}, ("fsdp2", None)),
         (2, 2, HSDP, ("hsdp", 2)),
         (1, 2, HSDP, ("fsdp2", None)),
         (1, 1, {"sharding": "fsdp2"}, (None, None)),
-    ],
-)
-def test_on_fewer_machines_a_step_has_as_many_rows(nodes: int, devices: int, before: Any, after: Any) -> None:
-    asked, plan = on_machines_of(nodes, devices, **before)
-    assert plan.knobs.processes == devices * nodes
-    assert plan.knobs.effective_batch_size == 16
-    assert (plan.knobs.sharding, plan.knobs.dp_replicate_size) == after
-    assert asked.job.arguments.get("sharding") == after[0]
-    assert asked.hardware.topology.nodes == nodes
+    ):
+        asked, plan = on_machines_of(nodes, devices, **before)
+        assert plan.knobs.processes == devices * nodes
+        assert plan.knobs.effective_batch_size == 16
+        assert (plan.knobs.sharding, plan.knobs.dp_replicate_size) == after
+        assert asked.job.arguments.get("sharding") == after[0]
+        assert asked.hardware.topology.nodes == nodes
     with pytest.raises(TrainingError, match="16 rows cannot be divided"):
         on_machines_of(3, 1, sharding="ddp")
 
