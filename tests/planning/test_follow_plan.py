@@ -71,25 +71,20 @@ def test_where_nothing_has_changed_nothing_is_rehearsed_and_the_plan_is_the_same
     assert reason(plan, asking(**same)) == ""
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
+def test_versions_are_compared_in_words_and_others_are_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for changed, why in (
         ({"trl": "99.0", "vllm": "1.0"}, f"trl {versions_key()['trl']} -> 99.0, vllm not installed -> 1.0"),
         ({"trl files": "1", "autotrain_mem": "2"}, "autofit's own code, trl's files"),
         ({"trl files": "1", "trl": "99.0"}, f"trl {versions_key()['trl']} -> 99.0"),
         ({"torch": f"{str(versions_key()['torch']).partition('+')[0]}+cu130"}, ""),
-    ],
-)
-def test_versions_are_compared_in_words_and_others_are_rehearsed_once(
-    changed: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, worker, attempts = made(), counting(), list[Candidate]()
-    monkeypatch.setattr(follow_plan, "versions_key", lambda: {**versions_key(), **changed})
-    assert reason(plan) == why
-    again = api.plan(rehearsals(worker), attempts.append, earlier=plan)
-    assert [each.knobs for each in worker.asked] == [each.knobs for each in attempts] == [plan.knobs] * bool(why)
-    assert again.knobs == plan.knobs
-    assert again.estimate.memory.rehearsed_layers is None
+    ):
+        plan, worker, attempts = made(), counting(), list[Candidate]()
+        monkeypatch.setattr(follow_plan, "versions_key", lambda changed=changed: {**versions_key(), **changed})
+        assert reason(plan) == why
+        again = api.plan(rehearsals(worker), attempts.append, earlier=plan)
+        assert [each.knobs for each in worker.asked] == [each.knobs for each in attempts] == [plan.knobs] * bool(why)
+        assert again.knobs == plan.knobs
+        assert again.estimate.memory.rehearsed_layers is None
 
 
 def test_a_word_counts_where_a_rehearsal_depends_on_it() -> None:
