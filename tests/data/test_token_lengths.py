@@ -115,11 +115,8 @@ def test_the_tokens_of_pairs_are_those_of_both_sequences(
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
 def test_several_processes_count_the_same_as_one(method: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
-    rows = [
-        {**row, "prompt": f"{row['prompt']} {index}"}
-        for index in range(4)
-        for row in (PAIRS if method == "dpo" else COMPLETIONS)
-    ]
+    some = PAIRS if method == "dpo" else COMPLETIONS
+    rows = [{**row, "prompt": f"{row['prompt']} {index}"} for index in range(4) for row in some]
     data = written(tmp_path / "rows.jsonl", rows)
     one, two = (
         profile(job_of(model_folder, data, method, dataset_num_proc=number), str(tmp_path)) for number in (1, 2)
@@ -226,7 +223,7 @@ def test_images_for_a_text_model_and_prompts_of_which_some_have_no_image_are_ref
     model_folder: Folder, vision_folder: Folder, pictures: list[str], tmp_path: pathlib.Path
 ) -> None:
     data = written(tmp_path / "rows.jsonl", conversations(pictures))
-    with pytest.raises(DatasetFormatError, match="reads text alone"):
+    with pytest.raises(DatasetFormatError, match="reads only text"):
         profile(job_of(model_folder, data), str(tmp_path))
     data = written(tmp_path / "rows.jsonl", asked(pictures))
     job = job_of(vision_folder, data, "grpo", "gemma3", reward_funcs=["accuracy_reward"])

@@ -57,17 +57,16 @@ def test_the_predicted_reserved_bytes_are_those_of_mixed_lengths() -> None:
 
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_the_peak_is_that_of_all_processes_with_the_same_settings(before: int, after: int) -> None:
-    first = (start(0), step(4, before, retries=2))
-    one = reported(*first, restart(), start(3), step(9, after, 1), steps=9, peak=after, retries=1)
-    assert one.measured is not None
-    assert (one.measured.peak_allocated_bytes, one.measured.num_alloc_retries) == (max(before, after), 3)
-    assert one.measured.peak_reserved_bytes == 2 * max(before, after)
-    moved = reported(*first, restart("--optim adamw_8bit"), start(3), step(9, after), steps=9, peak=after)
-    assert moved.measured is not None
-    assert moved.measured.peak_allocated_bytes == after, "other settings have another prediction"
-    ended = reported(*first, restart(), start(4), steps=4, peak=1)
-    assert ended.measured is not None
-    assert ended.measured.peak_allocated_bytes == before, "the last process only wrote the model"
+    def measured(*events: Mapping[str, Any], **end: Any) -> Any:
+        return reported(start(0), step(4, before, retries=2), *events, **end).measured
+
+    one = measured(restart(), start(3), step(9, after, 1), steps=9, peak=after, retries=1)
+    assert (one.peak_allocated_bytes, one.num_alloc_retries) == (max(before, after), 3)
+    assert one.peak_reserved_bytes == 2 * max(before, after)
+    moved = measured(restart("--optim adamw_8bit"), start(3), step(9, after), steps=9, peak=after)
+    assert moved.peak_allocated_bytes == after, "other settings have another prediction"
+    ended = measured(restart(), start(4), steps=4, peak=1)
+    assert ended.peak_allocated_bytes == before, "the last process only wrote the model"
 
 
 def test_a_finished_run_that_is_resumed_has_trained_nothing() -> None:
