@@ -20,9 +20,6 @@ from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types import Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
-LAYERS = 4
-ELEMENTS = 1000
-
 
 def rules() -> AbstractContextManager[None]:
     return cuda_semantics(Recorder(), (8, 0))
@@ -41,13 +38,6 @@ def operators() -> Iterator[list[str]]:
         yield names
 
 
-def parameters_with_gradients() -> list[torch.nn.Parameter]:
-    made = [torch.nn.Parameter(torch.ones(ELEMENTS)) for _ in range(LAYERS)]
-    for parameter in made:
-        parameter.grad = torch.ones(ELEMENTS)
-    return made
-
-
 @REAL_AND_FAKE
 def test_the_first_rows_of_a_decomposition_are_a_view_of_all(tensors: Callable[[], Any]) -> None:
     with tensors(), rules():
@@ -62,7 +52,9 @@ def test_clipping_and_optimizers_process_all_parameters_at_once(tensors: Callabl
     """On CUDA the peak of full fine-tuning with adamw_torch includes a copy of all weights."""
     kinds = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad)
     with tensors(), rules():
-        parameters = parameters_with_gradients()
+        parameters = [torch.nn.Parameter(torch.ones(1000)) for _ in range(4)]
+        for parameter in parameters:
+            parameter.grad = torch.ones(1000)
         with operators() as names:
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         assert {"_foreach_norm", "_foreach_mul_"} <= set(names)
