@@ -105,8 +105,7 @@ def test_worst_rows_have_the_longest_prompt_of_the_data_and_one_token_of_an_answ
     known = Configs(script=None, training=None, model=None, dataset=None, prompt_length=prompt)
     rows = gkd.rows_editor(known)(list(gkd.worst_rows(known, length, 2)))
     batch = DataCollatorForChatML(stub_tokenizer("left"), max_length=length)(rows)
-    assert batch["input_ids"].shape == (2, length)
-    assert batch["prompts"].shape == (2, kept)
+    assert (batch["input_ids"].shape, batch["prompts"].shape) == ((2, length), (2, kept))
     is_padded = kept > 1  # nothing is left of a shorter prompt
     assert batch["attention_mask"].sum().item() == 2 * length - is_padded
     answered = gkd._labelled(lambda rows: batch, 1)(rows)["labels"] != -100

@@ -75,12 +75,7 @@ def test_what_the_plan_cannot_be_shared_by_is_refused() -> None:
     for begun, arguments, asked, message in (
         (2, {}, {"gpus": 3}, "3 GPUs do not divide the effective batch size 16"),
         (2, {}, {"gpus": 4, "effective_batch_size": 32}, "effective_batch_size is 32, and 16 in the plan"),
-        (
-            1,
-            {"optim": "adamw_bnb_8bit"},
-            {"gpus": 2, "sharding": "fsdp2"},
-            "optim, which does not work with",
-        ),
+        (1, {"optim": "adamw_bnb_8bit"}, {"gpus": 2, "sharding": "fsdp2"}, "optim, which does not work with"),
         (4, {"cp_size": 2}, {"gpus": 3}, "--cp_size 2 does not divide 3 GPUs"),
     ):
         plan = made(begun, arguments={**SPLIT, **arguments})

@@ -273,10 +273,6 @@ SPACE = space_of(effective_batch_size=4096, longest=1024)
 ROWS = [replace(TRL, per_device_train_batch_size=rows, gradient_accumulation_steps=1) for rows in range(1, 65)]
 
 
-def border(model: LinearMemory, turns: int | None = None) -> Estimate | None:
-    return most_that_fits(SPACE, ROWS, Memo(SPACE, model), turns=turns)
-
-
 @given(st.integers(2, 63), st.floats(1.0, 4.0))
 @settings(max_examples=40, deadline=None)
 def test_a_curve_that_misleads_the_slope_costs_at_most_three_times_bisection(border_rows: int, power: float) -> None:
@@ -289,5 +285,5 @@ def test_a_curve_that_misleads_the_slope_costs_at_most_three_times_bisection(bor
             return dict.fromkeys(super().owners(knobs), 0) | {Owner.ACTIVATIONS: need}
 
     curve = Curved(budget_bytes=24 * GIB)
-    border(curve)
+    most_that_fits(SPACE, ROWS, Memo(SPACE, curve))
     assert len(curve.calls) <= 2 + 3 * 6

@@ -1,8 +1,6 @@
 """Every optimizer that transformers has is rehearsed, or refused with the reason and with what is not."""
 
-import pathlib
 from collections import Counter
-from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -15,8 +13,6 @@ from autotrain_mem.types.findings import collect
 
 pytestmark = pytest.mark.newest
 
-Folder = Callable[[str], pathlib.Path]
-
 
 def test_every_optimizer_has_one_verdict() -> None:
     verdicts = Counter([*REHEARSED, *PACKAGES, *REFUSED])
@@ -26,15 +22,15 @@ def test_every_optimizer_has_one_verdict() -> None:
     assert verdicts.keys() - known == set()
 
 
-@pytest.mark.parametrize("name", [each.value for each in OptimizerNames])
-def test_a_verdict_is_said_before_anything_is_rehearsed(name: str) -> None:
-    given = {"optim": name, "optim_target_modules": ["q_proj"]}
-    with patch.object(flag_checks.importlib.util, "find_spec", lambda package: None):
-        findings = collect([flag_checks.optimizer], Flags(method="sft", given=given))
-    assert len(findings) == (name not in REHEARSED)
-    for finding in findings:
-        assert f"--optim {name} " in finding.message
-        assert ("pip install" in finding.cure) is (name in PACKAGES)
+def test_a_verdict_is_said_before_anything_is_rehearsed() -> None:
+    for name in (each.value for each in OptimizerNames):
+        given = {"optim": name, "optim_target_modules": ["q_proj"]}
+        with patch.object(flag_checks.importlib.util, "find_spec", lambda package: None):
+            findings = collect([flag_checks.optimizer], Flags(method="sft", given=given))
+        assert len(findings) == (name not in REHEARSED), name
+        for finding in findings:
+            assert f"--optim {name} " in finding.message
+            assert ("pip install" in finding.cure) is (name in PACKAGES)
 
 
 def test_what_projects_gradients_asks_for_their_layers() -> None:
