@@ -87,7 +87,9 @@ def test_they_stay_as_they_are_where_that_fits_and_text_is_cut_where_they_cannot
 
 
 @pytest.mark.parametrize(
-    "words", [{"forbid": frozenset({"max_pixels", MAX_LENGTH})}, {"fit": "rounding"}, SAID], ids=str
+    "words",
+    [{"forbid": frozenset({"max_pixels", MAX_LENGTH})}, {"fit": "rounding"}, SAID],
+    ids=["forbidden", "rounding", "said"],
 )
 def test_they_are_not_where_the_user_said_otherwise(words: dict[str, Any]) -> None:
     with pytest.raises(DoesNotFitError):
