@@ -40,19 +40,18 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield server
 
 
-def test_an_unreachable_hub_is_refused_at_once(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_and_an_invalid_hub_id_are_refused_at_once(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert why_not_asked() == ""
     check_cached("nobody/nothing", None)
+    with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and it is not a hub id"):
+        check_cached("my model", None)
     listening.close()
     with pytest.raises(ModelNotFoundError, match=r"No model 'nobody/nothing': .* the hub \(http://127"):
         check_cached("nobody/nothing", None)
     monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": "http://proxy"})
     check_cached("nobody/nothing", None)
-
-
-def test_an_invalid_hub_id_is_refused(listening: socket.socket) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and it is not a hub id"):
-        check_cached("my model", None)
 
 
 def test_an_unknown_host_is_unreachable_and_a_slow_one_is_not(

@@ -1,6 +1,7 @@
 """Several processes are heard as one: the rank that failed is named, and none is left over.
 
-One that is asked to end ends; a probe gives one answer, or why there is none, and leaves nothing.
+One that is asked to end ends; a probe gives one answer, or why there is none, and leaves nothing. Two real ranks on the
+CPU, each under a simulated card, train as one process does, end together, and go on.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 from nouns import TRL_DEFAULTS
+from place import write_rows
+from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
 from autotrain_mem.machine.catalog import named
@@ -26,6 +29,8 @@ from autotrain_mem.support.errors import InterruptedByUser, TrainingError, Usage
 from autotrain_mem.support.processes import ChildDied, ChildTimeout
 from autotrain_mem.training import launch
 from autotrain_mem.training import rank_processes as several
+from autotrain_mem.training.checkpoint_kinds import form_of
+from autotrain_mem.training.checkpoints import newest_start, processes_of
 from autotrain_mem.training.environment import PORT, meeting_port, process_environment, rank_environments
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, most_of, run_probe
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
@@ -33,6 +38,7 @@ from autotrain_mem.training.rank_processes import RankDied, RankProcesses, RankT
 from autotrain_mem.training.task import Request, Task
 from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology
 from autotrain_mem.types.report import MemoryReading
+from tests.forked import Forge
 
 GONE = "The trainer raised RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 """What gloo says of a rank that has ended."""
@@ -377,3 +383,52 @@ def test_any_other_end_is_told_with_its_last_words(tmp_path: Path) -> None:
     assert raised.value.hint.endswith("loading")
     with pytest.raises(TrainingError, match="exit status 3"):
         run(tmp_path, RankDied(0, ChildDied(3, "")))
+
+
+STEPS = 3
+ROWS = 4
+"""Of a step, of all processes."""
+
+
+@pytest.mark.slow
+def test_ranks_that_hold_shards_end_after_the_same_step_go_on_and_train_as_one_process_does(
+    qwen: Path, tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given = {"max_steps": STEPS, "logging_steps": 1, "save_steps": 100, "bf16": False, "report_to": "none"}
+    job = Job(method="sft", model=str(qwen), dataset=str(tmp_path / "data.jsonl"), arguments=given)
+
+    def train(processes: int, folder: str, on_event: Callable[[Event], None], **more: Any) -> list[float]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        knobs = replace(TRL_DEFAULTS, per_device_train_batch_size=ROWS // processes, max_length=64)
+        knobs = replace(knobs, processes=processes, sharding="fsdp2" if processes > 1 else None)
+        hardware = replace(named("1GiB"), topology=Topology(devices=processes))
+        asked = replace(alone("train", tmp_path / folder), knobs=knobs, hardware=hardware)
+        asked = replace(asked, job=replace(job, arguments=job.arguments | more))
+        environment, losses = process_environment(hardware, knobs, {}, simulate=True), []
+
+        def hear(event: Event) -> None:
+            losses.extend([event["logs"]["loss"]] if "loss" in event.get("logs", ()) else [])
+            on_event(event)
+
+        with forge.children():
+            ended = launch.train(asked, environment, tmp_path / folder / "train.log", hear)
+        assert isinstance(ended, dict), ended
+        return losses
+
+    def interrupt(event: Event) -> None:
+        if event["event"] == "step" and event["step"] == 1:
+            raise KeyboardInterrupt
+
+    first = train(2, "two", interrupt)
+    checkpoint = newest_start(tmp_path / "two")
+    assert checkpoint is not None
+    assert checkpoint.step == len(first) < STEPS
+    assert (form_of(checkpoint.path), processes_of(checkpoint.path)) == ("shards", 2)
+    rest = train(2, "two", lambda event: None, resume_from_checkpoint=str(checkpoint.path))
+    undivided = train(1, "one", lambda event: None)
+    assert [*first, *rest] == pytest.approx(undivided, rel=1e-5)  # sums of two halves
+    two, one = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+    assert one.keys() <= two.keys()  # a tied head is written beside the embedding that it is
+    assert all((two[name] - weight).abs().max() < 1e-4 for name, weight in one.items())

@@ -49,14 +49,11 @@ def reads_a_value() -> None:
         torch.ones(1).item()
 
 
-def test_a_script_gets_the_line_of_its_own_code() -> None:
+def test_a_script_gets_the_line_of_its_own_code_and_the_fix_for_one_that_reads_a_tensors_value() -> None:
     own, library = (failure(STEP, raised_by(act), from_python=True) for act in (own_bug, in_a_library))
     assert own.message == "Rehearsing the trainer failed: ValueError: my own bug"
     assert own.hint == f"It was raised in {at(own_bug, 1)}, during a rehearsal."
     assert library.hint == f"It was raised in torch, called by {at(in_a_library, 1)}, during a rehearsal."
-
-
-def test_a_script_that_reads_a_tensors_value_gets_the_line_and_the_fix() -> None:
     error = raised_by(reads_a_value)
     hint = failure(STEP, error, from_python=True).hint
     assert hint.startswith(f"{at(reads_a_value, 2)} reads the value of a tensor, and in a rehearsal")

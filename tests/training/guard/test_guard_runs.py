@@ -3,12 +3,13 @@
 import itertools
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from guarded import NO_MEANS_OVER_ROWS, Faults, Told, blocks, failing, numbers
+from guarded import NO_MEANS_OVER_ROWS, Faults, Told, blocks, fail_in_forward, failing, numbers
 from tiny_trainers import rows, trainer
 
 from autotrain_mem.machine.catalog import named
@@ -59,7 +60,7 @@ def fail_in_layer(at: list[int], when: Callable[[Any, Any], bool]) -> Disturb:
 
 
 def fail_in_evaluation(at: list[int]) -> Disturb:
-    return fail_in_layer(at, lambda made, _: not made.model.training)
+    return partial(fail_in_forward, at=at, training=False)
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
@@ -127,16 +128,20 @@ def test_prompts_that_are_too_many_at_once_are_answered_in_parts(qwen: Path, tmp
 
 
 REPEATED = "repeated after the cache was emptied"
-SURVIVED: dict[str, tuple[str, Disturb, Phase, list[str]]] = {
-    "generation": ("grpo", fail_in_generation([1]), Phase.GENERATE, [REPEATED]),
-    "scores": ("rloo", fail_in_scores([0, 1]), Phase.SCORE, [f"scored {n} completions at a time" for n in (2, 1)]),
-}
 
 
-@pytest.mark.parametrize("name", SURVIVED)
-def test_what_is_done_again_gives_the_same_run(name: str, qwen: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "disturb", "phase", "remedies"),
+    [
+        ("grpo", fail_in_generation([1]), Phase.GENERATE, [REPEATED]),
+        ("rloo", fail_in_scores([0, 1]), Phase.SCORE, [f"scored {n} completions at a time" for n in (2, 1)]),
+    ],
+    ids=["generation", "scores"],
+)
+def test_what_is_done_again_gives_the_same_run(
+    method: str, disturb: Disturb, phase: Phase, remedies: list[str], qwen: Path, tmp_path: Path
+) -> None:
     """To the bit, and with the same samples, where it is done as a whole."""
-    method, disturb, phase, remedies = SURVIVED[name]
     undisturbed, _ = run(method, qwen, tmp_path)
     survived, told = run(method, qwen, tmp_path, disturb)
     assert_same_run(survived, undisturbed)

@@ -85,10 +85,7 @@ def test_on_a_simulated_card_the_figures_are_those_of_the_moment_to_the_byte() -
     assert (shortage.allocated_bytes, shortage.rest_bytes) == (30 * MIB + 512, 0)
     assert shortage.outside_bytes == 10 * MIB
     assert shortage.others_bytes == CARD.total_bytes - CARD.free_bytes
-
-
-def test_an_error_that_the_card_did_not_raise_is_not_explained_by_its_last_refusal() -> None:
-    device, _ = refused()
+    # An error that the card did not raise is not explained by its last refusal.
     shortage = shortage_of(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), trainer(), device)
     assert shortage.requested_bytes is None
     assert shortage.measured == {}
