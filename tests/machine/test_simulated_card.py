@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -258,14 +259,11 @@ def test_threads_that_allocate_and_free_leave_nothing() -> None:
             gpu.allocate(block, MIB // 2)
             gpu.free(block)
 
-    threads = [threading.Thread(target=work, args=(1000 * each,)) for each in range(4)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(0, 4000, 1000)))
     finally:
         sys.setswitchinterval(interval)
     gpu.empty_cache()

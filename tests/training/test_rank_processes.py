@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -122,21 +123,10 @@ def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itsel
     assert pulses.overdue() is None
 
 
-class Ended:
-    def __init__(self, death: ChildDied) -> None:
-        self._death = death
-
-    def death(self) -> ChildDied:
-        return self._death
-
-    def end_orphans(self) -> None:
-        pass
-
-
 def heard(*says: tuple[int, Mapping[str, Any] | ChildDied]) -> RankProcesses:
     ranks = RankProcesses("module", [], [], names=["rank 0", "rank 1"], silent_seconds=1800)
     deaths = {rank: said for rank, said in says if isinstance(said, ChildDied)}
-    ranks._children = [Ended(deaths.get(rank, ChildDied(0, ""))) for rank in range(2)]  # type: ignore[misc]
+    ranks._children = [Mock(**{"death.return_value": deaths.get(rank, ChildDied(0, ""))}) for rank in range(2)]  # type: ignore[misc]
     for rank, said in says:
         ranks._put(rank, None if isinstance(said, ChildDied) else json.dumps(said))
     return ranks
