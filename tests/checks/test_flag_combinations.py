@@ -108,34 +108,28 @@ def shared_attention(fields: dict[str, Any], **arguments: Any) -> list[Any]:
     return [*sharding.shared_attention(ModelOnCard(job=job, config=config, compute_capability=(8, 0)))]
 
 
-@pytest.mark.parametrize(
-    ("heads", "keys", "size", "cure"),
-    [
-        (32, 8, 8, None),
-        (32, 8, 16, None),  # keys are given to two GPUs each
-        (14, 2, 4, "Give --sp_size 2"),
-        (15, 5, 2, "Remove --sp_size"),
-    ],
-)
-def test_gpus_must_divide_the_heads(heads: int, keys: int, size: int, cure: str | None) -> None:
-    config = {"num_attention_heads": heads, "num_key_value_heads": keys}
-    cures = [each for _, each in shared_attention(config, sp_size=size)]
-    assert [each.startswith(cure or "never") for each in cures] == ([True] if cure else [])
+def heads(count: int, keys: int) -> dict[str, Any]:
+    return {"num_attention_heads": count, "num_key_value_heads": keys}
 
 
 @pytest.mark.parametrize(
-    ("config", "kinds"),
+    ("config", "way", "said"),
     [
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"sliding_window": 4096}, "sliding_attention"),
-        ({"layer_types": ["linear_attention"]}, "linear_attention"),
-        ({"layer_types": ["full_attention"], "sliding_window": 4096}, None),
-        ({}, None),
+        (heads(32, 8), {"sp_size": 8}, ""),
+        (heads(32, 8), {"sp_size": 16}, ""),  # keys are given to two GPUs each
+        (heads(14, 2), {"sp_size": 4}, "; Give --sp_size 2"),
+        (heads(15, 5), {"sp_size": 2}, "; Remove --sp_size"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, {"cp_size": 2}, "sliding_attention"),
+        ({"sliding_window": 4096}, {"cp_size": 2}, "sliding_attention"),
+        ({"layer_types": ["linear_attention"]}, {"cp_size": 2}, "linear_attention"),
+        ({"layer_types": ["full_attention"], "sliding_window": 4096}, {"cp_size": 2}, ""),
+        ({}, {"cp_size": 2}, ""),
     ],
 )
-def test_only_full_attention_can_share_tokens(config: dict[str, Any], kinds: str | None) -> None:
-    reasons = [reason for reason, _ in shared_attention(config, cp_size=2)]
-    assert [kinds in reason for reason in reasons] == ([True] if kinds else [])
+def test_gpus_must_divide_the_heads_and_only_full_attention_can_share_tokens(
+    config: dict[str, Any], way: dict[str, int], said: str
+) -> None:
+    assert [said in f"{reason}; {cure}" for reason, cure in shared_attention(config, **way)] == [True] * bool(said)
     assert not shared_attention(config)
 
 
@@ -181,20 +175,20 @@ def test_what_would_fail_later_is_refused_and_its_cure_accepted(
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("method", ["dpo", "kto", "reward"])
-def test_rows_without_input_ids_cannot_be_grouped_by_length(method: str) -> None:
-    (message,) = problems(method, train_sampling_strategy="group_by_length")
-    assert "lack" in message
+def test_rows_without_input_ids_cannot_be_grouped_by_length() -> None:
+    for method in ("dpo", "kto", "reward"):
+        (message,) = problems(method, train_sampling_strategy="group_by_length")
+        assert "lack" in message, method
     assert problems("sft", train_sampling_strategy="group_by_length") == []
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("as_file", [False, True])
-def test_accelerates_config_is_read_from_json_and_from_a_file(as_file: bool, tmp_path: pathlib.Path) -> None:
-    text = json.dumps({"split_batches": True})
-    (tmp_path / "accelerator.json").write_text(text, encoding="utf-8")
-    (message,) = problems(accelerator_config=str(tmp_path / "accelerator.json") if as_file else text)
-    assert "split_batches" in message
+def test_accelerates_config_is_read_from_json_and_from_a_file(tmp_path: pathlib.Path) -> None:
+    text, path = json.dumps({"split_batches": True}), tmp_path / "accelerator.json"
+    path.write_text(text, encoding="utf-8")
+    for given in (text, str(path)):
+        (message,) = problems(accelerator_config=given)
+        assert "split_batches" in message
 
 
 @pytest.mark.newest

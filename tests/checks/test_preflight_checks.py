@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
 from tiny import tiny_config
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from autotrain_mem.checks import compatibility, preflight_checks, table
 from autotrain_mem.checks.compatibility import why_no_flash_attention
@@ -50,10 +51,7 @@ def test_a_good_job_has_no_findings_and_unforeseen_exceptions_are_ignored(
     model_folder: Folder, chat: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [found(model_folder("qwen2"), method) for method in ("sft", "reward", "grpo")] == [[], [], []]
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError("a model's own code")
-
+    broken = Mock(side_effect=ZeroDivisionError("a model's own code"))
     monkeypatch.setattr(preflight_checks, "load_tokenizer", broken)
     (finding,) = found(model_folder("qwen2"), dataset=chat, use_peft=True, lora_target_modules=["nope", "never"])
     assert "nope never match no module" in finding.message
@@ -159,76 +157,60 @@ def test_targets_are_matched_as_peft_matches_them_and_depend_on_architecture_and
     assert not found(model_folder("qwen3_moe"), use_peft=True, lora_target_modules=fused_experts, lora_dropout=0.0)
 
 
-class FakeTokenizer:
-    """Four words, of which the last two were added; one of these is special."""
-
-    chat_template: str | None = "{{ '<turn>' }}"
-    pad_token: str | None = "pad"
-    eos_token: str | None = "end"
-    bos_token: str | None = None
-
-    added_tokens_decoder: ClassVar[dict[int, Any]] = {
-        3: SimpleNamespace(content="<image>", special=True),
-        4: SimpleNamespace(content="plain", special=False),
-        5: SimpleNamespace(content="<turn>", special=True),
-    }
-
-    def get_added_vocab(self) -> dict[str, int]:
-        return {token.content: number for number, token in self.added_tokens_decoder.items()}
-
-    def get_vocab(self) -> dict[str, int]:
-        return {"pad": 0, "end": 1, "word": 2} | self.get_added_vocab()
-
-
 def judged(
-    monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, tokenizer: Any, rows: int = 6, **words: Any
+    monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, tokenizer: Any, lacking: int = 0, **words: Any
 ) -> list[Finding]:
+    """The embeddings have no rows for the last ``lacking`` tokens."""
     monkeypatch.setattr(preflight_checks, "load_tokenizer", lambda *_, **__: tokenizer)
     one = setup(folder, words.pop("method", "sft"), **words)
+    rows = len(tokenizer) - lacking
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=rows))
     return list(collect(table.PREFLIGHT, replace(one, config=config), UNFORESEEN))
 
 
 @pytest.mark.parametrize(
-    ("rows", "template", "kind"),
+    ("lacking", "template", "kind"),
     [
-        (6, "", None),
-        (5, "", None),  # a special token that no text has, as Gemma 3's
-        (5, "{{ '<turn>' }}", "error"),  # every conversation has it
-        (4, "", "warning"),  # a text may have it
-        (2, "", "error"),  # an ordinary word
+        (0, "", None),
+        (1, "", None),  # a special token that no text has, as Gemma 3's
+        (1, "{{ '<turn>' }}", "error"),  # every conversation has it
+        (2, "", "warning"),  # a text may have it
+        (3, "", "error"),  # an ordinary word
     ],
 )
 def test_tokens_without_an_embedding_count_if_a_batch_may_hold_them(
-    rows: int, template: str, kind: str | None, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+    lacking: int, template: str, kind: str | None, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = FakeTokenizer()
+    folder = model_folder("qwen2")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["plain"])
+    tokenizer.add_tokens(["<turn>"], special_tokens=True)
     tokenizer.chat_template = template or None
-    findings = judged(monkeypatch, model_folder("qwen2"), tokenizer, rows)
+    findings = judged(monkeypatch, folder, tokenizer, lacking)
     assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
-    assert all("resize_token_embeddings(6)" in finding.cure for finding in findings)
+    assert all(f"resize_token_embeddings({len(tokenizer)})" in finding.cure for finding in findings)
     # A template of another tokenizer makes room for its tokens, one of one's own does not.
-    assert not judged(monkeypatch, model_folder("qwen2"), tokenizer, rows, chat_template_path="Qwen/Qwen3-0.6B")
-    if rows == 2:
-        assert judged(monkeypatch, model_folder("qwen2"), tokenizer, rows, chat_template_path="own.jinja")
+    assert not judged(monkeypatch, folder, tokenizer, lacking, chat_template_path="Qwen/Qwen3-0.6B")
+    if lacking == 3:
+        assert judged(monkeypatch, folder, tokenizer, lacking, chat_template_path="own.jinja")
 
 
 def test_a_tokenizer_must_be_able_to_pad_and_for_reward_models_not_by_its_end(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = FakeTokenizer()
+    tokenizer = AutoTokenizer.from_pretrained(model_folder("qwen2"))
+    end, tokenizer.eos_token, tokenizer.pad_token = tokenizer.eos_token, None, None
 
     def findings(method: str, **words: Any) -> list[Finding]:
         return judged(monkeypatch, model_folder("qwen2"), tokenizer, method=method, **words)
 
-    tokenizer.pad_token = tokenizer.eos_token = None
     for method in ("sft", "grpo"):
         (finding,) = findings(method)
         assert (finding.error, "--pad_token" in finding.cure) == ("TokenizerError", method == "sft")
-    tokenizer.eos_token = "end"  # trainers pad with it
+    tokenizer.eos_token = end  # trainers pad with it
     assert findings("sft") == findings("grpo") == []
-    tokenizer.pad_token = "end"
-    assert findings("sft") == findings("reward", pad_token="word") == []
+    tokenizer.pad_token = end
+    assert findings("sft") == findings("reward", pad_token="<|pad|>") == []
     assert [finding.kind for finding in findings("reward")] == ["warning"]
 
 
@@ -252,18 +234,10 @@ def test_parameters_follow_from_files(model_folder: Folder, tmp_path: pathlib.Pa
         assert parameters_on_disk(elsewhere, config) is None
 
 
-Said = Callable[..., list[str]]
-
-
-@pytest.fixture
-def said(model_folder: Folder) -> Said:
-    """``said("dpo", label_smoothing_factor=0.1)``: the warnings."""
-
-    def warned(method: str = "sft", call: PythonCall | None = None, **given: Any) -> list[str]:
-        one = setup(model_folder("qwen2"), method, **given)
-        return [*map(str, collect((preflight_checks.idle,), replace(one, job=replace(one.job, python_call=call))))]
-
-    return warned
+def said(folder: pathlib.Path, method: str = "sft", call: PythonCall | None = None, **given: Any) -> list[str]:
+    """The warnings of flags without effect."""
+    one = setup(folder, method, **given)
+    return [*map(str, collect((preflight_checks.idle,), replace(one, job=replace(one.job, python_call=call))))]
 
 
 @pytest.mark.newest
@@ -281,26 +255,28 @@ def said(model_folder: Folder) -> Said:
     ],
 )
 def test_a_flag_without_effect_is_named_with_its_method_or_its_switch(
-    method: str, given: dict[str, Any], words: str, cured: dict[str, Any] | None, said: Said
+    method: str, given: dict[str, Any], words: str, cured: dict[str, Any] | None, model_folder: Folder
 ) -> None:
-    (warning,) = said(method, **given)
+    folder = model_folder("qwen2")
+    (warning,) = said(folder, method, **given)
     assert warning.startswith(f"--{next(iter(given))} ")
     assert words in warning
-    assert cured is None or said(**{"method": method, **given, **cured}) == []
+    assert cured is None or said(folder, **{"method": method, **given, **cured}) == []
 
 
 @pytest.mark.newest
 def test_defaults_and_what_scripts_read_are_no_warnings_one_reason_is_one_and_so_is_no_verdict(
-    said: Said, monkeypatch: pytest.MonkeyPatch
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert said("dpo", label_smoothing_factor=0.0, do_predict=False, per_device_train_batch_size=8) == []
-    (warning,) = said(do_eval=True, do_predict=True)
+    folder = model_folder("qwen2")
+    assert said(folder, "dpo", label_smoothing_factor=0.0, do_predict=False, per_device_train_batch_size=8) == []
+    (warning,) = said(folder, do_eval=True, do_predict=True)
     assert warning.startswith("--do_eval, --do_predict have no effect with sft: ")
-    assert len(said(prediction_loss_only=True)) == 1
+    assert len(said(folder, prediction_loss_only=True)) == 1
     call = PythonCall(path="nowhere", holds_model=False, holds_rows=False, digest="")
-    assert said(prediction_loss_only=True, call=call) == []
+    assert said(folder, prediction_loss_only=True, call=call) == []
     monkeypatch.setattr(preflight_checks, "group_of", lambda method, name: None)
-    (warning,) = said(neftune_noise_alpha=5.0)
+    (warning,) = said(folder, neftune_noise_alpha=5.0)
     assert warning.startswith("--neftune_noise_alpha: newer than this autofit")
 
 

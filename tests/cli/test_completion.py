@@ -12,13 +12,6 @@ import pytest
 from autotrain_mem.cli import completion, main
 
 
-class Finder(argcomplete.CompletionFinder):
-    """Leaves file descriptor 9 alone, which is pytest's here."""
-
-    def _init_debug_stream(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
     ("words", "some", "none"),
     [
@@ -39,13 +32,11 @@ def test_the_last_word_becomes_what_may_stand_there(
         monkeypatch.setenv(f"_ARGCOMPLETE{name}", value)
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
-
-    def answered(code: int = 0) -> None:
-        raise StopIteration
-
+    finder = argcomplete.CompletionFinder()
+    monkeypatch.setattr(finder, "_init_debug_stream", lambda: None)  # file descriptor 9 is pytest's here
     parser = completion.parser_for(words, [*main.WITHOUT_METHOD], main.run)
-    with pytest.raises(StopIteration):
-        Finder()(parser, always_complete_options="long", exit_method=answered, output_stream=out)
+    with pytest.raises(SystemExit):
+        finder(parser, always_complete_options="long", exit_method=sys.exit, output_stream=out)
     found = {*out.getvalue().split("\n")}
     assert some <= found
     assert not none & found

@@ -36,12 +36,8 @@ def with_chunk_at_the_end(png: bytes) -> bytes:
     return png[:-12] + chunk + png[-12:]
 
 
-def xmp_in_png() -> bytes:
-    texts = PngInfo()
-    texts.add_itxt("XML:com.adobe.xmp", XMP.decode())
-    return image(pnginfo=texts)
-
-
+TEXTS = PngInfo()
+TEXTS.add_itxt("XML:com.adobe.xmp", XMP.decode())
 FILES = {
     **{f"{kind} {turn}": image(kind=kind, orientation=turn) for kind in ("JPEG", "PNG", "WEBP") for turn in range(9)},
     "WEBP lossless": image((300, 200), "WEBP", lossless=True),
@@ -50,7 +46,7 @@ FILES = {
     "GIF": image(kind="GIF"),
     "BMP": image(kind="BMP"),
     "PNG with EXIF at its end": with_chunk_at_the_end(image()),
-    "PNG with XMP": xmp_in_png(),
+    "PNG with XMP": image(pnginfo=TEXTS),
     "JPEG with XMP": image(kind="JPEG", xmp=XMP),
     "WEBP with XMP": image(kind="WEBP", xmp=XMP),
 }

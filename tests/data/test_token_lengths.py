@@ -4,7 +4,7 @@ rows that are run first: in order, padded as the run pads them, again where they
 import json
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,27 +69,24 @@ def trained_lengths(job: Job, scratch: pathlib.Path) -> Counter[int]:
     return Counter(len(ids) for ids in made.train_dataset["input_ids"])
 
 
-@pytest.mark.parametrize(
-    ("rows", "arguments"),
-    [
-        (MESSAGES, {}),
-        (MESSAGES, {"assistant_only_loss": True, "chat_template_path": "TEMPLATE"}),
-        (TEXTS, {}),
-        (TEXTS, {"dataset_text_field": "story"}),
-        (TEXTS, {"eos_token": "<|im_start|>"}),
-        (COMPLETIONS, {}),
-        (COMPLETIONS, {"completion_only_loss": False}),
-        (SPOKEN, {}),
-        (TOKENS, {}),
-    ],
-    ids=[
-        *("chat", "assistant only", "text", "other column", "other end", "completions", "whole loss"),
-        *("spoken completions", "tokenized"),
-    ],
-)
+ROWS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    "chat": (MESSAGES, {}),
+    "assistant only": (MESSAGES, {"assistant_only_loss": True, "chat_template_path": "TEMPLATE"}),
+    "text": (TEXTS, {}),
+    "other column": (TEXTS, {"dataset_text_field": "story"}),
+    "other end": (TEXTS, {"eos_token": "<|im_start|>"}),
+    "completions": (COMPLETIONS, {}),
+    "whole loss": (COMPLETIONS, {"completion_only_loss": False}),
+    "spoken completions": (SPOKEN, {}),
+    "tokenized": (TOKENS, {}),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
 def test_the_lengths_are_those_of_the_rows_that_the_trainer_makes(
-    rows: list[dict[str, Any]], arguments: Mapping[str, Any], model_folder: Folder, tmp_path: pathlib.Path
+    kind: str, model_folder: Folder, tmp_path: pathlib.Path
 ) -> None:
+    rows, arguments = ROWS[kind]
     template = tmp_path / "other.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
     given = {name: str(template) if value == "TEMPLATE" else value for name, value in arguments.items()}
@@ -134,19 +131,16 @@ def test_the_counting_tells_how_far_it_is(model_folder: Folder, tmp_path: pathli
     assert not [each for each in told if each.doing.startswith("Building labels")]
 
 
-def test_a_padded_batch_holds_a_shorter_row_where_there_is_one() -> None:
+def test_longest_rows_come_in_order_again_where_they_are_too_few_and_with_a_shorter_one_in_a_padded_batch() -> None:
     """Without padding there is no mask, and it takes less than a batch of the run that has one."""
+    assert (longest_rows([3, 9, 1, 9, 4], 3), longest_rows([3], 8)) == ([1, 3, 4], [0])
+    assert repeated([1, 0], 5) == [1, 0, 1, 0, 1]
     assert longest_rows([9, 5, 9, 6], 2, padded=True) == [0, 3]
     assert longest_rows([9, 9], 2, padded=True) == [0, 1]
     assert longest_rows([9, 8, 7], 2, padded=True) == [0, 1]
     assert longest_rows([9, 8], 1, padded=True) == [0]
     cut_by_the_collator = cut([12, 11, 9, 6], SimpleNamespace(max_length=9))
     assert longest_rows(cut_by_the_collator, 2, padded=True) == [0, 3]
-
-
-def test_longest_rows_come_in_order_and_again_where_they_are_too_few() -> None:
-    assert (longest_rows([3, 9, 1, 9, 4], 3), longest_rows([3], 8)) == ([1, 3, 4], [0])
-    assert repeated([1, 0], 5) == [1, 0, 1, 0, 1]
 
 
 # Tokens of rows with images are those that TRL's own collators make, though no image is decoded.
@@ -163,35 +157,27 @@ def pictures(tmp_path: pathlib.Path) -> list[str]:
     return paths
 
 
-def asked(pictures: list[str]) -> list[dict[str, Any]]:
-    words = ("How many pears?", "7 apples\n", "", "What is 3 + 4?\n\n", "x " * 40)
-    return [
-        {"images": [pictures[number] for number in numbers], "prompt": [turn("user", text)]}
-        for numbers, text in zip(IMAGES, words, strict=True)
-    ]
-
-
-def conversations(pictures: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"images": row["images"], "messages": [*row["prompt"], turn("assistant", "10 fruits.")]}
-        for row in asked(pictures)
-    ]
-
-
-def completed(pictures: list[str]) -> list[dict[str, Any]]:
-    return [{**row, "completion": [turn("assistant", "10 fruits.")]} for row in asked(pictures)]
-
-
-def pairs(pictures: list[str]) -> list[dict[str, Any]]:
-    sides = {"chosen": [turn("assistant", "10.")], "rejected": [turn("assistant", "No fruit at all, I think.")]}
-    return [{**row, **sides} for row in asked(pictures)]
-
-
-MADE = {
-    "messages": ("sft", conversations, DataCollatorForVisionLanguageModeling),
-    "completion": ("sft", completed, DataCollatorForVisionLanguageModeling),
-    "pair": ("dpo", pairs, DataCollatorForVisionPreference),
+FRUITS = [turn("assistant", "10 fruits.")]
+MADE: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "messages": ("sft", {"messages": FRUITS}, DataCollatorForVisionLanguageModeling),
+    "completion": ("sft", {"completion": FRUITS}, DataCollatorForVisionLanguageModeling),
+    "pair": (
+        "dpo",
+        {"chosen": FRUITS, "rejected": [turn("assistant", "No fruit at all, I think.")]},
+        DataCollatorForVisionPreference,
+    ),
 }
+
+
+def pictured(pictures: list[str], answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Questions about images, with this answer: within the conversation, or beside the prompt."""
+    words = ("How many pears?", "7 apples\n", "", "What is 3 + 4?\n\n", "x " * 40)
+    rows = []
+    for numbers, text in zip(IMAGES, words, strict=True):
+        prompt = [turn("user", text)]
+        asked = {"messages": prompt + answer["messages"]} if "messages" in answer else {"prompt": prompt, **answer}
+        rows.append({"images": [pictures[number] for number in numbers], **asked})
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -201,12 +187,12 @@ MADE = {
 def test_a_row_has_the_tokens_that_trls_collator_makes_of_it(
     kind: str, family: str, vision_folder: Folder, pictures: list[str], tmp_path: pathlib.Path
 ) -> None:
-    method, make, collator = MADE[kind]
-    rows = make(pictures)
+    method, answer, collator = MADE[kind]
+    rows = pictured(pictures, answer)
     job = job_of(vision_folder, written(tmp_path / "rows.jsonl", rows), method, family)
     found = profile(job, str(tmp_path))
     collate = collator(processor=load_tokenizer(job.model))
-    batches = [collate([dict(row)]) for row in make(pictures)]
+    batches = [collate([dict(row)]) for row in pictured(pictures, answer)]
     assert found.rows_by_length == Counter(len(batch["input_ids"][0]) for batch in batches)
     assert found.images is not None
     mark = collate.processor.tokenizer.image_token_id
@@ -222,10 +208,10 @@ def test_a_row_has_the_tokens_that_trls_collator_makes_of_it(
 def test_images_for_a_text_model_and_prompts_of_which_some_have_no_image_are_refused(
     model_folder: Folder, vision_folder: Folder, pictures: list[str], tmp_path: pathlib.Path
 ) -> None:
-    data = written(tmp_path / "rows.jsonl", conversations(pictures))
+    data = written(tmp_path / "rows.jsonl", pictured(pictures, {"messages": FRUITS}))
     with pytest.raises(DatasetFormatError, match="reads only text"):
         profile(job_of(model_folder, data), str(tmp_path))
-    data = written(tmp_path / "rows.jsonl", asked(pictures))
+    data = written(tmp_path / "rows.jsonl", pictured(pictures, {}))
     job = job_of(vision_folder, data, "grpo", "gemma3", reward_funcs=["accuracy_reward"])
     with pytest.raises(DatasetFormatError, match=r"1 of the 5 rows of .* have no image"):
         profile(job, str(tmp_path))

@@ -177,20 +177,12 @@ def test_a_tool_has_every_key(tool: str, method: str, knobs: Knobs) -> None:
 
 
 MEANS_NOTHING = {
-    "bf16": "it is true or false, which another test tries",
-    "do_train": "there is nothing else to do",
-    "eval_packing": "without evaluation",
-    "eval_steps": "without evaluation",
-    "gradient_checkpointing_kwargs": "it is a mapping, and cannot be made up",
-    "lora_modules_to_save": "it is a list, and cannot be made up",
-    "reward_funcs": "it is a list, and cannot be made up",
-    "vllm_server_timeout": "it is a number of seconds, and cannot be made up",
-    "hub_token": "a secret; it has a test of its own",
-    "dataset_name": "the job's dataset wins",
-    "dataset_test_split": "without evaluation",
-    "model_name_or_path": "the job's model",
+    *("bf16", "hub_token"),  # other tests try them
+    *("dataset_name", "do_train", "model_name_or_path"),  # the job says it
+    *("dataset_test_split", "eval_packing", "eval_steps"),  # without evaluation
+    *("gradient_checkpointing_kwargs", "lora_modules_to_save", "reward_funcs", "vllm_server_timeout"),  # not made up
 }
-"""Arguments that rightly leave no trace here, or that are tested by themselves, and why."""
+"""Arguments that rightly leave no trace here, or that are tested by themselves."""
 
 
 @pytest.mark.parametrize(("name", "method"), [pair for pair in TOOLS if pair[1] != "ppo"])
@@ -201,7 +193,7 @@ def test_nothing_that_the_user_said_is_lost(name: str, method: str) -> None:
     lost = [
         argument
         for argument, value in trl_arguments(method).items()
-        if argument not in knobs | MEANS_NOTHING.keys() | {"output_dir"}
+        if argument not in knobs | MEANS_NOTHING | {"output_dir"}
         and written(name, job(method, arguments={argument: value})) == without
     ]
     assert lost == []
@@ -261,10 +253,8 @@ def test_trls_parser_reads_the_plans_settings(method: str, tmp_path: Path, monke
 def test_autofit_reads_the_plans_settings_of_ppo_as_well() -> None:
     from autotrain_mem.checks import arguments
 
-    config = keys("trl", PPO, FULL)
-    read = arguments.parse("ppo", (), config, ())[0]
-    assert read["response_length"] == 53
-    assert read["gradient_accumulation_steps"] == FULL.gradient_accumulation_steps
+    read = arguments.parse("ppo", (), keys("trl", PPO, FULL), ())[0]
+    assert (read["response_length"], read["gradient_accumulation_steps"]) == (53, FULL.gradient_accumulation_steps)
 
 
 @pytest.mark.parametrize(
@@ -349,9 +339,7 @@ for node in range(2):
 def programs(tmp_path: Path) -> dict[str, str]:
     """An environment in which a cluster's programs only say what they are told."""
     for name, body in STAND_INS.items():
-        (tmp_path / name).write_text(
-            f"#!{sys.executable}\nimport json, os, subprocess, sys\n{body}\n", encoding="utf-8"
-        )
+        (tmp_path / name).write_text(f"#!{sys.executable}\nimport json, os, subprocess, sys\n{body}\n")
         (tmp_path / name).chmod(0o755)
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
 

@@ -28,8 +28,8 @@ def fsdp(**settings: Any) -> dict[str, Any]:
     return {"distributed_type": "FSDP", "num_processes": 8, "mixed_precision": "bf16", "fsdp_config": given}
 
 
-def zero() -> dict[str, Any]:
-    return {"distributed_type": "DEEPSPEED", "num_processes": 8, "deepspeed_config": {"zero_stage": 3}}
+ZERO = {"distributed_type": "DEEPSPEED", "num_processes": 8, "deepspeed_config": {"zero_stage": 3}}
+TWO = {"distributed_type": "MULTI_GPU", "num_processes": 2}
 
 
 def sizes(**values: int) -> dict[str, Any]:
@@ -68,14 +68,14 @@ def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, 
     [
         ({"distributed_type": "NO"}, {"processes": 1, "sharding": None, "mixed_precision": "no"}),
         ({"distributed_type": False, "gpu_ids": "0", "mixed_precision": False}, {"processes": 1, "sharding": None}),
-        ({"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "all"}, {"sharding": "ddp"}),
+        (TWO | {"gpu_ids": "all"}, {"sharding": "ddp"}),
         ({"distributed_type": "MULTI_GPU", "num_processes": -1}, {"processes": None, "sharding": "ddp"}),
         (fsdp(version=2, offload_params="true"), {"sharding": "fsdp2", "fsdp_offload_params": True}),
         (fsdp(version=2, activation_checkpointing=True), {"sharding": "fsdp2", "recomputes": True}),
         (fsdp(version="2", reshard_after_forward="false"), {"sharding": "fsdp2-no-reshard"}),
         (fsdp(version=2) | sizes(dp_shard_size=8), {"sharding": "fsdp2", "dp_replicate_size": None}),
         (fsdp(version=2) | sizes(dp_shard_size=2, cp_size=4), {"sharding": "fsdp2", "cp_size": 4}),
-        (zero() | sizes(sp_size=4, dp_shard_size=2), {"sharding": "zero3", "sp_size": 4, "sp_attention": "sdpa"}),
+        (ZERO | sizes(sp_size=4, dp_shard_size=2), {"sharding": "zero3", "sp_size": 4, "sp_attention": "sdpa"}),
         ({"distributed_type": "NO", "fp16": True}, {"mixed_precision": "fp16"}),
     ],
 )
@@ -112,15 +112,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "CPU": ({"distributed_type": "NO", "use_cpu": True}, "--use_cpu"),
     "compiled": ({"distributed_type": "NO", "dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "--torch_compile"),
     "context of too many": (fsdp(version=2) | sizes(cp_size=2), "num_processes: 2"),
-    "context of DDP": ({"distributed_type": "MULTI_GPU", "num_processes": 2} | sizes(cp_size=2), "fsdp_version: 2"),
+    "context of DDP": (TWO | sizes(cp_size=2), "fsdp_version: 2"),
     "context of copies": (fsdp(version=2) | sizes(cp_size=2, dp_shard_size=2, dp_replicate_size=2), "cp_size: 1"),
     "sequence under FSDP": (fsdp(version=2) | sizes(sp_size=2, dp_shard_size=4), "parallelism_config_cp_size: 2"),
     "tensor": (fsdp(version=2) | sizes(tp_size=8), "parallelism_config_tp_size: 1"),
-    "sequence of too many": (zero() | sizes(sp_size=3), "num_processes: 3"),
-    "sequence that is counted wrong": (zero() | sizes(sp_size=2), "parallelism_config_dp_shard_size: 4"),
-    "context of ZeRO": (zero() | sizes(cp_size=2, dp_shard_size=4), "parallelism_config_sp_size: 2"),
-    "sizes of ZeRO": (zero() | sizes(dp_shard_size=8), "Remove parallelism_config"),
-    "sizes of DDP": ({"distributed_type": "MULTI_GPU", "num_processes": 2} | sizes(dp_shard_size=2), "fsdp_version: 2"),
+    "sequence of too many": (ZERO | sizes(sp_size=3), "num_processes: 3"),
+    "sequence that is counted wrong": (ZERO | sizes(sp_size=2), "parallelism_config_dp_shard_size: 4"),
+    "context of ZeRO": (ZERO | sizes(cp_size=2, dp_shard_size=4), "parallelism_config_sp_size: 2"),
+    "sizes of ZeRO": (ZERO | sizes(dp_shard_size=8), "Remove parallelism_config"),
+    "sizes of DDP": (TWO | sizes(dp_shard_size=2), "fsdp_version: 2"),
     "sizes of too many": (fsdp(version=2) | sizes(dp_replicate_size=2, dp_shard_size=8), "num_processes: 16"),
     "nothing to shard": (fsdp(version=2) | sizes(dp_replicate_size=8), "dp_shard_size"),
     "a key": ({"distributed_type": "NO", "num_proceses": 2}, "num_processes"),
@@ -128,10 +128,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "NO with many": ({"distributed_type": "NO", "num_processes": 4}, "MULTI_GPU"),
     "a number": ({"distributed_type": "MULTI_GPU", "num_processes": "four"}, "1 or more"),
     "machines": (fsdp(version=2) | {"num_machines": 3}, "24 are 8 on each of 3"),
-    "chosen GPUs": (
-        {"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "2,3"},
-        "CUDA_VISIBLE_DEVICES=2,3",
-    ),
+    "chosen GPUs": (TWO | {"gpu_ids": "2,3"}, "CUDA_VISIBLE_DEVICES=2,3"),
     "a version": (fsdp(version=3), "fsdp_version: 2"),
     "the first version": (fsdp(), "accelerate to-fsdp2 --config_file FILE"),
     "the first version's word": (fsdp(version=2, reshard_after_forward="FULL_SHARD"), "true for FULL_SHARD"),
@@ -199,40 +196,39 @@ def test_what_is_not_rehearsed_is_refused_by_name(config: dict[str, Any], why: s
 
 OURS = {
     f"{sharding} {precision} {'offload' * offload}": accelerate_config(
-        asked(sharding, offload),
-        mixed_precision=precision,
-        wrapped=("OneLayer", "OtherLayer") if offload else (),
+        asked(sharding, offload), mixed_precision=precision, wrapped=("OneLayer", "OtherLayer") if offload else ()
     )
     for precision in ("no", "bf16", "fp16")
     for sharding, offload in WAYS
 }
 OURS["shared tokens"] = accelerate_config(asked("fsdp2", cp_size=4), mixed_precision="bf16")
 SEQUENCE = accelerate_config(asked("zero3", sp_size=4), attention="flash_attention_2")
-FSDP = {"distributed_type": "FSDP", "num_processes": 2, "num_machines": 1}
+UNPREFIXED = {"version": 2, "reshard_after_forward": False, "min_num_params": 2000}
 USERS: dict[str, dict[str, Any]] = {
-    "nothing said of FSDP": FSDP,
-    "keys without their prefix": FSDP
-    | {
-        "mixed_precision": "BF16",
-        "fsdp_config": {"version": 2, "reshard_after_forward": False, "min_num_params": 2000},
-    },
-    "null": FSDP | {"fsdp_config": {"fsdp_state_dict_type": None, "fsdp_offload_params": None}},
-    "all kinds of parallelism": FSDP
-    | {"fsdp_config": {"fsdp_version": 2}, "parallelism_config": {"parallelism_config_tp_size": 2}},
-    "text for what is true": FSDP
-    | {"fsdp_config": {"fsdp_offload_params": "True", "fsdp_activation_checkpointing": "false"}},
+    "nothing said of FSDP": {"distributed_type": "FSDP", "num_processes": 2, "num_machines": 1},
+    "keys without their prefix": fsdp() | {"mixed_precision": "BF16", "fsdp_config": UNPREFIXED},
+    "null": fsdp(state_dict_type=None, offload_params=None),
+    "all kinds of parallelism": fsdp(version=2) | sizes(tp_size=2),
+    "text for what is true": fsdp(offload_params="True", activation_checkpointing="false"),
     "DDP": {"distributed_type": "MULTI_GPU", "num_processes": 4, "num_machines": 2, "main_process_ip": "10.0.0.1"},
 }
 
 
-def of_accelerate(config: dict[str, Any], path: Path) -> dict[str, str]:
+def arguments_of(config: dict[str, Any], folder: Path) -> Any:
+    """What ``accelerate launch`` makes of a file."""
     from accelerate.commands import launch
-    from accelerate.utils.launch import prepare_multi_gpu_env
 
+    path = folder / "accelerate.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     args = launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    return launch._validate_launch_command(args)[0]
+
+
+def of_accelerate(config: dict[str, Any], folder: Path) -> dict[str, str]:
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
     prefixes = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
-    environment = prepare_multi_gpu_env(launch._validate_launch_command(args)[0])
+    environment = prepare_multi_gpu_env(arguments_of(config, folder))
     return {name: value for name, value in environment.items() if name.startswith(prefixes) and "DYNAMO" not in name}
 
 
@@ -240,7 +236,7 @@ def of_accelerate(config: dict[str, Any], path: Path) -> dict[str, str]:
 def test_a_process_is_told_what_accelerate_would_tell_it(tmp_path: Path) -> None:
     for name, config in (OURS | USERS).items():
         said = launch_environment(config)
-        assert said == of_accelerate(config, tmp_path / "accelerate.yaml"), name
+        assert said == of_accelerate(config, tmp_path), name
         read = config_of_environment(said, config["num_processes"])
         assert launch_environment(read) == said, name
         assert (read["distributed_type"] == "FSDP") == (config["distributed_type"] == "FSDP"), name
@@ -267,13 +263,9 @@ def test_accelerate_understands_it_as_it_is_meant(sharding: Any, monkeypatch: py
 
 @pytest.mark.newest
 def test_deepspeed_is_told_who_shares_rows_as_accelerate_would(tmp_path: Path) -> None:
-    from accelerate.commands import launch
     from accelerate.utils.launch import prepare_deepspeed_cmd_env
 
-    path = tmp_path / "accelerate.yaml"
-    path.write_text(yaml.safe_dump(SEQUENCE | {"deepspeed_config": {"zero_stage": 3}}), encoding="utf-8")
-    args = launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
-    args = launch._validate_launch_command(args)[0]
+    args = arguments_of(SEQUENCE | {"deepspeed_config": {"zero_stage": 3}}, tmp_path)
     args.deepspeed_fields_from_accelerate_config = ""  # as ``launch_command`` sets it
     _, environment = prepare_deepspeed_cmd_env(args)
     said = {name: value for name, value in launch_environment(SEQUENCE).items() if name.startswith("PARALLELISM")}

@@ -106,8 +106,7 @@ def memory(owners: dict[Owner, int] = OWNERS, *, scale: float = 1.0, **changes: 
     return replace(estimated, **changes)
 
 
-PHASE_SECONDS = {Phase.FORWARD: 2.0, Phase.BACKWARD: 4.5, Phase.OPTIMIZER_STEP: 0.1}
-TIME = StepTime(tokens=8_184.0, phases=PHASE_SECONDS)
+TIME = StepTime(tokens=8_184.0, phases={Phase.FORWARD: 2.0, Phase.BACKWARD: 4.5, Phase.OPTIMIZER_STEP: 0.1})
 ASSUMED_TIME = replace(TIME, assumed="a100-80gb")
 
 

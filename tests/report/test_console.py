@@ -33,7 +33,7 @@ from autotrain_mem.report.terminal import CardsProgress, Console, SearchProgress
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import GpuOutOfMemoryError, TrainingError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Counting, Estimate, Hardware, Knobs, Owner, Phase, ReservedByMode, Topology
+from autotrain_mem.types import Counting, Hardware, Knobs, Owner, Phase, ReservedByMode, Topology
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
 from autotrain_mem.types.report import Shortage
 from tests.golden import kept
@@ -239,10 +239,7 @@ def test_any_estimate_adds_up_as_shown(
     native, expanded = (reserved(sum(sizes) + more) for more in cached)
     needed = replace(memory(owners), reserved=ReservedByMode(native=native, expandable_segments=expanded))
     knobs = examples.EXPANDED if expandable else CHOSEN
-    tried = Estimate(
-        knobs=knobs, hardware=hardware, memory=needed, budget_bytes=hardware.budget_bytes(), time=examples.TIME
-    )
-    text = rendered(estimate_view(tried))
+    text = rendered(estimate_view(replace(estimate(hardware, knobs=knobs), memory=needed)))
     rows = re.findall(r"^([+= ])  (\S[A-Za-z' ]*?) +(\d+\.\d\d)(?:  |$)", text, flags=re.MULTILINE)
     figures = {name: int(number.replace(".", "")) for _, name, number in rows}  # in hundredths
     running = 0
@@ -271,17 +268,13 @@ def test_a_shortfall_smaller_than_a_digit_is_still_named() -> None:
     assert "does not fit rtx3060: needs 8.51 GiB of 8.51 GiB, 3.00 MiB too much" in rendered(estimate_view(short))
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_an_error_is_wrapped_below_its_text_on_a_terminal_and_whole_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     error = TrainingError("It does not fit.", hint="--plan_only  plans for that card and trains nothing")
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    file, terminal = io.StringIO(), Terminal()
+    file, terminal = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     print_error(error, file)
     print_error(error, terminal)
     assert file.getvalue() == "error: It does not fit.\n  --plan_only  plans for that card and trains nothing\n"

@@ -278,23 +278,19 @@ def test_a_plans_variables_and_code_are_told_before_any_process_has_them(monkeyp
     assert "was made with HF_TOKEN, which a plan does not store" in notes[2]
 
 
-@pytest.fixture(scope="module")
-def validator() -> Draft202012Validator:
-    """Holds plans to the schema that the docs publish."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
-        from docs_pages.plan_schema import plan_schema
+def test_what_is_written_is_valid_by_the_published_schema_with_each_optional_part_and_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    from docs_pages.plan_schema import plan_schema
+
     schema = plan_schema()
     Draft202012Validator.check_schema(schema)
     assert schema["properties"]["schema"] == {"const": PLAN_SCHEMA}
     assert schema["$defs"]["Knobs"]["properties"].keys() == {field.name for field in fields(Knobs)}
     assert "description" in schema["properties"]["level"]
-    return Draft202012Validator(schema)
-
-
-def test_what_is_written_is_valid_with_each_optional_part_and_without_it(validator: Draft202012Validator) -> None:
     written = [json.loads(json.dumps(codec.to_json(plan))) for plan in (*PLANS, RARE)]
-    assert [error.message for each in written for error in validator.iter_errors(each)] == []
+    assert [error.message for each in written for error in Draft202012Validator(schema).iter_errors(each)] == []
     for name in ("data", "prompt_length", "optimizer_steps", "objects", "step_seconds"):
         assert {each[name] is None for each in written} == {True, False}, name
     for name in ("levers", "attempts", "alternatives", "proposals", "warnings", "allocator"):

@@ -6,6 +6,7 @@ import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from nouns import TRL_DEFAULTS
@@ -133,9 +134,7 @@ def _resuming(request: object = True) -> Job:
 def test_experience_is_in_the_plan_file_at_once_and_a_full_disk_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     run, learned = _run(tmp_path), LearnedLimits(train_tokens=512)
     restart = {"event": "restart", "restart": codec.to_json(RESTART)}
     run.record({"event": "incident", "incident": codec.to_json(INCIDENT), "learned": codec.to_json(learned)})
