@@ -1,23 +1,32 @@
-"""What a run reserves, in both modes and under the user's settings; its peak, and to whom the bytes at it belong."""
+"""What a run reserves, its peak, and whose its bytes are; beside a vLLM that sleeps, and with rows of every length."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mixed_runs import LONGEST, SHORTER, rehearsed
+from nouns import TRL_DEFAULTS
 from traces import block, run_of, trace, traces
 
 from autotrain_mem.allocator.blocks import round_size
-from autotrain_mem.allocator.settings import parse_settings
+from autotrain_mem.allocator.settings import AllocatorSettings, parse_settings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.memory import LARGEST_MODULES, estimate_memory
+from autotrain_mem.estimator.mixed_steps import drawn_batches, mixed_lengths, reserved_after
 from autotrain_mem.estimator.replay import DeviceCapacity, reserve
+from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.estimator.timeline import HOLDERS, make_timeline
-from autotrain_mem.support.units import MIB
-from autotrain_mem.types import MemoryEstimate, Owner, Phase, Trace
+from autotrain_mem.estimator.vllm_share import asleep_bytes, estimate_while_awake, with_sleep
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import DataProfile, Estimate, Hardware, Job, MemoryEstimate, Owner, Phase, StepTime, Trace
 from autotrain_mem.types.page import Timeline
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
+from autotrain_mem.types.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES
 
 LARGE_RUNS = traces(largest=48 * MIB, empties=True)
 
@@ -199,3 +208,153 @@ def test_parts_add_up_to_the_peak_exactly(run: Trace) -> None:
         assert peak <= mode.peak_reserved_bytes
         assert 0 <= mode.slack_bytes < mode.peak_reserved_bytes
         assert mode.fits
+
+
+CARD = Hardware(name="toy24", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=GIB)
+SLEEPING = {"use_vllm": True, "vllm_enable_sleep_mode": True}
+
+
+def engine_run(*, cached_mib: int = 0, activations_mib: int = 200) -> Trace:
+    """100 MiB of weights; an engine that is awake for a gathered weight of 20; then a step; then awake once more.
+
+    Args:
+        cached_mib: Of what is freed between the emptying of the cache and the engine's waking.
+    """
+    blocks = [
+        block(100 * MIB, Owner.WEIGHTS),
+        block(20 * MIB, Owner.GATHERED_WEIGHTS),
+        block(activations_mib * MIB, Owner.ACTIVATIONS, "layer"),
+        block(max(1, cached_mib) * MIB),
+    ]
+    events = [1, CACHE_EMPTIED, 2, -2, CACHE_EMPTIED, 3, -3, CACHE_EMPTIED, 4, -4, CACHE_EMPTIED]
+    phases = [(0, Phase.LOAD), (1, Phase.GENERATE), (5, Phase.FORWARD), (7, Phase.GENERATE), (10, Phase.SCORE)]
+    last_woken = 10 if cached_mib else 8
+    marks = [(2, EngineMark.WAKES), (2, EngineMark.WAKES), (4, EngineMark.SLEEPS)]
+    marks += [(last_woken, EngineMark.WAKES), (10, EngineMark.SLEEPS)]
+    return replace(trace(blocks, events, phases), engine_marks=tuple(marks))
+
+
+def awake(run: Trace) -> MemoryEstimate:
+    found = estimate_while_awake(run, ENDLESS, estimate(run))
+    assert found is not None
+    return found
+
+
+def test_only_what_is_alive_while_the_engine_is_awake_is_beside_its_share() -> None:
+    memory = awake(engine_run())
+    assert memory.peak_allocated_bytes == 120 * MIB == sum(memory.owners_at_peak.values())
+    assert memory.owners_at_peak[Owner.GATHERED_WEIGHTS] == 20 * MIB
+    assert memory.phases == {Phase.GENERATE: 120 * MIB}
+    assert (memory.peak_phase, memory.modules_at_peak) == (Phase.GENERATE, ())
+    assert memory.reserved.native.peak_reserved_bytes == 120 * MIB, "what the step left is given back before it wakes"
+    assert memory.reserved.native.fits
+    cached = awake(engine_run(cached_mib=60))
+    assert cached.peak_allocated_bytes == 120 * MIB
+    assert cached.reserved.native.peak_reserved_bytes == 160 * MIB, "what is cached as it wakes lies beside it"
+    assert cached.reserved.native.slack_bytes == 60 * MIB
+
+
+def beside_engine(memory: MemoryEstimate) -> Estimate:
+    time = StepTime(tokens=1.0, phases={})
+    sizes = {"budget_bytes": 10 * GIB, "vllm_share_bytes": GIB}
+    return Estimate(knobs=TRL_DEFAULTS, hardware=CARD, memory=memory, time=time, **sizes)
+
+
+def test_an_engine_that_never_sleeps_has_its_share_throughout() -> None:
+    never = replace(engine_run(), engine_marks=())
+    memory = estimate(never)
+    assert estimate_while_awake(never, ENDLESS, memory) is None
+    estimated = beside_engine(memory)
+    assert with_sleep(estimated, None, asleep_bytes=5) is estimated
+
+
+def test_the_card_needs_the_larger_of_both_moments() -> None:
+    awake_mib, asleep_mib = 1024 + 1024 + 120, 1024 + 512 + 1900
+    for activations_mib, needed, phase in ((200, awake_mib, Phase.GENERATE), (1800, asleep_mib, Phase.FORWARD)):
+        one = engine_run(activations_mib=activations_mib)
+        estimated = with_sleep(beside_engine(estimate(one)), awake(one), asleep_bytes=512 * MIB)
+        assert (estimated.required_bytes, estimated.memory.peak_phase) == (needed * MIB, phase)
+        assert estimated.vllm_sleep is not None
+        assert estimated.required_bytes == CARD.non_torch_bytes + estimated.vllm_sleep.needed_bytes
+        assert estimated.vllm_sleep.is_decided_awake is (phase is Phase.GENERATE)
+
+
+def test_it_never_keeps_more_than_its_share() -> None:
+    for words, kept_bytes in (
+        (SLEEPING, ASLEEP_BYTES),
+        (SLEEPING | {"vllm_tensor_parallel_size": 2, "vllm_gpu_memory_utilization": 0.5}, ASLEEP_PARALLEL_BYTES),
+        (SLEEPING | {"vllm_gpu_memory_utilization": 0.1}, 2.4 * GIB),
+        ({"use_vllm": True}, 7.2 * GIB),
+        ({"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.5}, 12 * GIB),
+        ({}, 0),
+        (SLEEPING | {"vllm_mode": "server"}, 0),
+    ):
+        assert asleep_bytes(Job(method="grpo", model="m", dataset=None, arguments=words), CARD) == pytest.approx(
+            kept_bytes
+        ), words
+
+
+SETTINGS = AllocatorSettings()
+
+
+def played_in_full(tokens: Sequence[int], settings: AllocatorSettings, micro_batches: int) -> list[int]:
+    """The same run as one sequence of calls, each step with its own sizes."""
+    allocator, alive, reserved = CachingAllocator(None, settings), dict[int, int](), []
+    for number, each in enumerate(tokens):
+        trace = rehearsed(each, micro_batches).trace
+        cuts = [index for index, phase in trace.phase_starts if phase is Phase.FORWARD][::micro_batches]
+        begin, end = (0, cuts[1]) if number == 0 else (cuts[1], len(trace.events))
+        for event in trace.events[begin:end]:
+            if event > 0:
+                alive[event] = allocator.malloc(trace.blocks[event - 1].size_bytes)
+            else:
+                allocator.free(alive.pop(-event))
+        reserved.append(allocator.peak_reserved_bytes)
+    return reserved
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_replay_from_two_lengths_is_that_of_a_run_whose_steps_were_all_rehearsed(
+    expandable: bool, micro_batches: int
+) -> None:
+    tokens = [210, 640, 333, 900, 150, 640, 511, 977, 210, 333, 960, 420, 1000, 640]
+    settings = AllocatorSettings(grows=expandable)
+    pair = rehearsed(LONGEST, micro_batches), rehearsed(SHORTER, micro_batches)
+    replayed = reserved_after(*pair, tokens, settings, longest_first=False, accumulates=micro_batches > 1)
+    assert replayed == played_in_full(tokens, settings, micro_batches)
+
+
+def test_the_longest_rows_run_first_beside_the_gradients_that_later_ones_are_added_to() -> None:
+    pair = rehearsed(LONGEST, 2), rehearsed(SHORTER, 2)
+    held = itertools.accumulate(sign * block.size_bytes for _, sign, block in pair[0].trace.walk())
+    (reserved,) = reserved_after(*pair, [SHORTER], SETTINGS, longest_first=True, accumulates=True)
+    assert reserved >= max(held)
+
+
+def test_with_the_longest_rows_first_less_is_reserved_unless_steps_empty_the_cache() -> None:
+    profile = DataProfile(rows_by_length={100: 500, 300: 300, 500: 150, 700: 80, 850: 30, 1000: 4})
+    batches = drawn_batches(profile, rows=2, each_step=1, limit=None, longest=LONGEST)
+    pair = rehearsed(LONGEST), rehearsed(SHORTER)
+    kept, emptied = (mixed_lengths(*pair, batches, SETTINGS, empties_cache=each).native for each in (False, True))
+    assert emptied[-1] > kept[-1] + 40 * MIB
+    assert all(fewer <= more for fewer, more in zip(kept, emptied, strict=True))
+    assert all(before <= after for before, after in (*pairwise(kept), *pairwise(emptied)))
+
+
+def test_drawn_batches_are_as_long_as_their_longest_rows_and_the_same_each_time() -> None:
+    profile = DataProfile(rows_by_length={10: 90, 50: 9, 400: 1})
+    batches = drawn_batches(profile, rows=4, each_step=2, limit=100, longest=100)
+    assert len(batches.tokens) == 2000
+    assert {*batches.tokens} <= set(range(10, 101))
+    assert max(batches.tokens) == 100
+    assert batches == drawn_batches(profile, rows=4, each_step=2, limit=100, longest=100)
+
+
+def test_a_rehearsal_of_one_step_or_of_two_streams_is_not_cut() -> None:
+    trace = rehearsed(SHORTER).trace
+    one_step = replace(trace, phase_starts=trace.phase_starts[:4])
+    streams = replace(trace, stream_uses=(StreamUse(1, 1, 1),))
+    for each in (one_step, streams):
+        with pytest.raises(UnclearStepsError):
+            step_parts(each)

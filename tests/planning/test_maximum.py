@@ -1,6 +1,7 @@
-"""``max`` on the way from a job to a plan: what is tried of each argument, what is kept, and what a training gets."""
+"""``max``: what is tried of each argument, and what a training gets; and images made as small as they must be."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from autotrain_mem import api
 from autotrain_mem.planning.maximum import question_of, settled
 from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.report.plan_view import most_sentence
-from autotrain_mem.settings.words import MOST
-from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, UsageError
-from autotrain_mem.support.units import GIB
-from autotrain_mem.types import DataProfile, Job, Knobs
+from autotrain_mem.settings.words import MAX_LENGTH, MOST
+from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, DoesNotFitError, UsageError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import DataProfile, Fingerprint, Job, Knobs, Plan
+from autotrain_mem.types.data import ImageProfile
 from autotrain_mem.types.model import ModelFacts
 from tests.fake_worker import FakeWorker, rehearsals, toy
 
@@ -108,3 +110,92 @@ def test_an_estimate_is_of_a_number_and_what_is_wrong_with_every_value_is_said()
         values("num_generations", "grpo", GRPO, effective_batch_size=7, per_device_train_batch_size=2)
     with pytest.raises(ContextLengthError, match="The longest prompt has 8192"):
         values("max_completion_length", "grpo", GRPO, profile=DataProfile(rows_by_length={8192: 1}))
+
+
+AREA = 1024 * 768
+STEPS = tuple(2**20 >> halving for halving in range(9))
+TEXT_TOKENS = 100
+
+
+def image_tokens(max_pixels: int | None) -> int:
+    return min(AREA, max_pixels or AREA) // 28**2
+
+
+def pictures(job: Job, knobs: Knobs) -> Sequence[int]:
+    """A small model and, for each row at once, a MiB for every token of its text and its images."""
+    tokens = min(knobs.max_length or 10**9, image_tokens(knobs.max_pixels) + TEXT_TOKENS)
+    return [GIB // 8, tokens * MIB * knobs.per_device_train_batch_size]
+
+
+@dataclass
+class Pictured(FakeWorker):
+    """Has rows of one large image each."""
+
+    steps: tuple[int, ...] = STEPS
+
+    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
+        facts = super().describe(job, compute_capability)
+        return replace(facts, reads_images=True, pixel_steps=self.steps)
+
+    def fingerprint(self, job: Job) -> Fingerprint:
+        return Fingerprint(digest=f"{job.arguments.get('max_pixels')}", names_files=False)
+
+    def profile(self, job: Job, on_counting: object) -> DataProfile:
+        tokens = image_tokens(job.arguments.get("max_pixels"))
+        images = ImageProfile(
+            rows_by_images={1: 10}, rows_by_image_tokens={tokens: 10}, rows_by_end={tokens: 10}, worst=("1024x768",)
+        )
+        return DataProfile(rows_by_length={tokens + TEXT_TOKENS: 10}, images=images)
+
+
+def planned(gib: float, worker: FakeWorker | None = None, earlier: Plan | None = None, **job: Any) -> Plan:
+    given = {"method": "sft", "model": "m", "dataset": "rows.jsonl", "arguments": {}}
+    asked = rehearsals(worker or Pictured(sizes=pictures), Job(**{**given, **job}), toy(gib))
+    return api.plan(replace(asked, headroom_bytes=0), earlier=earlier)
+
+
+def gib_for(max_pixels: int | None) -> float:
+    """What a row with images of that size takes, and hardly more."""
+    return 0.2 + (image_tokens(max_pixels) + TEXT_TOKENS) / 1024
+
+
+SAID = {"arguments": {"max_pixels": 2**19}, "forbid": frozenset({MAX_LENGTH})}
+
+
+@pytest.mark.parametrize("max_pixels", [2**19, 2**16])
+def test_images_are_made_as_much_smaller_as_it_takes(max_pixels: int) -> None:
+    plan = planned(gib_for(max_pixels))
+    assert (plan.knobs.max_pixels, plan.level) == (max_pixels, "smaller images")
+    (lever,) = [lever for lever in plan.levers if lever.name == "max_pixels"]
+    tokens = image_tokens(max_pixels)
+    assert f"a row has {tokens} tokens of images at most, in place of {image_tokens(None)}" in lever.why
+    assert plan.data is not None
+    assert plan.data.longest == tokens + TEXT_TOKENS
+
+
+def test_they_stay_as_they_are_where_that_fits_and_text_is_cut_where_they_cannot_be_smaller() -> None:
+    assert planned(gib_for(None)).knobs.max_pixels is None
+    short = planned(gib_for(None) - 120 / 1024)
+    assert (short.knobs.max_pixels, short.data and short.data.truncated_rows_fraction) == (2**19, 0.0)
+    cut = planned(gib_for(None) - 120 / 1024, Pictured(sizes=pictures, steps=()))  # which cannot be smaller
+    assert cut.level == "shorter rows"
+    assert cut.knobs.max_length is not None
+    assert image_tokens(None) <= cut.knobs.max_length < image_tokens(None) + TEXT_TOKENS
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"forbid": frozenset({"max_pixels", MAX_LENGTH})}, {"fit": "rounding"}, SAID],
+    ids=["forbidden", "rounding", "said"],
+)
+def test_they_are_not_where_the_user_said_otherwise(words: dict[str, Any]) -> None:
+    with pytest.raises(DoesNotFitError):
+        planned(gib_for(2**18), **words)
+
+
+def test_a_plan_that_is_followed_has_its_images_as_small_as_it_made_them() -> None:
+    plan = planned(gib_for(2**18))
+    worker = Pictured(sizes=pictures)
+    followed = planned(gib_for(2**18), worker, earlier=plan)
+    assert (followed.knobs, followed.row_tokens, followed.warnings) == (plan.knobs, plan.row_tokens, plan.warnings)
+    assert worker.asked == [], "nothing has changed that a rehearsal depends on"

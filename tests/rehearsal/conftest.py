@@ -1,4 +1,4 @@
-"""Its folder holds what the tests in the folders below share: ``real_run``, ``object_trainer``, ``trace_reading``."""
+"""Its folder holds what the tests in the folders below share: ``real_run``, ``trace_reading``."""
 
 import pytest
 

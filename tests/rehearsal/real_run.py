@@ -1,4 +1,7 @@
-"""Rehearses a training and runs it for real, side by side: one job, fake tensors or true ones; and compares the two."""
+"""Rehearses a training and runs it for real, side by side: one job, fake tensors or true ones; and compares the two.
+
+A trainer may also be made around a model object, as a script would make it.
+"""
 
 import itertools
 import tempfile
@@ -14,8 +17,8 @@ from bitsandbytes.nn import Params4bit
 from transformers import GenerationMixin
 from trl.trainer import distillation_trainer, grpo_trainer, rloo_trainer
 
-from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
-from autotrain_mem.rehearsal.fake_run import Watch
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, stub_tokenizer
+from autotrain_mem.rehearsal.fake_run import TrainerSpec, Watch, rehearse_trainer
 from autotrain_mem.rehearsal.generation import end_of_sequence, experts_as_on_cuda
 from autotrain_mem.rehearsal.rehearse import rehearse, trainer_spec
 from autotrain_mem.types import Job, Knobs, Owner, Phase, Trace
@@ -119,6 +122,42 @@ def trained(one: Case, output_dir: Path, **card: Any) -> tuple[Trace, Any]:
         with spec.patches(trainer):
             watch.train(trainer, edit_rows=spec.edit_rows)
     return watch.recorder.trace(), trainer
+
+
+def sft_trainer(model: Any, output_dir: Path) -> Any:
+    """A trainer of two steps."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    small = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": True}
+    quiet = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    return SFTTrainer(
+        model=model,
+        args=SFTConfig(output_dir=str(output_dir), **small, **quiet),
+        train_dataset=Dataset.from_list([{"input_ids": [5] * 48}] * 8),
+        processing_class=stub_tokenizer(),
+    )
+
+
+def with_lora(model: Any, **options: Any) -> Any:
+    """The model with an adapter on all its linear layers."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **options))
+
+
+def rehearsed_trainer(build: Callable[[], Any]) -> Trace:
+    """What a trainer would allocate, by its rehearsal."""
+    return rehearse_trainer(TrainerSpec(build=build))
+
+
+def trained_trainer(build: Callable[[], Any]) -> Trace:
+    """What it allocates on real tensors."""
+    torch.manual_seed(0)
+    watch = Watch()
+    with watch.cuda_semantics():
+        watch.train(build())
+    return watch.recorder.trace()
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from object_trainer import rehearsed, sft_trainer, trained, with_lora
-from real_run import Folder, births, first_difference
+from real_run import Folder, births, first_difference, rehearsed_trainer, sft_trainer, trained_trainer, with_lora
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
@@ -313,7 +312,7 @@ def test_a_generator_of_random_numbers_and_a_device_arrive_as_the_cpus_and_optim
 
 def trained_before(output_dir: Path) -> Any:
     model = gated()
-    trained(lambda: sft_trainer(model, output_dir))
+    trained_trainer(lambda: sft_trainer(model, output_dir))
     return model
 
 
@@ -331,7 +330,7 @@ def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
 ) -> None:
     model = CASES[case](model_folder("qwen2"), tmp_path)
     packed = pack(model)
-    fake = rehearsed(lambda: sft_trainer(unpack(packed), tmp_path))
-    real, _ = trained(lambda: sft_trainer(model, tmp_path))
+    fake = rehearsed_trainer(lambda: sft_trainer(unpack(packed), tmp_path))
+    real = trained_trainer(lambda: sft_trainer(model, tmp_path))
     assert len(births(real)) > 100
     assert not first_difference(fake, real)

@@ -20,7 +20,7 @@ from autotrain_mem.types.autofit import AutoFit
 from tests import fake_worker
 from tests.fake_worker import FakeWorker
 from tests.planning.test_compare_gpus import LARGE
-from tests.planning.test_for_processes import made
+from tests.planning.test_follow_plan import made_on
 
 
 def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them_and_one_without_weights_to_train_from(
@@ -78,7 +78,7 @@ def test_ranks_that_cannot_read_it_are_refused(tmp_path: Path) -> None:
     refuse(request(tmp_path, AutoFit()), to_train=True)  # without a plan the sharding is not known yet
     with pytest.raises(OutputFolderError, match="DeepSpeed resumes it only with that stage"):
         refuse(request(tmp_path, AutoFit(gpus=2, sharding="fsdp2")), to_train=True)
-    made(2).save(tmp_path / "plan.json")
+    made_on(2).save(tmp_path / "plan.json")
     with pytest.raises(OutputFolderError, match="it is DeepSpeed's ZeRO-3 of 2 ranks") as refused:
         refuse(request(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
     assert "--gpus 2 --sharding zero3" in refused.value.hint
@@ -98,7 +98,7 @@ def test_another_seed_is_refused_before_anything_is_planned_unless_the_epoch_beg
 
 
 def test_nothing_is_refused_if_one_of_the_checkpoints_can_be_read(tmp_path: Path) -> None:
-    made(2).save(tmp_path / "plan.json")
+    made_on(2).save(tmp_path / "plan.json")
     checkpoint(tmp_path, 3, "optimizer.pt")
     checkpoint(tmp_path, 6, ZERO)
     refuse(request(tmp_path, AutoFit(gpus=4, sharding="ddp")), to_train=True)
@@ -107,7 +107,7 @@ def test_nothing_is_refused_if_one_of_the_checkpoints_can_be_read(tmp_path: Path
 
 
 def test_gpus_that_do_not_divide_the_batch_are_refused_with_those_that_do(tmp_path: Path) -> None:
-    plan = made(2)
+    plan = made_on(2)
     plan.save(tmp_path / "plan.json")
     with pytest.raises(UsageError, match="3 GPUs do not divide the run's effective batch of 16 rows") as refused:
         refuse(request(tmp_path, AutoFit(gpus=3)), to_train=True)
