@@ -4,12 +4,14 @@ import pathlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
 from datasets import Dataset
 from nouns import TRL_DEFAULTS
 from transformers import AutoTokenizer
+from trl.experimental.utils import DataCollatorForChatML
 
 from autotrain_mem.checks import table, trl_arguments
 from autotrain_mem.checks.flag_checks import Flags
@@ -58,8 +60,6 @@ def written(folder: pathlib.Path, *rows: dict[str, Any]) -> str:
 def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(
     model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
-    from trl.experimental.utils import DataCollatorForChatML
-
     model = model_folder("qwen2")
     longer = {"messages": [ASKED, ANSWERED, {"role": "user", "content": "eight"}, {**ANSWERED, "content": "nine"}]}
     rows = [{"messages": [ASKED, {**ANSWERED, "content": "six seven " * 9}]}, longer]
@@ -100,8 +100,6 @@ def test_a_prompt_that_is_a_conversation_becomes_the_text_that_trls_example_make
 def test_worst_rows_have_the_longest_prompt_of_the_data_and_one_token_of_an_answer_at_least(
     length: int, prompt: int | None, kept: int
 ) -> None:
-    from trl.experimental.utils import DataCollatorForChatML
-
     known = Configs(script=None, training=None, model=None, dataset=None, prompt_length=prompt)
     rows = gkd.rows_editor(known)(list(gkd.worst_rows(known, length, 2)))
     batch = DataCollatorForChatML(stub_tokenizer("left"), max_length=length)(rows)
@@ -135,8 +133,6 @@ SHORT = {"prompt": "one", "chosen": "two three", "rejected": "four"}
 
 def trained_on(job: Job, rows: Any, scratch: pathlib.Path, max_length: int) -> Any:
     """What TRL's trainer makes of rows."""
-    from importlib import import_module
-
     facts = job.method_facts
     filled = method_of(job.method).configs(counting_arguments(job, str(scratch)) | {"max_length": max_length})
     tokenizer = load_tokenizer(job.model) if scratch.name else stub_tokenizer()

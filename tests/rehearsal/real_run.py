@@ -14,7 +14,10 @@ from unittest.mock import patch
 
 import torch
 from bitsandbytes.nn import Params4bit
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import GenerationMixin
+from trl import SFTConfig, SFTTrainer
 from trl.trainer import distillation_trainer, grpo_trainer, rloo_trainer
 
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, stub_tokenizer
@@ -126,9 +129,6 @@ def trained(one: Case, output_dir: Path, **card: Any) -> tuple[Trace, Any]:
 
 def sft_trainer(model: Any, output_dir: Path) -> Any:
     """A trainer of two steps."""
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
     small = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": True}
     quiet = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     return SFTTrainer(
@@ -141,8 +141,6 @@ def sft_trainer(model: Any, output_dir: Path) -> Any:
 
 def with_lora(model: Any, **options: Any) -> Any:
     """The model with an adapter on all its linear layers."""
-    from peft import LoraConfig, get_peft_model
-
     return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **options))
 
 

@@ -14,7 +14,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from datasets import Dataset
 from real_run import Folder, births, case, rehearsed
+from safetensors.torch import load_file
 
 from autotrain_mem.methods.configs import on_cpu, on_host
 from autotrain_mem.methods.interface import method_of
@@ -112,8 +114,6 @@ PAIRS = {"prompt": ["What is 1 + 1?"] * 8, "chosen": [" 2, I think"] * 8, "rejec
 
 def made(method: str, folder: Path, output_dir: Path, given: dict[str, Any] | None = None, **knobs: Any) -> Any:
     """A trainer of two steps, on real text, as autofit trains it."""
-    from datasets import Dataset
-
     one = case(method, folder, given, **knobs)
     quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "learning_rate": 1e-2}
     run = {"output_dir": str(output_dir), "max_steps": 2}
@@ -129,8 +129,6 @@ def test_training_on_a_cpu_fp16_becomes_bf16() -> None:
 
 
 def test_the_reward_head_is_trained_with_the_adapter_and_saved(model_folder: Folder, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     trainer = made("reward", model_folder("qwen2"), tmp_path, use_peft=True)
     trainer.train()
     head = trainer.model.base_model.model.score

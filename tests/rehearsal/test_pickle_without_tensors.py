@@ -16,8 +16,9 @@ import torch
 from real_run import Folder, births, first_difference, rehearsed_trainer, sft_trainer, trained_trainer, with_lora
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+from trl import SFTConfig
 
 from autotrain_mem.rehearsal import fake_run
 from autotrain_mem.support.errors import UsageError
@@ -27,15 +28,11 @@ from tests.forked import Forge
 
 
 def model_of(family: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(tiny_config(family))
 
 
 def quantized(folder: Path, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
     return AutoModelForCausalLM.from_pretrained(
         folder, device_map=None, dtype=torch.bfloat16, quantization_config=BitsAndBytesConfig(**options)
     )
@@ -233,8 +230,6 @@ def test_what_a_script_defines_itself_arrives_with_what_it_uses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The module beside the script is one that this process does not know."""
-    from trl import SFTConfig
-
     script, packed = tmp_path / "train.py", tmp_path / "packed"
     script.write_text(textwrap.dedent(SCRIPT))
     (tmp_path / "beside.py").write_text(textwrap.dedent(BESIDE))

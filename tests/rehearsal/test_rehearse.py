@@ -14,6 +14,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import transformers
+import trl
 from real_run import Folder, peaks, rehearsal_of
 from tiny import tiny_config
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -103,8 +105,6 @@ def test_a_pair_is_padded_after_the_collator_has_cut_it_too() -> None:
 
 
 def parameter_bytes(family: str, itemsize: int = 4) -> int:
-    import transformers
-
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(tiny_config(family))
     return sum(parameter.numel() for parameter in model.parameters()) * itemsize
@@ -204,8 +204,6 @@ def test_a_rehearsal_leaves_the_process_as_it_found_it_and_the_next_one_is_the_s
     fails: bool, folder: Path, tmp_path: Path
 ) -> None:
     """The same but for the order in which autocast drops its cached weights, which is that of their addresses."""
-    import trl
-
     job, knobs = Job(method="sft", model=str(folder), dataset=None), some_knobs(use_peft=True)
     before, first = state_of_torch(), rehearse(folder, use_peft=True)
     if fails:

@@ -26,6 +26,7 @@ from real_run import Case, Folder, case, peak, peaks, rehearsed, trained
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 from trace_reading import sizes
+from trl.generation.vllm_generation import VLLMGeneration
 
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
@@ -328,8 +329,6 @@ WEIGHT_ELEMENTS = 1000
 
 
 def engine(mode: str, **options: Any) -> Any:
-    from trl.generation.vllm_generation import VLLMGeneration
-
     model = torch.nn.Linear(WEIGHT_ELEMENTS, 3, bias=False)
     model.name_or_path = "a/model"
     return VLLMGeneration(

@@ -26,6 +26,7 @@ from real_run import (
 )
 from story import story
 from tiny import tiny_config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotrain_mem.estimator.depth.extrapolate import expand
 from autotrain_mem.estimator.memory import LANGUAGE, PROJECTOR, VISION, parts_of
@@ -141,8 +142,6 @@ def test_a_loss_of_few_chunks_is_left_whole(deep_folder: Path) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_the_model_has_as_many_layers_as_asked_for_wherever_its_config_is_read(family: str, tmp_path: Path) -> None:
-    from transformers import AutoConfig
-
     config = deep_config(family)
     config.save_pretrained(tmp_path)
     with with_layers([str(tmp_path)], 3):
@@ -172,8 +171,6 @@ def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[st
 
 @pytest.mark.parametrize(("family", "name"), [("qwen2_5_vl", "depth"), ("smolvlm", "num_hidden_layers")])
 def test_the_layers_of_a_vision_tower_are_counted(family: str, name: str, vision_folder: Folder) -> None:
-    from transformers import AutoConfig
-
     config = AutoConfig.from_pretrained(vision_folder(family))
     setattr(config.vision_config, name, 7)
     pattern = pattern_of(JOB, config)
@@ -199,8 +196,6 @@ def test_models_of_one_step_have_a_pattern_where_they_share_it(tmp_path: Path) -
 
 
 def deep_model(family: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_config(deep_config(family))
 
 
@@ -261,8 +256,6 @@ def test_a_model_object_whose_layers_differ_is_rehearsed_whole(kind: str) -> Non
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "gemma3"])
 def test_a_shortened_model_object_is_the_one_that_its_shortened_config_makes(family: str) -> None:
-    from transformers import AutoModelForCausalLM
-
     model = unpack(pack(with_lora(deep_model(family))))
     shorten_model(model, 4)
     config = deep_config(family)

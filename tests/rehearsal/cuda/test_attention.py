@@ -12,7 +12,7 @@ from trace_reading import live, sizes
 
 from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.rehearsal.cuda import workspaces
-from autotrain_mem.rehearsal.cuda.attention import cuda_attention
+from autotrain_mem.rehearsal.cuda.attention import _flash_functions, cuda_attention
 from autotrain_mem.rehearsal.cuda.attention_kernels import (
     Backend,
     Inputs,
@@ -211,8 +211,6 @@ FLASH, FLASH3 = "flash_attention_2", "flash_attention_3"
 
 
 def test_flash_attention_by_name_computes_what_sdpa_does_and_packed_documents_stay_apart() -> None:
-    from autotrain_mem.rehearsal.cuda.attention import _flash_functions
-
     dense, packed = _flash_functions(Backend.FLASH, A100)
     q, k, v = (tensor.transpose(1, 2).detach() for tensor in projections(BF16, GROUPS))
     ends = torch.tensor([0, TOKENS, 2 * TOKENS], dtype=torch.int32)

@@ -17,7 +17,14 @@ from real_run import Folder, case, rehearsed
 from tiny import FAMILIES
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import sizes
-from transformers import AutoModelForCausalLM, PreTrainedModel, core_model_loading, modeling_utils
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    core_model_loading,
+    modeling_utils,
+)
 from trl.trainer.utils import create_model_from_path
 
 from autotrain_mem.cli.tiny_model import VOCABULARY_SIZE
@@ -44,8 +51,6 @@ KINDS = ("full", "nf4-nested", "fp4", "int8")
 
 
 def quantization(kind: str) -> Any:
-    from transformers import BitsAndBytesConfig
-
     return BitsAndBytesConfig(**QUANTIZED[kind]) if kind in QUANTIZED else None
 
 
@@ -163,8 +168,6 @@ SOURCE = OUT * IN * 2
 
 @pytest.mark.parametrize("kind", ["nf4-nested", "fp4"])
 def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, model_folder: Folder) -> None:
-    from bitsandbytes import functional
-
     nested = kind == "nf4-nested"
     with Recorder().recording() as recorder:
         source = torch.ones(OUT, IN, dtype=torch.bfloat16)
@@ -222,8 +225,6 @@ def test_a_second_model_takes_a_block_of_its_own(model_folder: Folder) -> None:
 
 
 def load(folder: Path, **options: Any) -> Any:
-    from trl.trainer.utils import create_model_from_path
-
     return create_model_from_path(str(folder), device_map=None, **options)
 
 
@@ -281,8 +282,6 @@ def test_a_quantized_checkpoint_rehearses_with_its_own_quantization_only(
 
 @pytest.mark.parametrize("method", ["gptq", "compressed-tensors", "llm_int8_has_fp16_weight"])
 def test_other_quantizations_are_refused_by_name(method: str) -> None:
-    from transformers import BitsAndBytesConfig, Qwen2Config
-
     keeps_float16 = method == "llm_int8_has_fp16_weight"
     config = Qwen2Config() if keeps_float16 else Qwen2Config(quantization_config={"quant_method": method})
     asked = BitsAndBytesConfig(load_in_8bit=True, llm_int8_has_fp16_weight=True) if keeps_float16 else None

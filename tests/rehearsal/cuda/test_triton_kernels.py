@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from real_run import peak
+from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import recorded_step, sizes
+from transformers import AutoModelForCausalLM, GPT2Config, trainer
 
 from autotrain_mem.rehearsal.cuda import triton_kernels
 from autotrain_mem.rehearsal.cuda.triton_kernels import chunk_tokens, fused_head_stand_ins, liger_stand_ins
@@ -112,15 +115,12 @@ def test_the_head_holds_one_chunk_of_logits_and_both_gradients_and_an_older_one_
 
 
 def config(family: str) -> Any:
-    import transformers
-
     sizes = {"hidden_size": HIDDEN, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
     return transformers.AutoConfig.for_model(family, **sizes, num_attention_heads=4, num_key_value_heads=2)
 
 
 def training_step(family: str, switches: dict[str, Any] | None, with_liger: bool) -> tuple[list[int], int, Any]:
     """Returns the sizes and the peak of one step of a tiny fake model, and the output of its forward pass."""
-    from transformers import AutoModelForCausalLM, trainer
 
     def build() -> Any:
         model = AutoModelForCausalLM.from_config(config(family), dtype=BF16).train()
@@ -162,8 +162,6 @@ def test_each_kernel_and_the_head_can_be_switched_off() -> None:
 
 
 def test_other_models_real_tensors_and_switches_are_refused() -> None:
-    from transformers import AutoModelForCausalLM, GPT2Config, trainer
-
     gpt2 = GPT2Config(n_layer=1, n_embd=64, n_head=4)
     for mode, one, reason in ((FakeTensorMode(), gpt2, "not for gpt2"), (nullcontext(), config("llama"), "GPU only")):
         with mode, liger_stand_ins():
@@ -183,8 +181,6 @@ SCORED = ROWS * (LABELLED - PROMPT)
 
 
 def model_with_head(weights: torch.dtype) -> Any:
-    from tiny import tiny_config
-    from transformers import AutoModelForCausalLM
     from trl.trainer.utils import add_fused_lm_head
 
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 from trace_reading import REAL_AND_FAKE, SmallCard
 
 from autotrain_mem.machine import catalog
@@ -213,8 +214,6 @@ def test_a_workspace_that_was_refused_is_requested_again() -> None:
 
 
 def test_a_recompute_within_the_backward_pass_uses_the_backwards_workspace() -> None:
-    from torch.utils.checkpoint import checkpoint
-
     model, x = torch.nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True)
     with torch.no_grad():
         assert [len(cublas(recorded(lambda: model(model(x))))) for _ in range(2)] == [1, 1], "each run takes its own"

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_run import peak
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 from trace_reading import SmallCard, live
 
 from autotrain_mem.rehearsal.trace.ledger import PinnedMemory
@@ -90,8 +91,6 @@ def test_a_module_that_raises_leaves_the_stack_of_names() -> None:
 
 @pytest.mark.parametrize("use_reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_what_a_checkpoint_recomputes_in_the_backward_pass_is_activations(use_reentrant: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
     leaf = torch.ones(N, requires_grad=True)
     with Recorder().recording() as recorder:
         recorder.enter_phase(Phase.FORWARD)
