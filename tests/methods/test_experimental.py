@@ -1,10 +1,10 @@
 """Methods of trl.experimental: what is refused, which rows are counted, and how long the worst of them are."""
 
-import pathlib
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,28 +38,28 @@ from autotrain_mem.types.model import ModelFacts
 
 pytestmark = pytest.mark.newest
 
+Folder = Callable[[str], Path]
+
 
 ASKED = {"role": "user", "content": "one two three four five"}
 ANSWERED = {"role": "assistant", "content": "six seven"}
 
 
-def job_of(method: str, model: pathlib.Path, data: str | None = None, **arguments: Any) -> Job:
+def job_of(method: str, model: Path, data: str | None = None, **arguments: Any) -> Job:
     return Job(method=method, model=str(model), dataset=data, arguments=arguments)
 
 
-def gkd_job(model: pathlib.Path, data: str | None = None, **arguments: Any) -> Job:
+def gkd_job(model: Path, data: str | None = None, **arguments: Any) -> Job:
     return job_of("gkd", model, data, **{"teacher_model_name_or_path": str(model), "max_length": 64, **arguments})
 
 
-def written(folder: pathlib.Path, *rows: dict[str, Any]) -> str:
+def written(folder: Path, *rows: dict[str, Any]) -> str:
     path = folder / "rows.jsonl"
     Dataset.from_list(list(rows)).to_json(path)
     return str(path)
 
 
-def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(
-    model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
-) -> None:
+def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(model_folder: Folder, tmp_path: Path) -> None:
     model = model_folder("qwen2")
     longer = {"messages": [ASKED, ANSWERED, {"role": "user", "content": "eight"}, {**ANSWERED, "content": "nine"}]}
     rows = [{"messages": [ASKED, {**ANSWERED, "content": "six seven " * 9}]}, longer]
@@ -78,7 +78,7 @@ def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(
 
 
 def test_rows_without_a_prompt_or_with_one_that_is_no_beginning_are_refused(
-    model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+    model_folder: Folder, tmp_path: Path
 ) -> None:
     alone, text = {"messages": [ASKED]}, {"messages": [ASKED, ANSWERED], "prompt": "one two"}
     for row, why in ((alone, "1 of 1 conversations have a single message"), (text, "texts in a column prompt")):
@@ -86,9 +86,7 @@ def test_rows_without_a_prompt_or_with_one_that_is_no_beginning_are_refused(
             profile(gkd_job(model_folder("qwen2"), written(tmp_path, row)), str(tmp_path / "scratch"))
 
 
-def test_a_prompt_that_is_a_conversation_becomes_the_text_that_trls_example_makes_of_it(
-    model_folder: Callable[[str], pathlib.Path],
-) -> None:
+def test_a_prompt_that_is_a_conversation_becomes_the_text_that_trls_example_makes_of_it(model_folder: Folder) -> None:
     tokenizer = load_tokenizer(str(model_folder("qwen2")))
     rows = Dataset.from_list([{"messages": [ASKED, ANSWERED], "prompt": [ASKED]}])
     text = gkd._with_prompt_texts(rows, tokenizer)[0]["prompt"]
@@ -113,11 +111,11 @@ def test_worst_rows_have_the_longest_prompt_of_the_data_and_one_token_of_an_answ
     assert everywhere.sum().item() == 2 * (length - 1) - is_padded
 
 
-def gkd_configs(folder: pathlib.Path, **arguments: Any) -> Configs:
+def gkd_configs(folder: Path, **arguments: Any) -> Configs:
     return method_of("gkd").configs(counting_arguments(gkd_job(folder, **arguments), str(folder)))
 
 
-def test_a_training_generates_as_often_as_chance_says(tmp_path: pathlib.Path) -> None:
+def test_a_training_generates_as_often_as_chance_says(tmp_path: Path) -> None:
     """Of 8 micro-steps that generate with a chance of 0.25, 2 do; a rehearsed step of two does once: 8 / 4 = 2."""
     for chance, micro_steps in ((1.0, 2), (0.5, 2), (0.25, 4), (0.0, 0)):
         known, knobs = gkd_configs(tmp_path, lmbda=chance), replace(TRL_DEFAULTS, gradient_accumulation_steps=4)
@@ -131,7 +129,7 @@ LONG_PROMPT = {"prompt": "one two three four " * 6, "chosen": "five", "rejected"
 SHORT = {"prompt": "one", "chosen": "two three", "rejected": "four"}
 
 
-def trained_on(job: Job, rows: Any, scratch: pathlib.Path, max_length: int) -> Any:
+def trained_on(job: Job, rows: Any, scratch: Path, max_length: int) -> Any:
     """What TRL's trainer makes of rows."""
     facts = job.method_facts
     filled = method_of(job.method).configs(counting_arguments(job, str(scratch)) | {"max_length": max_length})
@@ -142,7 +140,7 @@ def trained_on(job: Job, rows: Any, scratch: pathlib.Path, max_length: int) -> A
 
 @pytest.mark.parametrize("method", EXPERIMENTAL)
 def test_rows_that_stay_longer_than_max_length_are_refused_and_auto_counts_them_whole(
-    method: str, model_folder: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+    method: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     model, data = model_folder("qwen2"), written(tmp_path, LONG_PROMPT, SHORT)
     whole = profile(job_of(method, model, data), str(tmp_path)).longest
@@ -158,20 +156,18 @@ def test_rows_that_stay_longer_than_max_length_are_refused_and_auto_counts_them_
 
 @pytest.mark.parametrize("method", EXPERIMENTAL)
 @pytest.mark.parametrize("length", [3, 40])
-def test_worst_rows_have_exactly_the_length_asked_for_on_both_sides(
-    method: str, length: int, tmp_path: pathlib.Path
-) -> None:
+def test_worst_rows_have_exactly_the_length_asked_for_on_both_sides(method: str, length: int, tmp_path: Path) -> None:
     job = job_of(method, tmp_path)
     filled = method_of(method).configs(counting_arguments(job, str(tmp_path)) | {"max_length": length})
     rows = method_of(method).worst_rows(filled, length, 2)
-    made = trained_on(job, rows, pathlib.Path(), length)
+    made = trained_on(job, rows, Path(), length)
     for side in ("chosen", "rejected"):
         assert [len(ids) for ids in made[f"{side}_input_ids"]] == [length, length]
     *_, last = method_of(method).rows_editor(filled)(list(made))
     assert (len(last["chosen_input_ids"]), len(last["rejected_input_ids"])) == (length, length - 1)
 
 
-def test_no_plan_makes_rows_shorter_nor_goes_beyond_the_models_context(tmp_path: pathlib.Path) -> None:
+def test_no_plan_makes_rows_shorter_nor_goes_beyond_the_models_context(tmp_path: Path) -> None:
     facts = ModelFacts(context_length=64, is_quantized=False)
     for method in EXPERIMENTAL:
         assert not [row.name for row in LADDER if row.suits(METHODS[method]) and "max_length" in row.knobs]
@@ -179,18 +175,16 @@ def test_no_plan_makes_rows_shorter_nor_goes_beyond_the_models_context(tmp_path:
             make_space(TRL_DEFAULTS, job_of(method, tmp_path), facts, longest=65)
 
 
-Folder = Callable[[str], pathlib.Path]
-
 TALK = [{"role": "user", "content": "What is 2 plus 2?"}]
 BEGUN = [*TALK, {"role": "assistant", "content": "It is"}]
 
 
-def online_configs(folder: pathlib.Path, **arguments: Any) -> Any:
+def online_configs(folder: Path, **arguments: Any) -> Any:
     return method_of("online_dpo").configs({"output_dir": str(folder), "use_cpu": True, "bf16": False, **arguments})
 
 
 @pytest.mark.slow
-def test_prompts_are_counted_as_the_trainer_tokenizes_them(model_folder: Folder, tmp_path: pathlib.Path) -> None:
+def test_prompts_are_counted_as_the_trainer_tokenizes_them(model_folder: Folder, tmp_path: Path) -> None:
     """Text without special tokens, and conversations of which one ends in the middle of an answer."""
     folder = model_folder("llama")
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -203,7 +197,7 @@ def test_prompts_are_counted_as_the_trainer_tokenizes_them(model_folder: Folder,
         assert counted.longer == mask.sum(dim=1).tolist()[: len(prompts)]
 
 
-def test_rows_with_an_image_and_lengths_without_a_number_are_refused(tmp_path: pathlib.Path) -> None:
+def test_rows_with_an_image_and_lengths_without_a_number_are_refused(tmp_path: Path) -> None:
     rows = Dataset.from_dict({"prompt": ["What is this?"], "image": ["a.png"]})
     with pytest.raises(DatasetFormatError, match="Rows with images are not supported"):
         online_dpo.row_lengths(online_configs(tmp_path), rows, None)
@@ -212,9 +206,7 @@ def test_rows_with_an_image_and_lengths_without_a_number_are_refused(tmp_path: p
             refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": keyword}, own={}))
 
 
-def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(
-    tmp_path: pathlib.Path, model_folder: Folder
-) -> None:
+def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(tmp_path: Path, model_folder: Folder) -> None:
     (tmp_path / "config.json").write_text((model_folder("qwen2") / "config.json").read_text())
     for method in ("online_dpo", "grpo"):
         name = "reward_model_path" if method == "online_dpo" else "reward_model_name_or_path"
@@ -251,7 +243,7 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_ends_trls_trainer_or_is_not_rehearsed_is_refused(name: str, tmp_path: pathlib.Path) -> None:
+def test_what_ends_trls_trainer_or_is_not_rehearsed_is_refused(name: str, tmp_path: Path) -> None:
     method, job = method_of(name), Job(method=name, model="model", dataset=None, arguments={"max_length": 64})
     known = counting_arguments(job, str(tmp_path))
     method.check(method.configs(known), to_train=False)

@@ -144,12 +144,12 @@ def with_lora(model: Any, **options: Any) -> Any:
     return get_peft_model(model, LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **options))
 
 
-def rehearsed_trainer(build: Callable[[], Any]) -> Trace:
+def rehearsed_by(build: Callable[[], Any]) -> Trace:
     """What a trainer would allocate, by its rehearsal."""
     return rehearse_trainer(TrainerSpec(build=build))
 
 
-def trained_trainer(build: Callable[[], Any]) -> Trace:
+def trained_by(build: Callable[[], Any]) -> Trace:
     """What it allocates on real tensors."""
     torch.manual_seed(0)
     watch = Watch()

@@ -154,12 +154,7 @@ ALWAYS_CHUNKED = importlib.util.find_spec("trl.kernels") is not None
     ids=["as without them", "whole and eager", "packed"],
 )
 def test_the_loss_the_attention_and_the_rows_are_those_that_are_named(
-    given: dict[str, Any],
-    whole_logits: bool,
-    fused_attention: bool,
-    packed: bool,
-    model_folder: Folder,
-    tmp_path: Path,
+    given: dict[str, Any], whole_logits: bool, fused_attention: bool, packed: bool, model_folder: Folder, tmp_path: Path
 ) -> None:
     """A packed row is one whose documents each start at position zero; a chunked loss never calls the whole head."""
     trainer = made("sft", model_folder("qwen2"), tmp_path, given, packing=packed)

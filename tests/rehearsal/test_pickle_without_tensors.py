@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from real_run import Folder, births, first_difference, rehearsed_trainer, sft_trainer, trained_trainer, with_lora
+from real_run import Folder, births, first_difference, rehearsed_by, sft_trainer, trained_by, with_lora
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
@@ -224,10 +224,7 @@ BESIDE = """
 
 
 def test_what_a_script_defines_itself_arrives_with_what_it_uses(
-    model_folder: Folder,
-    tmp_path: Path,
-    forge: Forge,
-    monkeypatch: pytest.MonkeyPatch,
+    model_folder: Folder, tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The module beside the script is one that this process does not know."""
     script, packed = tmp_path / "train.py", tmp_path / "packed"
@@ -307,7 +304,7 @@ def test_a_generator_of_random_numbers_and_a_device_arrive_as_the_cpus_and_optim
 
 def trained_before(output_dir: Path) -> Any:
     model = gated()
-    trained_trainer(lambda: sft_trainer(model, output_dir))
+    trained_by(lambda: sft_trainer(model, output_dir))
     return model
 
 
@@ -325,7 +322,7 @@ def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
 ) -> None:
     model = CASES[case](model_folder("qwen2"), tmp_path)
     packed = pack(model)
-    fake = rehearsed_trainer(lambda: sft_trainer(unpack(packed), tmp_path))
-    real = trained_trainer(lambda: sft_trainer(model, tmp_path))
+    fake = rehearsed_by(lambda: sft_trainer(unpack(packed), tmp_path))
+    real = trained_by(lambda: sft_trainer(model, tmp_path))
     assert len(births(real)) > 100
     assert not first_difference(fake, real)

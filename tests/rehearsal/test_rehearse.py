@@ -104,9 +104,9 @@ def test_a_pair_is_padded_after_the_collator_has_cut_it_too() -> None:
     assert len(shorten_last_rejected([pair])[0]["rejected_ids"]) == 5
 
 
-def parameter_bytes(family: str, itemsize: int = 4) -> int:
+def parameter_bytes(itemsize: int = 4) -> int:
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(tiny_config(family))
+        model = transformers.AutoModelForCausalLM.from_config(tiny_config("qwen2"))
     return sum(parameter.numel() for parameter in model.parameters()) * itemsize
 
 
@@ -127,7 +127,7 @@ def test_weights_gradients_and_moments_have_the_bytes_of_the_dtype_and_of_the_co
     trace = rehearse(tmp_path, dtype=dtype)
     untied_head = 0 if config["tie_word_embeddings"] else config["vocab_size"] * config["hidden_size"] * itemsize
     parameters = [b for b in trace.blocks if b.owner is Owner.WEIGHTS and b.module.endswith(("weight", "bias"))]
-    expected = parameter_bytes("qwen2", itemsize) + untied_head
+    expected = parameter_bytes(itemsize) + untied_head
     assert sum(block.size_bytes for block in parameters) == expected
     assert total(trace, Owner.GRADIENTS) == REHEARSED_STEPS * expected
     assert total(trace, Owner.OPTIMIZER_STATE) == pytest.approx(2 * expected, rel=0.001), "AdamW's two moments"
@@ -135,7 +135,7 @@ def test_weights_gradients_and_moments_have_the_bytes_of_the_dtype_and_of_the_co
 
 def test_accumulation_keeps_the_gradients_of_the_first_micro_step(folder: Path) -> None:
     one, two, four = (rehearse(folder, gradient_accumulation_steps=steps) for steps in (1, 2, 4))
-    weights = parameter_bytes("qwen2")
+    weights = parameter_bytes()
     assert peak(one) < peak(two) <= peak(one) + 1.05 * weights
     assert peak(two) == peak(four), "a third micro-step meets nothing that the second did not"
     assert estimate_memory(four, ENDLESS).owners_at_peak[Owner.GRADIENTS] >= weights
@@ -243,12 +243,6 @@ def test_a_rehearsal_takes_what_the_cuda_build_took(recorded: dict[str, Any], mo
     assert memory.peak_allocated_bytes == pytest.approx(recorded["peak_allocated_bytes"], rel=ALLOCATED_BAR)
     assert mode.peak_reserved_bytes == pytest.approx(recorded["peak_reserved_bytes"], rel=RESERVED_BAR)
     assert mode.num_alloc_retries == recorded["num_alloc_retries"]
-
-
-def test_the_recording_covers_both_allocator_modes_and_the_methods_it_claims() -> None:
-    assert {case["method"] for case in CASES} == {"sft", "dpo", "reward", "grpo", "kto"}
-    assert {case["allocator"] for case in CASES} == {"", "expandable_segments:True"}
-    assert any(case["knobs"]["load_in_4bit"] for case in CASES)
 
 
 SIZES: dict[str, Any] = {

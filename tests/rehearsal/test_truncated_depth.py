@@ -13,17 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from real_run import (
-    Case,
-    Folder,
-    assert_alike,
-    case,
-    rehearsal_of,
-    rehearsed,
-    rehearsed_trainer,
-    sft_trainer,
-    with_lora,
-)
+from real_run import Case, Folder, assert_alike, case, rehearsal_of, rehearsed, rehearsed_by, sft_trainer, with_lora
 from story import story
 from tiny import tiny_config
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -167,6 +157,9 @@ def test_the_period_is_that_of_the_kinds_of_layers(family: str, changes: dict[st
     least = 2 if "moe" in family else 1  # whose routers have a loss over all layers
     expected = None if period is None else LayerPattern(layers=DEPTH, period=period, least=least)
     assert pattern_of(JOB, deep_config(family, **changes)) == expected
+    if family == "gemma3":
+        recomputed = replace(JOB, arguments={"gradient_checkpointing_kwargs": {"every_n_layers": 5}})
+        assert pattern_of(recomputed, deep_config(family)) == LayerPattern(layers=DEPTH, period=10)
 
 
 @pytest.mark.parametrize(("family", "name"), [("qwen2_5_vl", "depth"), ("smolvlm", "num_hidden_layers")])
@@ -176,11 +169,6 @@ def test_the_layers_of_a_vision_tower_are_counted(family: str, name: str, vision
     pattern = pattern_of(JOB, config)
     assert pattern is not None
     assert pattern.tower == 7
-
-
-def test_layers_repeat_as_they_are_recomputed() -> None:
-    job = replace(JOB, arguments={"gradient_checkpointing_kwargs": {"every_n_layers": 5}})
-    assert pattern_of(job, deep_config("gemma3")) == LayerPattern(layers=DEPTH, period=10)
 
 
 def test_models_of_one_step_have_a_pattern_where_they_share_it(tmp_path: Path) -> None:
@@ -281,7 +269,7 @@ def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tm
             shorten_model(model, layers)
             return sft_trainer(model, tmp_path)
 
-        return rehearsed_trainer(build)
+        return rehearsed_by(build)
 
     depths = Depths(short=1, long=3, whole=5)
     assert_same(expand(rehearsed(depths.short), rehearsed(depths.long), depths), rehearsed(depths.whole))

@@ -207,8 +207,7 @@ def tight(space: Space) -> LinearMemory:
     return LinearMemory(budget_bytes=needed.required_bytes, unmapped=SAVED)
 
 
-ON_DEVICE = {"gradient_checkpointing": True, "activation_offloading": False, "optimizer_offload": False}
-ONE_POINT = space_of(per_device_train_batch_size=1, fit="lossless", **ON_DEVICE)
+ONE_POINT = space_of(per_device_train_batch_size=1, fit="lossless", gradient_checkpointing=True, **ON_THE_DEVICE)
 """A job whose every batch is pinned: its one level has one point."""
 
 

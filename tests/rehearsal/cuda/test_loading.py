@@ -14,17 +14,10 @@ import pytest
 import torch
 from bitsandbytes import functional
 from real_run import Folder, case, rehearsed
-from tiny import FAMILIES
+from tiny import FAMILIES, tiny_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import sizes
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    core_model_loading,
-    modeling_utils,
-)
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, core_model_loading, modeling_utils
 from trl.trainer.utils import create_model_from_path
 
 from autotrain_mem.cli.tiny_model import VOCABULARY_SIZE
@@ -203,9 +196,7 @@ def load_of(trace: Trace) -> list[tuple[int, int, str]]:
     return [(sign, block.size_bytes, block.module) for phase, sign, block in trace.walk() if phase is Phase.LOAD]
 
 
-def test_an_adapter_is_born_after_the_weights_in_their_dtype_and_is_then_made_float32(
-    model_folder: Folder,
-) -> None:
+def test_an_adapter_is_born_after_the_weights_in_their_dtype_and_is_then_made_float32(model_folder: Folder) -> None:
     trace = rehearsed(case("sft", model_folder("qwen2"), use_peft=True, dtype="bfloat16"))
     events = [(sign, size) for sign, size, name in load_of(trace) if "lora_A" in name]
     half = [size for sign, size in events if sign < 0]
@@ -283,7 +274,9 @@ def test_a_quantized_checkpoint_rehearses_with_its_own_quantization_only(
 @pytest.mark.parametrize("method", ["gptq", "compressed-tensors", "llm_int8_has_fp16_weight"])
 def test_other_quantizations_are_refused_by_name(method: str) -> None:
     keeps_float16 = method == "llm_int8_has_fp16_weight"
-    config = Qwen2Config() if keeps_float16 else Qwen2Config(quantization_config={"quant_method": method})
+    config = tiny_config("qwen2")
+    if not keeps_float16:
+        config.quantization_config = {"quant_method": method}
     asked = BitsAndBytesConfig(load_in_8bit=True, llm_int8_has_fp16_weight=True) if keeps_float16 else None
     with pytest.raises(UnsupportedModelError, match=rf"{method}\b.* (is|are) not rehearsed yet"):
         refuse_unrehearsed(config, asked)

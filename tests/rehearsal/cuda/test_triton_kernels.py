@@ -3,8 +3,9 @@
 import importlib.util
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ import transformers
 from real_run import peak
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensorMode
-from trace_reading import recorded_step, sizes
+from trace_reading import sizes
 from transformers import AutoModelForCausalLM, GPT2Config, trainer
+from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.cuda import triton_kernels
 from autotrain_mem.rehearsal.cuda.triton_kernels import chunk_tokens, fused_head_stand_ins, liger_stand_ins
@@ -22,7 +24,7 @@ from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.trainers.model_support import LIGER_MODELS, why_not_liger
-from autotrain_mem.types import Owner
+from autotrain_mem.types import Owner, Trace
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ROWS, TOKENS, HIDDEN, VOCABULARY = 2, 24, 64, 300
@@ -112,6 +114,28 @@ def test_the_head_holds_one_chunk_of_logits_and_both_gradients_and_an_older_one_
     assert made.count(VOCABULARY * HIDDEN * 4) == again * CHUNKS
     assert made.count(CHUNK * VOCABULARY * 2) == 1 + again * (CHUNKS - 1)
     assert again or max(made) == VOCABULARY * HIDDEN * 2
+
+
+def recorded_step(
+    build: Callable[[], Any],
+    batch: dict[str, torch.Tensor],
+    rules: AbstractContextManager[Any],
+    step: Callable[[Any, dict[str, Any]], Any],
+    *,
+    fake: bool,
+) -> tuple[Trace, Any, Any]:
+    """Builds a model under some rules and records a step with it: the record, the step's result, and the model."""
+    mode = QuickFakeMode() if fake else nullcontext()
+    with mode, rules, patch.object(import_utils, "is_fake_tensor", lambda value: False):
+        values = KnownValues(mode) if fake else None
+        model = build()
+        recorder = Recorder(values.run) if values else Recorder()
+        recorder.adopt_model(model)
+        arrived = values.arrive(batch) if values else batch
+        recorder.adopt_batch(arrived.values())
+        with recorder.recording():
+            result = step(model, arrived)
+    return recorder.trace(), result, model
 
 
 def config(family: str) -> Any:
