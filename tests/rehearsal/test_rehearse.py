@@ -7,6 +7,7 @@ the caching allocator were torch's own. The script compares a hundred larger cas
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 import transformers
 import trl
-from real_run import Folder, peaks, rehearsal_of
+from real_run import SMALL, Folder, peaks, rehearsal_of
 from tiny import tiny_config
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -46,17 +47,8 @@ def folder(model_folder: Folder) -> Path:
 
 
 def some_knobs(**changes: Any) -> Knobs:
-    values = {
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 1,
-        "max_length": LENGTH,
-        "gradient_checkpointing": False,
-        "packing": False,
-        "use_peft": False,
-        "dtype": "float32",
-        "optim": "adamw_torch_fused",
-    }
-    return Knobs(**{**values, **changes})
+    plain = {"gradient_accumulation_steps": 1, "gradient_checkpointing": False, "max_length": LENGTH, "packing": False}
+    return replace(SMALL, **{**plain, **changes})
 
 
 def rehearse(model: Path, arguments: dict[str, Any] | None = None, length: int = LENGTH, **changes: Any) -> Trace:
