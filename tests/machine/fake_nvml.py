@@ -1,6 +1,7 @@
 """A fake of the pynvml module: cards, their MIG instances, and the processes on them."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import SimpleNamespace
 
 from autotrain_mem.support.units import MIB
@@ -68,6 +69,10 @@ class FakeNvml:
     NVML_P2P_CAPS_INDEX_NVLINK = 2
     NVML_P2P_STATUS_OK = 0
 
+    nvmlDeviceGetName = attrgetter("name")
+    nvmlDeviceGetUUID = attrgetter("uuid")
+    nvmlDeviceGetCudaComputeCapability = attrgetter("capability")
+
     def nvmlInit(self) -> None:
         if self.driver is None:
             raise FakeNvmlError("Driver Not Loaded")
@@ -96,12 +101,6 @@ class FakeNvml:
                 return gpu
         raise FakeNvmlError("Not Found")
 
-    def nvmlDeviceGetName(self, handle: FakeGpu) -> str:
-        return handle.name
-
-    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:
-        return handle.uuid
-
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu, version: int) -> SimpleNamespace:
         assert version == self.nvmlMemory_v2, "the first one counts the driver's own part"
         if handle.shares_memory:
@@ -122,9 +121,6 @@ class FakeNvml:
         if held is None:
             raise FakeNvmlError("Not Supported")
         return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in held.items()]
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: FakeGpu) -> tuple[int, int]:
-        return handle.capability
 
     def nvmlDeviceGetNumGpuCores(self, handle: FakeGpu) -> int:
         if handle.cores is None:

@@ -109,7 +109,9 @@ def test_the_smallest_budget_and_speed_of_different_gpus_count_with_a_warning(
     assert len(notes) == 2, "equal GPUs need no warning"
 
 
-def test_the_jobs_environment_selects_the_card(machine: list[Hardware]) -> None:
+def test_the_jobs_environment_selects_the_card_and_a_plan_for_several_trains_on_as_many_of_that_size(
+    machine: list[Hardware],
+) -> None:
     environment = {VISIBLE: "1"}
     chosen = choose(None, use_cpu=False, environment=environment)
     both = Topology(devices=2, uuids=("GPU-0", "GPU-1"))
@@ -119,9 +121,6 @@ def test_the_jobs_environment_selects_the_card(machine: list[Hardware]) -> None:
     assert one == replace(machine[1], topology=Topology(uuids=("GPU-0",)))
     first = module.training_device(named("rtx3060"), simulate=False)
     assert first == replace(machine[0], topology=Topology(uuids=("GPU-1",)))
-
-
-def test_a_plan_for_several_named_cards_trains_on_as_many_of_that_size(machine: list[Hardware]) -> None:
     two, three = (choose("rtx3060", use_cpu=False, gpus=count) for count in (2, 3))
     assert module.training_device(two, simulate=False).topology.uuids == ("GPU-1", "GPU-0")
     with pytest.raises(NoGpuError, match="3 x rtx3060; this machine has 2 GPUs of that size"):
@@ -168,10 +167,9 @@ def test_builds_of_torch_for_other_gpus_are_refused(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     monkeypatch.setattr("sys.platform", platform)
     assert unplanned_gpus() == named_as
-    if not named_as:
-        return
-    with pytest.raises(NoGpuError, match=re.escape(f"torch is built for {named_as} here")) as refused:
-        choose(None, use_cpu=False)
-    assert "--gpu NAME --plan_only" in refused.value.hint
+    if named_as:
+        with pytest.raises(NoGpuError, match=re.escape(f"torch is built for {named_as} here")) as refused:
+            choose(None, use_cpu=False)
+        assert "--gpu NAME --plan_only" in refused.value.hint
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert platform == "darwin" or unplanned_gpus() == "", "no torch at all"

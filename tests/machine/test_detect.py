@@ -63,41 +63,30 @@ def indices() -> list[int | None]:
     return [device.index for device in detect()]
 
 
-def test_without_cards_a_driver_or_its_library_there_is_no_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml.gpus.clear()
-    assert detect() == ()
-    nvml.driver = None
-    assert detect() == ()
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert detect() == ()
-
-
-SHOWN = {
-    "1": [1],
-    "2,0": [2, 0],
-    "": [],
-    "-1": [],
-    "0,2,-1,1": [0, 2],
-    "NoDevFiles": [],
-    "1gpu,2": [1, 2],
-    "1,1": [],
-    "GPU-aaaa": [0],
-    "GPU-bbbb3,GPU-aaaa1111": [2, 0],
-    f"{B},{A}": [1, 0],
-    "GPU-bbbb": [],
-    "GPU-aaaa,GPU-ffff,GPU-bbbb2": [0],
-    "1,GPU-aaaa": [1],
-    "GPU-aaaa,GPU-aaaa1": [],
-    "MIG-xxxx": [],
-}
-
-
 def test_cuda_visible_devices_hides_and_reorders_as_in_cuda(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     assert indices() == [0, 1, 2]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,0")
     assert indices() == [1, 2, 0]
-    shown = {wanted: [device.index for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] for wanted in SHOWN}
-    assert shown == SHOWN, "the argument overrides this process's environment"
+    shown = {
+        "1": [1],
+        "2,0": [2, 0],
+        "": [],
+        "-1": [],
+        "0,2,-1,1": [0, 2],
+        "NoDevFiles": [],
+        "1gpu,2": [1, 2],
+        "1,1": [],
+        "GPU-aaaa": [0],
+        "GPU-bbbb3,GPU-aaaa1111": [2, 0],
+        f"{B},{A}": [1, 0],
+        "GPU-bbbb": [],
+        "GPU-aaaa,GPU-ffff,GPU-bbbb2": [0],
+        "1,GPU-aaaa": [1],
+        "GPU-aaaa,GPU-aaaa1": [],
+        "MIG-xxxx": [],
+    }
+    seen = {wanted: [device.index for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] for wanted in shown}
+    assert seen == shown, "the argument overrides this process's environment"
     assert nvml.started == 0
 
 
@@ -189,15 +178,12 @@ def test_torch_measures_memory_that_nvml_does_not_report(
 def test_a_card_without_a_known_memory_is_an_error_with_torchs_reason(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = Mock(
-        side_effect=[NoAnswer("the process ended with status 3"), GpuPackage(problem="too old", fix="Update")]
-    )
-    monkeypatch.setattr(module, "examine_package", silent)
     nvml.gpus[0].shares_memory = True
-    with pytest.raises(UnreadableGpuError, match="ended with status 3"):
-        detect()
-    with pytest.raises(UnreadableGpuError, match="too old") as refusal:
-        detect()
+    answers = [NoAnswer("the process ended with status 3"), GpuPackage(problem="too old", fix="Update")]
+    monkeypatch.setattr(module, "examine_package", Mock(side_effect=answers))
+    for reason in ("ended with status 3", "too old"):
+        with pytest.raises(UnreadableGpuError, match=reason) as refusal:
+            detect()
     assert (refusal.value.hint, nvml.started) == ("Update", 0)
 
 
@@ -274,7 +260,7 @@ def test_memory_without_a_listed_process_is_reported_except_the_drivers_reserve(
     assert [held_by(CARD, STRANGER + more) for more in range(3)] == [GIB, None, None]
 
 
-def test_no_process_is_known_without_nvml_or_for_a_card_that_is_not_here(
+def test_without_cards_a_driver_or_its_library_there_is_no_gpu_and_no_process_is_known(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.gpus[0].computing = {STRANGER: GIB}
@@ -282,22 +268,23 @@ def test_no_process_is_known_without_nvml_or_for_a_card_that_is_not_here(
     nvml.gpus[0].lost = "GPU is lost"
     assert (others_on(CARD), held_by(CARD, STRANGER)) == ((), None)
     assert nvml.started == 0
-    nvml.driver = None
-    assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert (others_on(CARD), held_by(CARD, 1)) == ((), None)
-
-
-USUAL = {
-    "h100-80gb": ("nvlink4", 350 * GB),
-    "a100-80gb-pcie": ("pcie4", 20 * GB),
-    "rtx3090": ("pcie4-host", 14 * GB),
-    "rtx4060": ("pcie4-host", 7 * GB),
-}
+    for remove in (
+        nvml.gpus.clear,
+        lambda: setattr(nvml, "driver", None),
+        lambda: monkeypatch.setitem(sys.modules, "pynvml", None),
+    ):
+        remove()
+        assert (detect(), others_on(CARD), held_by(CARD, 1)) == ((), (), None)
 
 
 def test_every_card_of_the_catalog_has_a_usual_link_of_the_catalog() -> None:
-    assert {name: usual_link(named(name)) for name in USUAL} == USUAL
+    usual = {
+        "h100-80gb": ("nvlink4", 350 * GB),
+        "a100-80gb-pcie": ("pcie4", 20 * GB),
+        "rtx3090": ("pcie4-host", 14 * GB),
+        "rtx4060": ("pcie4-host", 7 * GB),
+    }
+    assert {name: usual_link(named(name)) for name in usual} == usual
     assert {usual_link(card)[0] for card in catalog()} <= links().keys()
     assert all(link.source for link in links().values())
 
@@ -367,13 +354,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         monkeypatch.setattr(torch.cuda, name, lambda index: None)
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
-    use(monkeypatch, fake, cuda=13000, built_for="13.0")
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([fake], driver="535.104"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     return fake
-
-
-def use(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, *, cuda: int, built_for: str | None) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([gpu], driver="535.104", cuda=cuda))
-    monkeypatch.setattr(torch.version, "cuda", built_for)
 
 
 def refusal() -> tuple[str, str]:
@@ -400,7 +383,8 @@ def test_the_message_is_torchs_and_the_fix_follows_from_driver_and_build(
     built_for: str | None,
     cures: list[str],
 ) -> None:
-    use(monkeypatch, gpu, cuda=driver_cuda, built_for=built_for)
+    monkeypatch.setattr(sys.modules["pynvml"], "cuda", driver_cuda)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
     message, hint = refusal()
     assert " ".join(str(error).split()) in message

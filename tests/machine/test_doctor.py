@@ -101,11 +101,16 @@ def only(health: Health) -> list[Condition]:
     return [finding for finding in health.findings if finding.state is not Soundness.OK]
 
 
-def test_a_good_machine_has_nothing_broken(examine: Examine) -> None:
+def test_a_good_machine_has_nothing_broken_and_unwritable_folders_are(examine: Examine) -> None:
     health = examine()
     assert health.trains
     assert {finding.name for finding in only(health)} == {*doctor.OPTIONAL}
     assert summary(health).startswith("Everything works")
+    health = examine({"is_writable": False, "AUTOFIT_CACHE": "/kept"})
+    assert {each.name: each.fix for each in health.findings if each.state is Soundness.BROKEN} == {
+        **{name: f"export {name}=FOLDER" for name in ("HF_HOME", "AUTOFIT_CACHE", "TMPDIR")},
+        "this folder": "Change to a folder of your own.",
+    }
 
 
 NO_DRIVER: dict[str, Any] = {"driver": ("", None, "driver mismatch"), "cards": ()}
@@ -155,27 +160,16 @@ def test_a_broken_thing_is_reported_with_its_fix_and_an_odd_thing_is_noted(
     assert ("1 thing does not work" in summary(health)) == bool(fix)
 
 
-def test_unwritable_folders_are_broken(examine: Examine) -> None:
-    health = examine({"is_writable": False, "AUTOFIT_CACHE": "/kept"})
-    assert {each.name: each.fix for each in health.findings if each.state is Soundness.BROKEN} == {
-        **{name: f"export {name}=FOLDER" for name in ("HF_HOME", "AUTOFIT_CACHE", "TMPDIR")},
-        "this folder": "Change to a folder of your own.",
-    }
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"paths": (), "answers": {"torch": GpuPackage(problem="Found no NVIDIA driver")}}, "no NVIDIA driver here"),
-        ({"unplanned": "AMD's GPUs (ROCm)"}, "torch is built for AMD's GPUs (ROCm), which"),
-    ],
-)
-def test_a_machine_without_a_gpu_is_not_broken(examine: Examine, changes: dict[str, Any], says: str) -> None:
-    health = examine(NO_DRIVER | changes)
-    (finding,) = (each for each in only(health) if each.name == "driver")
-    assert finding.text.startswith(says)
-    assert (health.broken, health.trains) == (0, False)
-    assert "--simulate" in summary(health)
+def test_a_machine_without_a_gpu_is_not_broken(examine: Examine) -> None:
+    for says, changes in {
+        "no NVIDIA driver here": {"paths": (), "answers": {"torch": GpuPackage(problem="Found no NVIDIA driver")}},
+        "torch is built for AMD's GPUs (ROCm), which": {"unplanned": "AMD's GPUs (ROCm)"},
+    }.items():
+        health = examine(NO_DRIVER | changes)
+        (finding,) = (each for each in only(health) if each.name == "driver")
+        assert finding.text.startswith(says)
+        assert (health.broken, health.trains) == (0, False)
+        assert "--simulate" in summary(health)
 
 
 def test_tested_versions_equal_the_declared_and_installed_ones() -> None:

@@ -69,8 +69,12 @@ def process(text: str, folder: pathlib.Path) -> Iterator[Process]:
         yield started
 
 
-def test_the_named_allocation_of_a_phase_is_refused_with_torchs_message(tmp_path: pathlib.Path) -> None:
-    with process("oom:backward:3", tmp_path) as run:
+def test_the_named_allocation_of_a_phase_is_refused_with_torchs_message_and_patches_are_undone(
+    tmp_path: pathlib.Path,
+) -> None:
+    before = torch.save
+    with process("oom:backward:3 kill:save:9", tmp_path) as run:
+        assert torch.save is not before
         run.allocate(10)
         run.phase = Phase.BACKWARD
         run.allocate(2)
@@ -78,6 +82,10 @@ def test_the_named_allocation_of_a_phase_is_refused_with_torchs_message(tmp_path
             run.allocate(size_bytes=5 * MIB)
         run.allocate(10)
     assert run.gpu.memory_stats()["num_ooms"] == 1
+    assert torch.save is before
+    with process("", tmp_path / "other") as run:
+        assert run.gpu.before_allocation is None
+    assert not (tmp_path / "other").exists()
 
 
 def test_each_fault_occurs_once_and_a_second_kill_in_the_second_process(tmp_path: pathlib.Path) -> None:
@@ -167,16 +175,6 @@ def test_the_disk_is_full_except_for_checkpoints_until_the_training_ends(tmp_pat
     os.write(2, b"")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [MARKS_NAME, "checkpoint-1", "memory.jsonl", "run.json"]
-
-
-def test_patches_are_undone_and_without_faults_there_are_none(tmp_path: pathlib.Path) -> None:
-    before = torch.save
-    with process("kill:save:9", tmp_path):
-        assert torch.save is not before
-    assert torch.save is before
-    with process("", tmp_path / "other") as run:
-        assert run.gpu.before_allocation is None
-    assert not (tmp_path / "other").exists()
 
 
 def test_unknown_faults_are_listed_with_the_syntax_and_a_mark_is_the_users_own_word() -> None:

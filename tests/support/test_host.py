@@ -69,7 +69,7 @@ def test_a_container_has_its_limit_less_what_it_uses(
     assert ("container" in memory.source) is (total < 64)
 
 
-def test_parent_groups_count_and_both_versions_are_read(tmp_path: pathlib.Path) -> None:
+def test_parent_groups_count_both_versions_are_read_and_what_cannot_be_is_no_limit(tmp_path: pathlib.Path) -> None:
     group(tmp_path / "2", "0::/user.slice/job", "sys/fs/cgroup/user.slice/job", v2("max", GIB))
     limited(tmp_path / "2", "sys/fs/cgroup/user.slice", v2(4 * GIB, 2 * GIB))
     assert host_memory(tmp_path / "2").available_bytes == 2 * GIB
@@ -78,12 +78,10 @@ def test_parent_groups_count_and_both_versions_are_read(tmp_path: pathlib.Path) 
     assert host_memory(tmp_path).source == "memory: psutil"
     limited(tmp_path, "sys/fs/cgroup/memory/docker", v1(16 * GIB, 2 * GIB))
     assert host_memory(tmp_path).available_bytes == 15 * GIB
-
-
-@pytest.mark.parametrize("content", ["", "garbage", "-", "\n\n"])
-def test_figures_that_cannot_be_read_are_no_limit(tmp_path: pathlib.Path, content: str) -> None:
-    group(tmp_path, "0::/", "sys/fs/cgroup", {**v2(GIB, 0), "memory.max": content})
-    assert list(container_limits(tmp_path)) == []
+    group(tmp_path / "odd", "0::/", "sys/fs/cgroup", v2(GIB, 0))
+    for content in ("", "garbage", "-", "\n\n"):
+        (tmp_path / "odd/sys/fs/cgroup/memory.max").write_text(content)
+        assert list(container_limits(tmp_path / "odd")) == [], content
 
 
 def test_the_cores_are_those_that_this_process_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,16 +92,17 @@ def test_the_cores_are_those_that_this_process_may_run_on(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("line", "file", "text"),
+    ("line", "folder", "file", "text"),
     [
-        ("0::/job", "sys/fs/cgroup/job/memory.events", "low 0\noom 3\noom_kill 2"),
-        ("4:memory:/job", "sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2"),
-        ("0::/", "proc/vmstat", "nr_free_pages 7\noom_kill 2"),
+        ("0::/job", "sys/fs/cgroup/job", "memory.events", "low 0\noom 3"),
+        ("4:memory:/job", "sys/fs/cgroup/memory/job", "memory.oom_control", "oom_kill_disable 0\nunder_oom 0"),
+        ("0::/", "proc", "vmstat", "nr_free_pages 7"),
     ],
 )
-def test_oom_kills_are_counted_by_group_or_machine(tmp_path: pathlib.Path, line: str, file: str, text: str) -> None:
-    path = pathlib.PurePath(file)
-    group(tmp_path, line, str(path.parent), {path.name: text})
+def test_oom_kills_are_counted_by_group_or_machine(
+    tmp_path: pathlib.Path, line: str, folder: str, file: str, text: str
+) -> None:
+    group(tmp_path, line, folder, {file: f"{text}\noom_kill 2"})
     assert oom_kills(tmp_path) == 2
 
 

@@ -112,22 +112,24 @@ def test_a_child_survives_a_full_log_and_reports_it(make: Make, monkeypatch: pyt
 
 
 @contextmanager
-def parent(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Runs code that prints the process id of its own child, which is killed in the end."""
+def parent(code: str, **environment: str) -> Iterator[tuple[Any, list[int]]]:
+    """Runs code that prints the process ids of its own children, which are killed with it in the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         env={**os.environ, **environment},
     )
     assert process.stdout is not None
-    child = int(process.stdout.readline())
+    children = [int(pid) for pid in process.stdout.readline().split()]
     try:
-        yield process, child
+        yield process, children
     finally:
         process.stdout.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+        for pid in (process.pid, *children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_child_answers_in_order_ignores_ending_signals_logs_what_it_prints_and_can_fork(make: Make) -> None:
@@ -203,7 +205,7 @@ def test_a_child_ends_when_its_parent_is_killed(busy: bool, tmp_path: pathlib.Pa
         print(child.pid, flush=True)
         time.sleep(600)
     """
-    with parent(code, PYTHONPATH=str(tmp_path)) as (process, child):
+    with parent(code, PYTHONPATH=str(tmp_path)) as (process, (child,)):
         assert is_running(child)
         process.kill()
         process.wait()

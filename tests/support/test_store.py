@@ -1,7 +1,8 @@
-"""Tests that files are written whole or not at all, and the cache on disk, also with damaged files and processes."""
+"""Files are written whole or not at all; so is the cache, and what it holds counts until its versions change."""
 
 import errno
 import gzip
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -17,12 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotrain_mem.support import files
+from autotrain_mem.support import files, versions
 from autotrain_mem.support import store as module
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.files import A_LINK, NOT_ORDINARY, JsonLines, write_json
 from autotrain_mem.support.processes import Child
 from autotrain_mem.support.store import PAGE_BYTES, Store, cache_folder, drop_oldest
+from autotrain_mem.support.versions import PACKAGES, content_digest, installed_versions, local_key, versions_key
 
 KEY = {"model": "tiny", "batch": 4}
 LARGE = list(range(16_000))
@@ -259,22 +261,17 @@ def test_a_write_that_fails_midway_leaves_the_old_file_and_nothing_else(
     assert os.listdir(written.parent) == ["run.json"]
 
 
-@pytest.mark.parametrize(
-    ("path", "reason", "hint"),
-    [
-        ("missing/run.json", "its folder does not exist", "Make the folder first, or give --out a file elsewhere."),
-        ("file/run.json", "or is a file", "Make the folder first, or give --out a file elsewhere."),
-        ("folder", "in the way", "Move it away, or give --out a file elsewhere."),
-    ],
-)
-def test_a_path_that_cannot_be_written_is_refused_with_the_flag(
-    tmp_path: pathlib.Path, path: str, reason: str, hint: str
-) -> None:
+def test_a_path_that_cannot_be_written_is_refused_with_the_flag(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OutputFolderError, match=reason) as raised:
-        write_json(tmp_path / path, OLD, place="--out a file")
-    assert raised.value.hint == hint
+    for path, reason, way_out in (
+        ("missing/run.json", "its folder does not exist", "Make the folder first"),
+        ("file/run.json", "or is a file", "Make the folder first"),
+        ("folder", "in the way", "Move it away"),
+    ):
+        with pytest.raises(OutputFolderError, match=reason) as raised:
+            write_json(tmp_path / path, OLD, place="--out a file")
+        assert raised.value.hint == f"{way_out}, or give --out a file elsewhere."
 
 
 @pytest.mark.parametrize(
@@ -290,3 +287,71 @@ def test_lines_and_logs_are_written_to_regular_files_only(
         with pytest.raises(OSError, match=reason):
             write()
     assert victim.read_text() == "mine\n"
+
+
+@pytest.fixture
+def package(tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "module.py").write_text("x = 1\n")
+    (tmp_path / "main.py").write_text("y = 1\n")
+    return tmp_path
+
+
+def test_every_library_that_a_rehearsal_runs_is_named_with_its_version() -> None:
+    import torch
+    import trl
+
+    key = versions_key()
+    assert key["torch"] == str(torch.__version__)
+    assert key["trl"] == trl.__version__
+    assert key["trl files"]
+    assert key["autotrain_mem"] == content_digest(pathlib.Path(versions.__file__).parents[1])
+
+
+def test_a_changed_file_of_ours_changes_the_digest_and_its_date_the_key_of_this_machine_alone(
+    package: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "OURS", package)
+    before, here = content_digest(package), local_key.__wrapped__()
+    os.utime(package / "main.py", (1, 1))
+    moved = local_key.__wrapped__()
+    assert {name for name in here if here[name] != moved[name]} == {"autotrain_mem"}
+    (package / "notes.txt").write_text("no code")
+    assert content_digest(package) == before
+    (package / "inner" / "module.py").write_text("x = 2\n")
+    changed = content_digest(package)
+    (package / "inner" / "module.py").rename(package / "inner" / "renamed.py")
+    assert len({before, changed, content_digest(package)}) == 3
+
+
+def test_an_edited_trl_and_any_edited_checkout_are_noticed(
+    package: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(versions, "PACKAGES", ("edited_checkout", "edited_release"))
+    monkeypatch.setattr(versions, "OFTEN_EDITED", ())
+    for installed in ("edited_checkout-1.2.dev0", "edited_release-1.2"):
+        (package.parent / f"{installed}.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(package.parent))
+    package = package.rename(package.parent / "edited_checkout")
+    before = versions_key.__wrapped__()
+    (package / "main.py").write_text("y = 22\n")
+    after = versions_key.__wrapped__()
+    assert {name for name in before if before[name] != after[name]} == {"edited_checkout files"}
+
+
+def test_versions_equal_those_of_the_metadata(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "an_older.layout-1.5-py3.11.egg-info").write_text("Metadata-Version: 1.0\nName: x\nVersion: 1.5\n")
+    (tmp_path / "Shadowed_By-2.0.dist-info").mkdir()
+    (tmp_path / "trl-0.1.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = installed_versions([*PACKAGES, "an-older-layout", "shadowed.by", "not-there"])
+    known = {package: metadata_version(package) for package in PACKAGES if package != "trl"}
+    assert found == {**known, "trl": "0.1", "an-older-layout": "1.5", "shadowed.by": "2.0", "not-there": None}
+
+
+def metadata_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

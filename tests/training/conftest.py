@@ -13,12 +13,6 @@ def gpt2(model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
-def bart(model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
-    """A decoder whose forward takes ``num_items_in_batch``, and a mean over all of its labels, unshifted."""
-    return model_folder("bart")
-
-
-@pytest.fixture(scope="session")
 def qwen(model_folder: Callable[[str], pathlib.Path]) -> pathlib.Path:
     """Two layers without dropout, whose random numbers in parts are others than in one go."""
     return model_folder("qwen2")

@@ -49,20 +49,18 @@ def _cut(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("with_manifest", [True, False])
 @pytest.mark.parametrize("hurt", [_cut, Path.unlink])
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
-def test_a_file_that_is_short_or_gone_is_seen(
-    tmp_path: Path, name: str, hurt: Callable[[Path], None], with_manifest: bool
-) -> None:
-    made = checkpoint(tmp_path, 5)
-    if with_manifest:
-        _prove(made)
-    hurt(made / name)
-    if (name, hurt, with_manifest) == ("optimizer.pt", Path.unlink, False):
-        return  # a model saved without its optimizer is one, too (save_only_model)
-    assert why_torn(made)
-    assert newest_whole(tmp_path) is None
+def test_a_file_that_is_short_or_gone_is_seen(tmp_path: Path, name: str, hurt: Callable[[Path], None]) -> None:
+    """But a model saved without its optimizer, and without a manifest, is one, too (``save_only_model``)."""
+    for folder in (tmp_path / "bare", tmp_path / "proven"):
+        made = checkpoint(folder, 5)
+        if folder.name == "proven":
+            _prove(made)
+        hurt(made / name)
+        if (name, hurt, folder.name) != ("optimizer.pt", Path.unlink, "bare"):
+            assert why_torn(made)
+            assert newest_whole(folder) is None
 
 
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
@@ -232,44 +230,34 @@ def of_form(folder: Path, form: str, ranks: int = 2) -> Path:
     return folder / "checkpoint-3"
 
 
-@pytest.mark.parametrize(
-    ("form", "resumer", "why"),
-    [
-        ("whole", {"sharding": None, "processes": 1}, ""),
-        ("whole", {"sharding": "fsdp2", "processes": 4, "optim": "adamw_torch_fused"}, ""),
-        ("whole", {"sharding": "zero3", "processes": 4}, "DeepSpeed resumes only its own"),
-        ("whole", {"sharding": "fsdp2", "processes": 2, "optim": "adafactor"}, "adafactor cannot be resharded"),
-        ("whole", {"sharding": "ddp", "processes": 2, "optim": "adafactor"}, ""),
-        ("shards", {"sharding": "ddp", "processes": 3}, ""),
-        ("shards", {"sharding": "zero2", "processes": 2}, "DeepSpeed resumes only its own"),
-        ("zero3", {"sharding": "zero3", "processes": 2}, ""),
-        ("zero3", {"sharding": "zero3", "processes": 4}, "ZeRO-3 of 2 ranks, and DeepSpeed resumes it only with"),
-        ("zero3", {"sharding": "fsdp2", "processes": 2}, "as many ranks"),
-        ("zero", {"sharding": "zero3", "processes": 2}, "ZeRO-1 or 2 of 2 ranks"),
-    ],
-)
-def test_who_can_go_on_with_it(tmp_path: Path, form: str, resumer: dict[str, Any], why: str) -> None:
-    told = why_not(of_form(tmp_path, form), Resumer(**resumer))
-    assert why in told if why else told == ""
+RESUMERS: list[tuple[str, dict[str, Any], str]] = [
+    ("whole", {"sharding": None, "processes": 1}, ""),
+    ("whole", {"sharding": "fsdp2", "processes": 4, "optim": "adamw_torch_fused"}, ""),
+    ("whole", {"sharding": "zero3", "processes": 4}, "DeepSpeed resumes only its own"),
+    ("whole", {"sharding": "fsdp2", "processes": 2, "optim": "adafactor"}, "adafactor cannot be resharded"),
+    ("whole", {"sharding": "ddp", "processes": 2, "optim": "adafactor"}, ""),
+    ("shards", {"sharding": "ddp", "processes": 3}, ""),
+    ("shards", {"sharding": "zero2", "processes": 2}, "DeepSpeed resumes only its own"),
+    ("zero3", {"sharding": "zero3", "processes": 2}, ""),
+    ("zero3", {"sharding": "zero3", "processes": 4}, "ZeRO-3 of 2 ranks, and DeepSpeed resumes it only with"),
+    ("zero3", {"sharding": "fsdp2", "processes": 2}, "as many ranks"),
+    ("zero", {"sharding": "zero3", "processes": 2}, "ZeRO-1 or 2 of 2 ranks"),
+]
+WAYS_OUT = {
+    "whole": "--gpus 2 --sharding ddp",
+    "shards": "any number of GPUs with --sharding fsdp2",
+    "zero3": "--gpus 2 --sharding zero3",
+    "zero": "checkpoint-3/zero_to_fp32.py ",
+}
 
 
-def test_libraries_go_on_with_their_own_form_by_themselves(tmp_path: Path) -> None:
-    shards = of_form(tmp_path, "shards")
-    assert not is_of_another_form(shards, Resumer(sharding="hsdp", processes=4))
-    assert is_of_another_form(shards, Resumer(sharding="ddp", processes=4))
-    zero = of_form(tmp_path / "zero", "zero")
-    assert not is_of_another_form(zero, Resumer(sharding="zero1", processes=2))
-    assert is_of_another_form(zero, Resumer(sharding="zero2", processes=4))
-
-
-@pytest.mark.parametrize(
-    ("form", "way_out"),
-    [
-        ("whole", "--gpus 2 --sharding ddp"),
-        ("shards", "any number of GPUs with --sharding fsdp2"),
-        ("zero3", "--gpus 2 --sharding zero3"),
-        ("zero", "checkpoint-3/zero_to_fp32.py "),
-    ],
-)
-def test_the_way_out_is_told(tmp_path: Path, form: str, way_out: str) -> None:
-    assert way_out in how_to_resume(of_form(tmp_path, form))
+def test_who_can_go_on_with_it_by_itself_or_at_all_and_the_way_out_is_told(tmp_path: Path) -> None:
+    made = {form: of_form(tmp_path / form, form) for form in OF_FORM}
+    for form, resumer, why in RESUMERS:
+        told = why_not(made[form], Resumer(**resumer))
+        assert why in told if why else told == "", (form, resumer)
+    assert not is_of_another_form(made["shards"], Resumer(sharding="hsdp", processes=4))
+    assert is_of_another_form(made["shards"], Resumer(sharding="ddp", processes=4))
+    assert not is_of_another_form(made["zero"], Resumer(sharding="zero1", processes=2))
+    assert is_of_another_form(made["zero"], Resumer(sharding="zero2", processes=4))
+    assert [form for form, way_out in WAYS_OUT.items() if way_out not in how_to_resume(made[form])] == []

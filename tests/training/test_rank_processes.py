@@ -44,7 +44,6 @@ from tests.forked import Forge
 GONE = "The trainer raised RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
 """What gloo says of a rank that has ended."""
 
-ROOT = Path(several.__file__).parents[2]
 CHILD = """
 import os, signal, sys
 from autotrain_mem.support.processes import Channel
@@ -57,68 +56,59 @@ channel.receive()
 """
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def pulse(moves: int, place: str = "in graph.py: _engine_run_backward") -> dict[str, Any]:
     return {"event": "pulse", "moves": moves, "place": place}
 
 
-def watched(pulses: Pulses, clock: Clock, seconds: float, *beating: tuple[int, dict[str, Any]]) -> Any:
-    """Let these ranks send the same pulse every second; returns the first that is overdue."""
-    end = clock.now + seconds
-    while clock.now < end:
-        clock.now += 1
-        for rank, message in beating:
-            pulses.see(rank, message)
-        if (overdue := pulses.overdue()) is not None:
-            return overdue
-    return None
+class Watched(Pulses):
+    """In a time of its own."""
+
+    now = 0.0
+
+    def __init__(self, ranks: int, silent_seconds: float) -> None:
+        super().__init__(ranks, silent_seconds, lambda: self.now)
+
+    def after(self, seconds: float, *beating: dict[str, Any]) -> Any:
+        """Let the first ranks send the same pulse every second; returns the first that is overdue."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1
+            for rank, message in enumerate(beating):
+                self.see(rank, message)
+            if (overdue := self.overdue()) is not None:
+                return overdue
+        return None
 
 
 def test_a_rank_that_shows_no_sign_of_life_while_others_do_is_waited_for() -> None:
-    clock = Clock()
-    pulses = Pulses(2, 1800, clock)
-    assert watched(pulses, clock, 500, (0, pulse(0))) is None  # the other has not begun: it imports
+    pulses = Watched(2, 1800)
+    assert pulses.after(500, pulse(0)) is None  # the other has not begun: it imports
     pulses.see(1, pulse(3))
-    rank, why = watched(pulses, clock, 500, (0, pulse(3)))
+    rank, why = pulses.after(500, pulse(3))
     assert (rank, why) == (1, f"its process has given no sign of life for {MUTE_SECONDS:.0f} s")
 
 
-def test_of_ranks_that_live_and_do_not_move_the_one_behind_or_elsewhere_is_waited_for() -> None:
-    clock = Clock()
-    pulses = Pulses(2, 1800, clock)
-    assert watched(pulses, clock, 2000, (0, pulse(0)), (1, pulse(0))) is None  # loading has no limit
-    behind = pulse(6, "in dataloader.py: __next__")
-    rank, why = watched(pulses, clock, 2000, (0, pulse(7)), (1, behind))
-    assert (rank, clock.now) == (1, pytest.approx(3800, abs=2))
+def test_of_ranks_that_live_and_do_not_move_the_one_behind_elsewhere_or_not_at_a_collective_is_waited_for() -> None:
+    pulses = Watched(2, 1800)
+    assert pulses.after(2000, pulse(0), pulse(0)) is None  # loading has no limit
+    rank, why = pulses.after(2000, pulse(7), pulse(6, "in dataloader.py: __next__"))
+    assert (rank, pulses.now) == (1, pytest.approx(3800, abs=2))
     assert why == "nothing has moved for 1800 s, and it is 1 behind the others, in dataloader.py: __next__"
-    pulses = Pulses(3, 1800, clock)
     alike, elsewhere = pulse(7), pulse(7, "in reward.py: score")
-    rank, why = watched(pulses, clock, 2000, (0, elsewhere), (1, alike), (2, alike))
+    rank, why = Watched(3, 1800).after(2000, elsewhere, alike, alike)
     assert (rank, why.partition("and ")[2][:34]) == (0, "it is in reward.py: score, where o")
-
-
-def test_the_rank_that_has_not_come_to_a_collective_is_waited_for() -> None:
-    clock = Clock()
-    pulses = Pulses(3, 100, clock)
-    waiting = pulse(7) | {"collectives": {"0": (118, "all_gather"), "1": (3, "")}}
-    late = pulse(7, "in reward.py: score") | {"collectives": {"0": (117, ""), "1": (3, "")}}
-    rank, why = watched(pulses, clock, 200, (0, waiting), (1, late), (2, waiting))
+    waiting = alike | {"collectives": {"0": (118, "all_gather"), "1": (3, "")}}
+    late = elsewhere | {"collectives": {"0": (117, ""), "1": (3, "")}}
+    rank, why = Watched(3, 100).after(200, waiting, late, waiting)
     assert rank == 1
     assert why.endswith("it has not reached all_gather 118, in which 2 ranks wait, and is in reward.py: score")
 
 
 def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itself_stood_still() -> None:
-    clock = Clock()
-    pulses = Pulses(2, 100, clock)
+    pulses = Watched(2, 100)
     for moves in range(20):
-        assert watched(pulses, clock, 50, (0, pulse(moves)), (1, pulse(moves))) is None
-    clock.now += 10 * MUTE_SECONDS + ASLEEP_SECONDS
+        assert pulses.after(50, pulse(moves), pulse(moves)) is None
+    pulses.now += 10 * MUTE_SECONDS + ASLEEP_SECONDS
     pulses.see(0, pulse(30))
     assert pulses.overdue() is None
 
@@ -249,10 +239,9 @@ def test_all_ranks_end_together_within_the_grace_even_those_that_are_stopped(
 ) -> None:
     monkeypatch.setattr(several, "GRACE_SECONDS", 1.0)
     (tmp_path / "rank.py").write_text(CHILD)
-    path = f"{tmp_path}:{ROOT}"
     names = ["rank 0", "rank 1", "rank 2"]
-    logs = [tmp_path / name for name in names]
-    ranks = RankProcesses("rank", [{"PYTHONPATH": path}] * 3, logs, names=names, silent_seconds=1800)
+    logs, environments = [tmp_path / name for name in names], [{"PYTHONPATH": str(tmp_path)}] * 3
+    ranks = RankProcesses("rank", environments, logs, names=names, silent_seconds=1800)
     started = [psutil.Process(child.pid) for child in ranks._children]  # this process may have others
     try:
         ranks.send([{"say": "go"}, {"say": "stop"}, {"say": "stop"}])
@@ -306,7 +295,7 @@ def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
         if event["event"] == "start":
             raise KeyboardInterrupt
 
-    ended = launch.train(alone("train", tmp_path), {"PYTHONPATH": f"{tmp_path}:{ROOT}"}, tmp_path / "log", interrupt)
+    ended = launch.train(alone("train", tmp_path), {"PYTHONPATH": str(tmp_path)}, tmp_path / "log", interrupt)
     assert ended == {"event": "end", "interrupted": True}
 
 
@@ -373,6 +362,46 @@ def test_any_other_end_is_told_with_its_last_words(tmp_path: Path) -> None:
     assert raised.value.hint.endswith("loading")
     with pytest.raises(TrainingError, match="exit status 3"):
         run(tmp_path, RankDied(0, ChildDied(3, "")))
+
+
+SCRIPT = """
+import json, os, pathlib, sys, threading, time
+import torch, torch.distributed as dist
+from autotrain_mem.training.process.world import last_collectives
+
+rank, folder = os.environ["RANK"], pathlib.Path(sys.argv[1])
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(2))
+
+def wait_until(is_so):
+    until = time.monotonic() + 20
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.01)
+
+def names():
+    return [name for _, name in last_collectives().values()]
+
+if rank == "0":
+    wait_until(lambda: not any(names()))  # another thread records that it is done
+else:
+    threading.Thread(target=lambda: dist.all_gather([torch.ones(3)] * 2, torch.ones(3)), daemon=True).start()
+    wait_until(lambda: any(names()))
+found = json.dumps(last_collectives())
+(folder / f"{rank}.json").write_text(found)
+wait_until(lambda: (folder / f"{1 - int(rank)}.json").exists())
+os._exit(0)
+"""
+
+
+def test_the_last_collective_of_each_group_is_reported_and_the_one_waited_for_is_named(
+    tmp_path: Path, forge: Forge
+) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(SCRIPT)
+    forge.two_ranks([script, tmp_path], tmp_path / "log")
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == {"0": [1, ""]}
+    assert second == {"0": [2, "all_gather"]}
 
 
 STEPS = 3

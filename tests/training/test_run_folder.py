@@ -3,9 +3,6 @@
 import errno
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +16,7 @@ from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training import run_folder
 from autotrain_mem.training.process.train import save_in_place
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, check_folder, hold_folder
+from tests.support.test_processes import parent
 
 
 @pytest.fixture(autouse=True)
@@ -71,12 +69,12 @@ def test_a_folder_is_one_runs_until_it_has_ended(tmp_path: Path) -> None:
 WORDS = ("--nodes", "2")
 
 HOLDER = """
-import os, sys, time
+import os, time
 from autotrain_mem.support.processes import Child
 from autotrain_mem.training.run_folder import hold_folder
 
-with hold_folder(sys.argv[1], resuming=False) as held:
-    child = Child("outlives", {}, has_children=True, keeps_open=(held.lock,))
+with hold_folder({!r}, resuming=False) as held:
+    child = Child("outlives", {{}}, has_children=True, keeps_open=(held.lock,))
     print(child.pid, flush=True)
     time.sleep(600)
 """
@@ -84,17 +82,10 @@ with hold_folder(sys.argv[1], resuming=False) as held:
 
 def test_a_training_process_that_outlives_its_parent_keeps_the_folder(tmp_path: Path) -> None:
     (tmp_path / "outlives.py").write_text("import time; time.sleep(600)")
-    root = Path(run_folder.__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}
-    argv = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        parent.kill()
-    try:
+    with parent(HOLDER.format(str(tmp_path / "run")), PYTHONPATH=str(tmp_path)) as (process, _):
+        process.kill()
+        process.wait()
         _refused(tmp_path / "run")
-    finally:
-        os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + 20
     while True:
         try:

@@ -49,9 +49,8 @@ def raised(text: str, step: int, began_at: int = 0) -> Ending:
     return Ending(error=error_of(text), step=step, began_at=began_at)
 
 
-@pytest.mark.parametrize(
-    ("error", "name"),
-    [
+def test_what_a_process_tells_is_its_cause() -> None:
+    told: list[tuple[AutofitError, str]] = [
         (GpuOutOfMemoryError("Out of memory during backward."), "GPU out of memory"),
         (error_of("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "GPU out of memory"),
         (error_of("MemoryError:"), "host out of memory"),
@@ -63,15 +62,12 @@ def raised(text: str, step: int, began_at: int = 0) -> Ending:
         (error_of("ValueError: this will be as wrong the next time"), "refused"),
         (OutputFolderError("The disk is full."), "disk full"),
         (DatasetFormatError("No column."), "refused"),
-    ],
-)
-def test_what_a_process_tells_is_its_cause(error: AutofitError, name: str) -> None:
-    assert cause_of(Ending(error=error)).name == name
+    ]
+    assert [(error, cause_of(Ending(error=error)).name) for error, _ in told] == told
 
 
-@pytest.mark.parametrize(
-    ("code", "seen", "name"),
-    [
+def test_a_silent_end_is_told_by_its_status_and_its_last_words() -> None:
+    ends: list[tuple[int, dict[str, Any], str]] = [
         (-signal.SIGKILL, {}, "killed"),
         (-signal.SIGKILL, {"host_kills": 1}, "host out of memory"),
         (-signal.SIGKILL, {"host_left_share": LOW_HOST_SHARE / 2}, "host out of memory"),
@@ -82,10 +78,9 @@ def test_what_a_process_tells_is_its_cause(error: AutofitError, name: str) -> No
         (1, {"log_tail": "Error out of memory at line 42 in file /src/csrc/ops.cu"}, "GPU out of memory"),
         (-signal.SIGABRT, {"log_tail": "warning: CUDA error is\nterminate: std::bad_alloc"}, "host out of memory"),
         (1, {}, "ended"),
-    ],
-)
-def test_a_silent_end_is_told_by_its_status_and_its_last_words(code: int, seen: dict, name: str) -> None:
-    assert cause_of(Ending(error=TrainingError("It ended."), code=code, **seen)).name == name
+    ]
+    for code, seen, name in ends:
+        assert cause_of(Ending(error=TrainingError("It ended."), code=code, **seen)).name == name, (code, seen)
 
 
 def test_a_cause_names_the_checkpoint_that_was_written_and_the_rank_in_one_line() -> None:

@@ -6,6 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
 from autotrain_mem.types.methods_table import METHODS as METHODS_OF_AUTOFIT
 
 METHODS = ("sft", "reward", "dpo", "grpo", "rloo", "distillation", "online_dpo", "gkd")
@@ -48,8 +52,6 @@ def lengths() -> list[int]:
 
 
 def rows(method: str) -> Any:
-    from datasets import Dataset
-
     longer = [words(count) for count in lengths()]
     if method == "gkd":
         asked = {"role": "user", "content": words(2)}
@@ -76,31 +78,20 @@ def trainer(
     args = getattr(home, f"{name}Config")(output_dir=str(folder), **ARGUMENTS | OF_METHOD[method] | changes)
     judged = {"reward_funcs": reward} if method in ("grpo", "rloo", "online_dpo") else {}
     judged |= {"teacher_model": teacher(model)} if method in ("distillation", "gkd") else {}
-    judged |= {"processing_class": tokenizer(model)} if method in ("gkd", "online_dpo") else {}
+    judged |= {"processing_class": AutoTokenizer.from_pretrained(model)} if method in ("gkd", "online_dpo") else {}
     given = {"train_dataset": rows(method), "eval_dataset": evaluation} | judged | build
     if method == "online_dpo":
         from autotrain_mem.trainers import online_dpo_trainer as home
     return (kind or getattr(home, f"{name}Trainer"))(model=loaded(method, model), args=args, **given)
 
 
-def tokenizer(model: pathlib.Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model)
-
-
 def loaded(method: str, model: pathlib.Path) -> Any:
     """The trainers of trl.experimental load a name in the dtype of its weights, by ``device_map``."""
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(model) if METHODS_OF_AUTOFIT[method].is_experimental else str(model)
 
 
 def teacher(model: pathlib.Path) -> Any:
     """A model like this one, which knows something else."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     with torch.random.fork_rng():
         torch.manual_seed(1)
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, initializer_range=0.5))

@@ -38,13 +38,6 @@ def rows(method: str, sizes_of_rows: Sequence[Sequence[tuple[int, int]]] = SIZES
     return Dataset.from_dict({**columns.get(method, {"prompt": said}), "images": images})
 
 
-def processor_of(model: pathlib.Path, **options: Any) -> Any:
-    """Its own image processor, which takes images as they are, around a tokenizer of a few words."""
-    made = rehearsed_processor(str(model), AutoConfig.from_pretrained(model), **options)
-    made.image_processor = image_processor(str(model))
-    return made
-
-
 NO_IMAGE_TOKENS = {"suppress_tokens": [*range(IMAGE_TOKEN, IMAGE_TOKEN + 4)]}
 OF_METHOD: dict[str, dict[str, Any]] = {
     "sft": {"max_length": None},
@@ -55,6 +48,8 @@ OF_METHOD: dict[str, dict[str, Any]] = {
 
 def vision_trainer(method: str, model: pathlib.Path, folder: pathlib.Path, **changes: Any) -> Any:
     side = "left" if method in ("grpo", "rloo") else "right"
-    given = {"train_dataset": rows(method), "processing_class": processor_of(model, padding_side=side)}
+    words = rehearsed_processor(str(model), AutoConfig.from_pretrained(model), padding_side=side)
+    words.image_processor = image_processor(str(model))  # its own, which takes images as they are
+    given = {"train_dataset": rows(method), "processing_class": words}
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     return trainer(method, model, folder, build=given, **(sizes | OF_METHOD[method] | changes))

@@ -7,13 +7,11 @@ import dataclasses
 import os
 import pathlib
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -141,17 +139,12 @@ def test_the_first_error_in_order_is_raised_once_running_calls_finish_and_no_fur
     assert workers.map([asking(5), asking(6)]) == [5, 6]
 
 
-@pytest.mark.parametrize(
-    ("cores", "available_bytes", "expected"),
-    [(1, 64 * GIB, 1), (2, 64 * GIB, 2), (64, 64 * GIB, 2), (8, 3 * GIB, 1), (8, 0, 1)],
-)
-def test_a_second_worker_needs_a_core_and_memory(
-    monkeypatch: pytest.MonkeyPatch, cores: int, available_bytes: int, expected: int
-) -> None:
-    monkeypatch.setattr(pool, "cores", lambda: cores)
-    monkeypatch.setattr(pool, "host_memory", lambda: SimpleNamespace(available_bytes=available_bytes))
+def test_a_second_worker_needs_a_core_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "Worker", FakeWorker)
-    assert len(Workers()) == expected
+    for cores, gib, expected in ((1, 64, 1), (2, 64, 2), (64, 64, 2), (8, 3, 1), (8, 0, 1)):
+        monkeypatch.setattr(pool, "cores", Mock(return_value=cores))
+        monkeypatch.setattr(pool, "host_memory", Mock(return_value=SimpleNamespace(available_bytes=gib * GIB)))
+        assert len(Workers()) == expected, (cores, gib)
 
 
 @pytest.fixture
@@ -217,32 +210,19 @@ INTERRUPTED = """
 @pytest.mark.slow
 @pytest.mark.parametrize("wait_seconds", [0.2, 2.5], ids=["while they start", "while they rehearse"])
 def test_ctrl_c_leaves_no_process_and_no_thread(job: Job, tmp_path: pathlib.Path, wait_seconds: float) -> None:
-    code = textwrap.dedent(INTERRUPTED).format(job=codec.to_json(job), knobs=codec.to_json(TRL_DEFAULTS))
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    try:
+    code = INTERRUPTED.format(job=codec.to_json(job), knobs=codec.to_json(TRL_DEFAULTS))
+    with parent(code, TMPDIR=str(tmp_path)) as (process, pids):
         time.sleep(wait_seconds)
-        os.killpg(parent.pid, signal.SIGINT)  # as the terminal does
+        os.killpg(process.pid, signal.SIGINT)  # as the terminal does
         started = time.monotonic()
-        output = parent.stdout.read()
-        parent.wait(30)
+        output = process.stdout.read()
+        process.wait(30)
         assert time.monotonic() - started < 5
         # A thread for each worker's pipe may outlive it for a moment.
         assert output.startswith("interrupted with ")
         assert int(output.split()[2]) <= 3
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
         assert list(tmp_path.iterdir()) == []
-    finally:
-        for pid in (parent.pid, *pids):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 KNOBS = dataclasses.replace(TRL_DEFAULTS, per_device_train_batch_size=1, max_length=16, gradient_checkpointing=False)
@@ -323,7 +303,7 @@ def test_a_worker_whose_parent_is_killed_exits_and_removes_the_parents_folders(t
         print(worker.pid, flush=True)
         time.sleep(600)
     """
-    with parent(code, TMPDIR=str(tmp_path)) as (process, worker):
+    with parent(code, TMPDIR=str(tmp_path)) as (process, (worker,)):
         assert len([*tmp_path.iterdir()]) == 2, "the worker's folder and the script's, or this test tests nothing"
         process.kill()
         process.wait()
@@ -331,17 +311,14 @@ def test_a_worker_whose_parent_is_killed_exits_and_removes_the_parents_folders(t
         assert [*tmp_path.iterdir()] == []
 
 
-def folder_with_a_file(path: pathlib.Path) -> pathlib.Path:
-    path.mkdir()
-    (path / "call").write_text("rows", encoding="utf-8")
-    return path
-
-
 def test_a_worker_removes_the_folder_that_it_was_given_and_those_of_scripts(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("autofit-own", "autofit-handed", "data", "autofit-everyones")
-    own, handed, kept, everyones = (folder_with_a_file(tmp_path / name) for name in names)
+    own, handed, kept, everyones = folders = [tmp_path / name for name in names]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "call").write_text("rows", encoding="utf-8")
     monkeypatch.setenv(SCRATCH, str(own))
     first, second = ScratchFolders(), ScratchFolders()
     for scratch_folders in (first, second):  # two workers of one parent

@@ -63,8 +63,7 @@ def test_a_script_gets_the_line_of_its_own_code_and_the_fix_for_one_that_reads_a
 def test_a_command_gets_hints_on_flags_and_a_script_on_arguments() -> None:
     command = failure(STEP, raised_by(own_bug), from_python=False)
     script = failure(STEP, ValueError("never raised anywhere"), from_python=True)
-    assert "in the installed libraries: ValueError" in command.message
-    assert "in the installed libraries: ValueError" in script.message
+    assert all("in the installed libraries: ValueError" in each.message for each in (command, script))
     assert "--debug" in command.hint
     assert "--" not in script.hint
     assert "argument" in script.hint
@@ -83,24 +82,19 @@ def of_kind(error: Exception) -> Callable[[], Any]:
     return act
 
 
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
+def test_a_passed_on_error_has_the_same_text_and_class() -> None:
+    for error, kind in (
         (ValueError("a"), ValueError),
         (Unmatched("no module matches"), ValueError),
         (KeyError("a column"), KeyError),
         (KeyError(5), KeyError),
         (FileNotFoundError(2, "No such file", "x"), FileNotFoundError),
         (UnicodeDecodeError("utf-8", b"a", 0, 1, "bad"), UnicodeError),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else repr(value),
-)
-def test_a_passed_on_error_has_the_same_text_and_class(error: Exception, kind: type) -> None:
-    told = json.loads(json.dumps({"raised": passed_on(raised_by(of_kind(error))), "traceback": "where"}))
-    again = _cause(told)
-    assert type(again) is kind
-    assert str(again) == str(error)
-    assert again.__notes__ == [f"It was raised in {at(of_kind, 2).replace('of_kind', 'act')}, during a rehearsal."]
+    ):
+        told = json.loads(json.dumps({"raised": passed_on(raised_by(of_kind(error))), "traceback": "where"}))
+        again = _cause(told)
+        assert (type(again), str(again)) == (kind, str(error))
+        assert again.__notes__ == [f"It was raised in {at(of_kind, 2).replace('of_kind', 'act')}, during a rehearsal."]
 
 
 def test_errors_of_peft_are_passed_on_and_those_of_other_libraries_are_not() -> None:
@@ -112,19 +106,13 @@ def test_errors_of_peft_are_passed_on_and_those_of_other_libraries_are_not() -> 
     assert told["kind"] == "ValueError"
 
 
-@pytest.mark.parametrize(
-    ("file", "library"),
-    [
-        (__file__, ""),
-        ("<stdin>", ""),
-        ("<ipython-input-3-abc>", ""),
-        ("<string>", "Python"),
-        (f"{sysconfig.get_path('stdlib')}/json/decoder.py", "Python"),
-        (torch.__file__, "torch"),
-        ("/usr/lib/python3/dist-packages/six.py", "six"),
-        (inspect.getfile(failure), "autotrain_mem"),
-        ("/home/me/trl/mine.py", ""),
-    ],
-)
-def test_the_library_of_a_code_file(file: str, library: str) -> None:
-    assert library_of(file) == library
+def test_the_library_of_a_code_file() -> None:
+    libraries = {
+        **dict.fromkeys((__file__, "<stdin>", "<ipython-input-3-abc>", "/home/me/trl/mine.py"), ""),
+        "<string>": "Python",
+        f"{sysconfig.get_path('stdlib')}/json/decoder.py": "Python",
+        torch.__file__: "torch",
+        "/usr/lib/python3/dist-packages/six.py": "six",
+        inspect.getfile(failure): "autotrain_mem",
+    }
+    assert {file: library_of(file) for file in libraries} == libraries

@@ -85,7 +85,7 @@ def fail_in_forward(made: Any, at: list[int], layer: int = 1, *, training: bool 
     blocks(made)[layer].register_forward_pre_hook(lambda *_: faults() if torch.is_grad_enabled() is training else None)
 
 
-def fail_in_backward(made: Any, at: list[int], layer: int) -> None:
+def fail_in_backward(made: Any, at: list[int], layer: int = 1) -> None:
     """When the gradient of what a layer was given is there: those of the layers after it have been added."""
     faults = Faults(at)
 

@@ -144,20 +144,17 @@ def of_several_lengths(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
-BUILT: dict[str, Any] = {}
+built = functools.cache(build)
 SetUp = Callable[[str], AbstractContextManager[Any]]
 
 
 @pytest.fixture
-def set_up(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> SetUp:
+def set_up(qwen: Path) -> SetUp:
     """A trainer as it was built, however it was changed in between; the next case may be of the same one."""
 
     def restored(case: str) -> AbstractContextManager[Any]:
         method, settings, attributes = CASES[case]
-        key = f"{method} {settings}"
-        if key not in BUILT:
-            BUILT[key] = build(method, qwen, tmp_path_factory.getbasetemp() / "trained", **settings)
-        return as_built(BUILT[key], **attributes)
+        return as_built(built(method, qwen, qwen.parent / "trained", **settings), **attributes)
 
     return restored
 
@@ -276,28 +273,25 @@ def piece(lengths: list[int], layout: Layout, **more: Any) -> Piece:
     return Piece(inputs={"input_ids": ids, "attention_mask": mask, **more}, layout=layout)
 
 
-def test_a_pair_stays_together_and_so_do_the_numbers_of_a_pair() -> None:
+def test_a_pair_stays_together_with_its_numbers_and_what_is_not_laid_out_by_rows_is_not_cut() -> None:
     whole = piece([2, 3, 4, 5, 6, 7], Layout.PAIRS, margin=torch.tensor([1.0, 2.0, 3.0]), temperature=torch.tensor(0.5))
     parts = whole.cut(2)
     assert whole.units == 3
     assert [part.inputs["input_ids"][:, 0].tolist() for part in parts] == [[0, 1, 3, 4], [2, 5]]
     assert [part.inputs["margin"].tolist() for part in parts] == [[1.0, 2.0], [3.0]]
     assert parts[1].inputs["temperature"] == 0.5
-
-
-@pytest.mark.parametrize("more", [{"pixel_values": torch.zeros(2, 3)}, {"table": torch.zeros(5, 3)}])
-def test_what_is_not_laid_out_by_rows_is_not_cut(more: dict[str, Any]) -> None:
-    assert piece([2, 3], Layout.ROWS).units == 2
-    assert piece([2, 3], Layout.ROWS, **more).units == 1
+    laid_out: list[dict[str, Any]] = [{}, {"pixel_values": torch.zeros(2, 3)}, {"table": torch.zeros(5, 3)}]
+    assert [piece([2, 3], Layout.ROWS, **more).units for more in laid_out] == [2, 1, 1]
     with pytest.raises(TypeError, match="no rows"):
         joined([torch.tensor(1.0), torch.tensor(2.0)], Layout.ROWS)
 
 
+Model = Callable[[str], Path]
 Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Of the loss of each token and whether it counts, by row."""
 
 OWN: dict[str, Reduce | None] = {
-    "bart": None,  # its labels are not shifted by one
+    "bart": None,  # its forward takes num_items_in_batch, and a mean over all of its labels, which are not shifted
     "tokens": lambda losses, mask: losses.sum() / mask.sum(),
     "rows": lambda losses, mask: (losses.sum(1) / mask.sum(1).clamp(min=1)).sum() / mask.any(1).sum(),
     "neither": lambda losses, mask: losses.sum() / 9,
@@ -327,9 +321,9 @@ def with_own_loss(kind: str, model: Path, rows: int, number: int) -> Any:
     return made
 
 
-def steps(kind: str, folders: dict[str, Path], rows: int, number: int, disturb: Any = None, **options: Any) -> Outcome:
+def steps(kind: str, folder_of: Model, rows: int, number: int, disturb: Any = None, **options: Any) -> Outcome:
     """The same eight rows, in so many micro-batches."""
-    with as_built(with_own_loss(kind, folders["qwen" if OWN[kind] else kind], rows, number)) as made:
+    with as_built(with_own_loss(kind, folder_of("qwen2" if OWN[kind] else kind), rows, number)) as made:
         if disturb:
             disturb(made)
         outcome = micro_steps(made, count=number, **options)
@@ -338,19 +332,14 @@ def steps(kind: str, folders: dict[str, Path], rows: int, number: int, disturb: 
     return outcome
 
 
-@pytest.fixture
-def folders(qwen: Path, bart: Path, tmp_path: Path) -> dict[str, Path]:
-    return {"qwen": qwen, "bart": bart, "out": tmp_path}
-
-
 @pytest.mark.parametrize("kind", ["tokens", "rows"])
 def test_a_mean_of_the_models_own_gives_one_gradient_in_parts_and_in_other_micro_batches(
-    kind: str, folders: dict[str, Path]
+    kind: str, model_folder: Model
 ) -> None:
-    whole = steps(kind, folders, 8, 1, guarded=False)
-    split = steps(kind, folders, 8, 1, lambda made: fail_in_backward(made, at=[0, 1], layer=1))
+    whole = steps(kind, model_folder, 8, 1, guarded=False)
+    split = steps(kind, model_folder, 8, 1, lambda made: fail_in_backward(made, at=[0, 1], layer=1))
     assert len(split.told.incidents) == 2
-    divided = steps(kind, folders, 2, 4, lambda made: fail_in_forward(made, at=[0]))
+    divided = steps(kind, model_folder, 2, 4, lambda made: fail_in_forward(made, at=[0]))
     assert len(divided.told.incidents) == 1
     for other in (split, divided):
         for name in ("logged", "counted"):  # of several micro-batches there are several numbers
@@ -360,23 +349,23 @@ def test_a_mean_of_the_models_own_gives_one_gradient_in_parts_and_in_other_micro
 
 @pytest.mark.parametrize("kind", ["neither", "bart"])
 def test_a_loss_that_cannot_be_told_is_not_split_and_weighs_each_micro_batch_alike(
-    kind: str, folders: dict[str, Path]
+    kind: str, model_folder: Model
 ) -> None:
-    whole = steps(kind, folders, 8, 1, guarded=False)
-    repeated = steps(kind, folders, 8, 1, lambda made: fail_in_backward(made, at=[0], layer=1))
+    whole = steps(kind, model_folder, 8, 1, guarded=False)
+    repeated = steps(kind, model_folder, 8, 1, lambda made: fail_in_backward(made, at=[0], layer=1))
     assert repeated.told.remedies == ["repeated with activations offloaded to the host"]
     assert_same(repeated, whole)
     assert not repeated.told.notices
-    added_up, meant = steps(kind, folders, 2, 4, guarded=False), steps(kind, folders, 2, 4)
+    added_up, meant = steps(kind, model_folder, 2, 4, guarded=False), steps(kind, model_folder, 2, 4)
     assert meant.loss == pytest.approx(added_up.loss / 4)
     assert ["testing did not show" in notice for notice in meant.told.notices] == [True]
 
 
-def test_the_trial_says_which_mean_it_is_and_leaves_no_trace(gpt2: Path, folders: dict[str, Path]) -> None:
+def test_the_trial_says_which_mean_it_is_and_leaves_no_trace(gpt2: Path, tmp_path: Path) -> None:
     """GPT-2 drops out, and heeds the count: with accumulation it is tried in the first micro-step."""
     outcomes = []
     for guarded in (False, True):
-        made = trainer("sft", gpt2, folders["out"], loss_type="nll", **SIZES)
+        made = trainer("sft", gpt2, tmp_path, loss_type="nll", **SIZES)
         made.model.transformer.drop.eval()  # a part that does not train stays one
         calls: list[int] = []
         made.model.register_forward_pre_hook(lambda module, _, calls=calls: calls.append(module.training))
@@ -443,18 +432,13 @@ def with_images(method: str, model: Path) -> Any:
     return vision_trainer(method, model, model.parent / "out")
 
 
-FAMILY_AND_METHOD = [
-    *(("qwen2_5_vl", "dpo"), ("gemma3", "dpo"), ("smolvlm", "dpo")),
-    *(("smolvlm", "grpo"), ("llava", "sft")),
-]
-"""Every layout of images with pairs, whose halves share them; every kind of method at least once."""
+@pytest.mark.parametrize("case", ["qwen2_5_vl dpo", "gemma3 dpo", "smolvlm dpo", "smolvlm grpo", "llava sft"])
+def test_gradients_of_parts_are_the_whole_micro_batchs(case: str, vision_folder: Model) -> None:
+    """The first micro-batch fails twice in the forward, and goes through row by row, some of which have no image.
 
-
-@pytest.mark.parametrize(("family", "method"), FAMILY_AND_METHOD)
-def test_gradients_of_parts_are_the_whole_micro_batchs(
-    family: str, method: str, vision_folder: Callable[[str], Path]
-) -> None:
-    """The first micro-batch fails twice in the forward, and goes through row by row, some of which have no image."""
+    Pairs, whose halves share their images, with every layout of images; every kind of method at least once.
+    """
+    family, method = case.split()
     with as_built(with_images(method, vision_folder(family))) as made:
         told = assert_same_when(made, lambda: fail_in_forward(made, at=[0, 1], layer=-1), of_all=OF_ALL)
     assert [remedy.split(" rows")[0].split(" pairs")[0] for remedy in told.remedies] == [
@@ -464,9 +448,7 @@ def test_gradients_of_parts_are_the_whole_micro_batchs(
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "smolvlm"])
-def test_prompts_are_answered_and_completions_judged_in_parts_as_all_at_once(
-    family: str, vision_folder: Callable[[str], Path]
-) -> None:
+def test_prompts_are_answered_and_completions_judged_in_parts_as_all_at_once(family: str, vision_folder: Model) -> None:
     """Greedily, so that parts draw nothing; the fourth part of each has prompts without an image.
 
     They have not as many images as there are rows: TRL would take SmolVLM's pixels, a row each, for an image each
@@ -529,7 +511,7 @@ def test_what_is_not_certain_is_not_cut(case: str) -> None:
         assert "names no image token" in str(whole.why_not)
 
 
-def test_why_images_cannot_be_told_apart_is_said_when_memory_runs_out(vision_folder: Callable[[str], Path]) -> None:
+def test_why_images_cannot_be_told_apart_is_said_when_memory_runs_out(vision_folder: Model) -> None:
     with as_built(with_images("sft", vision_folder("gemma3"))) as made:
         made.data_collator = lambda rows, own=made.data_collator: {**own(rows), "image_aspect": torch.ones(len(rows))}
         made.compute_loss = failing(made.compute_loss, Faults([0, 1]))

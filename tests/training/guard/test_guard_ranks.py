@@ -27,12 +27,6 @@ UNTIMED = ("runtime", "second", "step_time", "eps")
 Disturb = Callable[[Any], Any]
 
 
-in_forward = partial(fail_in_forward, layer=1)
-"""In the training forwards of those numbers; a step has two where nothing is repeated."""
-in_backward = partial(fail_in_backward, layer=1)
-"""When some parameters have their gradient."""
-
-
 def after_gathering(*at: int) -> Disturb:
     """Between two of the collectives with which a trainer gathers what it logs."""
 
@@ -54,37 +48,37 @@ def learned(made: Any) -> None:
     made.guard.context.limits["train_tokens"].most = 60
 
 
-Step = tuple[str, Disturb | None, Disturb | None]
-"""What befalls each of the two ranks."""
-
-LORA = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj", "v_proj"])
-STEPS: dict[str, tuple[Step, ...]] = {
-    "sft": (
-        ("nothing", None, None),
-        ("backward of the first micro-step", partial(in_backward, at=[0]), None),
-        ("both ranks in different places", partial(in_backward, at=[1]), partial(in_forward, at=[1, 3, 4])),
-        ("between two metrics", None, after_gathering(1)),
-        ("learned before", None, learned),
-        ("evaluation", partial(in_forward, at=[0], training=False), None),
-    ),
-    "dpo": (("adapters that are switched off and on", partial(in_forward, at=[0]), partial(in_backward, at=[1])),),
-    "grpo": (("metrics of many kinds", None, partial(in_forward, at=[0])),),
-}
-TOLERANCE = 1e-5
-"""Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
 FORWARD, BACKWARD = "forward: split into 2 + 2 rows", "backward: split into 2 + 2 rows"
 PAIRS = "split into 2 + 2 pairs"
 HOST = "forward: repeated with activations offloaded to the host"
-INCIDENTS: dict[str, tuple[list[str], list[str]]] = {
-    "sft: nothing": ([], []),
-    "sft: backward of the first micro-step": ([BACKWARD], []),
-    "sft: both ranks in different places": ([BACKWARD], [FORWARD, "forward: split into 1 + 1 rows", HOST]),
-    "sft: between two metrics": ([], [FORWARD]),
-    "sft: learned before": ([], []),
-    "sft: evaluation": (["evaluate: split into 4 + 4 rows"], []),
-    "dpo: adapters that are switched off and on": ([f"forward: {PAIRS}"], [f"backward: {PAIRS}"]),
-    "grpo: metrics of many kinds": ([], [FORWARD]),
+Befalls = tuple[Disturb | None, list[str]]
+"""What befalls a rank in a step, and what is told of it."""
+CALM: Befalls = (None, [])
+
+LORA = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+STEPS: dict[str, dict[str, tuple[Befalls, Befalls]]] = {
+    "sft": {
+        "nothing": (CALM, CALM),
+        "backward of the first micro-step": ((partial(fail_in_backward, at=[0]), [BACKWARD]), CALM),
+        "both ranks in different places": (
+            (partial(fail_in_backward, at=[1]), [BACKWARD]),
+            (partial(fail_in_forward, at=[1, 3, 4]), [FORWARD, "forward: split into 1 + 1 rows", HOST]),
+        ),
+        "between two metrics": (CALM, (after_gathering(1), [FORWARD])),
+        "learned before": (CALM, (learned, [])),
+        "evaluation": ((partial(fail_in_forward, at=[0], training=False), ["evaluate: split into 4 + 4 rows"]), CALM),
+    },
+    "dpo": {
+        "adapters that are switched off and on": (
+            (partial(fail_in_forward, at=[0]), [f"forward: {PAIRS}"]),
+            (partial(fail_in_backward, at=[1]), [f"backward: {PAIRS}"]),
+        )
+    },
+    "grpo": {"metrics of many kinds": (CALM, (partial(fail_in_forward, at=[0]), [FORWARD]))},
 }
+"""A step has two training forwards where nothing is repeated."""
+TOLERANCE = 1e-5
+"""Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
 CHANGES: dict[str, dict[str, Any]] = {
     # DDP looks for unused parameters where transformers lets it: with adapters, and without checkpointing.
     "sft": {"ddp_find_unused_parameters": False, "eval_strategy": "steps", "eval_steps": len(STEPS["sft"])},
@@ -121,7 +115,7 @@ def train(method: str, folder: pathlib.Path, model: pathlib.Path, rank: int | No
     sizes |= {"learning_rate": 1e-5}
     evaluated = rows(method) if "eval_strategy" in changes else None
     made = trainer(method, model, folder / "out", eval_dataset=evaluated, **sizes, **changes)
-    disturb = [] if rank is None else [step[1 + rank] for step in steps]
+    disturb = [] if rank is None else [ranks[rank][0] for ranks in steps.values()]
     if rank is not None:
         # A parameter that no rank uses: DDP alone ends such a run, unless it looks for them.
         made.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))
@@ -159,12 +153,12 @@ def main() -> None:
     for method, steps in STEPS.items():
         expected, plain, _ = train(method, folder, model, None)
         callback, made, told = train(method, folder, model, rank)
-        for number, (name, *_) in enumerate(steps):
+        for number, (name, ranks) in enumerate(steps.items()):
             evaluates, case = name == "evaluation", f"{method}: {name}"
             error = largest_error(callback.gradients[number], expected.gradients[number])
             assert error < TOLERANCE, (case, error)
             incidents = [f"{each.phase}: {each.remedy}" for each in told.incidents if each.step == number + evaluates]
-            assert incidents == INCIDENTS[case][rank], (case, incidents)
+            assert incidents == ranks[rank][1], (case, incidents)
         both = [*zip(logs(made), logs(plain), strict=True)]
         assert len(both) == len(steps) + (method == "sft"), "with its evaluation"
         assert method != "sft" or both[0][0] == both[0][1], "nothing befell it"

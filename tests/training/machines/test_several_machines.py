@@ -226,7 +226,7 @@ def test_the_folder_must_be_the_first_ones_and_the_others_learn_what_ended_it(po
 
 
 def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, tmp_path: Path) -> None:
-    first = Machines(place(0, port), WORDS, Second.folder, say=lambda line: None)
+    first = lead_alone(port)
     second = Second(port)
     with hold_folder(str(tmp_path), resuming=False):
         first.gather(CARD)
@@ -346,7 +346,7 @@ def test_the_key_is_the_users_alone_another_for_each_run_that_has_the_port_and_g
             assert stat.S_IMODE(path.lstat().st_mode) == 0o600
             keys.append(path.read_bytes())
             with pytest.raises(UsageError, match=f"port {port}"):  # it is taken
-                Machines(place(0, port), WORDS, Second.folder, say=lambda line: None)
+                lead_alone(port)
             assert path.read_bytes() == keys[-1]
         assert not path.exists()
     assert [len(key) for key in keys] == [32, 32]

@@ -1,11 +1,13 @@
 """Real trainers that save, lose a checkpoint, and go on: the losses are those of a run that nothing befell.
 
-A run in one process goes on with shards as if they were its own checkpoint, and with nothing that is not its own.
+A run in one process goes on with shards as if they were its own checkpoint, and with nothing that is not its own. What
+is no number is told of at its step, though transformers logs another loss.
 """
 
 import copy
 import errno
 import json
+import math
 import os
 import pickle
 import shutil
@@ -51,6 +53,7 @@ from autotrain_mem.training.process.checkpointing import (
     save_trained,
     without_code,
 )
+from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.resharding import (
     OTHER_MODEL,
     _copy_part,
@@ -285,7 +288,7 @@ def _order(rows: Any, **arguments: Any) -> dict[str, str]:
     return order_of(SimpleNamespace(**{"seed": 42, "data_seed": None} | arguments), rows)
 
 
-def test_the_same_rows_in_the_same_order_are_known_however_they_lie() -> None:
+def test_the_same_rows_in_the_same_order_are_known_however_they_lie_and_others_are_told_apart() -> None:
     rows = Dataset.from_list(CHATS)
     parts = concatenate_datasets([rows.select(range(30)), rows.select(range(30, 50))])
     backwards = Dataset.from_list(CHATS[::-1]).select(range(49, -1, -1))
@@ -293,10 +296,6 @@ def test_the_same_rows_in_the_same_order_are_known_however_they_lie() -> None:
     assert _order(rows)["--dataset"].startswith("of 50 rows (")
     moved = [Dataset.from_dict({"image": [f"{place}/{n}.png" for n in range(3)]}) for place in ("/old/place", "/new")]
     assert _order(moved[0]) == _order(moved[1])
-
-
-def test_other_rows_another_order_and_whatever_draws_it_are_told_apart() -> None:
-    rows = Dataset.from_list(CHATS)
     changed = Dataset.from_list([*CHATS[:-1], {**CHATS[0], "messages": [{"role": "user", "content": "No. 0!"}]}])
     orders = [_order(each) for each in (rows, rows.shuffle(seed=1), rows.select(range(49)), changed)]
     orders += [_order(rows, seed=7), _order(rows, data_seed=7), _order(rows, train_sampling_strategy="sequential")]
@@ -429,18 +428,15 @@ def test_a_checkpoint_that_asks_for_code_is_refused_by_name_and_runs_none(
 
 
 @pytest.mark.parametrize("name", ["_prepare_for_training", "_load_rng_state", "_load_best_model"])
-def test_whatever_of_a_trainer_loads_runs_no_code(tmp_path: Path, name: str) -> None:
+def test_whatever_of_a_trainer_loads_runs_no_code_and_users_own_files_are_loaded_afterwards_as_they_ask(
+    tmp_path: Path, name: str
+) -> None:
     torch.save(Evil(tmp_path / "ran"), tmp_path / "file.pt")
     ours = {name: lambda: torch.load(tmp_path / "file.pt", weights_only=False)}
     with pytest.raises(OutputFolderError, match=r"file\.pt was not loaded: it asks for posix.mkdir"):
         _run(lambda made, **_: getattr(made, name)(), {}, **ours)
     assert not (tmp_path / "ran").exists()
-
-
-def test_users_own_files_are_loaded_as_they_ask_before_and_after(tmp_path: Path) -> None:
     torch.save(Path("own"), tmp_path / "own.pt")
-    with without_code(tmp_path):
-        pass
     assert torch.load(tmp_path / "own.pt", weights_only=False) == Path("own")
 
 
@@ -511,3 +507,63 @@ def test_a_rank_takes_its_part_of_what_is_whole() -> None:
             _copy_part("a", torch.zeros(2, 2), part)
     finally:
         torch.distributed.destroy_process_group()
+
+
+class SpoilWeights(TrainerCallback):  # type: ignore[misc]
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if state.global_step == 1:
+            next(model.parameters()).data.fill_(math.nan)
+
+
+def spoil_gradient(made: Any) -> None:
+    weight = next(made.model.parameters())
+    weight.register_hook(lambda gradient: gradient * (math.nan if made.state.global_step == 1 else 1))
+
+
+def no_mean(made: Any) -> None:
+    """As of a micro-batch in which no token counts."""
+    step = made.training_step
+    made.training_step = lambda *args: step(*args) * (math.nan if made.state.global_step == 1 else 1)
+
+
+DISTURB: dict[str, Any] = {
+    "weights": (lambda made: made.add_callback(SpoilWeights()), ("nan", "nan", True)),
+    "gradient": (spoil_gradient, ("finite", "nan", True)),
+    "mean": (no_mean, ("nan", "finite", False)),
+    "nothing": (lambda made: None, None),
+}
+
+
+@pytest.mark.parametrize(("what", "logging_steps"), [(what, 3) for what in DISTURB] + [("gradient", 1)])
+def test_the_first_step_that_is_no_number_is_told_of_once_and_what_it_spoils_takes_no_checkpoints_place(
+    what: str, logging_steps: int, qwen: Path, tmp_path: Path
+) -> None:
+    disturb, expected = DISTURB[what]
+    sizes = {"max_steps": 3, "gradient_accumulation_steps": 2, "logging_steps": logging_steps}
+    saves = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    made, events = tiny_trainers.trainer("sft", qwen, tmp_path, **sizes | saves), []
+    disturb(made)
+    made.add_callback(FiniteValues(made, events.append, World(made.args)))
+    made.train()
+    is_spoilt = expected is not None and expected[2]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1" if is_spoilt else "checkpoint-3"]
+    if expected is None:
+        assert not events
+        return
+    (event,) = json.loads(json.dumps(events))
+    assert event["step"] == 2
+    assert (event["loss"], event["gradient"], event["spoils"]) == expected
+    assert event_line(event).startswith(f"warning: step 2: loss {expected[0]}, norm of the gradient {expected[1]}: ")
+    logged = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+    assert all(map(math.isfinite, logged)), "what transformers logs says nothing"
+
+
+def test_what_ppo_logs_is_looked_at_and_a_gradient_that_a_scaler_judges_is_not(qwen: Path, tmp_path: Path) -> None:
+    made, events = tiny_trainers.trainer("sft", qwen, tmp_path), []
+    made.accelerator.scaler = torch.amp.GradScaler("cpu")
+    values = FiniteValues(made, events.append, World(made.args))
+    made.state.global_step = 4
+    values.on_log(made.args, made.state, None, {"loss": 1.0, "grad_norm": math.inf})
+    assert not events
+    values.on_log(made.args, made.state, None, {"loss/policy_avg": math.nan})
+    assert [(event["step"], event["spoils"]) for event in events] == [(4, True)]

@@ -180,7 +180,8 @@ def test_what_is_drawn_before_training_follows_from_the_seed(
     assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
 
 
-def test_each_phase_has_its_own_peak_and_one_that_comes_again_the_larger() -> None:
+def test_each_phase_has_its_own_peak_and_only_a_full_device_ends_the_one_that_it_was_full_in() -> None:
+    """One that comes again has the larger peak; the error ends phases as it passes through."""
     gpu = SimulatedGpu(named("100MiB"))
     peaks = PhasePeaks(gpu.reading, gpu.reset_peaks)
     gpu.allocate(1, 20 * MIB)
@@ -195,20 +196,14 @@ def test_each_phase_has_its_own_peak_and_one_that_comes_again_the_larger() -> No
         Phase.FORWARD: PhasePeak(allocated_bytes=70 * MIB, reserved_bytes=70 * MIB),
         Phase.BACKWARD: PhasePeak(allocated_bytes=20 * MIB, reserved_bytes=20 * MIB),
     }
-
-
-@pytest.mark.parametrize(
-    ("error", "phase"), [(torch.OutOfMemoryError, Phase.EVALUATE), (KeyError, Phase.FORWARD)], ids=["full", "other"]
-)
-def test_only_a_full_device_ends_the_phase_that_it_was_full_in(error: type[Exception], phase: Phase) -> None:
-    gpu = SimulatedGpu(named("100MiB"))
-    peaks = PhasePeaks(gpu.reading, gpu.reset_peaks)
-    peaks.enter_phase(Phase.EVALUATE)
-    try:
-        raise error
-    except error:
-        peaks.enter_phase(Phase.FORWARD)  # as the error passes through
-    assert peaks.phase is phase
+    for error, phase in ((KeyError, Phase.FORWARD), (torch.OutOfMemoryError, Phase.EVALUATE)):
+        peaks = PhasePeaks(gpu.reading, gpu.reset_peaks)
+        peaks.enter_phase(Phase.EVALUATE)
+        try:
+            raise error
+        except error:
+            peaks.enter_phase(Phase.FORWARD)
+        assert peaks.phase is phase
 
 
 def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
