@@ -7,6 +7,7 @@ that is put beside them with two lines, ``$ autofit ...`` and ``exit code 2``, f
 import re
 import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from mistakes import MISTAKES, SHELL
@@ -85,11 +86,7 @@ def test_debug_shows_a_traceback_and_nothing_else_does(autofit: Autofit, monkeyp
     assert "\x1b" not in cleared
     monkeypatch.setenv("COLUMNS", "40")
     assert autofit(*line).err == plain.err, "a message is whole in a log of any width"
-
-    def defect() -> None:
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr(api, "catalog", defect)
+    monkeypatch.setattr(api, "catalog", Mock(side_effect=ZeroDivisionError("ours")))
     unforeseen = autofit("gpus")
     assert (unforeseen.code, unforeseen.out) == (1, "")
     assert "--debug" in unforeseen.err

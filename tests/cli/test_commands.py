@@ -11,17 +11,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from autotrain_mem.cli import main
 from autotrain_mem.machine import choose
-from autotrain_mem.machine.catalog import catalog
+from autotrain_mem.machine.catalog import named
 from autotrain_mem.report.terminal import lasting_console
 from autotrain_mem.support.units import MIB
 from autotrain_mem.types.hardware import HEADROOM_FRACTION
-from tests.place import Autofit, Ran
+from tests.place import Autofit
 
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
 SIMPLE = ("--fit", "lossless", "--forbid", "activation_offloading,optimizer_offload")
@@ -118,48 +117,28 @@ def test_help_lists_our_flags_and_trls_and_plan_and_estimate_have_their_own(auto
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     """``autofit gpus | head -1``: the pipe is closed before everything is written."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "autotrain_mem.cli.main", "gpus"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.wait(30)
-    process.stderr.close()
+    command = [sys.executable, "-m", "autotrain_mem.cli.main", "gpus"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
-TINY = ("plan", "sft", "--model", "tiny", "--max_length", "16")
-
-
-def cards_of(ran: Ran) -> dict[str, dict[str, Any]]:
+def test_all_cards_are_compared_and_one_on_which_nothing_fits_says_so(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose, "catalog", lambda **_: (named("300MiB"), named("2MiB")))
+    line = ["plan", "sft", "--model", "tiny", "--max_length", "16", "--gpu", "all", "--fit", "lossless"]
+    ran = autofit(*line, "--json")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
-    assert found["schema"] == "autofit.cards/1"
-    return {card["gpu"]: card for card in found["cards"]}
-
-
-def test_all_cards_are_those_of_the_catalog(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, *_, last = catalog()
-    monkeypatch.setattr(choose, "catalog", lambda **_: (last, first))
-    ran = autofit(*TINY, *SIMPLE, "--gpu", "all", "--json")
-    cards = cards_of(ran)
-    assert [*cards] == sorted((first.name, last.name), key=lambda name: cards[name]["total_bytes"])
-    assert json.loads(ran.out)["smallest_lossless"] in cards
-    for card in cards.values():
-        assert card["level"] == "lossless"
-        assert card["required_bytes"] <= card["budget_bytes"] < card["total_bytes"]
-        assert card["knobs"]["max_length"] == 16
-
-
-def test_a_card_on_which_nothing_fits_says_so(autofit: Autofit) -> None:
-    line = (*TINY, "--gpu", "2MiB,300MiB", "--fit", "lossless")
-    cards = cards_of(autofit(*line, "--json"))
-    none = [cards["2MiB"][name] for name in ("level", "knobs", "tokens_per_second")]
-    assert (cards["2MiB"]["refusal"], none) == ("nothing fits", [None] * 3)
+    assert (found["schema"], found["smallest_lossless"]) == ("autofit.cards/1", "300MiB")
+    none, fits = found["cards"]
+    assert (none["gpu"], none["refusal"]) == ("2MiB", "nothing fits")
+    assert [none[name] for name in ("level", "knobs", "tokens_per_second")] == [None] * 3
+    assert (fits["gpu"], fits["level"], fits["knobs"]["max_length"]) == ("300MiB", "lossless", 16)
+    assert fits["required_bytes"] <= fits["budget_bytes"] < fits["total_bytes"]
     ran = autofit(*line)
     assert (ran.code, ran.err) == (0, "card 1 of 2: 2MiB\ncard 2 of 2: 300MiB\n")
     small, large = ran.out.splitlines()[3:5]
@@ -184,10 +163,12 @@ def test_the_history_is_written_with_its_settings_and_goes_on_after_an_oom(autof
 SETTLED = "--model tiny --max_length 512 --per_device_train_batch_size 4 --gradient_checkpointing true"
 
 
-def test_segments_are_expandable_where_only_that_fits_unless_the_user_fixed_them(
+def test_segments_are_expandable_where_only_that_fits_unless_the_user_fixed_them_and_the_shells_settings_count(
     autofit: Autofit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modes = json.loads(autofit(*shlex.split(f"estimate sft {SETTLED} --gpu 300MiB --json")).out)["reserved"]
+    line = shlex.split(f"estimate sft {SETTLED} --gpu 300MiB --json")
+    before = json.loads(autofit(*line).out)
+    modes = before["reserved"]
     fixed_bytes, expanded_bytes = (modes[name]["peak_reserved_bytes"] for name in ("native", "expandable_segments"))
     size = math.ceil(expanded_bytes / (1 - HEADROOM_FRACTION) / MIB)
     assert expanded_bytes <= size * MIB * (1 - HEADROOM_FRACTION) < fixed_bytes, "too small for segments of fixed size"
@@ -208,11 +189,7 @@ def test_segments_are_expandable_where_only_that_fits_unless_the_user_fixed_them
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     by_shell = json.loads(autofit(*shlex.split(plan)).out)
     assert (by_shell["levers"], by_shell["knobs"]["expandable_segments"]) == ([], True), "which is no change"
-
-
-def test_other_settings_of_the_shell_are_counted_too(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = shlex.split(f"estimate sft {SETTLED} --gpu 300MiB --json")
-    before = json.loads(autofit(*line).out)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "large_segment_size_mb:64")
     after = json.loads(autofit(*line).out)
     assert after["peak_allocated_bytes"] == before["peak_allocated_bytes"]

@@ -1,6 +1,7 @@
 """The quickstart: its rows are problems whose answers follow, its model loads as any other, and the first run that a
 newcomer sees tells its story, with fewer rows and steps than theirs."""
 
+import operator
 import re
 from collections import Counter
 from dataclasses import replace
@@ -18,10 +19,7 @@ from tests.place import Autofit
 
 ROWS = list(word_problems.problems(200, seed=0))
 STRANGE_TEXT = "Ünïcode,\n\n  tabs\tand 'll x=3,14 1234 \N{SNOWMAN} 日本語"
-CONVERSATION = [
-    {"role": "user", "content": "How many?"},
-    {"role": "assistant", "content": "Answer: 4"},
-]
+CONVERSATION = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Answer: 4"}]
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +85,7 @@ NUMBER = re.compile(r"\d+")
 SUM = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.$", re.MULTILINE)
 
 
-def apply(symbol, left, right):
-    whole, rest = divmod(left, right)
-    assert symbol != "/" or rest == 0, f"{left} cannot be shared among {right}"
-    return {"+": left + right, "-": left - right, "*": left * right, "/": whole}[symbol]
+APPLIED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 def test_the_question_opens_the_reasoning_and_every_line_of_reasoning_follows_from_the_last():
@@ -106,8 +101,8 @@ def test_the_question_opens_the_reasoning_and_every_line_of_reasoning_follows_fr
         for line in reasoning:
             left, symbol, right, result = SUM.search(line).groups()
             assert int(left) == total
-            total = apply(symbol, total, int(right))
-            assert int(result) == total
+            total = int(result)
+            assert total == APPLIED[symbol](int(left), int(right))
         assert answer == f"Answer: {total}"
         symbols.update({SUM.search(line)[2] for line in reasoning})
     assert symbols.keys() == set("+-*/")

@@ -1,7 +1,6 @@
 """Which folders hold a trained model; what chat starts; a merged adapter; what is uploaded."""
 
 import contextlib
-import fnmatch
 import json
 import pathlib
 from collections.abc import Callable
@@ -15,12 +14,7 @@ from autotrain_mem.cli import main, trained_model_commands
 from autotrain_mem.cli.trained_model_commands import with_base
 from autotrain_mem.cli.trained_run import TrainedRun, find_run
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import (
-    HostMemoryError,
-    ModelNotFoundError,
-    OutputFolderError,
-    UsageError,
-)
+from autotrain_mem.support.errors import HostMemoryError, ModelNotFoundError, OutputFolderError, UsageError
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.types.methods_table import METHODS
 from tests.report.report_examples import UNCHANGED_PLAN
@@ -115,25 +109,23 @@ def test_a_whole_model_is_served_and_talked_to(
         assert message in " ".join(capsys.readouterr().err.split())
     started: list[list[str]] = []
 
-    class Server(contextlib.nullcontext[Any]):
-        def __init__(self, words: list[str]) -> None:
-            started.append(words[3:])
-            super().__init__(SimpleNamespace(poll=lambda: None, terminate=lambda: started.append(["ended"])))
+    def serve(words: list[str]) -> Any:
+        started.append(words[3:])
+        server = SimpleNamespace(poll=lambda: None, terminate=lambda: started.append(["ended"]))
+        return contextlib.nullcontext(server)
 
     def talk(words: list[str], **options: Any) -> Any:
         started.append(words[3:])
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(trained_model_commands, "installed_versions", lambda names: dict.fromkeys(names, "1"))
-    monkeypatch.setattr(trained_model_commands, "subprocess", SimpleNamespace(Popen=Server, run=talk))
+    monkeypatch.setattr(trained_model_commands, "subprocess", SimpleNamespace(Popen=serve, run=talk))
     monkeypatch.setattr(trained_model_commands, "answers", lambda url: True)
     (tmp_path / "run-merged").mkdir()
     assert main.run(["chat", run]) == 0
-    serve, chat, ended = started
-    merged = str((tmp_path / "run-merged").resolve())
-    assert serve[:3] == ["serve", merged, "--port"]
-    assert chat == ["chat", merged, f"http://localhost:{serve[3]}"]
-    assert ended == ["ended"]
+    merged, port = str((tmp_path / "run-merged").resolve()), started[0][3]
+    served = ["serve", merged, "--port", port]
+    assert started == [served, ["chat", merged, f"http://localhost:{port}"], ["ended"]]
 
 
 @pytest.mark.parametrize("name", ["", "model", "a/b/c", "a b/c", "../x/y"])
@@ -147,6 +139,7 @@ def test_a_new_repository_is_private_and_gets_the_model_alone(
 ) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.cli.hf import app
+    from huggingface_hub.utils import filter_repo_objects
 
     folder = make_run("run", *ADAPTER, "training_args.bin", "tokenizer.json", "optimizer.pt", ".env")
     (folder / "checkpoint-2").mkdir()
@@ -160,11 +153,8 @@ def test_a_new_repository_is_private_and_gets_the_model_alone(
 
     def upload(self: HfApi, *, folder_path: str, allow_patterns: Any, ignore_patterns: Any, **options: Any) -> Any:
         names = [str(path.relative_to(folder_path)) for path in pathlib.Path(folder_path).rglob("*") if path.is_file()]
-        matches = {
-            name: [[fnmatch.fnmatch(name, each) for each in patterns] for patterns in (allow_patterns, ignore_patterns)]
-            for name in names
-        }
-        made["files"] = sorted(name for name, (allowed, ignored) in matches.items() if any(allowed) > any(ignored))
+        chosen = filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        made["files"] = sorted(chosen)
         return SimpleNamespace(commit_url="there")
 
     def run(words: list[str], **options: Any) -> Any:

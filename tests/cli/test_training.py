@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from safetensors.numpy import load_file
 
 from autotrain_mem.support import codec, processes
 from autotrain_mem.support.units import format_bytes
@@ -24,9 +25,8 @@ pytestmark = pytest.mark.slow
 
 TRAIN = shlex.split(
     "sft --model tiny --dataset splits --gpu 300MiB --simulate --no_probe --max_length 32 "
-    "--per_device_train_batch_size 8 "
-    "--gradient_checkpointing false --learning_rate 3e-3 --logging_steps 5 --fit lossless "
-    "--forbid activation_offloading,optimizer_offload"
+    "--per_device_train_batch_size 8 --gradient_checkpointing false --learning_rate 3e-3 --logging_steps 5 "
+    "--fit lossless --forbid activation_offloading,optimizer_offload"
 )
 
 
@@ -123,7 +123,7 @@ def test_ctrl_c_ends_after_the_step_and_leaves_no_process_behind(
     assert {"torch", "transformers", "trl", "autotrain_mem"} <= record["versions"].keys()
     newest = stopped / f"checkpoint-{record['steps']}"
     assert max(stopped.glob("checkpoint-*"), key=os.path.getmtime) == newest
-    assert _tensors(newest / "model.safetensors") > 10
+    assert len(load_file(newest / "model.safetensors")) > 10, "it was not cut short"
 
 
 def test_it_goes_on_by_its_own_plan_and_comes_to_its_end_though_its_process_is_killed(
@@ -165,11 +165,3 @@ def _wait_until(done: Callable[[], bool], seconds: float) -> None:
     while not done():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
-
-
-def _tensors(path: Path) -> int:
-    """How many tensors a file holds; a file that was cut short raises."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as opened:
-        return len([opened.get_tensor(name) for name in opened.keys()])  # noqa: SIM118
