@@ -36,22 +36,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     return gpus
 
 
-@pytest.mark.parametrize(
-    ("asked", "message", "ways"),
-    [
+def test_more_gpus_than_there_are_or_than_vllms_server_leaves_are_refused(machine: list[Hardware]) -> None:
+    cases: list[tuple[dict[str, Any], str, list[str]]] = [
         ({"gpus": 3}, "--gpus 3 is more than this machine has: 2 GPUs.", ["--gpus 2", "--plan_only"]),
         ({"gpus": 3, "environment": {VISIBLE: "0,1"}}, f"{VISIBLE}=0,1 shows: 2 GPUs.", ["--gpus 2", "--plan_only"]),
         ({"spared": 2}, "2 GPUs, and vLLM's server takes 2 of them.", ["--plan_only", "--vllm_mode colocate"]),
         ({"gpus": 2, "spared": 1}, "takes 1 of them.", ["--gpus 1", "--plan_only", "--vllm_mode colocate"]),
-    ],
-)
-def test_more_gpus_than_there_are_or_than_vllms_server_leaves_are_refused(
-    machine: list[Hardware], asked: dict[str, Any], message: str, ways: list[str]
-) -> None:
-    with pytest.raises(NoGpuError, match=re.escape(message)) as refusal:
-        choose(None, use_cpu=False, **asked)
-    lines = refusal.value.hint.splitlines()
-    assert [way in line for way, line in zip(ways, lines, strict=True)] == [True] * len(ways)
+    ]
+    for asked, message, ways in cases:
+        with pytest.raises(NoGpuError, match=re.escape(message)) as refusal:
+            choose(None, use_cpu=False, **asked)
+        lines = refusal.value.hint.splitlines()
+        assert [way in line for way, line in zip(ways, lines, strict=True)] == [True] * len(ways)
 
 
 def test_vllms_server_takes_gpus_of_this_machine_unless_visible_ones_are_named(machine: list[Hardware]) -> None:
