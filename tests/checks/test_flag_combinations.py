@@ -26,23 +26,14 @@ def problems(method: str = "sft", **given: Any) -> list[str]:
     return [finding.message for finding in collect(checks, Flags(method=method, given=given))]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"load_in_8bit": True, "use_peft": True},
-        {"optim": "adamw_8bit"},
-        {"optim": "paged_adamw_32bit"},
-        {"optimizer_offload": True},
-        {"save_only_model": True},
-        {"activation_offloading": True},
-    ],
-    ids=str,
-)
-def test_what_needs_whole_models_is_refused_with_shards_and_not_with_ddp(given: dict[str, Any]) -> None:
-    (message,) = problems(**given, sharding="fsdp2")
-    assert message.startswith(f"--{next(iter(given))} ")
-    assert "does not work with --sharding fsdp2: " in message
-    assert problems(**given, sharding="ddp") == problems(**given) == []
+def test_what_needs_whole_models_is_refused_with_shards_and_not_with_ddp() -> None:
+    optimizers: list[dict[str, Any]] = [{"optim": "adamw_8bit"}, {"optim": "paged_adamw_32bit"}]
+    switches = [{name: True} for name in ("optimizer_offload", "save_only_model", "activation_offloading")]
+    for given in ({"load_in_8bit": True, "use_peft": True}, *optimizers, *switches):
+        (message,) = problems(**given, sharding="fsdp2")
+        assert message.startswith(f"--{next(iter(given))} ")
+        assert "does not work with --sharding fsdp2: " in message
+        assert problems(**given, sharding="ddp") == problems(**given) == [], given
 
 
 @pytest.mark.parametrize("kind", sharding.FSDP)

@@ -82,7 +82,7 @@ def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given
     assert planned_for in finding.message
 
 
-FLASH = "flash_attention_2"
+FLASH, FROM_HUB = "flash_attention_2", "kernels-community/flash-attn2"
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,7 @@ FLASH = "flash_attention_2"
             "pip install flash-attn",
             [{"to_train": False}, {"on_cpu": True}, {"attn_implementation": "sdpa"}],
         ),
-        (
-            {"attn_implementation": "kernels-community/flash-attn2", "to_train": True},
-            "pip install kernels",
-            [{"to_train": False}],
-        ),
+        ({"attn_implementation": FROM_HUB, "to_train": True}, "pip install kernels", [{"to_train": False}]),
         (
             {"sharding": "zero3", "offload_optimizer_device": "cpu", "to_train": True},
             "PATH lacks ninja and c++",

@@ -30,7 +30,7 @@ from autotrain_mem.settings.knobs import APPLIED
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Plan, ReservedByMode, StepTime, Topology
+from autotrain_mem.types import Hardware, Job, Knobs, Plan, ReservedByMode, Topology
 from autotrain_mem.types.methods_table import METHODS
 from tests.golden import kept
 from tests.report.report_examples import PLAN, reserved
@@ -95,9 +95,7 @@ def plan(made_for: Job, knobs: Knobs = QLORA, card: Hardware = CARD) -> Plan:
     given = {each.name: asked[each.name] for each in fields(Knobs) if each.name in asked}
     rate = {"learning_rate": made_for.method_facts.defaults["learning_rate"]}
     own = replace(knobs, **{**rate, **OF_METHOD.get(made_for.method, {}), **given})
-    estimate = Estimate(
-        knobs=own, hardware=card, memory=MEMORY, budget_bytes=card.budget_bytes(), time=StepTime(tokens=0.0)
-    )
+    estimate = replace(PLAN.estimate, knobs=own, hardware=card, memory=MEMORY, budget_bytes=card.budget_bytes())
     level = "LoRA on a 4-bit base" if own.use_peft else "lossless"
     return replace(PLAN, job=made_for, level=level, estimate=estimate, data=None, row_tokens=256)
 

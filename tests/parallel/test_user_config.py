@@ -99,6 +99,7 @@ def test_what_a_file_leads_to_without_being_wrong_is_said() -> None:
         assert words in said
 
 
+ON_HOST = {"activation_checkpointing": True, "activation_checkpointing_offload": True}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "ZeRO-0": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 0}}, "MULTI_GPU is DDP"),
     "NVMe": ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_param_device": "nvme"}}, "cpu"),
@@ -133,10 +134,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "the first version": (fsdp(), "accelerate to-fsdp2 --config_file FILE"),
     "the first version's word": (fsdp(version=2, reshard_after_forward="FULL_SHARD"), "true for FULL_SHARD"),
     "a policy": (fsdp(version=2, auto_wrap_policy="WRAP_IT"), "TRANSFORMER_BASED_WRAP"),
-    "activations on the host": (
-        fsdp(version=2, activation_checkpointing=True, activation_checkpointing_offload=True),
-        "fsdp_activation_checkpointing works",
-    ),
+    "activations on the host": (fsdp(version=2, **ON_HOST), "fsdp_activation_checkpointing works"),
     "no weights": (fsdp(version=2, sync_module_states=False), "fsdp_sync_module_states: true"),
     "no block": ({"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": 3}, "indented keys"),
 }
