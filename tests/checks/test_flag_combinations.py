@@ -57,9 +57,8 @@ def test_the_search_combines_only_what_is_accepted(method: str, nodes: int) -> N
         assert problems(method, **codec.to_json(way)) == [], way
 
 
-@pytest.mark.parametrize(
-    ("way", "given", "said"),
-    [
+def test_what_does_not_work_with_shared_tokens_is_refused_with_an_alternative() -> None:
+    for way, given, said in (
         ("cp_size", {"packing": True}, "--packing false"),
         ("cp_size", {"use_liger_kernel": True}, "--use_liger_kernel false"),
         ("cp_size", {"fp16": True}, "--bf16"),
@@ -72,16 +71,11 @@ def test_the_search_combines_only_what_is_accepted(method: str, nodes: int) -> N
         ("sp_size", {"pad_to_multiple_of": 6}, "--pad_to_multiple_of 4"),
         ("sp_size", {"sharding": "fsdp2"}, "--sharding zero3"),
         ("sp_size", {"cp_size": 2}, "Remove --sp_size"),
-    ],
-    ids=str,
-)
-def test_what_does_not_work_with_shared_tokens_is_refused_with_an_alternative(
-    way: str, given: dict[str, Any], said: str
-) -> None:
-    refused = collect(table.FLAGS, Flags(method="sft", given={way: 4, **given}))
-    assert said in next(each for each in refused if f"--{way}" in each.message).cure
-    assert way == "sp_size" or len([each for each in refused if "--cp_size 4" in each.message]) == 1
-    assert problems(**given, **{way: 1}) == problems(**given)
+    ):
+        refused = collect(table.FLAGS, Flags(method="sft", given={way: 4, **given}))
+        assert said in next(each for each in refused if f"--{way}" in each.message).cure
+        assert way == "sp_size" or len([each for each in refused if "--cp_size 4" in each.message]) == 1
+        assert problems(**given, **{way: 1}) == problems(**given), given
 
 
 @pytest.mark.parametrize("method", ["dpo", "ppo"])
@@ -103,9 +97,8 @@ def heads(count: int, keys: int) -> dict[str, Any]:
     return {"num_attention_heads": count, "num_key_value_heads": keys}
 
 
-@pytest.mark.parametrize(
-    ("config", "way", "said"),
-    [
+def test_gpus_must_divide_the_heads_and_only_full_attention_can_share_tokens() -> None:
+    for config, way, said in (
         (heads(32, 8), {"sp_size": 8}, ""),
         (heads(32, 8), {"sp_size": 16}, ""),  # keys are given to two GPUs each
         (heads(14, 2), {"sp_size": 4}, "; Give --sp_size 2"),
@@ -115,13 +108,9 @@ def heads(count: int, keys: int) -> dict[str, Any]:
         ({"layer_types": ["linear_attention"]}, {"cp_size": 2}, "linear_attention"),
         ({"layer_types": ["full_attention"], "sliding_window": 4096}, {"cp_size": 2}, ""),
         ({}, {"cp_size": 2}, ""),
-    ],
-)
-def test_gpus_must_divide_the_heads_and_only_full_attention_can_share_tokens(
-    config: dict[str, Any], way: dict[str, int], said: str
-) -> None:
-    assert [said in f"{reason}; {cure}" for reason, cure in shared_attention(config, **way)] == [True] * bool(said)
-    assert not shared_attention(config)
+    ):
+        assert [said in f"{reason}; {cure}" for reason, cure in shared_attention(config, **way)] == [True] * bool(said)
+        assert not shared_attention(config), config
 
 
 # What TRL accepts and a training would fail on is refused before a rehearsal.

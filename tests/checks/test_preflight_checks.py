@@ -61,9 +61,8 @@ ELSEWHERE = "some-org/some-data"
 """A hub id; the tests run without network."""
 
 
-@pytest.mark.parametrize(
-    ("method", "prompt_length", "words", "planned_for"),
-    [
+def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given(model_folder: Folder) -> None:
+    for method, prompt_length, words, planned_for in (
         ("sft", None, {"max_length": 64}, "rows that fill max_length, 64"),
         ("grpo", 64, {}, "prompts of 64 tokens"),
         ("grpo", None, {}, ""),
@@ -71,15 +70,11 @@ ELSEWHERE = "some-org/some-data"
         ("sft", None, {"max_length": "auto"}, ""),
         ("sft", None, {"max_length": 64, "to_train": True}, ""),
         ("sft", None, {"max_length": 64, "dataset": "./nowhere"}, ""),
-    ],
-)
-def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given(
-    method: str, prompt_length: int | None, words: dict[str, Any], planned_for: str, model_folder: Folder
-) -> None:
-    one = setup(model_folder("qwen2"), method, **{"dataset": ELSEWHERE, **words})
-    (finding,) = collect(table.PREFLIGHT, replace(one, job=replace(one.job, prompt_length=prompt_length)))
-    assert (finding.kind, finding.error) == ("warning" if planned_for else "error", "DatasetNotFoundError")
-    assert planned_for in finding.message
+    ):
+        one = setup(model_folder("qwen2"), method, **{"dataset": ELSEWHERE, **words})
+        (finding,) = collect(table.PREFLIGHT, replace(one, job=replace(one.job, prompt_length=prompt_length)))
+        assert (finding.kind, finding.error) == ("warning" if planned_for else "error", "DatasetNotFoundError")
+        assert planned_for in finding.message, words
 
 
 FLASH, FROM_HUB = "flash_attention_2", "kernels-community/flash-attn2"
@@ -280,9 +275,8 @@ EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 ALL = ["all-linear"]
 
 
-@pytest.mark.parametrize(
-    ("family", "arguments", "kind", "words"),
-    [
+def test_experts_that_lora_cannot_or_does_not_adapt_are_reported(model_folder: Folder) -> None:
+    for family, arguments, kind, words in (
         ("qwen2", {}, None, ""),
         ("mixtral", {}, "warning", "--lora_target_parameters experts.down_proj experts.gate_up_proj --lora_dropout 0"),
         ("gpt_oss", {"lora_target_modules": ALL}, "warning", "does not adapt the experts"),
@@ -292,14 +286,10 @@ ALL = ["all-linear"]
         ("gpt_oss", {"lora_target_parameters": ["experts.w1", EXPERTS[0]]}, "error", "experts.w1 matches no parameter"),
         ("qwen3_moe", {"lora_target_modules": ALL, "lora_dropout": 0.0}, None, ""),
         ("qwen3_moe", {"lora_target_modules": ["gate_proj", "down_proj"]}, "error", "without also targeting up_proj"),
-    ],
-)
-def test_experts_that_lora_cannot_or_does_not_adapt_are_reported(
-    family: str, arguments: dict[str, Any], kind: str | None, words: str, model_folder: Folder
-) -> None:
-    findings = found(model_folder(family), **{"use_peft": True, **arguments})
-    assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
-    assert all(words in f"{finding.message} {finding.cure}" for finding in findings)
+    ):
+        findings = found(model_folder(family), **{"use_peft": True, **arguments})
+        assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
+        assert all(words in f"{finding.message} {finding.cure}" for finding in findings), arguments
 
 
 def test_trls_router_loss_needs_num_experts_and_fails_where_gkd_generates_with_a_cache(

@@ -1,7 +1,5 @@
 """Which machine this is: by flags, and by what each launcher says."""
 
-from typing import Any
-
 import pytest
 
 from autotrain_mem.parallel.place import Place, place_of
@@ -25,9 +23,8 @@ def second(address: str, port: int) -> Place:
     return Place(rank=1, machines=2, address=address, port=port)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "environment", "place"),
-    [
+def test_a_launcher_says_it() -> None:
+    for nodes, environment, place in (
         (None, SLURM, second("gpu07", 24567)),
         (2, PET, second("first", 4711)),
         (None, SKY, second("10.0.0.1", 29500)),
@@ -37,11 +34,9 @@ def second(address: str, port: int) -> Place:
         (None, {"SLURM_NNODES": "2", "SLURM_NODEID": "0"}, None),  # the batch script, which runs on one
         (1, SLURM, None),
         (None, {}, None),
-    ],
-)
-def test_a_launcher_says_it(nodes: int | None, environment: dict[str, str], place: Place | None) -> None:
-    assert place_of(nodes, {}, environment) == place
-    assert place_of(nodes, {}, environment, to_train=False) is None
+    ):
+        assert place_of(nodes, {}, environment) == place
+        assert place_of(nodes, {}, environment, to_train=False) is None, environment
 
 
 def test_flags_win_over_a_launcher() -> None:
@@ -49,9 +44,8 @@ def test_flags_win_over_a_launcher() -> None:
     assert place_of(3, given, SLURM) == Place(rank=2, machines=3, address="here", port=29500)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "given", "environment", "words"),
-    [
+def test_what_is_refused() -> None:
+    for nodes, given, environment, words in (
         (None, {"machine_rank": 1}, {}, "--nodes"),
         (2, {"machine_rank": 1}, {}, "--main_process_ip"),
         (2, {"main_process_ip": "a"}, {}, "--machine_rank"),
@@ -61,9 +55,7 @@ def test_flags_win_over_a_launcher() -> None:
         (None, {}, SLURM | {"SLURM_STEP_NUM_TASKS": "16"}, "16 tasks on 2 nodes"),
         (2, {}, {"PMI_SIZE": "2", "PMI_RANK": "1"}, "MASTER_ADDR"),
         (None, {}, PET | {"PET_NODE_RANK": "one"}, "PET_NODE_RANK"),
-    ],
-)
-def test_what_is_refused(nodes: int | None, given: dict[str, Any], environment: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        place_of(nodes, given, environment)
-    assert words in f"{refused.value.message} {refused.value.hint}"
+    ):
+        with pytest.raises(UsageError) as refused:
+            place_of(nodes, given, environment)
+        assert words in f"{refused.value.message} {refused.value.hint}", words

@@ -63,9 +63,8 @@ def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, 
     assert dataclasses.replace(launch(of_process), nodes=2) == read
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
+def test_a_users_file_is_read() -> None:
+    for config, expected in (
         ({"distributed_type": "NO"}, {"processes": 1, "sharding": None, "mixed_precision": "no"}),
         ({"distributed_type": False, "gpu_ids": "0", "mixed_precision": False}, {"processes": 1, "sharding": None}),
         (TWO | {"gpu_ids": "all"}, {"sharding": "ddp"}),
@@ -77,11 +76,9 @@ def test_a_file_that_we_write_is_read_as_what_it_was_written_for(sharding: Any, 
         (fsdp(version=2) | sizes(dp_shard_size=2, cp_size=4), {"sharding": "fsdp2", "cp_size": 4}),
         (ZERO | sizes(sp_size=4, dp_shard_size=2), {"sharding": "zero3", "sp_size": 4, "sp_attention": "sdpa"}),
         ({"distributed_type": "NO", "fp16": True}, {"mixed_precision": "fp16"}),
-    ],
-)
-def test_a_users_file_is_read(config: dict[str, Any], expected: dict[str, Any]) -> None:
-    read = launch(config)
-    assert {name: getattr(read, name) for name in expected} == expected
+    ):
+        read = launch(config)
+        assert {name: getattr(read, name) for name in expected} == expected, config
 
 
 WRAPPED = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}

@@ -129,9 +129,8 @@ def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
     assert watched(replace(RUNNING, ranks=((*RUNNING.moments, moment(4)),))).step == 4  # back at a checkpoint
 
 
-@pytest.mark.parametrize(
-    ("found", "alive", "state", "is_over"),
-    [
+def test_a_run_is_over_once_it_says_so_or_nobody_is_at_it() -> None:
+    for found, alive, state, is_over in (
         (None, True, "starting", False),
         (None, None, "not begun", False),
         (None, False, "not begun", False),
@@ -140,14 +139,10 @@ def test_a_run_says_how_far_it_is_and_when_it_will_be_done() -> None:
         (RUNNING, None, "running", False),
         (replace(RUNNING, ending="finished"), False, "finished", True),
         (replace(RUNNING, ending="failed"), True, "running", False),  # another process goes on with it
-    ],
-)
-def test_a_run_is_over_once_it_says_so_or_nobody_is_at_it(
-    found: RunHistory | None, alive: bool | None, state: str, is_over: bool
-) -> None:
-    now = watched(found, alive=alive, now=200.0)
-    assert (now.state, now.is_over) == (state, is_over)
-    assert state in rendered(watch_view(now))
+    ):
+        now = watched(found, alive=alive, now=200.0)
+        assert (now.state, now.is_over) == (state, is_over)
+        assert state in rendered(watch_view(now)), (found, alive)
 
 
 def test_watch_follows_a_run_to_its_end_and_refuses_what_is_none(

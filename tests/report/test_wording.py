@@ -1,10 +1,8 @@
 """Single facts in words, the lines that methods differ in, what was tried, and what ``explain`` tells of a plan."""
 
 import re
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import report_examples as examples
@@ -34,20 +32,15 @@ from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.plan_file import PLAN_NAME
 
 
-@pytest.mark.parametrize(
-    ("write", "value", "text"),
-    [
+def test_figures_carry_over_and_one_of_anything_is_singular() -> None:
+    for write, value, text in (
         *((duration, *each) for each in ((0, "0.0 s"), (59.96, "1 min 00 s"), (3599.6, "1 h 00 min"))),
         *((percent, *each) for each in ((0.0, "0.0 %"), (0.0001, "less than 0.1 %"), (1.0, "100.0 %"))),
         *((METHODS["dpo"].rows, *each) for each in ((1, "1 pair"), (1200, "1,200 pairs"))),
         (formatting.rows, CHOSEN, "4 x 16 rows"),
         (formatting.rows, replace(CHOSEN, per_device_train_batch_size=1, gradient_accumulation_steps=1), "1 x 1 row"),
-    ],
-)
-def test_figures_carry_over_and_one_of_anything_is_singular(
-    write: Callable[[Any], str], value: object, text: str
-) -> None:
-    assert write(value) == text
+    ):
+        assert write(value) == text, value
 
 
 def text_of(plan: Plan, width: int = 120) -> str:
@@ -157,9 +150,8 @@ def replanned(before: Knobs, **changes: object) -> dict[str, object]:
     return {"event": "replanned", "before": codec.to_json(before), "plan": codec.to_json(now)}
 
 
-@pytest.mark.parametrize(
-    ("event", "said"),
-    [
+def test_an_event_is_told_in_a_line() -> None:
+    for event, said in (
         ({"event": "step", "step": 1}, ""),
         ({"event": "probing", "knobs": codec.to_json(CHOSEN)}, "probing 4 x 16: "),
         (BESIDE, "beside this run: python (42) 2.00 GiB, process (7) 1.00 GiB, others 64.0 MiB"),
@@ -174,12 +166,10 @@ def replanned(before: Knobs, **changes: object) -> dict[str, object]:
             replanned(examples.EXPANDED, expandable_segments=False),
             "the plan goes without expandable segments: needs 8.51 GiB",
         ),
-    ],
-)
-def test_an_event_is_told_in_a_line(event: dict[str, object], said: str) -> None:
-    line = event_line(event)
-    assert said in line
-    assert bool(line) == bool(said)
+    ):
+        line = event_line(event)
+        assert said in line
+        assert bool(line) == bool(said), event
 
 
 def test_shares_of_a_step_sum_to_the_whole() -> None:
