@@ -119,9 +119,8 @@ EVALUATED = {"eval_strategy": "steps"}
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize(
-    ("given", "cured", "said"),
-    [
+def test_what_would_fail_later_is_refused_and_its_cure_accepted() -> None:
+    for given, cured, said in (
         ({"dataloader_prefetch_factor": 2}, {"dataloader_num_workers": 2}, "needs data loader workers"),
         ({"dataloader_multiprocessing_context": "spawn"}, {"dataloader_num_workers": 2}, "needs data loader workers"),
         ({"eval_on_start": True}, EVALUATED, "no rows to evaluate"),
@@ -143,15 +142,10 @@ EVALUATED = {"eval_strategy": "steps"}
         ),
         ({"torch_compile_backend": "cudagraphs"}, {"torch_compile_backend": "inductor"}, "CUDA graphs"),
         ({"sync_ref_model": True, "sharding": "zero3"}, {"sharding": "zero2"}, "the whole policy and reference"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_what_would_fail_later_is_refused_and_its_cure_accepted(
-    given: dict[str, Any], cured: dict[str, Any], said: str
-) -> None:
-    (message,) = problems(**given)
-    assert said in message
-    assert problems(**given | cured) == []
+    ):
+        (message,) = problems(**given)
+        assert said in message
+        assert problems(**given | cured) == [], given
 
 
 @pytest.mark.newest

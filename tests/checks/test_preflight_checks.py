@@ -80,9 +80,12 @@ def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given
 FLASH, FROM_HUB = "flash_attention_2", "kernels-community/flash-attn2"
 
 
-@pytest.mark.parametrize(
-    ("words", "says", "harmless"),
-    [
+def test_what_the_card_or_an_installation_lacks_is_found_only_if_it_is_needed(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight_checks, "missing_to_compile", lambda environment: ["ninja", "c++"])
+    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
+    for words, says, harmless in (
         ({"bf16": True, "card": (7, 5)}, "warning: --bf16 is emulated", [{"card": (8, 0)}, {"bf16": None}]),
         ({"tf32": True, "card": (7, 5)}, "error: --tf32 needs", [{"card": (8, 0)}, {"on_cpu": True}]),
         (
@@ -96,21 +99,11 @@ FLASH, FROM_HUB = "flash_attention_2", "kernels-community/flash-attn2"
             "PATH lacks ninja and c++",
             [{"to_train": False}, {"on_cpu": True}, {"offload_optimizer_device": None}],
         ),
-    ],
-)
-def test_what_the_card_or_an_installation_lacks_is_found_only_if_it_is_needed(
-    words: dict[str, Any],
-    says: str,
-    harmless: list[dict[str, Any]],
-    model_folder: Folder,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(preflight_checks, "missing_to_compile", lambda environment: ["ninja", "c++"])
-    monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
-    (finding,) = found(model_folder("qwen2"), **words)
-    assert says in f"{finding.kind}: {finding}"
-    for change in harmless:
-        assert not found(model_folder("qwen2"), **words | change)
+    ):
+        (finding,) = found(model_folder("qwen2"), **words)
+        assert says in f"{finding.kind}: {finding}", words
+        for change in harmless:
+            assert not found(model_folder("qwen2"), **words | change)
 
 
 def test_flash_attention_may_be_chosen_where_card_dtype_and_package_allow(
@@ -159,31 +152,28 @@ def judged(
     return list(collect(table.PREFLIGHT, replace(one, config=config), UNFORESEEN))
 
 
-@pytest.mark.parametrize(
-    ("lacking", "template", "kind"),
-    [
-        (0, "", None),
-        (1, "", None),  # a special token that no text has, as Gemma 3's
-        (1, "{{ '<turn>' }}", "error"),  # every conversation has it
-        (2, "", "warning"),  # a text may have it
-        (3, "", "error"),  # an ordinary word
-    ],
-)
 def test_tokens_without_an_embedding_count_if_a_batch_may_hold_them(
-    lacking: int, template: str, kind: str | None, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folder("qwen2")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["plain"])
     tokenizer.add_tokens(["<turn>"], special_tokens=True)
-    tokenizer.chat_template = template or None
-    findings = judged(monkeypatch, folder, tokenizer, lacking)
-    assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
-    assert all(f"resize_token_embeddings({len(tokenizer)})" in finding.cure for finding in findings)
-    # A template of another tokenizer makes room for its tokens, one of one's own does not.
-    assert not judged(monkeypatch, folder, tokenizer, lacking, chat_template_path="Qwen/Qwen3-0.6B")
-    if lacking == 3:
-        assert judged(monkeypatch, folder, tokenizer, lacking, chat_template_path="own.jinja")
+    for lacking, template, kind in (
+        (0, "", None),
+        (1, "", None),  # a special token that no text has, as Gemma 3's
+        (1, "{{ '<turn>' }}", "error"),  # every conversation has it
+        (2, "", "warning"),  # a text may have it
+        (3, "", "error"),  # an ordinary word
+    ):
+        tokenizer.chat_template = template or None
+        findings = judged(monkeypatch, folder, tokenizer, lacking)
+        assert [finding.kind for finding in findings] == ([] if kind is None else [kind])
+        assert all(f"resize_token_embeddings({len(tokenizer)})" in finding.cure for finding in findings)
+        # A template of another tokenizer makes room for its tokens, one of one's own does not.
+        assert not judged(monkeypatch, folder, tokenizer, lacking, chat_template_path="Qwen/Qwen3-0.6B"), lacking
+        if lacking == 3:
+            assert judged(monkeypatch, folder, tokenizer, lacking, chat_template_path="own.jinja")
 
 
 def test_a_tokenizer_must_be_able_to_pad_and_for_reward_models_not_by_its_end(
@@ -232,9 +222,9 @@ def said(folder: pathlib.Path, method: str = "sft", call: PythonCall | None = No
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize(
-    ("method", "given", "words", "cured"),
-    [
+def test_a_flag_without_effect_is_named_with_its_method_or_its_switch(model_folder: Folder) -> None:
+    folder = model_folder("qwen2")
+    for method, given, words, cured in (
         ("dpo", {"label_smoothing_factor": 0.1}, "no effect with dpo: ", {"method": "sft"}),
         ("grpo", {"train_sampling_strategy": "group_by_length"}, "no effect with grpo: ", {"method": "sft"}),
         ("sft", {"bf16_full_eval": True}, "no effect with sft: ", None),
@@ -243,16 +233,11 @@ def said(folder: pathlib.Path, method: str = "sft", call: PythonCall | None = No
         ("dpo", {"ref_model_sync_steps": 64}, "--sync_ref_model is not given", {"sync_ref_model": True}),
         ("sft", {"eval_steps": 10}, "--eval_strategy is not given", {"eval_strategy": "steps"}),
         ("sft", {"packing_strategy": "wrapped"}, "--packing is not given", {"packing": True}),
-    ],
-)
-def test_a_flag_without_effect_is_named_with_its_method_or_its_switch(
-    method: str, given: dict[str, Any], words: str, cured: dict[str, Any] | None, model_folder: Folder
-) -> None:
-    folder = model_folder("qwen2")
-    (warning,) = said(folder, method, **given)
-    assert warning.startswith(f"--{next(iter(given))} ")
-    assert words in warning
-    assert cured is None or said(folder, **{"method": method, **given, **cured}) == []
+    ):
+        (warning,) = said(folder, method, **given)
+        assert warning.startswith(f"--{next(iter(given))} ")
+        assert words in warning
+        assert cured is None or said(folder, **{"method": method, **given, **cured}) == [], given
 
 
 @pytest.mark.newest

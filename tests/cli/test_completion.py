@@ -12,9 +12,10 @@ import pytest
 from autotrain_mem.cli import completion, main
 
 
-@pytest.mark.parametrize(
-    ("words", "some", "none"),
-    [
+def test_the_last_word_becomes_what_may_stand_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"": "1", "_IFS": "\n", "_SUPPRESS_SPACE": "1"}.items():
+        monkeypatch.setenv(f"_ARGCOMPLETE{name}", value)
+    for words, some, none in (
         ([""], {"sft", "plan", "report", "completion"}, {"rtx3060"}),
         (["sft", "--gpu", "rtx306"], {"rtx3060", "rtx3060ti"}, {"l4"}),
         (["plan", "sft", "--fit", ""], {"all", "rounding", "lossless"}, {"--fit"}),
@@ -22,24 +23,18 @@ from autotrain_mem.cli import completion, main
         (["sft", "--recipe", "sft-q"], {"sft-qwen2.5-0.5b"}, {"ppo-qwen2.5-0.5b"}),
         (["estimate", "sft", "--sn"], {"--snapshot"}, {"--export"}),
         (["explain", "--"], {"--debug"}, {"--gpu"}),
-    ],
-)
-def test_the_last_word_becomes_what_may_stand_there(
-    words: list[str], some: set[str], none: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line, out = " ".join(["autofit", *words]), io.StringIO()
-    for name, value in {"": "1", "_IFS": "\n", "_SUPPRESS_SPACE": "1"}.items():
-        monkeypatch.setenv(f"_ARGCOMPLETE{name}", value)
-    monkeypatch.setenv("COMP_LINE", line)
-    monkeypatch.setenv("COMP_POINT", str(len(line)))
-    finder = argcomplete.CompletionFinder()
-    monkeypatch.setattr(finder, "_init_debug_stream", lambda: None)  # file descriptor 9 is pytest's here
-    parser = completion.parser_for(words, [*main.WITHOUT_METHOD], main.run)
-    with pytest.raises(SystemExit):
-        finder(parser, always_complete_options="long", exit_method=sys.exit, output_stream=out)
-    found = {*out.getvalue().split("\n")}
-    assert some <= found
-    assert not none & found
+    ):
+        line, out = " ".join(["autofit", *words]), io.StringIO()
+        monkeypatch.setenv("COMP_LINE", line)
+        monkeypatch.setenv("COMP_POINT", str(len(line)))
+        finder = argcomplete.CompletionFinder()
+        monkeypatch.setattr(finder, "_init_debug_stream", lambda: None)  # file descriptor 9 is pytest's here
+        parser = completion.parser_for(words, [*main.WITHOUT_METHOD], main.run)
+        with pytest.raises(SystemExit):
+            finder(parser, always_complete_options="long", exit_method=sys.exit, output_stream=out)
+        found = {*out.getvalue().split("\n")}
+        assert some <= found
+        assert not none & found, words
 
 
 def test_bash_completes_with_the_script(tmp_path: Path) -> None:

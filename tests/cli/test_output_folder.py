@@ -15,23 +15,18 @@ from autotrain_mem.types import Job
 from tests.report.report_examples import PLAN
 
 
-@pytest.mark.parametrize(
-    ("argv", "plan"),
-    [
+def test_the_runs_own_plan_is_found_by_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    PLAN.save("survived")
+    for argv, plan in (
         ("--output_dir=survived --resume_from_checkpoint=true", "survived"),
         ("--resume_from_checkpoint survived/checkpoint-4 --output_dir survived", "survived"),
         ("--output_dir survived", None),
         ("--output_dir nowhere --resume_from_checkpoint", None),
         ("--output_dir survived --resume_from_checkpoint --plan finished", "finished"),
-    ],
-)
-def test_the_runs_own_plan_is_found_by_its_flags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: str, plan: str | None
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    PLAN.save("survived")
-    request, _ = flags.read("autofit sft", shlex.split(argv))
-    assert api.resumed(request, print).autofit.plan == plan
+    ):
+        request, _ = flags.read("autofit sft", shlex.split(argv))
+        assert api.resumed(request, print).autofit.plan == plan, argv
 
 
 def _held(folder: Path) -> Path:

@@ -280,19 +280,16 @@ def test_accelerate_mixes_as_the_trainer_does_and_a_users_own_file_stays() -> No
     assert launch_environment(keys("accelerate", job(accelerate=own), DDP, FOUR)) == launch_environment(own)
 
 
-@pytest.mark.parametrize(
-    ("asked", "axolotl", "llamafactory"),
-    [
+def test_lora_finds_the_same_modules() -> None:
+    for asked, axolotl, llamafactory in (
         (["all-linear"], {"lora_target_linear": True}, "all"),
         ([r".*\.c_attn"], {"lora_target_modules": r".*\.c_attn"}, "c_attn"),
         (["k_proj", "v_proj"], {"lora_target_modules": ["k_proj", "v_proj"]}, "k_proj,v_proj"),
         (["(a|b)"], {"lora_target_modules": "(a|b)"}, None),
-    ],
-)
-def test_lora_finds_the_same_modules(asked: list[str], axolotl: dict[str, Any], llamafactory: str | None) -> None:
-    made_for = job(arguments={"lora_target_modules": asked})
-    assert axolotl.items() <= keys("axolotl", made_for).items()
-    assert keys("llamafactory", made_for).get("lora_target") == llamafactory
+    ):
+        made_for = job(arguments={"lora_target_modules": asked})
+        assert axolotl.items() <= keys("axolotl", made_for).items()
+        assert keys("llamafactory", made_for).get("lora_target") == llamafactory, asked
 
 
 @pytest.mark.newest
