@@ -111,28 +111,24 @@ def test_the_example_of_fit_trains_and_leaves_nothing_behind(
 
 SCRIPT = """\
 from pathlib import Path
+from typing import assert_type
 
 import autotrain_mem
-from autotrain_mem import AutoFit, Estimate, Harm, Phase, Plan, Report
+from autotrain_mem import AutoFit, Estimate, Harm, Phase, Plan
 
 chosen = autotrain_mem.plan("sft", Path("tiny"), autofit=AutoFit(gpu="l4"), learning_rate=1e-4, use_peft=True)
-reveal_type(chosen)
-reveal_type(chosen.knobs.per_device_train_batch_size)
-reveal_type(chosen.levers[0].harm)
-reveal_type(chosen.estimate.memory.phases[Phase.BACKWARD])
-reveal_type(autotrain_mem.fit("sft", "tiny", on_event=lambda event: None).prediction_error)
-reveal_type([card.total_bytes for card in autotrain_mem.gpus()])
-reveal_type(autotrain_mem.cards("sft", "tiny").verdicts[0].estimate)
-reveal_type(Plan.load("plan.json"))
+assert_type(chosen, Plan)
+assert_type(chosen.knobs.per_device_train_batch_size, int)
+assert_type(chosen.levers[0].harm, Harm)
+assert_type(chosen.estimate.memory.phases[Phase.BACKWARD], int)
+assert_type(autotrain_mem.fit("sft", "tiny", on_event=lambda event: None).prediction_error, float | None)
+assert_type([card.total_bytes for card in autotrain_mem.gpus()], list[int])
+assert_type(autotrain_mem.cards("sft", "tiny").verdicts[0].estimate, Estimate | None)
+assert_type(Plan.load("plan.json"), Plan)
 autotrain_mem.plann("sft", "tiny")
 autotrain_mem.plan("sft", 5)
 chosen.knobs.max_length = 5
 """
-PLAN = "autotrain_mem.types.planned.Plan"
-TYPES = (
-    *(PLAN, "int", "autotrain_mem.settings.declaration.Harm", "int", "float | None", "list[int]"),
-    *("autotrain_mem.types.estimate.Estimate | None", PLAN),
-)
 REFUSED = ("[attr-defined]", "[arg-type]", "[misc]")
 
 
@@ -143,7 +139,5 @@ def test_the_public_names_are_typed_for_a_users_script(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     argv = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), str(script)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    of_script = [line for line in done.stdout.splitlines() if "script.py:" in line]
-    revealed = [line.partition("Revealed type is ")[2].strip('"') for line in of_script if "Revealed" in line]
-    assert revealed == list(TYPES), done.stdout
-    assert [line.split()[-1] for line in of_script if "error:" in line] == list(REFUSED), done.stdout
+    errors = [line for line in done.stdout.splitlines() if "script.py:" in line and "error:" in line]
+    assert [line.split()[-1] for line in errors] == list(REFUSED), done.stdout

@@ -122,14 +122,11 @@ def test_an_error_with_flags_says_what_they_are_in_python(here: Path) -> None:
     ]
 
 
-def test_what_the_installed_libraries_raised_keeps_its_traceback() -> None:
+def test_an_error_keeps_what_libraries_raised_gets_no_note_without_flags_and_survives_pickling() -> None:
     for kind, kept in ((RehearsalError, True), (UsageError, False)):
         with pytest.raises(kind) as raised, python_errors():
             raise kind("Failed.") from RuntimeError("a worker's traceback")
         assert (raised.value.__cause__ is not None) is kept
-
-
-def test_words_without_flags_get_no_note_and_an_error_survives_pickling() -> None:
     assert python_words("Write autofit=AutoFit(gpu='l4'). Run autofit sft --help; --debug shows the traceback.") == ""
     assert python_words("--max-length 5 or --max_length=5") == "In Python --max_length is max_length=..."
     error = UsageError("No model is given.", hint="Give one.\nOr two.")

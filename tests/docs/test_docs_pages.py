@@ -5,7 +5,6 @@ import ast
 import importlib
 import re
 import shlex
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def test_every_block_says_its_language_and_every_mark_is_known() -> None:
 
 
 @of_language("sh")
-def test_every_command_is_one_with_flags_that_it_takes(
-    block: Block, autofit: Autofit, workers: SharedWorkers, trl_names: Callable[[str], set[str]]
-) -> None:
+def test_every_command_is_one_with_flags_that_it_takes(block: Block, autofit: Autofit, trls: Any) -> None:
     for command in commands(block.text):
         if command.startswith("scripts/"):
             assert (ROOT / command.split()[0]).is_file(), command
@@ -62,18 +59,13 @@ def test_every_command_is_one_with_flags_that_it_takes(
         assert method in METHODS, command
         prog = "autofit" + (f" {verb}" if verb in ("plan", "estimate") else "")
         _, others = flags.make_parser(f"{prog} {method}").parse_known_args([WORDS.get(word, word) for word in rest])
-        unknown = {word for word in others if word.startswith("--")} - trl_names(method)
-        assert unknown == set(), command
+        of_trl = {name for flag in trls[method].flags for name in flag.names}
+        assert {word for word in others if word.startswith("--")} - of_trl == set(), command
 
 
 @pytest.fixture(scope="module")
-def trl_names(workers: SharedWorkers) -> Callable[[str], set[str]]:
-    known = workers.first.flags()
-
-    def names(method: str) -> set[str]:
-        return {name for flag in known[method].flags for name in flag.names}
-
-    return names
+def trls(workers: SharedWorkers) -> Any:
+    return workers.first.flags()
 
 
 @of_language("python")

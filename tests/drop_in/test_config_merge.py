@@ -90,6 +90,7 @@ IN_FOUR = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 LORA = {"use_peft": True, "lora_r": 8, "lora_alpha": 32, "lora_dropout": 0.1}
 SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
 OWN_OPTIMIZER = {"optim": "adamw_torch_fused", "optimizer_offload": False}
+BESIDE = {"quantization_config", "peft_config", "optimizers", "optimizer_cls_and_kwargs"}
 
 
 @pytest.mark.parametrize(
@@ -110,11 +111,27 @@ OWN_OPTIMIZER = {"optim": "adamw_torch_fused", "optimizer_offload": False}
         (loading(subfolder="last"), loading(subfolder="last")),
         (loading(quantization_config=BitsAndBytesConfig(**FOUR_BITS)), IN_FOUR),
         (loading(quantization_config=FOUR_BITS), IN_FOUR),
+        ({"quantization_config": BitsAndBytesConfig(**FOUR_BITS)}, IN_FOUR),
+        (
+            {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)},
+            {"load_in_4bit": True, "use_bnb_nested_quant": False},  # which no plan replaces
+        ),
+        ({"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}, {"load_in_8bit": True}),
+        (lora(["v_proj", "q_proj"]), LORA | {"lora_target_modules": ["q_proj", "v_proj"]}),
+        (lora(["q_proj"]), LORA | {"lora_target_modules": [r".*\.q_proj"]}),
+        (lora("all-linear"), LORA | {"lora_target_modules": ["all-linear"]}),
+        ({"optimizers": (SGD, None)}, OWN_OPTIMIZER | {"use_peft": False}),  # it has no adapter's weights
+        ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {})}, OWN_OPTIMIZER),
+        ({"optimizers": (None, None)}, {}),
     ],
     ids=lambda value: ",".join(value) or "nothing",
 )
-def test_what_differs_from_the_default_is_given_as_trls_flags_tell_it(settings: Any, words: dict[str, Any]) -> None:
-    assert given(config(**settings)) == words
+def test_what_differs_from_the_default_in_the_config_or_beside_it_is_given_as_trls_flags_tell_it(
+    settings: dict[str, Any], words: dict[str, Any]
+) -> None:
+    beside = {name: settings[name] for name in settings.keys() & BESIDE}
+    in_config = {name: settings[name] for name in settings.keys() - BESIDE}
+    assert given(config(**in_config), **beside) == words
 
 
 BEST = {"load_best_model_at_end": True, "save_steps": 10}
@@ -140,28 +157,6 @@ def test_what_a_config_sets_by_itself_is_not_given(settings: dict[str, Any]) -> 
     for method in INSTALLED_METHODS:
         if settings.keys() <= {field.name for field in fields(kind_of(method))}:
             assert given(config(method, **settings)) == settings
-
-
-@pytest.mark.parametrize(
-    ("keywords", "words"),
-    [
-        ({"quantization_config": BitsAndBytesConfig(**FOUR_BITS)}, IN_FOUR),
-        (
-            {"quantization_config": BitsAndBytesConfig(load_in_4bit=True)},
-            {"load_in_4bit": True, "use_bnb_nested_quant": False},  # which no plan replaces
-        ),
-        ({"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}, {"load_in_8bit": True}),
-        (lora(["v_proj", "q_proj"]), LORA | {"lora_target_modules": ["q_proj", "v_proj"]}),
-        (lora(["q_proj"]), LORA | {"lora_target_modules": [r".*\.q_proj"]}),
-        (lora("all-linear"), LORA | {"lora_target_modules": ["all-linear"]}),
-        ({"optimizers": (SGD, None)}, OWN_OPTIMIZER | {"use_peft": False}),  # it has no adapter's weights
-        ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {})}, OWN_OPTIMIZER),
-        ({"optimizers": (None, None)}, {}),
-    ],
-    ids=lambda value: ",".join(value) or "nothing",
-)
-def test_so_is_what_the_trainer_is_handed_beside_its_config(keywords: Any, words: dict[str, Any]) -> None:
-    assert given(config(), **keywords) == words
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def run(model: Path, folder: Path, *, steps: int = 4, resume: Any = None, **opti
 
 
 @pytest.mark.parametrize("use_lora", [False, True])
-def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbroken_one_does(
+def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbroken_one_does_and_saves_both_models(
     use_lora: bool, model: Path, tmp_path: Path
 ) -> None:
     """Within the second pass over the data; and by name, with LoRA, as that begins."""
@@ -39,12 +39,26 @@ def test_a_run_that_goes_on_with_its_newest_whole_checkpoint_ends_where_an_unbro
     straight = run(model, tmp_path, **options)
     torch.save(torch.get_rng_state(), tmp_path / "rng.pt")
     (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()  # as if killed while it was written
-    resumed = run(model, tmp_path, resume=str(tmp_path / "checkpoint-2") if use_lora else True, **options)
+    resume = str(tmp_path / "checkpoint-2") if use_lora else True
+    resumed = run(model, tmp_path, resume=resume, save_total_limit=1, **options)
     assert same_weights(straight, resumed)
     for name in ("objective/scores", "objective/kl", "lr", "episode", "grad_norm", "loss"):
         assert logged(straight, name) == logged(resumed, name), name
     assert (resumed.state.global_step, resumed.state.episode) == (4, 4 * ROLLOUT)
     assert torch.equal(torch.get_rng_state(), torch.load(tmp_path / "rng.pt"))
+    resumed.save_model(str(tmp_path))
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
+    parts = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "tokenizer.json"}
+    assert parts <= {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
+    trained = weights(straight)
+    for folder in (tmp_path, tmp_path / "checkpoint-4"):
+        assert (folder / "adapter_model.safetensors").exists() == use_lora
+        policy = AutoModelForCausalLM.from_pretrained(folder).state_dict()  # adapters load through their base model
+        value = AutoModelForSequenceClassification.from_pretrained(folder / "value_model").state_dict()
+        assert torch.equal(value["score.weight"], trained["value_model.score.weight"])
+        if not use_lora:
+            name = "model.layers.0.self_attn.q_proj.weight"
+            assert torch.equal(policy[name], trained[f"policy.{name}"])
 
 
 def test_prompts_come_from_the_beginning_where_none_are_to_be_left_out(model: Path, tmp_path: Path) -> None:
@@ -70,24 +84,6 @@ def test_a_run_that_is_done_trains_no_further_and_one_of_another_batch_size_cann
     args = config(tmp_path, max_steps=8, per_device_train_batch_size=1)
     with pytest.raises(TrainingError, match="an update takes 2 now"):
         trainer(model, args).train(resume_from_checkpoint=True)
-
-
-@pytest.mark.parametrize("use_lora", [False, True])
-def test_a_checkpoint_holds_policy_and_value_model(use_lora: bool, model: Path, tmp_path: Path) -> None:
-    built = run(model, tmp_path, steps=2, use_lora=use_lora, save_total_limit=1)
-    built.save_model(str(tmp_path))
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2"]
-    parts = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "tokenizer.json"}
-    assert parts <= {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
-    for folder in (tmp_path, tmp_path / "checkpoint-2"):
-        assert (folder / "adapter_model.safetensors").exists() == use_lora
-        policy = AutoModelForCausalLM.from_pretrained(folder).state_dict()  # adapters load through their base model
-        value = AutoModelForSequenceClassification.from_pretrained(folder / "value_model").state_dict()
-        trained = weights(built)
-        assert torch.equal(value["score.weight"], trained["value_model.score.weight"])
-        if not use_lora:
-            name = "model.layers.0.self_attn.q_proj.weight"
-            assert torch.equal(policy[name], trained[f"policy.{name}"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

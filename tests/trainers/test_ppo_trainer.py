@@ -34,19 +34,6 @@ def training_told(built: Any) -> list[bool]:
     return told
 
 
-def during_training(built: Any) -> Counter[str]:
-    """Calls of the inside of a layer in training forwards and backwards, per model."""
-    calls: Counter[str] = Counter()
-    told = training_told(built)
-
-    def count(name: str) -> None:
-        calls.update([name] * told[-1])
-
-    for name, layer in zip(("policy", "value"), layers(built), strict=True):
-        layer.mlp.register_forward_pre_hook(lambda *_, name=name: count(name))
-    return calls
-
-
 @pytest.mark.parametrize("asked", [torch.bfloat16, torch.float32])
 def test_precision_is_the_configs_whatever_came_before(
     asked: torch.dtype, build: Build, monkeypatch: pytest.MonkeyPatch
@@ -74,28 +61,29 @@ def test_a_4_bit_policy_trains_in_mixed_precision(model: Path, build: Build) -> 
 
 
 @pytest.mark.parametrize(("asked", "reentrant"), [(False, None), (True, None), (True, True)])
-def test_checkpointing_recomputes_both_models_where_it_is_asked_for(
+def test_checkpointing_recomputes_both_models_where_it_is_asked_for_and_never_as_responses_are_generated(
     asked: bool, reentrant: bool | None, build: Build
 ) -> None:
-    told = {"gradient_checkpointing_kwargs": reentrant and {"use_reentrant": True}}
-    built = build(options={"use_lora": bool(reentrant)}, gradient_checkpointing=asked, **told)
-    calls, before = during_training(built), weights(built)
+    """A checkpointed layer drops the cache without an error, and the responses would be read without their prompts."""
+    how = {"gradient_checkpointing_kwargs": reentrant and {"use_reentrant": True}}
+    built = build(options={"use_lora": bool(reentrant)}, gradient_checkpointing=asked, **how)
+    told, before, calls = training_told(built), weights(built), Counter[tuple[str, bool, bool]]()
+
+    def called(name: str, layer: Any) -> None:
+        calls[name, told[-1], layer.gradient_checkpointing and layer.training] += 1
+
+    for name, layer in zip(("policy", "value"), layers(built), strict=True):
+        layer.mlp.register_forward_pre_hook(lambda *_, given=(name, layer): called(*given))
     built.train()
-    assert calls == dict.fromkeys(("policy", "value"), 2 * (1 + asked)), "of two micro-batches"
+    in_training = {name: count for name, count in calls.items() if name[1]}
+    twice = 2 * (1 + asked)  # of two micro-batches
+    assert in_training == {("policy", True, asked): twice, ("value", True, asked): twice}
+    assert calls["policy", False, False] > 0
+    assert ("policy", False, True) not in calls
     for layer in layers(built) if asked else ():  # TRL's own enabling after a generation forgets the options
         assert layer._gradient_checkpointing_func.keywords["use_reentrant"] is bool(reentrant)
     after = weights(built)
     assert all(not torch.equal(before[name], after[name]) for name in before if "q_proj" in name)
-
-
-def test_generation_is_not_checkpointed(build: Build) -> None:
-    """A checkpointed layer drops the cache without an error, and the responses would be read without their prompts."""
-    built = build(gradient_checkpointing=True)
-    told, checkpointed, layer = training_told(built), set(), layers(built)[0]
-    checkpoint = layer._gradient_checkpointing_func
-    layer._gradient_checkpointing_func = lambda *given: (checkpointed.add(told[-1]), checkpoint(*given))[1]
-    built.train()
-    assert checkpointed == {True}
 
 
 def test_gradients_are_clipped_once_per_step(build: Build) -> None:

@@ -98,26 +98,20 @@ def test_a_mended_formatting_function_is_counted_anew(
     assert fingerprint.fingerprint(job, str(tmp_path / "scratch")) != before
 
 
-EVALUATED = {"eval_strategy": "steps"}
-
-
-def test_evaluation_data_of_several_formats_count_with_their_longest_row(
+def test_evaluation_data_of_several_formats_count_with_their_longest_row_and_what_is_wrong_is_said_of_these(
     make_job: Make, tmp_path: pathlib.Path
 ) -> None:
-    chat, texts = chats("Which of them? " * 9), rows(text=["a few words"])
-    job = make_job(train_dataset=texts, eval_dataset={"a": texts, "b": chat}, arguments=EVALUATED)
+    chat, texts, evaluates = chats("Which of them? " * 9), rows(text=["a few words"]), {"eval_strategy": "steps"}
+    job = make_job(train_dataset=texts, eval_dataset={"a": texts, "b": chat}, arguments=evaluates)
     alone = profile(make_job(train_dataset=chat), str(tmp_path / "scratch"))
     assert profile(job, str(tmp_path / "scratch")).longest_evaluated == alone.longest > 20
-
-
-def test_what_is_wrong_with_evaluation_data_is_said_of_these(make_job: Make, tmp_path: pathlib.Path) -> None:
-    fine, bad = rows(text=["fine words"]), rows(text=["fine", None])
+    bad = rows(text=["fine", None])
     for evaluated, said in (
         (bad, "eval_dataset cannot"),
-        ({"a": fine, "b": bad}, r"eval_dataset\['b'\] cannot"),
+        ({"a": texts, "b": bad}, r"eval_dataset\['b'\] cannot"),
         (None, "given no eval_dataset"),
     ):
-        job = make_job(train_dataset=fine, eval_dataset=evaluated, arguments=EVALUATED)
+        job = make_job(train_dataset=texts, eval_dataset=evaluated, arguments=evaluates)
         with pytest.raises(DatasetFormatError, match=said):
             profile(job, str(tmp_path / "scratch"))
 
