@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from test_trl_fields import INSTALLED_METHODS
+from test_flag_verdicts import INSTALLED_METHODS
 
 from autotrain_mem.cli import flags
 from autotrain_mem.methods.interface import method_of

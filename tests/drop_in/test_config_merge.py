@@ -12,7 +12,7 @@ import torch
 import trl
 from accelerate import Accelerator
 from peft import LoraConfig
-from test_trl_fields import INSTALLED_METHODS
+from test_flag_verdicts import INSTALLED_METHODS
 from transformers import BitsAndBytesConfig
 
 from autotrain_mem import AutoFit

@@ -266,8 +266,6 @@ def test_a_train_of_the_users_own_is_called_once(tiny_qwen: Path, tmp_path: Path
     calls = []
 
     class OwnTrain(autotrain_mem.SFTTrainer):
-        """Trains and evaluates in one."""
-
         def train(self, *args: Any, **kwargs: Any) -> Any:
             calls.append(super().train(*args, **kwargs))
             return self.evaluate()
@@ -284,8 +282,6 @@ def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
     noted: list[float] = []
 
     class OwnLoss(autotrain_mem.SFTTrainer):
-        """Notes that it was asked."""
-
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             noted.append(self.state.global_step)
             return super().compute_loss(*args, **kwargs)

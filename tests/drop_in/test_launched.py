@@ -1,31 +1,36 @@
 """How a launcher started this training's processes is read from their environment and the script's config; they train
-on one plan, that of rank 0, for the smallest of their devices."""
+on one plan, that of rank 0, for the smallest of their devices, and for what each may still take of its own (with a
+stand-in for torch.cuda)."""
 
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import trl
 from accelerate.utils import DeepSpeedPlugin
 
 from autotrain_mem import AutoFit
-from autotrain_mem.drop_in import launched
+from autotrain_mem.drop_in import device, launched
 from autotrain_mem.drop_in.config_merge import given_arguments
+from autotrain_mem.drop_in.device import device_of, lost_levers, with_own_use
 from autotrain_mem.drop_in.launched import Launched, read_launched
+from autotrain_mem.machine.catalog import named
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Plan
+from autotrain_mem.support.errors import UnknownGpuError, UsageError
+from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Hardware, Plan
 from autotrain_mem.worker import server
 from tests.forked import Forge
 
-DDP = {"sharding": "ddp", "fsdp_offload_params": False}
-FSDP = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
 SIZES = {"parallelism_config_dp_replicate_size": 2, "parallelism_config_dp_shard_size": 4}
+FSDP = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True}}
 
 
 def started(
@@ -41,7 +46,7 @@ def started(
 def test_a_single_process_is_launched_by_nobody_and_torchrun_is_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started(monkeypatch, processes=1) == Launched()
     read = started(monkeypatch, {"mixed_precision": "bf16"})
-    assert (read.processes, read.nodes, read.pins) == (8, 2, DDP)
+    assert (read.processes, read.nodes, read.pins) == (8, 2, {"sharding": "ddp", "fsdp_offload_params": False})
     assert {"mixed_precision": "bf16", "num_machines": 2}.items() <= (read.config or {}).items()
 
 
@@ -176,7 +181,7 @@ from datasets import Dataset
 
 from autotrain_mem import AutoFit, DoesNotFitError, SFTTrainer, UsageError
 from autotrain_mem.drop_in import call_plan as planning
-from autotrain_mem.drop_in import launched
+from autotrain_mem.drop_in import device, launched
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.support import codec
 
@@ -273,3 +278,76 @@ def test_a_rehearsal_joins_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     server.leave_group()
     assert not [name for name in of_group if name in os.environ]
     assert os.environ["RANKING"] == "mine"
+
+
+CARD = replace(named("rtx4090"), origin="detected", index=0, free_bytes=20 * GIB)
+CUDA = torch.device("cuda", 0)
+
+
+def config_on(kind: str, index: int | None = None, n_gpu: int = 1) -> Any:
+    return SimpleNamespace(device=torch.device(kind, index), n_gpu=n_gpu)
+
+
+def asked(config: Any, gpu: str | None = None) -> Hardware:
+    return device_of(config, gpu, [])
+
+
+def use_cuda(monkeypatch: pytest.MonkeyPatch, *, allocated_bytes: int, reserved_bytes: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: allocated_bytes)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: reserved_bytes)
+
+
+def test_without_a_name_it_is_the_device_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = replace(CARD, index=1)
+    monkeypatch.setattr(device, "cuda_device", (CARD, second).__getitem__)
+    assert asked(config_on("cpu")).origin == "cpu"
+    assert asked(config_on("cuda", 1)) == second
+    assert asked(config_on("cuda")) == CARD
+    use_cuda(monkeypatch, allocated_bytes=GIB, reserved_bytes=GIB)
+    assert asked(config_on("cuda", 0)).free_bytes == 20 * GIB + CARD.non_torch_bytes  # the tensor that is there stays
+
+
+def test_a_named_card_counts_wherever_the_trainer_runs() -> None:
+    assert asked(config_on("mps"), "rtx3060") == named("rtx3060")
+    assert asked(config_on("cpu", n_gpu=2), "80MiB").total_bytes == 80 * MIB
+    with pytest.raises(UnknownGpuError):
+        asked(config_on("cpu"), "rtx306")
+
+
+def test_a_device_that_no_plan_is_for_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"(?s)A trainer on mps cannot be rehearsed.*AutoFit\(gpu=...\)"):
+        asked(config_on("mps"))
+    with pytest.raises(UsageError, match=r"(?s)sees 2 GPUs.*CUDA_VISIBLE_DEVICES=0.*torchrun"):
+        asked(config_on("cuda", 0, n_gpu=2))
+
+
+def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_own_use(CARD, CUDA, []) == CARD, "a card that is not open is nobody's"
+    use_cuda(monkeypatch, allocated_bytes=10 * GIB, reserved_bytes=12 * GIB)
+    weight, bias = (SimpleNamespace(nbytes=size, device=CUDA) for size in (3 * GIB, 1 * GIB))
+    elsewhere = SimpleNamespace(nbytes=5 * GIB, device=torch.device("cpu"))
+    models = [  # the weight is shared by both, and a buffer of one of them
+        SimpleNamespace(parameters=lambda: [weight, elsewhere], buffers=lambda: [weight]),
+        SimpleNamespace(parameters=lambda: [bias, weight], buffers=list),
+    ]
+    mine_bytes = CARD.non_torch_bytes + 12 * GIB
+    room = replace(CARD, free_bytes=2 * GIB)
+    assert with_own_use(room, CUDA, models) == replace(room, free_bytes=2 * GIB + mine_bytes - 6 * GIB)
+    others = [torch.nn.Linear(4, 4)]
+    assert with_own_use(room, CUDA, others) == replace(room, free_bytes=2 * GIB + mine_bytes - 10 * GIB)
+    full = replace(CARD, free_bytes=CARD.total_bytes)
+    assert with_own_use(full, CUDA, models).free_bytes == CARD.total_bytes
+
+
+def test_segments_cannot_grow_any_more_once_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lost_levers() == ()
+    use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=0)
+    assert lost_levers() == ()  # open, but empty
+    use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=2 * MIB)
+    (lost,) = lost_levers()
+    assert lost.startswith("expandable_segments: ")
+    assert "Set PYTORCH_ALLOC_CONF=expandable_segments:True" in lost
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")  # then torch reads the other no longer
+    (lost,) = lost_levers()
+    assert "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in lost

@@ -68,8 +68,6 @@ def test_planning_leaves_the_object_alone_and_the_generators_as_the_seed_sets_th
 
 def test_resized_embeddings_and_a_module_of_the_scripts_own_are_rehearsed(tiny_qwen: Path, tmp_path: Path) -> None:
     class Wide(torch.nn.Module):
-        """A feed-forward layer with a detour of a million parameters."""
-
         def __init__(self, inner: torch.nn.Module) -> None:
             super().__init__()
             self.inner, self.up, self.down = inner, torch.nn.Linear(64, 8192), torch.nn.Linear(8192, 64)
@@ -101,7 +99,6 @@ def test_an_adapter_is_kept_and_only_it_is_trained(tiny_qwen: Path, tmp_path: Pa
 
 def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_path: Path) -> None:
     def plan_for(model: Any, *, refused: bool = False) -> tuple[Plan, list[Job]]:
-        """Plans an object with an adapter, where a model that is loaded again would fit in bfloat16."""
         asked = list[Job]()
 
         def plan_job(job: Job) -> Plan:

@@ -127,8 +127,6 @@ def test_a_plan_follows_pin_and_tune_and_can_be_used_again(tiny_qwen: Path, tmp_
 
 
 class Weighted(autotrain_mem.SFTTrainer):
-    """A trainer of the user's own, with an attribute that its loss reads."""
-
     def __init__(self, *args: Any, weight: float = 1.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.weight = weight
