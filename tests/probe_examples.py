@@ -1,8 +1,5 @@
 """Predictions and probes of a card of 128 MiB, in MiB."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from nouns import TRL_DEFAULTS, memory_of
 
 from autotrain_mem.support.units import MIB
@@ -27,21 +24,23 @@ def predicted(peak_mib: int, *, load_mib: int = 1, knobs: Knobs = TRL_DEFAULTS, 
     return Estimate(knobs=knobs, hardware=hardware, memory=memory, budget_bytes=BUDGET, time=time)
 
 
-class Measured(NamedTuple):
-    phases: Mapping[Phase, PhasePeak]
-    reading: MemoryReading
-
-
-def measured(
-    peak_mib: int, *, load_mib: int = 1, cached_mib: int = 0, retries: int = 0, upto: Phase = Phase.BACKWARD
-) -> Measured:
-    """Peaks of loading and of what comes up to a phase."""
-    reached = [Phase.LOAD, Phase.FORWARD, Phase.BACKWARD]
-    allocated = {phase: load_mib * MIB if phase is Phase.LOAD else peak_mib * MIB for phase in reached}
-    peaks = {
-        phase: PhasePeak(allocated_bytes=allocated[phase], reserved_bytes=allocated[phase] + cached_mib * MIB)
-        for phase in reached[: reached.index(upto) + 1]
-    }
+def probe(
+    peak_mib: int,
+    *,
+    load_mib: int = 1,
+    cached_mib: int = 0,
+    retries: int = 0,
+    knobs: Knobs = TRL_DEFAULTS,
+    fits: bool = True,
+    refused_in: Phase | None = None,
+) -> Probe:
+    """That ended well, or was refused: with the peaks of loading and of what comes up to that phase."""
+    peaks = {}
+    for phase in (Phase.LOAD, Phase.FORWARD, Phase.BACKWARD):
+        allocated = load_mib * MIB if phase is Phase.LOAD else peak_mib * MIB
+        peaks[phase] = PhasePeak(allocated_bytes=allocated, reserved_bytes=allocated + cached_mib * MIB)
+        if phase is refused_in:
+            break
     reading = MemoryReading(
         allocated_bytes=load_mib * MIB,
         peak_allocated_bytes=max(peak.allocated_bytes for peak in peaks.values()),
@@ -49,28 +48,15 @@ def measured(
         peak_reserved_bytes=max(peak.reserved_bytes for peak in peaks.values()),
         num_alloc_retries=retries,
     )
-    return Measured(phases=peaks, reading=reading)
-
-
-def probe(
-    found: Measured,
-    *,
-    knobs: Knobs = TRL_DEFAULTS,
-    fits: bool = True,
-    refused_in: Phase | None = None,
-    refused: str = "CUDA out of memory.",
-    non_torch_bytes: int | None = 0,
-) -> Probe:
-    """That ended well, or was refused."""
     return Probe(
         knobs=knobs,
         fits=fits,
-        measured=found.reading,
-        phases=found.phases,
+        measured=reading,
+        phases=peaks,
         row_tokens=ROW_TOKENS,
-        non_torch_bytes=non_torch_bytes,
+        non_torch_bytes=0,
         step_seconds=0.5,
         seconds=3.1,
-        refused=refused if refused_in else "",
+        refused="CUDA out of memory." if refused_in else "",
         refused_in=refused_in,
     )

@@ -168,7 +168,7 @@ def test_a_plan_that_a_probe_confirmed_keeps_its_figure_outside_torch_and_any_ot
     with pytest.raises(DoesNotFitError, match="since then: memory outside torch ") as refusal:
         followed(plan, card=unmeasured)
     assert "budget 23.0 GiB ->" not in refusal.value.message
-    measured = replace(probe_examples.probe(probe_examples.measured(60)), knobs=plan.knobs)
+    measured = replace(probe_examples.probe(60), knobs=plan.knobs)
     probed = replace(plan, experience=Experience(probes=(measured,)))
     again = followed(probed, card=unmeasured)
     assert (again.warnings, again.estimate.required_bytes) == ((), plan.estimate.required_bytes)

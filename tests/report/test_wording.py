@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import report_examples as examples
 from nouns import TRL_DEFAULTS
-from probe_examples import measured, probe
+from probe_examples import probe
 from report_examples import CHOSEN, PLAN
 from test_console import CARDS, NO_FLASH, SHORTER, TEN, rendered
 from test_contract import SLOW_TO_IMPORT, loaded_by
@@ -138,7 +138,7 @@ OTHERS = (
 BEFORE = replace(CHOSEN, per_device_train_batch_size=8, gradient_accumulation_steps=8, gradient_checkpointing=False)
 BESIDE = {
     "event": "probe",
-    "probe": codec.to_json(replace(probe(measured(1)), others=OTHERS)),
+    "probe": codec.to_json(replace(probe(1), others=OTHERS)),
     "predicted_bytes": 1,
     "budget_bytes": 1,
 }

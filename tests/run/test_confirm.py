@@ -17,7 +17,7 @@ from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe
 from autotrain_mem.types.job import PythonCall
 from tests.fake_worker import FakeWorker, rehearsals, toy
-from tests.probe_examples import BUDGET, CARD, ROW_TOKENS, measured, predicted, probe
+from tests.probe_examples import BUDGET, CARD, ROW_TOKENS, predicted, probe
 from tests.report.report_examples import UNCHANGED_PLAN
 
 JOB = Job(method="sft", model="here/m", dataset=None, arguments={"max_length": 512})
@@ -58,11 +58,10 @@ class FakeBackend:
         self.probed.append(count)
         peak_mib = 20 + self.needed(count)
         if peak_mib > 104:
-            return probe(measured(104, load_mib=20), knobs=made.knobs, fits=False, refused_in=Phase.BACKWARD)
+            return probe(104, load_mib=20, knobs=made.knobs, fits=False, refused_in=Phase.BACKWARD)
         retries = int(self.is_pressed and len(self.probed) == 1)
-        found = measured(peak_mib, load_mib=20, retries=retries)
-        tried = probe(found, knobs=made.knobs, fits=not retries, non_torch_bytes=self.non_torch_bytes)
-        return replace(tried, row_tokens=self.row_tokens)
+        tried = probe(peak_mib, load_mib=20, retries=retries, knobs=made.knobs, fits=not retries)
+        return replace(tried, row_tokens=self.row_tokens, non_torch_bytes=self.non_torch_bytes)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
         self.corrections.append(correction)

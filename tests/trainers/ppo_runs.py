@@ -4,11 +4,9 @@ import gc
 import importlib.metadata
 import pathlib
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
@@ -18,8 +16,6 @@ from tests.training.tiny_trainers import ARGUMENTS
 TRL = tuple(int(number) for number in importlib.metadata.version("trl").split(".")[:2])
 NEEDS_PPO = pytest.mark.skipif(TRL >= (1, 13), reason="TRL 1.13 and later have no PPO")
 
-Build = Callable[..., Any]
-"""Takes the data, ``options`` of the trainer, and all others of the config."""
 ROLLOUT = 4
 """Prompts per update: two micro-batches of two."""
 
@@ -60,16 +56,6 @@ def weights(trainer: Any) -> dict[str, Any]:
     """Copies of all trained weights, by name."""
     wrapper = trainer.accelerator.unwrap_model(trainer.model)
     return {name: value.detach().clone() for name, value in wrapper.named_parameters() if value.requires_grad}
-
-
-def models(trainer: Any) -> dict[str, Any]:
-    names = {"policy": "policy_model", "reference": "ref_model", "value": "value_model", "reward": "reward_model"}
-    return {name: getattr(trainer, attribute) for name, attribute in names.items()}
-
-
-def same_weights(one: Any, other: Any) -> bool:
-    expected = weights(other)
-    return all(torch.equal(value, expected[name]) for name, value in weights(one).items())
 
 
 def logged(trainer: Any, name: str) -> list[float]:
