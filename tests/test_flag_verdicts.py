@@ -121,9 +121,14 @@ def test_every_flag_of_the_installed_trl_has_a_verdict(method: str) -> None:
     assert sorted(name for name in trl_fields(method) if group_of(method, name) is None) == []
 
 
-def test_every_name_in_the_table_is_a_flag() -> None:
+def test_every_name_in_the_table_is_a_flag_with_one_verdict_and_no_row_speaks_of_an_unknown_method() -> None:
     named = {name for group in GROUPS for name in group.names}
     assert sorted(named - every_trl_field() - (set() if HAS_PPO else OF_PPO)) == []
+    for method in (None, *METHODS):
+        rows = [group for group in GROUPS if (method in group.methods if method else not group.methods)]
+        counted = Counter(name for group in rows for name in group.names)
+        assert [name for name, times in counted.items() if times > 1] == []
+    assert {method for group in GROUPS for method in group.methods} <= METHODS.keys()
 
 
 OF_PPO = {
@@ -140,14 +145,6 @@ OF_PPO = {
 def test_those_of_ppo_alone_are_its_configs() -> None:
     others = frozenset().union(*(trl_fields(method) for method in INSTALLED_METHODS if method != "ppo"))
     assert trl_fields("ppo") - others == OF_PPO
-
-
-def test_no_flag_has_two_verdicts_and_no_row_speaks_of_an_unknown_method() -> None:
-    for method in (None, *METHODS):
-        rows = [group for group in GROUPS if (method in group.methods if method else not group.methods)]
-        counted = Counter(name for group in rows for name in group.names)
-        assert [name for name, times in counted.items() if times > 1] == []
-    assert {method for group in GROUPS for method in group.methods} <= METHODS.keys()
 
 
 def verdict(method: str, name: str) -> Verdict | None:

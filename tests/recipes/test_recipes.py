@@ -52,9 +52,12 @@ def text(recipe: Recipe) -> str:
     return recipe.path.read_text(encoding="utf-8")
 
 
-def test_the_recipes_of_the_issue_are_there() -> None:
+def test_every_method_has_a_recipe_and_golden_files_are_read_as_they_were_written() -> None:
     assert {recipe.method for recipe in recipes()} == set(METHODS)
     assert OTHER_CARD.keys() == {recipe.name for recipe in recipes() if recipe.gpus == 1}
+    texts = {path.name: path.read_text(encoding="utf-8") for path in GOLDEN.iterdir()}
+    assert {name: str(Golden.read(text)) for name, text in texts.items()} == texts
+    assert texts.keys() <= {f"{recipe.name}.{card}.txt" for recipe, card in all_rows()}
 
 
 @every_recipe
@@ -80,12 +83,6 @@ def test_a_recipe_opens_with_its_commands_and_its_golden_plan_and_leaves_open_wh
     assert f"# settings  {rows} x {steps} " in text(recipe)
     for lever in golden.levers:
         assert f"# why       {lever}: " in text(recipe)
-
-
-def test_the_golden_files_are_read_as_they_were_written() -> None:
-    texts = {path.name: path.read_text(encoding="utf-8") for path in GOLDEN.iterdir()}
-    assert {name: str(Golden.read(text)) for name, text in texts.items()} == texts
-    assert texts.keys() <= {f"{recipe.name}.{card}.txt" for recipe, card in all_rows()}
 
 
 @every_recipe

@@ -1,20 +1,15 @@
 """Tiny PPO runs: four Qwen2 models of two layers, prompts of random tokens."""
 
 import gc
-import importlib.metadata
 import pathlib
 import random
 from typing import Any
 
-import pytest
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
 from tests.training.tiny_trainers import ARGUMENTS
-
-TRL = tuple(int(number) for number in importlib.metadata.version("trl").split(".")[:2])
-NEEDS_PPO = pytest.mark.skipif(TRL >= (1, 13), reason="TRL 1.13 and later have no PPO")
 
 ROLLOUT = 4
 """Prompts per update: two micro-batches of two."""
