@@ -63,6 +63,7 @@ def test_it_is_a_subclass_with_the_same_constructor(name: str) -> None:
     assert "autofit" in inspect.signature(Broken).parameters
 
 
+@pytest.mark.usefixtures("workers")
 def test_it_trains_as_trls_does_with_the_plans_settings_and_leaves_nothing_behind(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Forge
 ) -> None:
