@@ -137,22 +137,25 @@ def test_a_run_that_meets_a_full_device_ends_as_trls_does(
     assert ours.state.stateful_callbacks[KEPT_AS]["learned"] == codec.to_json(ours.plan.experience.learned)
 
 
-def test_an_evaluation_goes_on_too_and_within_a_training_keeps_what_the_longest_rows_left_in_the_cache(
+def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path: Path) -> None:
+    trls, ours = sft(tiny_qwen, tmp_path, trl.SFTTrainer), sft(tiny_qwen, tmp_path)
+    refuse(ours, 0, training=False)
+    assert ours.evaluate()["eval_loss"] == pytest.approx(trls.evaluate()["eval_loss"], rel=1e-4)
+    assert [incident.phase for incident in ours.plan.experience.incidents] == [Phase.EVALUATE]
+    assert ours.predict(texts(4).map(lambda row: {"input_ids": [1, 2, 3]})).predictions is not None
+
+
+def test_a_training_keeps_what_the_longest_rows_left_in_the_cache(
     tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callers = list[str]()
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: callers.append(sys._getframe(1).f_code.co_name))
     evaluates = {"eval_strategy": "steps", "eval_steps": 1, "eval_accumulation_steps": 1}
-    trls, ours = sft(tiny_qwen, tmp_path, trl.SFTTrainer), sft(tiny_qwen, tmp_path, max_steps=1, **evaluates)
-    refuse(ours, 0, training=False)
-    assert ours.evaluate()["eval_loss"] == pytest.approx(trls.evaluate()["eval_loss"], rel=1e-4)
-    assert [incident.phase for incident in ours.plan.experience.incidents] == [Phase.EVALUATE]
-    assert ours.predict(texts(4).map(lambda row: {"input_ids": [1, 2, 3]})).predictions is not None
-    callers.clear()
-    ours.train()
-    assert any("eval_loss" in entry for entry in ours.state.log_history)
+    trainer = sft(tiny_qwen, tmp_path, max_steps=1, **evaluates)
+    trainer.train()
+    assert any("eval_loss" in entry for entry in trainer.state.log_history)
     assert "evaluation_loop" not in callers
-    ours.evaluate()
+    trainer.evaluate()
     assert "evaluation_loop" in callers, "without a training it is TRL's"
 
 
