@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -39,12 +40,15 @@ class SharedWorkers(api.Workers):
 
 
 def preferences(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Word problems as pairs; ``rejected`` is the solution with another answer."""
+    """Word problems as pairs; ``rejected`` is the solution with a slip in its last sum, and so a wrong answer."""
+    random = Random(seed)
     for row in word_problems.problems(count, seed):
         question, solution = row["messages"]
-        steps, _, answer = solution["content"].rpartition(" ")
-        wrong = {**solution, "content": f"{steps} {int(answer) + 1}"}
-        yield {"prompt": [question], "chosen": [solution], "rejected": [wrong]}
+        *lines, last_sum, answer = solution["content"].splitlines()
+        total = int(answer.rpartition(" ")[2])
+        wrong = total + random.randint(1, 9)
+        content = "\n".join([*lines, last_sum.replace(f"= {total}.", f"= {wrong}."), f"Answer: {wrong}"])
+        yield {"prompt": [question], "chosen": [solution], "rejected": [{**solution, "content": content}]}
 
 
 def questions(count: int, seed: int) -> Iterator[dict[str, Any]]:
