@@ -9,7 +9,7 @@ from typing import Any
 
 from autotrain_mem.methods.configs import is_in_mxfp4
 from autotrain_mem.support.errors import ModelConfigError, UnsupportedModelError, UsageError
-from autotrain_mem.support.sources import check_model_folder, saved_model
+from autotrain_mem.support.sources import check_model_folder, check_sizes, saved_model
 from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.trainers.script_call import model_of
 from autotrain_mem.types import Job
@@ -100,11 +100,13 @@ def _load(job: Job, model: str, flag: str, **options: Any) -> Any:
         )
     try:
         trust = bool(job.arguments.get("trust_remote_code"))
-        return load_config(model, trust_remote_code=trust, **options)
+        config = load_config(model, trust_remote_code=trust, **options)
     except StrictDataclassError as error:
         reasons = [line.strip() for line in str(error).splitlines() if line.strip()]
         message = f"transformers refuses {model}/config.json: {' '.join(reasons)}"
         raise ModelConfigError(message, hint=saved_model(flag)) from error
+    check_sizes(config.to_dict(), f"The config of {model}")
+    return config
 
 
 def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
@@ -212,8 +214,9 @@ def download(model: str, config: Any, revision: str | None = None) -> Download |
 
         size_bytes = 0
         with contextlib.suppress(ValueError, ImportError), torch.device("meta"), no_init_weights():  # no such model
-            weights = AutoModelForCausalLM.from_config(config).parameters()
-            size_bytes = sum(weight.numel() for weight in weights) * item_bytes(config)
+            built = AutoModelForCausalLM.from_config(config)
+            built.tie_weights()  # which ``no_init_weights`` leaves out
+            size_bytes = sum(weight.numel() for weight in built.parameters()) * item_bytes(config)
     return Download(size_bytes=size_bytes, folder=constants.HF_HUB_CACHE) if size_bytes else None
 
 

@@ -1,6 +1,7 @@
 """Runs the command ``autofit``: picks the subcommand. Only this module catches errors."""
 
 import contextlib
+import errno
 import functools
 import importlib
 import os
@@ -90,13 +91,17 @@ def main() -> None:
         from autotrain_mem.cli.completion import answer_shell
 
         answer_shell([*WITHOUT_METHOD], run)
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a closed stream's number is that of the next file
+        pass
+    os.close(opened)
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else the interpreter prints an error as it exits
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter tries again as it exits
+        if not isinstance(error, BrokenPipeError):
+            code = code or _report(_unwritten(error), sys.argv)
     sys.exit(code)
 
 
@@ -116,7 +121,10 @@ def run(argv: Sequence[str]) -> int:
         return int(end.code or 0)
     except BrokenPipeError:
         return 0  # the reader of our output, such as `head`, has seen enough
-    except Exception as unforeseen:  # a defect of ours
+    except Exception as unforeseen:
+        if isinstance(unforeseen, OSError) and unforeseen.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _report(_unwritten(unforeseen), argv, unforeseen)
+        # The rest are defects of ours.
         defect = AutofitError(
             f"Unforeseen: {type(unforeseen).__name__}: {unforeseen}",
             hint="This is a defect of autofit. Run again with --debug and report the traceback.",
@@ -183,6 +191,11 @@ def _meant(before: str, name: str, known: Iterable[str]) -> str:
 def _say(text: str) -> int:
     sys.stdout.write(text)
     return 0
+
+
+def _unwritten(error: OSError) -> AutofitError:
+    hint = "Free some space, or redirect the output to another disk."
+    return AutofitError(f"The output cannot be written: {error.strerror}.", hint=hint)
 
 
 def _report(error: AutofitError, argv: Sequence[str], cause: BaseException | None = None) -> int:

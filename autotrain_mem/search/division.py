@@ -1,7 +1,7 @@
 """Finds the micro-batches that divide a job's effective batch, and its groups and mini-batches (GRPO, RLOO, PPO)."""
 
 from collections.abc import Mapping
-from math import gcd, lcm
+from math import gcd, isqrt, lcm
 from typing import Any
 
 from autotrain_mem.methods.interface import method_of
@@ -21,13 +21,17 @@ SMALLEST_GROUP = 2
 WHITENED_AT_LEAST = 8
 """Rows of a mini-batch over which PPO whitens rewards: ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts it."""
 
+MOST_ROWS = 10**9
+"""An upper bound of rows, tokens and steps of which there may be a whole number."""
+
 NAMED_AT_MOST = 6
 """The number of alternatives that an error lists."""
 
 
 def divisors(number: int) -> list[int]:
     """Returns a number's divisors: ``divisors(6) == [1, 2, 3, 6]``."""
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def either(numbers: list[int]) -> str:
@@ -37,10 +41,10 @@ def either(numbers: list[int]) -> str:
 
 
 def check_positive(numbers: Mapping[str, Any]) -> None:
-    """Raises UsageError for all flags whose value is not a positive integer."""
-    wrong = [f"--{name} {value}" for name, value in numbers.items() if not isinstance(value, int) or value < 1]
+    """Raises UsageError for all flags whose value is not an integer from 1 to :data:`MOST_ROWS`."""
+    wrong = [f"--{name} {value}" for name, value in numbers.items() if value not in range(1, MOST_ROWS + 1)]
     if wrong:
-        raise UsageError(f"Not a whole number of at least 1: {', '.join(wrong)}.", hint="Write 1 or more.")
+        raise UsageError(f"Out of range: {', '.join(wrong)}.", hint=f"Write a whole number from 1 to {MOST_ROWS:,}.")
 
 
 def share(knobs: Knobs) -> int:

@@ -209,13 +209,13 @@ def settings_of(declared: type) -> dict[str, Setting]:
     return found
 
 
-def at_least_one(noun: str) -> Check:
-    """Makes the check that a number, or each of several, is at least 1: ``at_least_one("GPUs")``."""
+def up_to(most: int, noun: str) -> Check:
+    """Makes the check that a number, or each of several, is from 1 to ``most``: ``up_to(1_024, "GPUs")``."""
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         for count in value if isinstance(value, tuple | list) else (value,):
-            if not isinstance(count, int) or count < 1:
-                yield f"--{name} {count} is no number of {noun}", f"--{name} takes 1 or more."
+            if not isinstance(count, int) or not 1 <= count <= most:
+                yield f"--{name} {count} is no number of {noun}", f"--{name} takes 1 to {most:,}."
 
     return check
 

@@ -18,10 +18,10 @@ from autotrain_mem.settings.declaration import (
     LeverRow,
     Savings,
     TakenBy,
-    at_least_one,
     one_of,
     setting,
     settings_of,
+    up_to,
 )
 
 Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
@@ -86,7 +86,7 @@ class OwnSettings:
         before="optimizer_offload",
         metavar="N",
         help="shrink larger images to N pixels",
-        check=at_least_one("pixels"),
+        check=up_to(10**9, "pixels"),
         lever=LeverRow(
             harm=Harm.DATA,
             suits=lambda method: method.reads_images,
@@ -115,7 +115,7 @@ class OwnSettings:
         accelerate="parallelism_config_cp_size",
         metavar="N",
         help="GPUs that share the tokens of each row: long context (SFT, FSDP2); default: as many as a length needs",
-        check=at_least_one("GPUs"),
+        check=up_to(1_024, "GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,
@@ -129,7 +129,7 @@ class OwnSettings:
         accelerate="parallelism_config_sp_size",
         metavar="N",
         help="the same in DeepSpeed (SFT, ZeRO), where GPUs share heads during attention",
-        check=at_least_one("GPUs"),
+        check=up_to(1_024, "GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
+import math
 import os
 import pathlib
 import re
@@ -103,6 +104,9 @@ def read_given(
             raise unknown_names(method, flags_of_nobody, known, "flag", "--", methods_with)
         raise UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="Put a value with spaces in quotes.")
     given = _by_todays_names({**silent, **vars(keys)}) | _by_todays_names(vars(flags))
+    for name, value in given.items():
+        if isinstance(value, float) and math.isnan(value):
+            raise UsageError(f"--{name} is nan, with which nothing can be computed.", hint="Give a number.")
     asked = [name for name in MAXIMIZED if given.get(name) == MOST]
     if len(asked) > 1:
         raise UsageError(

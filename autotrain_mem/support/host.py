@@ -43,7 +43,11 @@ class HostMemory:
     """The source of the figures, for the user."""
 
 
-_MOUNTS = {"": ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "memory": ("sys/fs/cgroup/memory",)}
+_MOUNTS = {
+    "": ("sys/fs/cgroup", "sys/fs/cgroup/unified"),
+    "memory": ("sys/fs/cgroup/memory",),
+    "cpu": ("sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"),
+}
 """Controller in a line of ``/proc/self/cgroup`` (``number:controllers:path``), for versions 2 and 1 -> the folders at
 which such groups may be mounted."""
 
@@ -96,10 +100,20 @@ def _rows(file: pathlib.Path) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in file.read_text(encoding="ascii").splitlines())
 
 
-def cores() -> int:
-    """Counts the cores that this process may run on, which taskset, a batch system or a container may limit."""
+def cores(root: pathlib.Path = ROOT) -> int:
+    """Counts the cores that this process may use: a batch system, or a container's quota of processor time, may limit
+    them (cgroup-v2.rst, ``cpu.max``; scheduler/sched-bwc.rst for version 1, where -1 is no limit)."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    for mount, path in _groups(root):
+        for folder in (root / mount / group for group in (path, *path.parents)):
+            for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+                with contextlib.suppress(OSError, ValueError):
+                    texts = [(folder / name).read_text(encoding="ascii") for name in names]
+                    quota, period = map(int, " ".join(texts).split())  # "max" is no number
+                    if quota > 0:
+                        count = min(count, max(1, quota // period))
+    return count
 
 
 def _groups(root: pathlib.Path) -> Iterator[tuple[str, pathlib.PurePosixPath]]:

@@ -1,6 +1,7 @@
 """Rejects missing models and data, and an unreachable Hugging Face Hub, sooner than its clients' half a minute."""
 
 import json
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -29,6 +30,11 @@ _PATHS = ("/", "./", "../", "~")
 _MOST_SLASHES = 1
 """A hub id is NAME or OWNER/NAME (huggingface_hub/utils/_validators.py: validate_repo_id)."""
 _CHECK_PATH = "Check the path that --dataset gives."
+_SIZES = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), (1, 10**7)),
+    **{"num_hidden_layers": (1, 1_000), "vocab_size": (1, 10**8)},
+}
+"""Sizes in a model's config -> the least, and several times the most that a published model has."""
 
 
 def saved_model(flag: str) -> str:
@@ -41,7 +47,7 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
 
     Raises:
         ModelNotFoundError: the path is a file, or a folder without a model.
-        ModelConfigError: config.json is not JSON, or not a model's config.
+        ModelConfigError: config.json is not a model's config, or the folder holds a pipe or a device.
     """
     path = Path(name)
     if path.is_file():
@@ -59,6 +65,8 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
         )
     if not file.is_file():
         raise ModelNotFoundError(f"{path} holds no config.json.", hint=saved_model(flag))
+    if odd := [each.name for each in path.iterdir() if each.exists() and not (each.is_file() or each.is_dir())]:
+        raise ModelConfigError(f"{path / odd[0]} is not a regular file.", hint="Download or save the model again.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -66,11 +74,24 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
             f"{file} is not JSON: line {error.lineno}, column {error.colno} ({error.msg}).",
             hint="Download or save the model again: the file is probably truncated.",
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise ModelConfigError(f"{file} cannot be read: {error}.", hint="Download or save the model again.") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=saved_model(flag))
+    check_sizes(config, str(file))
     return config
+
+
+def check_sizes(config: Mapping[str, Any], where: str) -> None:
+    """Raises ModelConfigError for a size that no model has, in a model's config or the configs that it holds."""
+    for name, value in config.items():
+        least, most = (0, 1) if str(name).endswith("norm_eps") else _SIZES.get(name, (-math.inf, math.inf))
+        if isinstance(value, dict):
+            check_sizes(value, where)
+        elif isinstance(value, int | float) and not least <= value <= most:
+            raise ModelConfigError(
+                f"{where} sets {name} to {value}: no model has that.", hint="Download or save the model again."
+            )
 
 
 _OF_ALL_IMAGES = {"PIL": "Pillow"}

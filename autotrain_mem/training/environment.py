@@ -10,6 +10,7 @@ from autotrain_mem.machine.detect import ORDER, VISIBLE, numbers_in_pci_order
 from autotrain_mem.parallel.config import accelerate_config
 from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.support.host import cores
 from autotrain_mem.support.units import MIB
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware, Knobs
@@ -37,7 +38,7 @@ def process_environment(
     """
     if knobs.processes > 1:
         here = min(knobs.processes, max(1, device.topology.devices))
-        threads = os.environ.get(THREADS, str(max(1, (os.cpu_count() or 1) // here)))
+        threads = os.environ.get(THREADS, str(max(1, cores() // here)))
         environment = {THREADS: threads, **environment}
     if simulate or device.uuid is None:
         ours = {"OMP_WAIT_POLICY": "PASSIVE"} | ({} if simulate else {MMAP_VARIABLE: str(MMAP_FROM_BYTES)})

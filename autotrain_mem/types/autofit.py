@@ -16,11 +16,11 @@ from autotrain_mem.settings.declaration import (
     TRAIN,
     Group,
     Problem,
-    at_least_one,
     one_of,
     setting,
     settings_of,
     that,
+    up_to,
 )
 from autotrain_mem.settings.own import OWN, OwnSettings
 from autotrain_mem.settings.words import (
@@ -64,7 +64,7 @@ class AutoFit(OwnSettings):
     gpus: int | Collection[int] | None = setting(
         None,
         takes="a whole number, or several to compare",
-        check=at_least_one("GPUs"),
+        check=up_to(1_024, "GPUs"),
         group=Group.DEVICE,
         metavar="N",
         read=read_counts,
@@ -74,7 +74,7 @@ class AutoFit(OwnSettings):
     """Number of these cards that train together; several numbers, such as ``(1, 2, 4)``, are compared."""
     nodes: int | None = setting(
         None,
-        check=at_least_one("machines"),
+        check=up_to(16_384, "machines"),
         group=Group.DEVICE,
         metavar="N",
         help="number of machines, each with that many GPUs; start the same command on all of them",

@@ -37,6 +37,12 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "headroom_too_large": (2, f"{DATA} --headroom 200%", "--headroom 200% '300.0 MiB' 500MiB 8%"),
     "max_length_zero": (2, f"{DATA} --max_length 0", "--max_length 0 auto p99.9"),
     "effective_batch_zero": (2, f"{DATA} --effective_batch_size 0", "--effective_batch_size 0 1"),
+    "effective_batch_endless": (
+        2,
+        f"{DATA} --effective_batch_size 100000000000",
+        "--effective_batch_size 1,000,000,000",
+    ),
+    "number_not_a_number": (2, f"sft {TINY} --learning_rate nan", "'--learning_rate is nan'"),
     "tracker_not_installed": (3, f"{SIMULATED} --report_to clearml", "clearml --report_to 'A plan alone'"),
     "tracker_unknown": (2, f"{DATA} --report_to wandbb", "wandbb 'Did you mean wandb'"),
     "no_checkpoint_folder": (2, f"{DATA} --resume_from_checkpoint nowhere", "nowhere --output_dir"),
@@ -58,6 +64,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     # -- cards
     "simulate_without_gpu": (2, "sft --model tiny --simulate", "--simulate '--gpu NAME' 6GiB"),
     "gpus_zero": (2, f"{PLAN} --gpus 0 --nodes -1", "'--gpus 0' '--nodes -1'"),
+    "gpus_too_many": (2, f"{PLAN} --gpus 100000", "'--gpus 100000' 1,024"),
     "gpus_a_name": (2, "plan sft --model tiny --gpus t4", "t4 --gpu"),
     "gpus_to_compare": (2, f"{ESTIMATE} --model tiny --gpus 1,2", "'--gpus 1,2' 'autofit plan METHOD'"),
     "gpus_on_the_cpu": (2, "sft --model tiny --use_cpu --gpus 2", "--use_cpu --gpus '--gpu NAME --gpus N --simulate'"),

@@ -64,6 +64,14 @@ def test_a_terminal_that_is_gone_ends_no_training(monkeypatch: pytest.MonkeyPatc
         os.dup2(os.open(os.devnull, os.O_WRONLY), gone.fileno())
 
 
+@pytest.mark.parametrize(("redirection", "code"), [("> /dev/full", 1), (">&-", 0), ("<&- >&- 2>&-", 0)])
+def test_an_output_that_is_full_or_closed_is_no_defect(redirection: str, code: int) -> None:
+    command = f"{sys.executable} -m autotrain_mem.cli.main gpus {redirection}"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    said = ["error: The output cannot be written: No space left on device."] if code else []
+    assert (ran.returncode, ran.stderr.splitlines()[:1]) == (code, said)
+
+
 def test_an_estimate_is_one_object_whose_figures_add_up(autofit: Autofit) -> None:
     ran = autofit(*ESTIMATE)
     found = json.loads(ran.out)

@@ -84,11 +84,20 @@ def test_parent_groups_count_both_versions_are_read_and_what_cannot_be_is_no_lim
         assert list(container_limits(tmp_path / "odd")) == [], content
 
 
-def test_the_cores_are_those_that_this_process_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
-    assert cores() == 2
+def test_the_cores_are_those_that_this_process_may_use(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7, 9}, raising=False)
+    assert cores(tmp_path) == 4
+    group(tmp_path / "2", "0::/pod/job", "sys/fs/cgroup/pod/job", {"cpu.max": "max 100000"})
+    assert cores(tmp_path / "2") == 4
+    limited(tmp_path / "2", "sys/fs/cgroup/pod", {"cpu.max": "250000 100000"})
+    assert cores(tmp_path / "2") == 2
+    files = {"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100_000}
+    group(tmp_path / "1", "4:cpu,cpuacct:/job", "sys/fs/cgroup/cpu,cpuacct/job", files)
+    assert cores(tmp_path / "1") == 4
+    limited(tmp_path / "1", "sys/fs/cgroup/cpu,cpuacct", {**files, "cpu.cfs_quota_us": 50_000})
+    assert cores(tmp_path / "1") == 1
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert cores() == os.cpu_count()
+    assert cores(tmp_path) == os.cpu_count()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Models and data that cannot be had are refused at once, here and on the hub."""
 
+import os
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from huggingface_hub import constants
 
-from autotrain_mem.support.errors import DatasetNotFoundError, ModelNotFoundError
+from autotrain_mem.support.errors import DatasetNotFoundError, ModelConfigError, ModelNotFoundError
 from autotrain_mem.support.sources import (
     check_cached,
     check_data_path,
@@ -69,3 +70,30 @@ def test_cached_datasets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
     check_kept_rows(str(tmp_path), {})
     (tmp_path / "datasets" / "trl-lib___some_rows").mkdir(parents=True)
     check_kept_rows(ROWS, {"HF_HOME": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ('{"model_type": "x", "hidden_size": 0}', "sets hidden_size to 0"),
+        ('{"model_type": "x", "num_attention_heads": -8}', "sets num_attention_heads to -8"),
+        ('{"model_type": "x", "num_hidden_layers": 100000}', "sets num_hidden_layers to 100000"),
+        ('{"model_type": "x", "text_config": {"vocab_size": 1000000000000}}', "sets vocab_size to 1000000000000"),
+        ('{"model_type": "x", "rms_norm_eps": NaN}', "sets rms_norm_eps to nan"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "cannot be read: maximum recursion depth"),
+    ],
+)
+def test_a_config_that_no_model_has_is_refused(tmp_path: Path, written: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(written)
+    with pytest.raises(ModelConfigError, match=message):
+        check_model_folder(str(tmp_path), "--model")
+
+
+def test_what_would_be_read_for_ever_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "x", "hidden_size": 64, "rms_norm_eps": 1e-6}')
+    assert check_model_folder(str(tmp_path), "--model")
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        make(tmp_path / "tokenizer.json")
+        with pytest.raises(ModelConfigError, match=r"tokenizer\.json is not a regular file"):
+            check_model_folder(str(tmp_path), "--model")
+        (tmp_path / "tokenizer.json").unlink()

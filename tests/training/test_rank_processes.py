@@ -190,7 +190,7 @@ def request(processes: int, **arguments: Any) -> Request:
 
 def test_each_rank_finds_its_place_its_device_and_what_accelerate_launch_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr("autotrain_mem.training.environment.cores", lambda: 8)
     asked = request(2, bf16=False)
     common = process_environment(asked.hardware, asked.knobs, {}, simulate=False)
     assert common == {"CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1", "OMP_NUM_THREADS": "4"}

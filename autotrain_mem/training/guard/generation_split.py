@@ -89,6 +89,7 @@ class Scoring:
         )
         if self._limit.exceeded_by(at_once) and not whole.why_not:
             at_once = -(-at_once // self._limit.parts(at_once, at_once))
+        restore_rng = keep_rng_state()
         if has_images(kwargs) and at_once < min(batch_size or rows, rows):
             outcome = attempt(lambda: self._in_parts(model, whole, logits_to_keep, -(-rows // at_once)))
         else:
@@ -99,6 +100,7 @@ class Scoring:
         reason = self._context.why_not or whole.why_not
         if at_once < 2 or reason:
             self._context.give_up(Phase.SCORE, outcome, reason or "a single completion is too large")
+        restore_rng()
         self._limit.failed(at_once)
         self._context.report(Phase.SCORE, f"scored {self._limit.most} completions at a time", outcome, rows=rows)
         return self.judge(*given, batch_size, **kwargs)

@@ -37,8 +37,10 @@ from autotrain_mem.training.process.world import World
 from autotrain_mem.training.task import SendEvent
 
 FULL_DISK_BYTES = MIB
-"""With less free space than this, the disk counts as full whatever the library says: torch gives no reason
-(``caffe2/serialize/inline_container.cc: PyTorchStreamWriter::valid`` says ``file write failed``)."""
+"""With less free space than this, a failure of torch's writer means that the disk is full."""
+_TORCHS_WRITER = ("PytorchStreamWriter", "inline_container.cc")
+"""Texts in the errors of torch's writer, which gives no reason (``caffe2/serialize/inline_container.cc: valid`` says
+``file write failed``)."""
 
 _ERRORS = (Exception, CheckpointException)
 """CheckpointException is a BaseException (``torch/distributed/checkpoint/api.py``); every rank raises it."""
@@ -51,9 +53,10 @@ AGAIN = "the device was out of memory"
 
 def is_full_disk(error: BaseException, folder: str) -> bool:
     """Returns whether an error means that the disk, or the user's quota, is full."""
-    if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
+    reason = str(error)
+    if getattr(error, "errno", None) in _FULL or any(text in reason for text in _FULL_TEXTS):
         return True
-    return free_disk_bytes(folder) < FULL_DISK_BYTES
+    return any(text in reason for text in _TORCHS_WRITER) and free_disk_bytes(folder) < FULL_DISK_BYTES
 
 
 def order_of(arguments: Any, rows: Any) -> dict[str, str]:

@@ -45,7 +45,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         drop_logs_without_room(trainer, send)
         world = World(trainer.args)
         progress = ProgressCallback(send, device.read, world)
-        for callback in (progress, Moves(), StopAtLastStep(trainer)):
+        for callback in (progress, Moves(), ResumedRun(trainer)):
             trainer.add_callback(callback)
         follow_saving(trainer, send, request.run, world)
         save_in_place(trainer, request)
@@ -199,18 +199,25 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._send({"event": "log", "step": state.global_step, "logs": numbers})
 
 
-class StopAtLastStep(TrainerCallback):  # type: ignore[misc]
-    """Ends a run that resumes at its last step, before it takes one step more.
+class ResumedRun(TrainerCallback):  # type: ignore[misc]
+    """Makes a resumed run end at its last step, and continue the ``num_tokens`` that TRL logs.
 
     transformers checks whether it is done only after a step (``trainer.py: _run_epoch``), so a run that died between
-    its last checkpoint and saving the model would train one step too many.
+    its last checkpoint and saving the model would train one step too many. TRL counts tokens from 0 again
+    (``sft_trainer.py: __init__``); ``trainer_state.json`` keeps the count.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Checks here, the only point between the reading of the checkpoint and the first step."""
+        """Acts here, the only point between the reading of the checkpoint and the first step."""
         if 0 < state.max_steps <= state.global_step:
             self._trainer._run_epoch = lambda **_: None
             control.should_training_stop = True
+        if state.global_step and (kept := state.stateful_callbacks.get("autofit_tokens")):
+            self._trainer._total_train_tokens = kept["attributes"]["tokens"]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if (tokens := getattr(self._trainer, "_total_train_tokens", None)) is not None:
+            state.stateful_callbacks["autofit_tokens"] = {"args": {}, "attributes": {"tokens": tokens}}

@@ -106,11 +106,19 @@ def test_an_evaluation_of_a_generating_trainer_generates_once(qwen: Path, tmp_pa
 
 
 def fail_in_scores(at: list[int]) -> Disturb:
-    """Below the guard."""
+    """Below the guard, where dropout has drawn random numbers by then."""
+    faults = Faults(at)
+
+    def fault() -> None:
+        try:
+            faults()
+        except torch.OutOfMemoryError:
+            torch.rand(1)
+            raise
 
     def disturb(made: Any) -> None:
         scoring = made._get_per_token_logps_and_entropies.__self__
-        scoring._judge = failing(scoring._judge, Faults(at))
+        scoring._judge = failing(scoring._judge, fault)
 
     return disturb
 

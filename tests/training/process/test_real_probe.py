@@ -24,9 +24,9 @@ from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.rehearsal.simulated_run import simulated_device
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import MIB
+from autotrain_mem.training.process import checkpointing, train
 from autotrain_mem.training.process import main as process
 from autotrain_mem.training.process import probe as probing
-from autotrain_mem.training.process import train
 from autotrain_mem.training.process.build import PhasePeaks, build, real_device
 from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.task import Request
@@ -231,3 +231,15 @@ def test_an_error_is_told_as_it_was_raised_where_the_output_folder_is_gone(tmp_p
     raised, denied = ValueError("no such row"), PermissionError(errno.EACCES, "Permission denied")
     assert process._failure(raised, gone).message == "The trainer raised ValueError: no such row"
     assert re.search("run, whose disk has .+ free: .*Permission denied", process._failure(denied, gone).message)
+
+
+def test_a_disk_without_room_is_blamed_for_what_torch_could_not_write_and_for_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in (process, checkpointing):
+        monkeypatch.setattr(module, "free_disk_bytes", lambda folder: 1000)
+    with pytest.raises(RuntimeError) as unwritten:
+        torch.save(torch.ones(1000), "/dev/full")
+    assert "could not be written" in process._failure(unwritten.value, str(tmp_path)).message
+    raised = process._failure(RuntimeError("no such row"), str(tmp_path))
+    assert raised.message == "The trainer raised RuntimeError: no such row"
