@@ -151,7 +151,6 @@ def test_experience_is_in_the_plan_file_at_once_and_a_full_disk_is_reported_once
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It trains nothing when it is resumed."""
     end = {"event": "end", "interrupted": False, "seconds": 0.8, "memory": None, "steps": 9}
     monkeypatch.setattr(supervised, "supervise", lambda *_, **__: end)
     reports = []

@@ -166,7 +166,6 @@ def test_a_shorter_length_drops_pairs_of_a_reward_model_where_others_truncate() 
 
 
 def test_a_suggestion_comes_to_an_end_where_the_whole_model_is_never_rehearsed() -> None:
-    """As when cards are compared."""
 
     class CopiesAlone(LinearMemory):
         def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:

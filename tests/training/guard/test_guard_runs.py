@@ -177,7 +177,6 @@ def test_after_enough_clean_steps_all_is_tried_at_once_again(qwen: Path, tmp_pat
 
 
 def test_what_was_learned_is_in_the_checkpoint_and_a_resumed_run_starts_with_it(qwen: Path, tmp_path: Path) -> None:
-    """Also where transformers restores its callbacks itself."""
     saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     first, told = run("sft", qwen, tmp_path, fail_above(70), **saving)
     state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())

@@ -250,7 +250,6 @@ def test_the_best_model_is_the_runs_own_after_its_folder_was_renamed(tmp_path: P
 def test_a_model_that_has_no_room_at_the_end_is_said_to_be_where_it_is(
     calm: Any, step: int, best: str | None, hint: str, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some disks only tell when they are waited for."""
     early = RuntimeError("I/O error: No space left on device (os error 28)")
     save = Mock(side_effect=None if is_late else early)
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))))

@@ -209,7 +209,6 @@ def test_each_phase_has_its_own_peak_and_only_a_full_device_ends_the_one_that_it
 def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The parent ends this process when it has the answer."""
     logged: list[str] = []
 
     def hear(message: Mapping[str, Any]) -> None:
