@@ -5,13 +5,6 @@ processes that share the tokens of a row computes what attention of the whole ro
 VLLMGeneration runs against its stand-ins.
 """
 
-import json
-import multiprocessing
-import os
-import socket
-import sys
-import traceback
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,96 +15,21 @@ import real_run
 import torch
 from accelerate import Accelerator, accelerator
 from deepspeed.runtime.swap_tensor import optimizer_utils, utils
-from real_run import Case, Folder, case, peak, peaks, rehearsed, trained
+from real_run import Case, Folder, case, moves_in_order, peak, peaks, rehearsed, trained_by_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 from trace_reading import sizes
 from trl.generation.vllm_generation import VLLMGeneration
 
-from autotrain_mem.parallel.config import accelerate_config
-from autotrain_mem.parallel.launch_environment import launch_environment, rank_environment
 from autotrain_mem.rehearsal import rehearse, vllm_stub
 from autotrain_mem.rehearsal.ranks.fsdp import Chunks
 from autotrain_mem.rehearsal.ranks.zero_offload import HostAdam
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
-from autotrain_mem.support import codec
-from autotrain_mem.support.codec import from_json
 from autotrain_mem.support.errors import RehearsalError
-from autotrain_mem.types import Owner, Phase, Trace
+from autotrain_mem.types import Owner, Phase
 from autotrain_mem.types.trace import CACHE_EMPTIED
 from autotrain_mem.types.work import Kind
-
-SECONDS = 120
-"""For all ranks of a case; each takes a few."""
-
-
-def trained_by_ranks(one: Case, folder: Path) -> list[Trace]:
-    """The traces of all ranks of a case, forked off this process; an AssertionError holds what they printed."""
-    launched = launch_environment(accelerate_config(one.knobs))
-    forked(_train, one.knobs.processes, folder, launched, one)
-    return [from_json(Trace, json.loads((folder / f"{rank}.json").read_text())) for rank in range(one.knobs.processes)]
-
-
-def _train(rank: int, folder: Path, one: Case) -> None:
-    trace, _ = trained(one, folder / f"out{rank}")
-    (folder / f"{rank}.json").write_text(json.dumps(codec.to_json(trace)))
-
-
-def forked(run: Callable[..., None], processes: int, folder: Path, environment: Mapping[str, str], *args: Any) -> None:
-    """Runs ``run(rank, folder, *args)`` in several processes; an AssertionError holds what they printed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def start(rank: int) -> None:
-        log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
-        sys.stdout = sys.stderr = os.fdopen(log, "w")
-        os.environ |= {**environment, **rank_environment(rank, processes, address="127.0.0.1", port=port)}
-        torch.set_num_threads(1)
-        code = 0
-        try:
-            run(rank, folder, *args)
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        os._exit(code)
-
-    ranks = [multiprocessing.get_context("fork").Process(target=start, args=(rank,)) for rank in range(processes)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join(SECONDS)
-        each.kill()
-    logs = "".join((folder / f"{rank}.log").read_text() for rank in range(processes))
-    assert all(each.exitcode == 0 for each in ranks), logs[-6000:]
-
-
-def assert_births_in_order(fake: Trace, real: Trace, above_bytes: int) -> None:
-    made, really_made = ([move for move in moves_in_order(trace, above_bytes) if move[1] > 0] for trace in (fake, real))
-    assert made == really_made
-
-
-def moves_in_order(trace: Trace, above_bytes: int) -> list[tuple[str, int, int]]:
-    """Phase, bytes (negative for a death) and stream of every block above a size, in order.
-
-    Deaths that follow each other, with no birth between, stand by size: autograd frees a node's tensors in any order.
-    Saving is left out: the ranks that really train here save nothing.
-    """
-    order: list[tuple[str, int, int]] = []
-    deaths: list[tuple[str, int, int]] = []
-    for phase, sign, block in trace.walk():
-        if block.size_bytes <= above_bytes or phase is Phase.SAVE:
-            continue
-        if sign < 0:
-            deaths.append((phase.value, -block.size_bytes, block.stream))
-            continue
-        order += [*sorted(deaths), (phase.value, block.size_bytes, block.stream)]
-        deaths = []
-    return order + sorted(deaths)
-
 
 SMALL = 512
 """Bytes up to which blocks are told apart: scalars of metrics, which c10d boxes anew as it likes."""
@@ -136,7 +54,7 @@ def test_a_rehearsed_rank_is_the_real_one(
     one = ranked(method, model_folder("qwen2"), **knobs)
     real, *_ = trained_by_ranks(one, tmp_path)
     fake = rehearsed(one)
-    assert_births_in_order(fake, real, SMALL)
+    real_run.assert_births_in_order(fake, real, SMALL)
     assert (fake.unpinned_bytes, fake.pinned_bytes) == (real.unpinned_bytes, real.pinned_bytes)
     # Now and then gloo's own threads let go of what was gathered a little later.
     assert max(peaks(fake).values()) == pytest.approx(max(peaks(real).values()), rel=0.005)
@@ -161,7 +79,7 @@ def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
     one = case("sft", model_folder("qwen2"), {"deepspeed": {**AUTO, **config}}, **knobs)
     (real,) = trained_by_ranks(one, tmp_path / "real")
     fake = rehearsed(one)
-    assert_births_in_order(fake, real, SMALL)
+    real_run.assert_births_in_order(fake, real, SMALL)
     # On a busy machine gloo's thread still holds the counter of tokens that was gathered last, one int64, when the
     # backward pass begins (``ProcessGroupGloo.cpp: runLoop`` drops it after the work is done).
     assert max(peaks(real).values()) - max(peaks(fake).values()) in (0, 8)
@@ -286,7 +204,7 @@ PROCESSES, TOKENS = 2, 32
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["flash", "cudnn"])
 def test_tokens_that_two_processes_share_attend_as_whole_rows_do(capability: tuple[int, int], tmp_path: Path) -> None:
-    forked(_attend, PROCESSES, tmp_path, {}, capability)
+    real_run.forked(_attend, PROCESSES, tmp_path, {}, capability)
 
 
 def _attend(rank: int, folder: Path, capability: tuple[int, int]) -> None:
@@ -400,7 +318,7 @@ def test_weights_are_gathered_for_vllm_as_by_real_ranks(
     fake = rehearsed(one)
     with vllm_stand_in():
         real, *_ = trained_by_ranks(one, tmp_path)
-    assert_births_in_order(fake, real, PICKLED)
+    real_run.assert_births_in_order(fake, real, PICKLED)
     # Now and then gloo's own threads let go of what was gathered a little later.
     for phase, peak_bytes in peaks(real).items():
         assert peaks(fake)[phase] == pytest.approx(peak_bytes, rel=0.001), phase
