@@ -194,8 +194,8 @@ def _say(text: str) -> int:
 
 
 def _unwritten(error: OSError) -> AutofitError:
-    hint = "Free some space, or redirect the output to another disk."
-    return AutofitError(f"The output cannot be written: {error.strerror}.", hint=hint)
+    what, hint = error.filename or "The output", "Free some space, or write to another disk."
+    return AutofitError(f"{what} cannot be written: {error.strerror}.", hint=hint)
 
 
 def _report(error: AutofitError, argv: Sequence[str], cause: BaseException | None = None) -> int:
