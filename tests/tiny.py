@@ -81,7 +81,6 @@ _OSS = {
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
-
 VISION_FAMILIES = ("qwen2_5_vl", "gemma3", "smolvlm", "llava")
 IMAGE_TOKEN = 540
 """The id of the token of images, of all of them: the first that the tokenizer of texts has not."""

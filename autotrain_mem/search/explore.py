@@ -136,8 +136,6 @@ def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
         if not confirmed:
             return True
         memo.ask([most, least])
-        if memo(most).fits:
-            return True
     if surely_fits(memo, least):
         return True
     any_fits = any(each.fits for line in level.lines for each in memo.known(line))

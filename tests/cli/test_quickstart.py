@@ -84,7 +84,6 @@ def test_the_same_texts_make_the_same_folder_and_the_same_seed_the_same_texts(fo
 NUMBER = re.compile(r"\d+")
 SUM = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.$", re.MULTILINE)
 
-
 APPLIED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.newest
 
 Folder = Callable[[str], Path]
 
-
 ASKED = {"role": "user", "content": "one two three four five"}
 ANSWERED = {"role": "assistant", "content": "six seven"}
 

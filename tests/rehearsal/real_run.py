@@ -67,7 +67,6 @@ OF_METHOD: dict[str, dict[str, Any]] = {
     "ppo": {"response_length": COMPLETION, "local_rollout_forward_batch_size": 2},
 }
 
-
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
     "lora": {"use_peft": True},

@@ -158,7 +158,6 @@ HOW = {
     "without-cache": {"do_sample": True, "use_cache": False},
 }
 
-
 OF_CACHES = ("sampled", "static", "without-cache")
 """What meets each family's own cache; the rest is of what is made of the logits, which is the same for all."""
 

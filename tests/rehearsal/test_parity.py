@@ -47,7 +47,6 @@ HAS_PPO = importlib.util.find_spec("trl.experimental.ppo") is not None
 NEEDS_PPO = pytest.mark.skipif(not HAS_PPO, reason="TRL 1.13 and later have no PPO")
 Combination = tuple[str, str, str, bool]
 
-
 BESIDE_LORA = {"reward": "full", "dpo": "full", "kto": "full", "online_dpo": "4-bit"}
 """Reference models, which an adapter makes needless, and weights that a trainer prepares by itself."""
 

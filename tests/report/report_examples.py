@@ -73,7 +73,6 @@ OWNERS = {
     Owner.OTHER: 139_776,
 }
 
-
 TRAINED = Trained(parameters=18_464_768, of_parameters=1_562_179_072, dtype="float32")
 ALL_TRAINED = Trained(parameters=1_543_714_304, of_parameters=1_543_714_304, dtype="float32")
 
@@ -316,7 +315,6 @@ PPO_PLAN = replace(
     data=PROMPTS,
     row_tokens=311,
 )
-
 
 MIXED = MixedLengths(
     native=(int(8.4 * GIB), int(8.5 * GIB), int(8.6 * GIB)),

@@ -29,7 +29,6 @@ TRACE = [
 """20,000,000 bytes take a segment rounded up to 2 MiB, 400 bytes a small one of 2 MiB; the cache is emptied; 31 MiB
 take 32. Reserved: 20, 22, 2, 34 MiB."""
 
-
 CARD: Any = {
     **{"name": "a card", "compute_capability": (9, 0), "multiprocessors": 132, "total_bytes": 80 << 30},
     **{"driver": "580.1", "cuda": "13.0", "is_real": True},

@@ -243,6 +243,14 @@ def test_a_level_is_not_given_up_for_a_few_bytes_of_a_copy() -> None:
     assert search(space, model).estimate.knobs == space.base
 
 
+def test_a_level_on_which_one_row_does_not_fit_is_kept_for_the_whole_batch_in_one_micro_batch() -> None:
+    """Only micro-batches that accumulate find the gradients of the one before."""
+    space = job(48)
+    found = searched(space, card(48, space))
+    assert (quality(space, found.model, found.plan) or 0) >= 0.99
+    assert not found.model.estimate(next(each for each in levels(space) if each.name == found.plan.level).least).fits
+
+
 @pytest.mark.parametrize(("effective", "budget_gib"), [(4, 4.2), (8, 4.2), (4, 4.5)])
 def test_rows_are_cut_no_shorter_than_a_batch_in_one_micro_batch_needs(effective: int, budget_gib: float) -> None:
     """One row at a time finds gradients in all micro-steps but the first, and fits cut to 320 or 1,664 tokens alone."""

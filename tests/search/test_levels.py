@@ -54,7 +54,6 @@ OFFLOADED = {"activation_offloading": True, "optimizer_offload": True}
 ADAPTER = {"use_peft": True, "dtype": "bfloat16", "learning_rate": 2e-4}
 FOUR_BIT = ADAPTER | {"load_in_4bit": True, "use_bnb_nested_quant": True}
 
-
 LORA = {
     "LoRA": [ADAPTER],
     "LoRA on an 8-bit base": [ADAPTER | {"load_in_8bit": True}],

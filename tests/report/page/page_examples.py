@@ -23,7 +23,6 @@ HOSTILE = (
     "</script><img src=x onerror=document.title='injected'><!--\u2028\u2029\x01 \"var(--x)\" 'single' `tick` ${1}&amp;"
 )
 
-
 PHASES = (
     (Phase.LOAD, 0.0),
     (Phase.FORWARD, 0.1),

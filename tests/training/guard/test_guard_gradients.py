@@ -487,7 +487,6 @@ GRID = torch.tensor([[1, 4, 4], [1, 2, 8], [1, 4, 8]])
 PATCHES = {"pixel_values": numbered(64, 6), "image_grid_thw": GRID}
 EACH = {"pixel_values": numbered(3, 3, 8, 8)}
 
-
 REFUSED = {
     "images are not rows": ([8, 4, 0], {**PATCHES, "image_grid_thw": GRID[:2]}, "do not match"),
     "an image would be of two rows": ([4, 6, 6], PATCHES, "do not match"),
