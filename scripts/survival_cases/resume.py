@@ -100,22 +100,16 @@ def cut_short(mode: str, begins: str, place: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def figures(ended: Ended, gone_on_at: int = 0) -> Row:
-    """What is compared: rows of a step, how many steps, and of each its tokens and its loss.
-
-    Args:
-        gone_on_at: The step after which TRL counts tokens from nothing again.
-    """
+def figures(ended: Ended) -> Row:
+    """Returns what is compared: the rows of a step, the number of steps, and each step's token count and loss."""
     assert ended.told is not None
     knobs = ended.told["plan"]["knobs"]
     rows = knobs["per_device_train_batch_size"] * knobs["gradient_accumulation_steps"] * knobs["processes"]
     history = {entry["step"]: entry for entry in ended.state()["log_history"] if "loss" in entry}
-    counted = {step: entry["num_tokens"] for step, entry in history.items()}
-    tokens = {step: n - (0 if step - 1 in (0, gone_on_at) else counted[step - 1]) for step, n in counted.items()}
     return {
         "rows": rows,
         "steps": ended.told["run"]["steps"],
-        "tokens": {str(step): count for step, count in tokens.items()},
+        "tokens": {str(step): entry["num_tokens"] for step, entry in history.items()},
         "losses": {str(step): entry["loss"] for step, entry in history.items()},
     }
 
@@ -134,7 +128,7 @@ def run(case: Case, quiet: Row, place: pathlib.Path) -> Row:
         return {"outcome": "refused" if at_once else "not refused at once", "error": ended.error[:500], **row}
     if not ended.finished:
         return {"outcome": "died", "error": (ended.error or str(ended.code))[:500], **row}
-    return {**judged(figures(ended, SAVED), quiet), **row}
+    return {**judged(figures(ended), quiet), **row}
 
 
 def judged(now: Row, quiet: Row) -> Row:
