@@ -1,1 +1,1 @@
-"""Launches, supervises and resumes the real run. Runs in the parent; its subfolders run in the training process."""
+"""Launches, supervises and resumes real runs. Runs in the parent; guard, process and watch in the training process."""

@@ -57,8 +57,8 @@ def form_of(checkpoint: Path) -> Form:
 
 
 def is_of_another_form(checkpoint: Path, resumer: Resumer) -> bool:
-    """Returns whether only ``training.process.resharding`` could resume from it. DeepSpeed needs the number of ranks
-    that wrote it (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
+    """Returns whether a checkpoint's form differs from the run's. For DeepSpeed the number of ranks must be the same,
+    too (``deepspeed/runtime/engine.py: _load_zero_checkpoint``)."""
     form = form_of(checkpoint)
     return form != resumer.form or (form in ("zero", "zero3") and processes_of(checkpoint) != resumer.processes)
 
@@ -84,7 +84,7 @@ def check_form(checkpoint: Path, resumer: Resumer) -> None:
 
 
 def how_to_resume(checkpoint: Path) -> str:
-    """Returns the flags with which the libraries resume it, or another use of its weights."""
+    """Returns a hint: the flags to resume from a checkpoint, and for DeepSpeed's how to export its weights."""
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form == "whole":
         sharding = " --sharding ddp" if before > 1 else ""

@@ -39,7 +39,7 @@ _PICKLED = (".pt", ".pth", ".bin")
 """Files of torch.save: a zip archive with its directory at the end (``torch/serialization.py: save``)."""
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
-"""The first byte of an older file, which is not an archive and has no length in its header."""
+"""The first byte of torch.save's older format, which is not an archive and has no length in its header."""
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """Errors of file systems that cannot sync (``man 2 fsync``), some for folders only."""
 _CHUNK_BYTES = 1 << 20
@@ -57,8 +57,8 @@ class Checkpoint:
 def reach_disk(checkpoint: Path) -> dict[str, int]:
     """Waits until all files of a checkpoint are on disk; returns the CRC-32 of each, computed meanwhile.
 
-    The checksums take no extra time: 3 GB reached the disk within 1.04 to 1.17 s after the write, and within 1.01 to
-    1.19 s without them; SHA-256 took 2.1 to 2.3 s (2 cores of a Xeon, Python 3.11, 2026-11).
+    The checksums take no extra time: after the write, 3 GB took 1.04 to 1.17 s to reach the disk with checksums, and
+    1.01 to 1.19 s without; with SHA-256 it was 2.1 to 2.3 s (2 cores of a Xeon, Python 3.11, 2026-11).
     """
     files = list(_files(checkpoint))
     folders = [path for path in checkpoint.rglob("*") if path.is_dir()]
@@ -82,12 +82,12 @@ def sync_all(paths: Iterable[Path]) -> None:
 
 
 def write_manifest(checkpoint: Path, sums: Mapping[str, int], run: str = "", order: Mapping[str, str] = {}) -> None:
-    """Writes the manifest, which lists the expected size and checksum of each file, once all other files are on disk.
+    """Writes the manifest, with the size and checksum of each file. Call it when all other files are on disk.
 
     Args:
         sums: The checksums that :func:`reach_disk` returned.
         run: The id of the run that wrote the checkpoint.
-        order: What the row order depends on (``training.process.checkpointing: order_of``).
+        order: The values that the row order depends on (``training.process.checkpointing: order_of``).
     """
     sizes = {name: (checkpoint / name).stat().st_size for name in sums}
     content = {"run": run, "order": {**order}, "files": sizes, "crc32": sums}
@@ -171,13 +171,13 @@ def run_of(checkpoint: Path) -> str:
 
 
 def is_deepspeeds(checkpoint: Path) -> bool:
-    """Returns whether DeepSpeed wrote it: each rank's part, beside what transformers writes
+    """Returns whether a checkpoint has DeepSpeed's files: each rank's part, beside the files of transformers
     (``deepspeed/runtime/engine.py: save_checkpoint, _get_ckpt_name``)."""
     return any(checkpoint.glob("global_step*/*mp_rank_00_model_states.pt"))
 
 
 def processes_of(checkpoint: Path) -> int:
-    """Counts the processes that wrote it, by their random states (``transformers/trainer.py: _save_rng_state``)."""
+    """Counts the processes that wrote a checkpoint: each saves its random state (``trainer.py: _save_rng_state``)."""
     return max(1, len(list(checkpoint.glob("rng_state_*.pth"))))
 
 
@@ -190,8 +190,8 @@ def instead_of(checkpoint: Path) -> str:
 
 
 def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
-    """Raises OutputFolderError if a checkpoint was trained on rows in another order than
-    :func:`training.process.checkpointing.order_of` returns now: resuming skips rows."""
+    """Raises OutputFolderError if a checkpoint's row order differs from this run's (``order``, as returned by
+    :func:`training.process.checkpointing.order_of`): resuming skips as many rows as were trained."""
     before = order
     with contextlib.suppress(OSError, ValueError, KeyError):
         before = _manifest(checkpoint)["order"]

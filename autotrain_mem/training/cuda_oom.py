@@ -22,16 +22,16 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("NCCL buffer", ("failed to cuda calloc",)),
     ("NCCL buffer", ("failed to cuda malloc",)),
     # aten/src/ATen/cuda/Exceptions.h: TORCH_CUDABLAS_CHECK, aten/src/ATen/cuda/CublasHandlePool.cpp:
-    # createCublasHandle. A handle is created with its workspace: cublasCreate says "not initialized" if there
+    # createCublasHandle. A handle is created with its workspace: cublasCreate returns "not initialized" if there
     # is no memory for it.
     ("cuBLAS workspace", ("cublas_status_alloc_failed",)),
     ("cuBLAS workspace", ("cublas_status_not_initialized", "cublascreate")),
     ("cuBLAS workspace", ("cublas_status_not_initialized", "cublasltcreate")),
-    # The same file: AT_CUDNN_CHECK; names in cuDNN 9 (cudnn_graph.h: cudnnStatus_t), the first one also in cuDNN 8.
+    # Exceptions.h: AT_CUDNN_CHECK; names in cuDNN 9 (cudnn_graph.h: cudnnStatus_t), the first one also in cuDNN 8.
     ("cuDNN workspace", ("cudnn_status_alloc_failed",)),
     ("cuDNN workspace", ("cudnn_status_internal_error_device_allocation_failed",)),
     (HOST, ("cudnn_status_internal_error_host_allocation_failed",)),
-    # The same file: TORCH_CUSOLVER_CHECK, TORCH_CUDASPARSE_CHECK.
+    # Exceptions.h: TORCH_CUSOLVER_CHECK, TORCH_CUDASPARSE_CHECK.
     ("cuSOLVER workspace", ("cusolver_status_alloc_failed",)),
     ("cuSPARSE workspace", ("cusparse_status_alloc_failed",)),
     # bitsandbytes csrc/ops.cuh: CUDA_CHECK_RETURN prints this and exits with code 1: there is no exception, only
@@ -48,12 +48,12 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HOST, ("defaultcpuallocator: not enough memory",)),
     # aten/src/ATen/MapAllocator.cpp: mmap of a file or of shared memory; errno 12.
     (HOST, ("unable to mmap", "cannot allocate memory")),
-    # C++'s own, as torch/csrc/Exceptions.h: CATCH_CORE_ERRORS passes it on.
+    # C++'s own error, which torch/csrc/Exceptions.h: CATCH_CORE_ERRORS passes on.
     (HOST, ("std::bad_alloc",)),
     # c10/util/Exception.h: OutOfMemoryError, whose name may be all that is left in the text.
     ("GPU memory", ("outofmemoryerror",)),
 )
-"""Maps the memory that ran out to words in a library's message, in any case."""
+"""Maps the kind of memory that ran out to words in a library's message: all must occur, in upper or lower case."""
 
 _FATAL = (
     *("illegal memory access", "device-side assert triggered", "unspecified launch failure", "misaligned address"),
@@ -111,7 +111,7 @@ class RanOut:
 
 
 def attempt(work: Callable[[], Result]) -> Result | RanOut:
-    """Calls ``work`` once; passes on other errors. Frees what a failed attempt held."""
+    """Calls ``work`` once; returns a RanOut if memory ran out, and frees what the attempt held. Raises other errors."""
     try:
         return work()
     except Exception as error:

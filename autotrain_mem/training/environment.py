@@ -1,4 +1,4 @@
-"""Makes the environment of a training process: the visible devices, and the allocator's settings."""
+"""Builds the environment of a training process: visible devices, allocator settings, and the rendezvous port."""
 
 import contextlib
 import os
@@ -21,19 +21,19 @@ NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
 MMAP_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 MMAP_FROM_BYTES = MIB
 """On the CPU, tensors of at least this size are returned to the system when freed. By default glibc raises this
-threshold up to 32 MiB (``mallopt(3)``, M_MMAP_THRESHOLD) and keeps smaller blocks: two SFT steps of 146 M parameters in
-float32, 2 rows of 256 tokens, held 2691 MiB beyond the imports instead of 2385 with this setting and 2364 predicted
-(anonymous pages, torch 2.13, glibc, November 2026). The kernel zeroes such pages again: 7 % more CPU time there."""
+threshold up to 32 MiB (``mallopt(3)``, M_MMAP_THRESHOLD) and keeps smaller blocks. Two SFT steps (146 M parameters in
+float32, 2 rows of 256 tokens) then held 2691 MiB beyond the imports; 2385 with this setting, and 2364 were predicted
+(anonymous pages, torch 2.13, glibc, November 2026). The kernel zeroes returned pages again: 7 % more CPU time there."""
 
 
 def process_environment(
     device: Hardware, knobs: Knobs, environment: Mapping[str, str], *, simulate: bool
 ) -> dict[str, str]:
-    """Returns the variables to set for the training process, over ``environment`` of the job's ``env:`` block.
+    """Returns the variables to set for the training process, including ``environment``, the job's ``env:`` block.
 
-    It sees as many GPUs as there are processes, since transformers splits a process's batches over all visible ones.
-    Without a GPU, OpenMP threads sleep while they wait: by default they spin, and on shared cores a step of a small
-    model takes 20 times longer. Several processes share the cores: ``accelerate launch`` gives each process one thread
+    Only as many GPUs as there are ranks are visible, since transformers splits a process's batches over all visible
+    GPUs. Without a GPU, OpenMP threads sleep while they wait: by default they spin, and on shared cores a step of a
+    small model takes 20 times longer. Several processes divide the cores. ``accelerate launch`` gives each one thread
     (``torch/distributed/run.py: config_from_args``), which makes an optimizer on the host slow.
     """
     if knobs.processes > 1:
@@ -85,7 +85,7 @@ def meeting_port(request: Request, environment: Mapping[str, str], *, several_ma
             reason = error.strerror if isinstance(error, OSError) else "it is not a port number"
             raise UsageError(
                 f"The processes cannot meet at {PORT}={named}: {reason}.",
-                hint=f"Unset {PORT} (main_process_port in --accelerate_config), and a free port is found; or name "
+                hint=f"Unset {PORT} (main_process_port in --accelerate_config) to use a free port, or set it to "
                 "another.",
             ) from error
         yield int(held.getsockname()[1])
@@ -94,7 +94,7 @@ def meeting_port(request: Request, environment: Mapping[str, str], *, several_ma
 def rank_environments(
     request: Request, environment: Mapping[str, str], port: int, address: str = ADDRESS
 ) -> list[dict[str, str]]:
-    """Returns each process's variables, over ``environment``: those that ``accelerate launch`` would set."""
+    """Returns each process's variables: ``environment``, and those that ``accelerate launch`` would set."""
     job, knobs = request.job, request.knobs
     if not knobs.has_group:
         return [dict(environment)]
@@ -111,7 +111,7 @@ def rank_environments(
 
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that make all processes of a run one Weights & Biases run; empty if the user sets them.
+    """Returns the variables that make all processes of a run one Weights & Biases run; empty if the user sets one.
     With ``WANDB_RESUME=allow``, a run id starts or continues that run (W&B's guide to resuming)."""
     ours = {"WANDB_RUN_ID": number, "WANDB_RESUME": "allow"}
     return {} if ours.keys() & {**os.environ, **environment}.keys() else ours

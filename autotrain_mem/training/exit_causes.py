@@ -1,4 +1,4 @@
-"""Finds out why a training process ended too early, and whether another may resume it."""
+"""Determines why a training process ended too early, and whether another process can continue the run."""
 
 import re
 import signal
@@ -20,8 +20,8 @@ class Remedy(StrEnum):
     """Like UNLESS_REPEATED, but only if this process wrote a checkpoint: the cause will most likely recur."""
     LESS_DEVICE_MEMORY = "less device memory"
     LESS_HOST_MEMORY = "less host memory"
-    """Restart with less if the plan allows it, else with the same settings: other processes may have used the memory.
-    """
+    """Both: restart with a plan that needs less memory if there is one, else with the same plan, since other processes
+    may have used the memory."""
     MACHINES = "machines"
     """Restart when the lost machine is back, else on the remaining ones if the user allows it."""
     NONE = "none"
@@ -94,7 +94,7 @@ class Ending:
     saving: str = ""
     """The folder of the checkpoint that it was writing; empty if it wrote none."""
     host_kills: int = 0
-    """The number of processes that the kernel's OOM killer ended meanwhile."""
+    """The number of processes that the kernel's OOM killer ended during the run."""
     host_left_share: float = 1.0
     """The lowest share of host memory that was available."""
     peak_reserved_bytes: int | None = None
@@ -135,7 +135,7 @@ def cause_of(ending: Ending) -> Cause:
 
 
 def blames_others(text: str) -> bool:
-    """Returns whether an error or a log says that another rank died or did not arrive."""
+    """Returns whether an error or a log shows that another rank died or did not reach a collective."""
     return any(each in text for each in _OF_OTHERS)
 
 

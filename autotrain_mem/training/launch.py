@@ -49,8 +49,8 @@ def train(
 ) -> Event | Ending:
     """Runs the processes of one run to their end; returns rank 0's ``end`` event, or an ending if none came.
 
-    Their own child processes, such as dataloader workers, end with them, and all of them end with this process. When
-    one rank fails, the others are ended within ``processes.GRACE_SECONDS``.
+    A rank's child processes, such as dataloader workers, end with it, and all ranks end with this process. When one
+    rank fails, the others are stopped within ``processes.GRACE_SECONDS``.
 
     Args:
         log: Gets everything that the trainer and its libraries print; ``train.rank1.log`` beside it is rank 1's.
@@ -59,7 +59,7 @@ def train(
         machines: The other machines of the run; None for a single machine.
 
     Raises:
-        InterruptedByUser: Ctrl-C before the first step, or twice; after one, all ranks end after the same step.
+        InterruptedByUser: Ctrl-C before the first step, or twice. Later, one Ctrl-C ends all ranks after the same step.
     """
     progress = Progress(on_event)
     with _started(request, environment, log, machines, () if lock is None else (lock,)) as ranks:
@@ -147,13 +147,13 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
     if ended.step == ended.began_at:  # it had not begun to train
         raise interrupted_before_training() from ended.error
     raise InterruptedByUser(
-        f"Interrupted after step {ended.step}, and ended before it could save: {ended.error.message}",
+        f"Interrupted after step {ended.step}; the run ended before it could save: {ended.error.message}",
         hint="Checkpoints that were complete before stay valid.",
     ) from ended.error
 
 
 def _error_of(message: Event, log: pathlib.Path, names: Sequence[str]) -> AutofitError:
-    """Returns the error that a rank sent, naming the rank, and the log for the trainer's own errors."""
+    """Returns the error that a rank sent. Adds the rank's name, and to the trainer's own errors the path of the log."""
     error, rank = errors.from_json(message), message.get("rank")
     if isinstance(error, (TrainingError, RewardFunctionError)):
         error.hint = f"{error.hint}\nThe trainer's output is in {_log_of(log, rank or 0)}.".strip()
@@ -175,10 +175,10 @@ def _ending_by(failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathl
 def _error_by(
     failure: RankDied | RankTimeout, ranks: RankProcesses, log: pathlib.Path, *, is_probe: bool = False
 ) -> TrainingError:
-    """Returns the error for a rank that died without sending one, or that the others wait for; it quotes the log."""
+    """Returns the error for a rank that the others wait for, or that died without sending one (quoting its log)."""
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
     if isinstance(failure, RankTimeout):
-        hint = f"What it printed is in {log}. --ddp_timeout SECONDS is how long they wait."
+        hint = f"What it printed is in {log}. --ddp_timeout SECONDS sets how long they wait."
         return TrainingError(f"The other ranks wait for {name}: {failure.why}.", hint=hint)
     if failure.gone is not None:
         lost = f"{capitalized(failure.gone.machine)} is gone, and its ranks with it: {failure.gone.why}."
@@ -198,7 +198,7 @@ def _error_by(
 def run_probe(
     request: Request, environment: Mapping[str, str], folder: pathlib.Path, machines: Machines | None = None
 ) -> Probe:
-    """Tries settings in separate processes. Returns the maximum of what the ranks needed, and any refusal.
+    """Tries a plan in separate processes. Returns the maxima over the ranks, and the out-of-memory message of any rank.
 
     Args:
         folder: The output folder, which exists; ``probe.log`` in it gets all that the trainer prints.
@@ -206,7 +206,7 @@ def run_probe(
 
     Raises:
         OutputFolderError: the disk is full, or cannot be written.
-        TrainingError, RewardFunctionError, DatasetError, ModelError: as the training would.
+        TrainingError, RewardFunctionError, DatasetError, ModelError: as in training.
         InterruptedByUser: Ctrl-C.
     """
     started = time.monotonic()
@@ -220,7 +220,7 @@ def run_probe(
             except KeyboardInterrupt as interrupt:
                 raise interrupted_before_training() from interrupt
             except (RankDied, RankTimeout) as failure:
-                # Some libraries exit when the device is out of memory; then only the log tells.
+                # Some libraries exit when the device is out of memory; then only the log shows the cause.
                 tail = failure.log_tail if isinstance(failure, RankDied) and failure.gone is None else ""
                 lines = [line for line in tail.splitlines() if kind_of_text(line) not in (None, HOST)]
                 if not lines:
@@ -232,7 +232,7 @@ def run_probe(
 
 
 def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
-    """Merges the ranks' answers. One refusal is enough, since the other ranks would wait for that rank forever."""
+    """Merges the ranks' answers. Stops when one rank ran out of memory: the others would wait for it forever."""
     answers: dict[int, Probe] = {}
     while True:
         message = ranks.receive()

@@ -13,14 +13,14 @@ PULSE_SECONDS = 1.0
 
 MUTE_SECONDS = 120.0
 """If a rank sends no heartbeat for this long while others do, it counts as stopped: its thread needs the GIL for
-microseconds only, and nothing holds the GIL for minutes. transformers and TRL release it for files and CUDA."""
+microseconds only. transformers and TRL never hold the GIL for minutes: they release it to read files or await CUDA."""
 
 SILENT_SECONDS = 1800.0
 """The default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``, and
 ``torch/distributed/constants.py: default_pg_timeout``). After it torch aborts the collective."""
 
 ASLEEP_SECONDS = 10.0
-"""If this process itself was suspended for this long, missing heartbeats are its own delay."""
+"""If this process itself was suspended for this long, the clocks restart: heartbeats may be waiting unread."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class _Rank:
 
 
 class Pulses:
-    """Records what the ranks of one run have sent so far. ``silent_seconds``: how long all ranks may make no
-    progress; ``--ddp_timeout``."""
+    """Records when each rank of a run last sent something, and when any rank last made progress. ``silent_seconds``:
+    the time without any progress after which the run counts as hung (``--ddp_timeout``)."""
 
     def __init__(self, ranks: int, silent_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._silent_seconds, self._clock = silent_seconds, clock
@@ -70,7 +70,7 @@ class Pulses:
             return rank, f"its process has given no sign of life for {now - self._ranks[rank].heard_at:.0f} s"
         if any(rank.moves for rank in self._ranks) and now - self._moved_at >= self._silent_seconds:
             rank, why = self.behind() or (0, f"all ranks are {self._ranks[0].place}")
-            return rank, f"nothing has moved for {now - self._moved_at:.0f} s, and {why}"
+            return rank, f"no progress on any rank for {now - self._moved_at:.0f} s, and {why}"
         return None
 
     def behind(self) -> tuple[int, str] | None:
@@ -82,7 +82,7 @@ class Pulses:
         least, most = min(numbers), max(numbers)
         if least < most:
             rank = next(number for number, each in enumerate(self._ranks) if each.moves == least)
-            return rank, f"it is {most - least} behind the others, {self._ranks[rank].place}"
+            return rank, f"its progress count is {most - least} behind, {self._ranks[rank].place}"
         (common, _), *_ = places.most_common()
         odd = next((number for number, each in enumerate(self._ranks) if each.place != common), None)
         return None if odd is None else (odd, f"it is {self._ranks[odd].place}, where others are {common}")

@@ -26,7 +26,7 @@ CULPRIT_SECONDS = 5.0
 process's socket closes before its parent is notified, and a process that raised writes its traceback first."""
 
 MUTE_PULSES = 3.0
-"""Seconds without a heartbeat after which a rank counts as stopped, once a collective has been given up."""
+"""Seconds without a heartbeat after which a rank counts as stopped, once a collective has failed on another rank."""
 
 Event = dict[str, Any]
 
@@ -52,14 +52,14 @@ class RankTimeout(Exception):
 class RankProcesses:
     """Starts all processes of a run, reads their events as one stream, and stops them together.
 
-    Each process leads a process group, which the terminal's Ctrl-C does not reach, and which ends with it.
+    Each process leads a process group of its own: the terminal's Ctrl-C does not reach it, and the group ends with it.
 
-    Rank 0's events are passed on. Of the other ranks only errors and a probe's answers are passed on, and incidents,
-    notes and signs of the watch that no rank has sent before. ``step`` events have the maximum measured on any rank.
+    Errors and a probe's answers are passed on from every rank; incidents, notes and signs of the watch once, from the
+    first rank that sends them; other events from rank 0 only. ``step`` events have the maximum measured on any rank.
 
     Args:
         module: Each process runs ``python -m module``.
-        environments: Each rank's variables, over this process's own.
+        environments: Each rank's variables, in addition to this process's own.
         logs: Each rank's file for stderr.
         names: Each rank's name in messages.
         silent_seconds: Seconds without progress after which the rank that the others wait for is named.
@@ -109,7 +109,7 @@ class RankProcesses:
                 raise RankDied(rank, death) from death
 
     def interrupt(self) -> None:
-        """Asks every rank to end as on Ctrl-C."""
+        """Interrupts every rank as Ctrl-C does."""
         for child in self._children:
             child.interrupt()
 
@@ -120,7 +120,7 @@ class RankProcesses:
             child.wait(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
-        """Kills all processes, also stopped ones."""
+        """Kills all processes, including suspended ones."""
         for child in self._children:
             child.kill()
         self.wait(GRACE_SECONDS)
@@ -138,9 +138,9 @@ class RankProcesses:
         """Yields events until rank 0 succeeds. Raises as :meth:`receive` if it ends otherwise.
 
         Args:
-            interrupt_seconds: Interrupts the ranks, and again whenever no event comes for this long; None for no
-                interrupts. One may be lost: what a shell starts with ``&`` ignores interrupts, and so does a rank until
-                it has done its imports; and an exception raised in an object's ``__del__`` is dropped.
+            interrupt_seconds: Interrupts the ranks now, after each event, and whenever none comes for this long; None
+                for no interrupts. An interrupt can be lost: a rank of a command that a shell started with ``&`` ignores
+                it until the rank sets its own handler, and Python drops an exception raised in a ``__del__`` method.
         """
         while True:
             if interrupt_seconds is not None:
@@ -158,9 +158,9 @@ class RankProcesses:
         """Returns the next event. With several ranks, an error has its ``rank``.
 
         Raises:
-            RankDied: the rank ended too early, or rank 0 has ended.
-            RankTimeout: nothing makes progress any more.
-            ChildTimeout: no event came within the time; None waits forever.
+            RankDied: a rank ended too early, or rank 0 has ended.
+            RankTimeout: no rank makes progress any more, or one sends no heartbeats.
+            ChildTimeout: no event came within ``timeout_seconds``; None waits forever.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
@@ -243,7 +243,7 @@ class RankProcesses:
         return {**event, "incident": named} if "incident" in event else named
 
     def _other_failure(self, left: int) -> Event | RankDied | RankTimeout | None:
-        """Waits briefly for another rank's own failure; else names the rank that is behind."""
+        """Waits briefly for another rank's own failure; else returns the rank that is stopped or behind, if any."""
         deadline, gone = time.monotonic() + CULPRIT_SECONDS, {left}
         while (wait := deadline - time.monotonic()) > 0:
             try:
@@ -261,7 +261,7 @@ class RankProcesses:
                 gone.add(rank)
         mute = self._pulses.mute(MUTE_PULSES) - gone
         if mute:
-            return RankTimeout(min(mute), "its process stands still")
+            return RankTimeout(min(mute), "its process sends no heartbeats")
         behind = self._pulses.behind()
         return None if behind is None or behind[0] in gone else RankTimeout(*behind)
 
@@ -277,7 +277,7 @@ HOST_SECONDS = 1.0
 
 
 class Progress:
-    """Follows a process's events, to report how far it came if it ends without an ``end`` event."""
+    """Follows a run's events, to report its progress if it ends without an ``end`` event."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event

@@ -43,9 +43,9 @@ WRITTEN = (
     "tokenizer.model vocab.json vocab.txt merges.txt spiece.model sentencepiece.bpe.model spm*.model modeling_*.py "
     "configuration_*.py trainer_state.json latest zero_to_*.py completions"
 )
-"""Files that a run writes beside weights and checkpoints: autofit; transformers (``utils/__init__.py, utils/hub.py,
+"""Files that a run writes beside weights and checkpoints, by autofit; transformers (``utils/hub.py, utils/__init__.py,
 tokenization_utils_base.py``, its models' ``VOCAB_FILES_NAMES``, ``dynamic_module_utils.py: custom_object_save``); PEFT;
-DeepSpeed (``engine.py: save_checkpoint``); TRL (``grpo_trainer.py: log``). TensorBoard's files have new names."""
+DeepSpeed (``engine.py: save_checkpoint``); TRL (``grpo_trainer.py: log``). TensorBoard overwrites no file."""
 
 _RECORD_BYTES = 65536
 _HAS_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -165,13 +165,13 @@ def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iter
 
 def move_aside(output_dir: str) -> Path | None:
     """Renames the folder of another run to ``NAME.previous-1`` or the next free number; returns the new path, or None
-    if there is no run to move. Raises OutputFolderError if it cannot be renamed, or is the working directory."""
+    if there is no run to move. Raises OutputFolderError if it cannot be renamed, or holds the working directory."""
     folder = Path(output_dir).absolute()
     if not folder.is_dir() or not _holds(folder):
         return None
     if folder.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise OutputFolderError(
-            f"The output folder {output_dir} is the working directory, and cannot be moved.",
+            f"The output folder {output_dir} is the working directory or contains it, and cannot be moved.",
             hint="Start autofit in another directory, or give another --output_dir.",
         )
     numbers = itertools.count(1)
@@ -181,7 +181,7 @@ def move_aside(output_dir: str) -> Path | None:
     except OSError as error:
         raise OutputFolderError(
             f"The run in {output_dir} cannot be moved to {aside.name}: {error.strerror}.",
-            hint="Give another --output_dir, or move that one away yourself.",
+            hint="Give another --output_dir, or move that folder yourself.",
         ) from error
 
 
@@ -190,7 +190,7 @@ def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) ->
     folder = Path(output_dir).absolute()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        reason = "may not be written to" if nearest.is_dir() else "is a file"
+        reason = "is not writable" if nearest.is_dir() else "is a file"
         raise unwritable(output_dir, f"{nearest} {reason}")
     if os.path.lexists(folder / LOCK_NAME):
         with lock_folder(output_dir):
@@ -230,7 +230,7 @@ def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
         f"Cannot write to the output folder {folder}: {reason}.",
         hint="Remove the file of that name, or give another --output_dir."
         if reason.endswith((A_LINK, NOT_ORDINARY))
-        else "Give --output_dir a folder that you may write to, on a disk with room for the model.",
+        else "Give --output_dir a folder that you can write to, on a disk with room for the model.",
     )
 
 
@@ -242,7 +242,7 @@ def _holds(folder: Path) -> list[str]:
 
 
 def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
-    """Refuses a folder with another run or weights, unless they will be moved aside, and one with other files."""
+    """Refuses a folder with a run or weights, unless they will be moved aside, or with files that would be lost."""
     names = _holds(folder)
     if names and not overwrite:
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
@@ -251,12 +251,12 @@ def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
         raise OutputFolderError(
             f"The output folder {folder} already holds {what} ({', '.join(names[:3])}).",
             hint="Give another --output_dir, or add --overwrite_output_dir: "
-            f"that folder is then renamed, and nothing of it is lost.{go_on}",
+            f"that folder is then renamed, and nothing in it is lost.{go_on}",
         )
     own = [] if names else sorted(path.name for path in folder.glob("*") if any(map(path.match, WRITTEN.split())))
     if own and "run" not in _record_in(folder):
         raise OutputFolderError(
-            f"The output folder {folder} holds files that no run of autofit wrote there and this one would overwrite "
+            f"The output folder {folder} holds files that this run would overwrite and no earlier run of autofit wrote "
             f"({', '.join(own[:3])}{', ...' * (len(own) > 3)}).",
             hint="Give another --output_dir: a new folder, or one without files of these names.",
         )
@@ -314,7 +314,7 @@ def _identity(status: os.stat_result) -> str:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """Hashes a command, which may contain a token, since others can read the file."""
+    """Hashes a command: it may contain a token, and other users can read the file."""
     return hashlib.sha256(json.dumps([*command]).encode()).hexdigest()
 
 

@@ -21,11 +21,11 @@ from autotrain_mem.types.experience import Restart
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunAttempt:
-    """Holds what one process of a run starts with."""
+    """Holds the settings, the limits and the checkpoint that one process of a run starts with."""
 
     knobs: Knobs
     learned: LearnedLimits
-    """What the guards of earlier processes learned."""
+    """The limits that the guards of earlier processes learned."""
     checkpoint: Checkpoint | None
     """The checkpoint to resume from; None to start from the beginning."""
 
@@ -50,10 +50,10 @@ class RunBackend(Protocol):
         """Runs a process to its end."""
 
     def newest(self, ending: Ending) -> Checkpoint | None:
-        """Sets torn checkpoints aside; returns the run's newest whole one."""
+        """Sets torn checkpoints aside; returns the run's newest whole checkpoint, or None."""
 
     def changed(self, cause: Cause, ending: Ending, knobs: Knobs) -> Change | None:
-        """Returns a plan that takes less memory, or is for the remaining machines; None to keep the plan. Raises
+        """Returns a plan that takes less memory or runs on the remaining machines; None to keep the plan. Raises
         AutofitError if too few machines are left."""
 
     def explained(self, ending: Ending) -> AutofitError:
@@ -68,7 +68,7 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
         on_event: Gets the events of every process, and a ``restart`` between two processes.
 
     Raises:
-        AutofitError: what ended the last process; the hint says why it was not restarted, and what to resume from.
+        AutofitError: the last process's error; the hint says why it was not restarted, and what to resume from.
         InterruptedByUser: as :func:`launch.train`; also on Ctrl-C while no process runs.
     """
     attempt, spent, before = first, 0, ("", 0)
@@ -99,10 +99,10 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
                 )
             takes_other = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY, Remedy.MACHINES)
             change = backend.changed(cause, ended, attempt.knobs) if takes_other and not refusal else None
-            # Other processes may have filled the device, but hardly twice, or at the very first step.
+            # Other processes may have filled the device, but that is unlikely twice, or at the very first step.
             is_hopeless = is_repeated or ended.step == ended.began_at
             if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:
-                refusal = refusal or "No other settings for the same training need less."
+                refusal = refusal or "No other settings for the same training need less memory."
             if refusal:
                 if isinstance(ended.error, OutputFolderError) and ended.step == ended.began_at:
                     newest = None  # it refused the checkpoint that it began with

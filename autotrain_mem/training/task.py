@@ -1,4 +1,4 @@
-"""Defines what the parent and a run's process exchange: the request, and events."""
+"""Defines the messages between the parent and a run's process: the request, and events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Request:
     budget_bytes: int | None = None
     """The bytes of the device that the plan leaves to torch's allocator."""
     guarded: bool = True
-    """Attach a guard; without one the run fails when it is out of memory, as with TRL alone."""
+    """Whether to attach the guard, the watch and the run of the longest rows; else the run is as with TRL alone."""
     rank: int = 0
     """The rank of the process that gets the request."""
 
@@ -57,7 +57,7 @@ class Request:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds without progress after which several processes count as hanging."""
+        """Seconds without progress after which a run of several processes counts as hung."""
         return float(self.job.arguments.get("ddp_timeout") or SILENT_SECONDS)
 
     def of_rank(self, rank: int) -> Request:

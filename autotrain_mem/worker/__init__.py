@@ -1,1 +1,1 @@
-"""Asks for rehearsals (client, pool) and answers (server) over a pipe. Runs in the parent; server in the worker."""
+"""Sends rehearsals to worker processes. Runs in the parent (client, pool); the server runs in the worker."""

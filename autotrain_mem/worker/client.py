@@ -1,4 +1,4 @@
-"""Asks a worker from the parent: waits within a limit, replaces a worker that died, and rebuilds its errors."""
+"""Sends the parent's requests to a worker: applies a time limit, replaces a dead worker, and rebuilds its errors."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ HIDDEN_CUDA = {
     "TOKENIZERS_PARALLELISM": "true",
     "OMP_NUM_THREADS": "1",
 }
-"""The worker's environment: no GPU, so that a rehearsal is the same on every machine and takes no card's memory. HIP
+"""The worker's environment: no GPU, so that a rehearsal is the same on every machine and takes no GPU memory. HIP
 treats an empty value as unset (ROCm's ``clr``, ``rocclr/device/rocm/rocdevice.cpp: Device::init``)."""
 
 PREFIX = "autofit-"
-"""Prefix of our temporary folders; no other is removed."""
+"""Prefix of our temporary folders; no other folder is removed."""
 SCRATCH = "AUTOFIT_SCRATCH"
-"""The variable with the worker's own folder: TMPDIR may be shared."""
+"""The variable with the path of the worker's own folder: TMPDIR may be shared."""
 
 TIME_LIMIT_SECONDS = 600.0
 """Time limit of one answer, or between two progress reports: counting the tokens of a large dataset takes minutes."""
 
 
 class Worker:
-    """Sends questions to one worker process, which starts with :meth:`start` or the first question. Use it as a context
-    manager. A worker that died or hung is replaced at the next question."""
+    """Sends requests to one worker process, which starts with :meth:`start` or the first request. Use it as a context
+    manager. A worker that died or hung is replaced at the next request."""
 
     def __init__(self) -> None:
-        # Whichever process survives removes it: a killed one cleans up nothing.
+        # Parent or worker, whichever survives, removes it: a killed process cleans up nothing.
         self._scratch = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._lock = threading.Lock()
         self._asked = threading.Lock()
-        """Held from a question until its answer, so that a second question waits."""
+        """Held from a request until its answer, so that a second request waits."""
         self._over = False
         self._child: Child | None = None
 
@@ -183,7 +183,8 @@ class Worker:
 
 
 def _cause(answer: Mapping[str, Any]) -> Exception:
-    """Rebuilds the worker's exception: errors of TRL, PEFT or the user's own code as Python's nearest class."""
+    """Rebuilds the worker's exception: of TRL, PEFT or the user's code as the nearest built-in class, with a
+    RuntimeError of the worker's traceback as its cause; any other as that RuntimeError alone."""
     where, raised = RuntimeError(answer["traceback"]), answer.get("raised")
     if not raised:
         return where

@@ -1,4 +1,4 @@
-"""Runs several workers, which import TRL in the background and share the questions."""
+"""Runs several workers, which import TRL in the background and share the requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.5
 
 
 class Workers:
-    """Runs worker processes, which start together: with the first question, or earlier with :meth:`start`.
+    """Runs worker processes, which start together: with the first request, or earlier with :meth:`start`.
 
     ``with Workers() as workers: traces = workers.map([lambda worker: worker.rehearse(...), ...])``.
 
@@ -39,7 +39,7 @@ class Workers:
         self._all = started or [Worker() for _ in range(count)]
         self._started = bool(started)
         self._threads = ThreadPoolExecutor(len(self._all), thread_name_prefix="autofit-worker")
-        # Last in, first out: a worker answers similar questions faster.
+        # Last in, first out: a worker that has just answered a similar request is faster.
         self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(self._all):
             self._free.put(worker)
@@ -59,7 +59,7 @@ class Workers:
 
     @property
     def first(self) -> Worker:
-        """Returns one worker, for questions such as flags, model config and data. Starts all: more will follow."""
+        """Returns one worker, for requests about flags, model config and data. Starts all, for the later requests."""
         self.start()
         return self._all[0]
 

@@ -80,7 +80,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
 
 
 def layers_to_name(job: Job) -> tuple[str, ...]:
-    """Returns the layers that FSDP shards one by one, if transformers names others that the model lacks."""
+    """Returns the layer classes that FSDP wraps; empty if the model has all classes of its ``_no_split_modules``."""
     from autotrain_mem.checks.model_files import model_without_weights
     from autotrain_mem.trainers.finish import layers_to_shard
 
@@ -160,7 +160,7 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
     step, operation = OPERATIONS[request["operation"]]
     os.environ.update(request.get("environment", {}))
     try:
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:  # one each: the process may end at any time
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:  # one per request: the process can die at any time
             function = resolve_name(operation) if isinstance(operation, str) else operation
             kinds = get_type_hints(function)
             read = {name: codec.from_json(kinds[name], value) for name, value in request.items() if name in kinds}
@@ -178,8 +178,8 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
 def deferred_compile() -> Iterator[None]:
     """Delays ``torch.compile`` of functions in this block to their first call.
 
-    bitsandbytes compiles its optimizers on import (``backends/default/ops.py: _try_torch_compile``), so that torch
-    imports its inductor: a sixth of the time to import TRL. No rehearsal calls these functions.
+    bitsandbytes compiles its optimizers on import (``backends/default/ops.py: _try_torch_compile``). For this torch
+    imports its inductor, which takes a sixth of the time to import TRL. No rehearsal calls these functions.
     """
     import torch
 
@@ -205,11 +205,11 @@ _BEGIN_OF_GROUP = (
 )
 """Prefixes of variables that describe a process group (torchrun:
 ``torch/distributed/elastic/agent/server/local_elastic_agent.py: _start_workers``; MPI: ``accelerate/state.py:
-_prepare_backend``) or accelerate's sharding. A rehearsal of one of several processes sets its own."""
+_prepare_backend``) or accelerate's sharding. A rehearsal for several processes sets its own variables."""
 
 
 def leave_group() -> None:
-    """Removes the variables of a process group: a rehearsal as a second rank 0 would wait for it forever."""
+    """Removes a process group's variables: with them, a rehearsal would be a second rank 0 and wait forever."""
     for name in [name for name in os.environ if name in _OF_GROUP or name.startswith(_BEGIN_OF_GROUP)]:
         del os.environ[name]
 
@@ -249,13 +249,13 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)  # fake tensors compute nothing
-    # Nearly every request needs these imports; the first one that does reports a broken library.
+    # Nearly every request needs these imports. If a library is broken, the first such request reports it.
     with contextlib.suppress(Exception), deferred_compile():
         from trl import SFTTrainer  # noqa: F401
 
         from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
     if not channel.is_asked:
-        with contextlib.suppress(Exception):  # once per installation, while another worker has the first question
+        with contextlib.suppress(Exception):  # once per installation, while another worker has the first request
             if kept_names(Store(cache_folder())) is None:
                 flags()
     while True:

@@ -1,4 +1,4 @@
-"""Explains exceptions of the installed libraries and of the user's own code: for a script with its line."""
+"""Explains exceptions of the installed libraries and of the user's code; for a script, names the line of that code."""
 
 import builtins
 import contextlib
@@ -53,15 +53,15 @@ def _hint_of_own(error: Exception) -> str:
 
 
 def _reads_a_value(error: Exception) -> bool:
-    """Returns whether it comes from ``Tensor.item``, or from ``Tensor.nonzero``, whose shape depends on values."""
+    """Returns whether an error comes from an operation that needs values (``Tensor.item``, ``Tensor.nonzero``)."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def passed_on(error: Exception) -> dict[str, Any] | None:
-    """Describes an error of TRL, PEFT or the user's own code, so that the script's process can raise it too. ``{"kind":
-    "ValueError", "text": ..., "note": "It was raised in ..."}`` or None for errors of other libraries."""
+    """Describes an error of TRL, PEFT or the user's code, so that the script's process can raise it, too: ``{"kind":
+    "ValueError", "text": ..., "note": "It was raised in ..."}``. Returns None for errors of other libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     if _reads_a_value(error) or not frames or library_of(frames[-1].filename) not in ("trl", "peft", ""):
         return None

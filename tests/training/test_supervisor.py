@@ -89,8 +89,8 @@ def test_a_cause_names_the_checkpoint_that_was_written_and_the_rank_in_one_line(
     assert cause_of(ending).remedy is Remedy.UNLESS_REPEATED
     ending = Ending(error=TrainingError("Rank 1 of the training ended."), code=-9, rank=1)
     assert cause_of(ending).why == "rank 1: signal 9"
-    hang = replace(ending, code=None, waited_for="its process stands still")
-    assert (cause_of(hang).name, cause_of(hang).why) == ("hang", "rank 1: its process stands still")
+    hang = replace(ending, code=None, waited_for="its process sends no heartbeats")
+    assert (cause_of(hang).name, cause_of(hang).why) == ("hang", "rank 1: its process sends no heartbeats")
     cause = cause_of(Ending(error=error_of("RuntimeError: " + "very long " * 100)))
     assert cause.name in CAUSES
     assert len(cause.why) <= WHY_CHARACTERS

@@ -1,1 +1,1 @@
-"""Handles out-of-memory errors within a step: less at once, the same mathematics. Runs in the training process."""
+"""Handles out-of-memory errors in a step: repeats it in parts, with the same result. Runs in the training process."""

@@ -35,7 +35,7 @@ def attach_guard(
 
     Args:
         learned: The limits that an earlier run of the same plan learned, in addition to those in a checkpoint.
-        grow_after: Optimizer steps without running out of memory after which more is tried at once.
+        grow_after: Optimizer steps without running out of memory after which the limits are doubled.
     """
     why_not = why_no_guard(trainer)
     ranks = Ranks(trainer.accelerator) if why_not else ranks_of(trainer)
@@ -62,12 +62,12 @@ class Guard(TrainerCallback):  # type: ignore[misc]  # transformers is untyped t
         return self.context.learned
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restores the limits that the checkpoint holds, when a run resumes."""
+        """Restores the limits from the checkpoint when a run resumes."""
         self.context.restore(state)
         self.context.save()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Counts a clean step; after enough of them, more is tried at once."""
+        """Counts a step. After ``grow_after`` steps without an out-of-memory error, the limits are doubled."""
         self.context.step_ended()
         self.context.save_of_all()
 

@@ -59,7 +59,7 @@ class Piece:
 
     @property
     def why_not(self) -> str | None:
-        """Returns why several rows cannot be cut because of their images; None if they can."""
+        """Returns why images prevent cutting a batch of several rows; None if they do not."""
         images = self._images()
         return images if isinstance(images, str) and self.members > 1 else None
 
@@ -153,7 +153,7 @@ def count(piece: Piece, basis: Basis) -> float:
 
 
 def counted_tokens(inputs: Mapping[str, Any]) -> Any:
-    """Returns 1 for each token that counts in the loss. Causal models shift labels by one, and DPO its mask."""
+    """Returns a mask of the tokens that count in the loss. Causal models shift labels by one; DPO shifts its mask."""
     if "completion_ids" in inputs:  # GRPO, RLOO: the policy does not generate tool tokens
         mask = inputs["completion_mask"]
         return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
@@ -174,7 +174,7 @@ def joined(values: Sequence[Any], layout: Layout) -> Any:
     if isinstance(first, (list, tuple)):
         return type(first)(joined(entries, layout) for entries in zip(*values, strict=True))
     if not isinstance(first, torch.Tensor) or first.dim() == 0:
-        raise TypeError("A prediction that has no rows cannot be put together from parts.")
+        raise TypeError("A prediction without rows cannot be joined from parts.")
     if layout is Layout.PAIRS:
         values = [value[: len(value) // 2] for value in values] + [value[len(value) // 2 :] for value in values]
     return torch.cat(list(values))
@@ -210,7 +210,7 @@ class RowsImages:
         taken = {}
         for name, entries in self.entries.items():
             ends = [0, *itertools.accumulate(entries)]
-            assert ends[-1] == len(inputs[name]), "as many as all rows have"
+            assert ends[-1] == len(inputs[name]), "every entry belongs to a row"
             parts = [inputs[name][ends[span.start] : ends[span.stop]] for span in rows]
             taken[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
         return taken
@@ -239,10 +239,10 @@ def image_token_of(model: Any) -> int | None:
 def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsImages | str:
     """Returns which images belong to which rows, or why that is not certain.
 
-    A row's share follows from its image tokens, since a model's forward needs exactly as many of them as its images
-    have features (``transformers/models/*/modeling_*.py: get_placeholder_mask``), and from TRL's image counts. Cutting
-    images of different sizes without this fails midway through a run (QwenLM/Qwen3-VL#1573). Images with separate
-    sizes (LLaVA-NeXT, Pixtral) are not supported.
+    A row's images follow from TRL's image counts and from the row's image tokens: a model's forward needs exactly one
+    token for each feature of the images (``transformers/models/*/modeling_*.py: get_placeholder_mask``). Cutting images
+    of different sizes without this check fails midway through a run (QwenLM/Qwen3-VL#1573). Models whose image sizes
+    are a separate input (LLaVA-NeXT, Pixtral) are not supported.
     """
     names = {name for name in inputs if is_of_images(name) and inputs[name] is not None}
     if unknown := names - _KNOWN:
@@ -269,7 +269,7 @@ def images_of_rows(inputs: Mapping[str, Any], image_token: int | None) -> RowsIm
 
 
 Entries = dict[str, list[int]]
-"""The field of :class:`RowsImages`."""
+"""See :attr:`RowsImages.entries`."""
 
 
 def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: list[int] | None) -> Entries | None:

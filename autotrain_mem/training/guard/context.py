@@ -15,7 +15,7 @@ from autotrain_mem.training.guard.ranks import Ranks
 from autotrain_mem.types import Incident, LearnedLimits, Phase
 
 OnIncident = Callable[[Incident, LearnedLimits], None]
-"""Called each time the guard handles running out of memory, with what has been learned."""
+"""Called with each out-of-memory error that the guard handles, and the limits learned so far."""
 OnNotice = Callable[[str], None]
 """Called with a message to the user about how parts are combined, once for each text."""
 
@@ -23,7 +23,7 @@ LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`LearnedLimits`. Tokens count padding."""
 
 KEPT_AS = "autofit_guard"
-"""The key in ``trainer_state.json``, under ``stateful_callbacks``. It must not be the name of a class: with
+"""The limits' key in ``trainer_state.json``, under ``stateful_callbacks``. It must not be a class's name: with
 ``--restore_callback_states_from_checkpoint`` transformers builds a callback of that class from its state alone
 (``transformers/trainer.py: _load_callback_state``), and a guard needs its trainer."""
 
@@ -32,7 +32,7 @@ ON_HOST = "repeated with activations offloaded to the host"
 
 
 class Limit:
-    """Limits tokens or rows. It is deterministic, so that a repeated run splits in the same places.
+    """Limits the tokens or rows that are processed at once. Deterministic: a repeated run splits in the same places.
 
     >>> limit = Limit(None, grow_after=2)
     >>> limit.failed(1000), limit.parts(1000, units=8)
@@ -42,8 +42,8 @@ class Limit:
 
     Args:
         most: The most that may be processed at once; None for everything.
-        grow_after: Optimizer steps without a failure after which ``most`` is doubled. When it then fails again, twice
-            as many are needed the next time.
+        grow_after: Optimizer steps without a failure after which ``most`` is doubled. If the doubled limit fails, twice
+            as many steps are needed the next time.
     """
 
     def __init__(self, most: int | None, grow_after: int) -> None:
@@ -90,8 +90,8 @@ class Limit:
 
 
 class GuardContext:
-    """Holds the guard of one trainer. ``why_not``: why nothing may be repeated in this process, or None. The other
-    arguments are those of :func:`~autotrain_mem.training.guard.attach.attach_guard`."""
+    """Holds the state of one trainer's guard. ``why_not``: why nothing can be repeated in this process, or None. The
+    other arguments are those of :func:`~autotrain_mem.training.guard.attach.attach_guard`."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class GuardContext:
             self.on_host |= learned.activations_on_host
 
     def step_ended(self) -> None:
-        """Counts an optimizer step: after enough clean steps more is tried at once."""
+        """Counts an optimizer step. After ``grow_after`` steps without a failure, the limits are doubled."""
         for limit in self.limits.values():
             limit.step_ended()
         if self.limits["train_tokens"].most is None:
@@ -169,8 +169,8 @@ class GuardContext:
 
 
 def keep_rng_state() -> Callable[[], None]:
-    """Saves the random states of Python (GKD uses it to choose who generates), numpy if imported, torch, and every CUDA
-    device in use; returns a function that restores them."""
+    """Saves the random states of Python (GKD draws from it to choose the model that generates), numpy if imported,
+    torch, and every CUDA device; returns a function that restores them."""
     python, on_host = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     drawn = None if numpy is None else numpy.random.get_state()
@@ -231,8 +231,8 @@ class Gradients:
         self.keep()
 
     def keep(self) -> None:
-        """Freezes the parameters of :meth:`kept` again: PEFT unfreezes an adapter that DPO switches on again after a
-        forward of the reference (``peft/tuners/tuners_utils.py: BaseTunerLayer.set_adapter``)."""
+        """Freezes the parameters of :meth:`kept` again: PEFT unfreezes an adapter when DPO enables it again after the
+        reference model's forward (``peft/tuners/tuners_utils.py: BaseTunerLayer.set_adapter``)."""
         for parameter in self._kept:
             parameter.requires_grad_(False)
 

@@ -40,7 +40,7 @@ class Generation:
             self._context.give_up(Phase.GENERATE, first, self._context.why_not)
         restore_rng()
         second = attempt(lambda: self._generate(**kwargs))
-        if not isinstance(second, RanOut):  # memory was fragmented: the samples are those of the first attempt
+        if not isinstance(second, RanOut):  # memory was fragmented; the samples are those that the first one would draw
             self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
             return second
         if whole.units < 2:
@@ -76,7 +76,7 @@ class Scoring:
     def judge(
         self, model: Any, input_ids: Any, mask: Any, logits_to_keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> Any:
-        """Replaces the trainer's method; a call with gradients is split with its micro-step."""
+        """Replaces the trainer's method. A call with gradients is passed on, since its micro-step is split instead."""
         given = (model, input_ids, mask, logits_to_keep)
         rows = int(input_ids.shape[0])
         at_once = min(batch_size or rows, rows)
@@ -106,7 +106,7 @@ class Scoring:
         return self.judge(*given, batch_size, **kwargs)
 
     def _in_parts(self, model: Any, whole: Piece, logits_to_keep: int, parts: int) -> Any:
-        """Scores rows with images. TRL would give the model empty tensors if the rows of a part have no images."""
+        """Scores rows with images in parts. TRL's own batches would pass empty tensors for rows without images."""
         answers = []
         for part in whole.cut(parts, trim=False):
             inputs = dict(part.inputs)

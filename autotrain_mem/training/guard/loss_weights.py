@@ -35,7 +35,7 @@ class Rule:
 
 
 def rule_of(trainer: Any, *, counted: bool) -> Rule:
-    """Returns how to split; ``counted`` means that transformers divides each loss by all tokens of the step."""
+    """Returns how to split micro-batches. ``counted``: whether transformers divides each loss by the step's tokens."""
     method, why_not = method_of_trainer(trainer), why_not_exact(trainer)
     if method is None:
         return Rule(layout=Layout.ROWS, train=Basis.UNITS, evaluate=Basis.UNITS, why_not=why_not)
@@ -54,7 +54,7 @@ def is_models_loss(trainer: Any) -> bool:
 
 
 def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
-    """Returns why other micro-batches of the same rows change a step's gradient; None if they do not, or if unknown."""
+    """Returns why a step's gradient depends on how its rows are divided into micro-batches; None if not or unknown."""
     method = method_of_trainer(trainer)
     if method is None or _own_loss(trainer, method.facts) is not None:
         return None
@@ -73,7 +73,7 @@ def why_not_exact(trainer: Any) -> str | None:
         return f"{own} is not TRL's, and it is unknown how it combines rows into a loss"
     config: Any = getattr(trainer.model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    # A mixture of experts configured to output router logits adds their auxiliary loss itself.
+    # A mixture-of-experts model whose config outputs router logits adds the router's auxiliary loss itself.
     if getattr(trainer, "aux_loss_enabled", False) or getattr(config, "output_router_logits", False):
         return "the router's auxiliary loss is one number of the whole micro-batch, not a mean over its rows"
     return method.why_not_split(trainer)
@@ -86,17 +86,17 @@ def _own_loss(trainer: Any, method: MethodFacts) -> str | None:
         if function is not None and function.__module__ not in (home, f"autotrain_mem.trainers.{method.name}_trainer"):
             return f"{type(trainer).__name__}.{name}"
     loss = getattr(trainer, "compute_loss_func", None)
-    if callable(loss) and getattr(loss, "__module__", "") != home:  # GRPO's is a string, which switches off a division
+    if callable(loss) and getattr(loss, "__module__", "") != home:  # GRPO's is a string that turns off loss scaling
         return "compute_loss_func"
     return None
 
 
 COLUMNS = 8
-"""The number of tokens in the test: enough to tell means apart, few enough to need no memory worth counting."""
+"""The most tokens of a test row: enough to distinguish the means, and too few to need noticeable memory."""
 FEW = 2
 """Labels in the first row of the test; the second row has one for every column except the first."""
 ITEMS = 16
-"""Any count works."""
+"""The ``num_items_in_batch`` of the test; any number works."""
 TOLERANCE = 1e-3
 """The relative tolerance for fp32 losses of the same logits; for a 16-bit loss it is twice the dtype's epsilon."""
 
@@ -108,7 +108,7 @@ class OwnLoss:
     heeds_count: bool
     """True if it divides by ``num_items_in_batch`` when given."""
     basis: Basis | None
-    """The units that the mean is taken over without that count; None if unknown."""
+    """The units that the loss is a mean over when that count is not given or ignored; None if unknown."""
 
 
 UNKNOWN = OwnLoss(heeds_count=False, basis=None)
@@ -159,12 +159,12 @@ def try_loss(compute_loss: Callable[..., Any], model: Any, inputs: Mapping[str, 
 
 
 def _short_rows(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the first tokens of the first row, twice, and the other per-token inputs."""
+    """Returns the per-token inputs for the first tokens of the first row, as two equal rows."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     attended = torch.ones_like(ids[0]) if mask is None else mask[0]
     columns = attended.nonzero()[:COLUMNS, 0]
     if len(columns) <= FEW + 1:
-        raise ValueError("a row of so few tokens shows nothing")
+        raise ValueError("the row has too few tokens for the test")
     per_token = {
         name: value
         for name, value in inputs.items()

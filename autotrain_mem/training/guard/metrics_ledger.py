@@ -59,7 +59,7 @@ class MetricsLedger:
         self._close()
 
     def settle(self, piece: Piece) -> None:
-        """Keeps what a failed call logged if its loss was computed and gathered; its parts' logs no longer count."""
+        """Keeps the logs of a failed call whose loss was computed and gathered; the logs of its parts are ignored."""
         self._settled = {name: getattr(self._trainer, name) for name in self._totals_before}
         if self._all is not None:
             self._entries = [(piece.members, dict(self._metrics[self._mode]))]
@@ -88,7 +88,7 @@ class MetricsLedger:
         for name, value in (self._settled or {}).items():
             setattr(self._trainer, name, value)
         for name, values in numbers.items():
-            if name == "num_tokens":  # always holds the total so far, and does not grow
+            if name == "num_tokens":  # a list of one number, the total so far
                 self._all[name] = [getattr(self._trainer, total) for total in totals] or values
             else:
                 self._all[name].extend(values)

@@ -99,7 +99,7 @@ class MicroSteps:
         elif self._weight != 1:
             loss = loss * self._weight
         if not loss.requires_grad:
-            loss.requires_grad_()  # every gradient is already there: its backward pass does nothing
+            loss.requires_grad_()  # all parameters have their gradient already: the backward pass does nothing
         return (loss, *others) if isinstance(result, tuple) else loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -154,7 +154,7 @@ class MicroSteps:
         return self._own_loss
 
     def share_of_step(self, whole: Piece, *, counted: bool) -> float:
-        """Returns the weight with which a step's micro-batches add up to the gradient of all their rows in one batch.
+        """Returns a micro-batch's weight: the weighted losses of a step have the gradient of all its rows in one batch.
         It differs from 1 only if the model takes its own mean, since transformers adds up the micro-batches' losses."""
         ranks, steps = self.context.ranks, len(self._batches)
         if steps * ranks.count < 2 or self.context.why_not:
@@ -166,7 +166,7 @@ class MicroSteps:
         if own is None or own.heeds_count:
             return 1.0
         self.context.notice(MEAN_OF_ITS_OWN if own.basis else UNKNOWN_MEAN)
-        # transformers multiplies a loss by the number of processes, assuming that the tokens of all divided it.
+        # transformers multiplies a loss by the number of processes: it assumes a loss divided by all ranks' tokens.
         is_of_all = self._trainer.args.average_tokens_across_devices
         if own.basis is None:
             return 1 / (steps * ranks.count if is_of_all else steps)
@@ -190,7 +190,7 @@ class MicroSteps:
 
 
 def activations_on_host(model: Any) -> AbstractContextManager[Any]:
-    """Within the block, TRL's own method offloads activations to the host; on a plain CPU nothing happens."""
+    """Within the block, TRL offloads activations to the host; on a plain CPU nothing happens."""
     from trl.models import activation_offloading
 
     if activation_offloading.torch.accelerator.current_accelerator() is None:
@@ -205,8 +205,8 @@ class InParts:
     """Processes one prepared batch, whole or in parts, until all of it is done.
 
     Args:
-        once: Processes a piece once; the last argument tells whether activations are offloaded to the host. It must
-            not store this object: that would put the trainer in a reference cycle.
+        once: Processes a piece once; its last argument is True if activations are offloaded to the host. It must not
+            store the InParts object, which would put the trainer in a reference cycle.
         rule: Returns how to split the batch; called only before a split, since it may test a model's own loss.
         phase: Returns the phase in which an attempt failed.
         trains: Whether it trains; in evaluation no activations are offloaded, and no columns of padding are dropped.
@@ -261,7 +261,7 @@ class InParts:
         release()
         restore_rng()
         done = gradients.done()
-        # With OtherRankFullError this rank had room, and repeats the same piece separately.
+        # With OtherRankFullError this rank had enough memory, and repeats the same piece separately.
         if not isinstance(outcome.error, OtherRankFullError):
             context.ranks.leave()
             is_repeated = self._make_smaller(piece, outcome, on_host=on_host, is_repeated=is_repeated)
@@ -274,7 +274,7 @@ class InParts:
         return 1 if self._context.why_not or self.rule.why_not else piece.units
 
     def _make_smaller(self, piece: Piece, full: RanOut, *, on_host: bool, is_repeated: bool) -> bool:
-        """Decides how to make the next attempt smaller, or gives up; returns whether it has the same piece."""
+        """Decides how to make the next attempt smaller, or gives up; returns whether it repeats the piece uncut."""
         context, phase = self._context, self._phase()
         if context.why_not:
             context.give_up(phase, full, context.why_not)
@@ -323,7 +323,7 @@ class Evaluation:
         metrics = MetricsLedger(self._trainer, "eval", self._context.ranks)
         answers: list[tuple[Piece, Prediction]] = []
 
-        items = None  # the tokens that divide the loss; all ranks count them together before each forward
+        items = None  # the number of tokens that the loss is divided by; all ranks count it together
         if not self._context.why_not and self._context.ranks.count > 1:
             items = self._trainer._get_num_items_in_batch([whole.inputs], self._trainer.args.device)
 

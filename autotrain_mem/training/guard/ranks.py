@@ -19,20 +19,20 @@ Value = TypeVar("Value")
 
 
 class OtherRankFullError(torch.OutOfMemoryError):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Raised when another rank ran out of memory after this micro-step had gathered values: all of it is repeated."""
+    """Raised when another rank ran out of memory after this micro-step gathered values. This rank repeats it too."""
 
 
 class Ranks:
-    """Connects one rank with the others. Without a group every method does nothing.
+    """Connects one rank with the others. Without a group, no method communicates.
 
     A repeated micro-step repeats no collective. Forward and backward run as under ``no_sync``; then all ranks average
-    once, with DDP's own reducer. Before each collective, and after the loss, the ranks agree whether one was out of
+    once, with DDP's own reducer. Before each collective, and after the loss, the ranks agree on whether one ran out of
     memory. If so, each continues separately, gathering returns its own values, and their logs are merged afterwards.
     An agreement is an ``all_reduce`` of one number over gloo, which takes no device memory.
 
     Args:
         accelerator: The trainer's; its collectives are replaced while a micro-step runs.
-        group: All ranks, on the CPU; None for one process, or if nothing may be repeated.
+        group: A gloo group of all ranks; None for one process, or if nothing can be repeated.
     """
 
     def __init__(self, accelerator: Any, group: Any = None) -> None:
@@ -86,13 +86,14 @@ class Ranks:
             yield
 
     def leave(self) -> None:
-        """Continues separately, since this rank is out of memory or splits its batch; tells the waiting ranks."""
+        """Continues separately, since this rank ran out of memory or splits its batch; notifies the waiting ranks."""
         if self._is_open:
             self._agree(leaves=True)
         self._is_alone = True
 
     def loss_is_made(self) -> None:
-        """Ends gathering, once all ranks have a loss. Raises OtherRankFullError if another rank failed."""
+        """Ends gathering, once all ranks have a loss. Raises OtherRankFullError if values were gathered and another
+        rank ran out of memory."""
         if self._is_open:
             self._agree(leaves=False)
             self._is_open = False
@@ -156,11 +157,9 @@ def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
 
 
 def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
-    """Averages the gradients over all ranks, with the backward pass of a DDP forward without a model.
-
-    That backward adds zero to each gradient, and DDP's hooks put the gradients into its own buckets. The gradient of a
-    parameter that no rank used stays None.
-    """
+    """Averages the gradients over all ranks, with a DDP forward and backward pass that runs no model: the backward adds
+    zero to each gradient, and DDP's hooks put the gradients into its buckets. The gradient of a parameter that no rank
+    used stays None."""
     # The same selection as ``distributed.py: _build_params_for_reducer``.
     named = ddp.module.named_parameters()
     trained = [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]

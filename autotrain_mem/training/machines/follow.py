@@ -35,7 +35,7 @@ TRY_SECONDS = 1.0
 SHARED_SECONDS = 30.0
 """How long the leader's lock may take to appear here: NFS caches folders for 30 to 60 s (nfs(5), ``acdirmin``)."""
 FORWARD_SECONDS = 1.0
-"""Delay before Ctrl-C is forwarded: a scheduler signals all machines at once, and the leader must not count two."""
+"""Delay before Ctrl-C is forwarded: a scheduler signals all machines at once, and the leader must count it once."""
 LOOK_SECONDS = 0.2
 
 Say = Callable[[str], None]
@@ -180,7 +180,7 @@ class _Following:
         log = Path(order["log"])
         if not self._is_shared(log.parent, order["holder"]):
             error = OutputFolderError(
-                f"{capitalized(self._name)} does not see machine 0's output folder {log.parent}.",
+                f"{capitalized(self._name)} does not share machine 0's output folder {log.parent}.",
                 hint="Choose an --output_dir on a file system that all machines share.",
             )
             self._tell(key, line=json.dumps(error.to_json()))

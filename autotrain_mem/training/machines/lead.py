@@ -46,7 +46,7 @@ def join_seconds() -> float:
         return float(text)
     except ValueError:
         raise UsageError(
-            f"{JOIN_VARIABLE}={text} is not a number of seconds.", hint="Unset it, or write 600."
+            f"{JOIN_VARIABLE}={text} is not a number of seconds.", hint="Unset it, or set it to 600."
         ) from None
 
 
@@ -80,10 +80,10 @@ class _Member:
 
 
 class Machines:
-    """Represents the other machines to the leading one; a context manager that tells them the run's outcome.
+    """Represents the other machines on the leading one. As a context manager it sends them the outcome at the end.
 
     Args:
-        place: This machine's place, the first.
+        place: This machine's place: rank 0.
         command: The command-line arguments that are the same on all machines.
         folder: The output folder, in which the others find the key.
         min_nodes: The fewest machines with which training continues if others are lost.
@@ -120,7 +120,7 @@ class Machines:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def gather(self, hardware: Hardware) -> Hardware:
-        """Waits for the others; returns one machine's devices, with the least free memory of any machine.
+        """Waits for the other machines; returns one machine's devices, with the least free memory of any machine.
 
         Raises TrainingError if fewer than ``min_nodes`` joined in time, and UsageError if another machine has different
         or fewer GPUs.
@@ -303,6 +303,6 @@ def capitalized(text: str) -> str:
 def how_to_reach(place: Place) -> str:
     """Returns the hint of an error for machines that cannot reach each other."""
     return (
-        f"Start the same command on each machine, its own --machine_rank and a shared --output_dir. Each must reach "
+        "Run the same command on each machine, with its own --machine_rank and a shared --output_dir. Each must reach "
         f"{place.address}:{place.port}: check firewall, address and port. {JOIN_VARIABLE} sets how long they wait."
     )

@@ -179,7 +179,7 @@ class RemoteChild:
         """Does nothing: the other machine kills orphans."""
 
     def death(self) -> ChildDied:
-        """Waits a moment for the end of the process, and returns how it ended."""
+        """Waits up to ``GRACE_SECONDS`` for the process to end, and returns how it ended."""
         self.wait(GRACE_SECONDS)
         return self._death or ChildDied(None, "")
 

@@ -32,7 +32,7 @@ SMALLER = "Remove flags from the command, so that autofit may choose smaller val
 
 
 class PhasePeaks(PhaseRecorder):
-    """Reads the allocator's peaks at the end of each phase, and resets them for the next phase. It does not count work.
+    """Reads the allocator's peaks at the end of each phase, and resets them for the next phase.
 
     Args:
         read: Reads the device's allocator.

@@ -48,7 +48,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", *(f"os error {number}" for number in _FULL))
 """Texts in the messages of safetensors, which writes in Rust (``std::io::Error``'s format)."""
 AGAIN = "the device was out of memory"
-"""A rank's answer if it could not save for lack of device memory, which releasing the cache may provide."""
+"""A rank's answer if it lacked device memory to save: releasing the cache may free enough for a retry."""
 
 
 def is_full_disk(error: BaseException, folder: str) -> bool:
@@ -205,8 +205,8 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def save_trained(trainer: Any, output_dir: str) -> None:
-    """Writes the final model, and waits until it is on disk. If the disk is full, an OutputFolderError says where the
-    trained weights are, if anywhere."""
+    """Writes the final model, and waits until it is on disk. If the disk is full, raises OutputFolderError, whose hint
+    names the checkpoint with the trained weights, if there is one."""
     folder, is_sharded = Path(output_dir), _is_sharded(trainer)
     try:
         write_shards(trainer, whole=True)
@@ -256,7 +256,7 @@ class _Index(pickle.Unpickler):
 @contextmanager
 def without_code(checkpoint: Path) -> Iterator[None]:
     """Within the block, torch loads only tensors, numbers, and those DeepSpeed classes that just store values
-    (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``). A file that asks for more raises OutputFolderError.
+    (``runtime/zero/stage_1_and_2.py, stage3.py: state_dict``). A file with anything else raises OutputFolderError.
 
     By default DeepSpeed (``runtime/checkpoint_engine/torch_checkpoint_engine.py: load``) and the reader of shards
     (``torch/distributed/checkpoint/default_planner.py: load_bytes``, ``filesystem.py: read_metadata``) load anything.
@@ -288,7 +288,7 @@ def without_code(checkpoint: Path) -> Iterator[None]:
         if asked is None and isinstance(error, CheckpointException):
             raise
         what = f"{asked[1]}, which does not belong in a checkpoint" if asked else "more than tensors"
-        message = f"{last} was not loaded: it asks for {what} and may run code."
+        message = f"{last} was not loaded: it contains {what} and could run code."
         raise OutputFolderError(message, hint=instead_of(checkpoint)) from error
 
 
@@ -298,7 +298,7 @@ _TRACKERS = "transformers.integrations."
 
 def drop_logs_without_room(trainer: Any, send: SendEvent) -> None:
     """Drops the logs of a trainer (``trl/trainer/grpo_trainer.py: log`` writes completions) and of its trackers when
-    the disk is full; a ``note`` says so once."""
+    the disk is full; a ``note`` reports this once for each."""
     notes: list[str] = []
 
     def lossy(method: Callable[..., Any], what: str) -> Callable[..., Any]:

@@ -51,7 +51,7 @@ def attach_longest_batch(
 ) -> None:
     """Runs the longest rows before the first micro-step of this trainer, on every rank. Attach a guard before this.
 
-    The trainer's current ``training_step`` is called once more, so a guard splits these rows like any other batch.
+    The trainer's current ``training_step`` is called with these rows, so a guard splits them like any other batch.
     Out-of-memory errors are passed on.
 
     Online methods sample completions of full length with transformers. A vLLM engine is replaced, since its memory is
@@ -81,7 +81,7 @@ def run_longest_batch(
     if why_not:
         return LongestBatch(why_not=why_not)
     started, method = time.perf_counter(), method_of_trainer(trainer)
-    # Trackers would log the timings of its parts (``trl/extras/profiling.py: profiling_context``).
+    # Trackers would log the timings of the step's parts (``trl/extras/profiling.py: profiling_context``).
     with untouched(trainer), patch.object(trainer.args, "report_to", []):
         try:
             rows, longest_tokens = _rows(trainer)
@@ -125,7 +125,7 @@ def _why_not(trainer: Any) -> str:
     if user_code:
         return f"sampling calls user code ({', '.join(user_code)}), which may have side effects"
     if getattr(trainer, "use_transformers_continuous_batching", False):
-        return "transformers' continuous batching casts the weights to sample"
+        return "transformers' continuous batching casts the weights for sampling"
     return ""
 
 
@@ -143,7 +143,7 @@ def _rows(trainer: Any) -> tuple[list[Any], int]:
 
 
 def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:
-    """Within the block, completions have full length, and rewards are made up that differ within a group."""
+    """Within the block, completions have full length, and reward functions are replaced: rewards differ in a group."""
     if not samples_completions(trainer):
         return nullcontext()
     changes: dict[str, Any] = {}
@@ -173,7 +173,7 @@ class _Completions:
         self._token = next(token for token in range(3) if token not in special)
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
-        """Returns prompts, completions, the log-probability of the likeliest token for every token, and None."""
+        """Returns prompts, completions, one log-probability of 0 for each of their tokens, and None."""
         completions = [[self._token] * self._tokens for _ in prompts]
         return prompts, completions, [[[0.0] for _ in completion] for completion in completions], None
 
@@ -243,7 +243,7 @@ def models_of(trainer: Any) -> list[torch.nn.Module]:
 
 
 def _attributes(kept: Any) -> Undo:
-    """Restores an object's plain attributes, including those that a step modifies in place."""
+    """Returns a function that restores an object's plain attributes, including those that a step modifies in place."""
     held = vars(kept)
     before = dict(held)
     held.update({name: copy.deepcopy(held[name]) for name in _KEPT_BY_VALUE if name in held})
@@ -259,7 +259,7 @@ def _attributes(kept: Any) -> Undo:
 
 
 def _buffers(module: torch.nn.Module) -> Undo:
-    """Restores a module's buffers, such as batch norm statistics."""
+    """Returns a function that restores a module's buffers, such as batch norm statistics."""
     before = dict(module._buffers)
     with torch.no_grad(), _disable_current_modes():  # a simulated card must not count these copies on the host
         copies = {name: buffer.detach().to("cpu", copy=True) for name, buffer in before.items() if buffer is not None}
@@ -294,7 +294,7 @@ def _drop_whole_gradients(module: FSDPModule) -> None:
 @contextmanager
 def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) -> Iterator[None]:
     """Within the block, stand-ins for optimizer state and accumulated gradients are allocated, as in later steps. They
-    match the real ones tensor by tensor, so that these later fit the cached blocks."""
+    match the real tensors one by one, so that those later reuse the cached blocks."""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     stand_ins: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
     try:
@@ -318,7 +318,7 @@ def with_memory_of_later_steps(trainer: Any, on_error: OnError | None = None) ->
 
 
 def _kept_by_adam(optimizer: Any) -> list[tuple[torch.Tensor, torch.dtype]]:
-    """Returns the parameters of torch's and bitsandbytes' Adam, with the dtype in which it will keep two moments."""
+    """Returns the parameters of torch's or bitsandbytes' Adam with the dtype of their two moments; else nothing."""
     if optimizer is None or optimizer.state or getattr(optimizer, "is_paged", False):
         return []
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]

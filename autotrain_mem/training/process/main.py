@@ -33,7 +33,7 @@ def main(device_of: DeviceOf | None = None) -> None:
     channel = Channel(ignore_interrupt=False, on_loss=on_loss)
     request = codec.from_json(Request, channel.receive())
     try:
-        # The imports take seconds: before them interrupts and the end of the parent are already handled.
+        # The imports take seconds; interrupts and the parent's exit are already handled.
         from autotrain_mem.training.process.probe import probe
         from autotrain_mem.training.process.train import train
         from autotrain_mem.training.process.world import beating, find_other_machines
@@ -48,7 +48,7 @@ def main(device_of: DeviceOf | None = None) -> None:
         channel.send(interrupted_before_training().to_json())
     except SystemExit:
         raise
-    except BaseException as error:  # the user gets any exception as one line, and in the log
+    except BaseException as error:  # the user sees any exception as one line; the log has its traceback
         with contextlib.suppress(OSError):  # the disk of the log may be full
             traceback.print_exc()  # first: the parent kills this process once it has the error
         channel.send(_failure(error, request.output_dir).to_json())

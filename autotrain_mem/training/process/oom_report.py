@@ -1,6 +1,6 @@
 """Reports what held a device's memory when it ran out, without allocating anything on it.
 
-Torch's message has the figures of that moment; later ones are smaller, since the error frees tensors on its way."""
+Torch's message has the figures of that moment. Later ones are smaller: tensors are freed while the error propagates."""
 
 import re
 from collections.abc import Iterable

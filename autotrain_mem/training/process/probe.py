@@ -31,7 +31,7 @@ from autotrain_mem.types.report import MemoryReading
 
 
 def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:
-    """Tries a plan's settings; returns the ``probe`` event, even if memory ran out. The parent compares its budget."""
+    """Tries a plan's settings; returns the ``probe`` event, even if memory ran out. The parent checks the budget."""
     with device_of(request) as device:
         peaks, progress = device.peaks, _Progress()
         assert peaks is not None, "a probe needs a device that reports its memory (is_probed)"
@@ -144,8 +144,8 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
     """Cuts a trainer's prepared data to its longest rows; returns the tokens of the longest.
 
     Each micro-batch consists of the longest rows, repeated if it needs more. The first one runs without accumulated
-    gradients, the second with them, and those of the second step also with optimizer state. ``accumulation``:
-    micro-steps of the plan's optimizer steps, if the trainer's own are fewer.
+    gradients, the second with them, and those of the second step also with optimizer state. ``accumulation``: the
+    plan's ``gradient_accumulation_steps``, if the trainer's value is lower.
     """
     is_ppo = hasattr(trainer, "value_model")
     if trainer.eval_dataset is not None and not is_ppo:  # PPO evaluates nothing
@@ -172,7 +172,7 @@ def take_longest(trainer: Any, accumulation: int | None = None) -> int:
         rows = trainer.train_dataset.select(chosen * turns)
         loader = DataLoader(rows, batch_size=len(chosen), shuffle=True, collate_fn=trainer._collate, drop_last=True)
         trainer.train_dataset, trainer.dataloader = rows, trainer.accelerator.prepare(loader)
-    else:  # in their order, whatever the config says
+    else:  # the sampler keeps the order of the rows, whatever the config
         rows = trainer.train_dataset.select(chosen * (REHEARSED_ACCUMULATION * REHEARSED_STEPS * turns))
         trainer.train_dataset = rows
         if hasattr(trainer, "shuffle_dataset"):  # GRPO and RLOO have their own sampler, which repeats prompts

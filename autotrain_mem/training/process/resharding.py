@@ -72,7 +72,7 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
         files = dcp.FileSystemReader(checkpoint / f"{FSDP_MODEL_NAME}_0")
         reader = files if is_in_shards else dcp.HuggingFaceStorageReader(str(checkpoint))
         saved = reader.read_metadata().state_dict_metadata
-    # Of tied weights only one name may be saved: safetensors stores no tensor twice.
+    # Tied weights can be saved under one name only: safetensors stores no tensor twice.
     taken = {id(tensor) for name, tensor in weights.items() if name in saved}
     missing = [name for name, tensor in weights.items() if id(tensor) not in taken]
     if strangers := sorted(missing) or sorted(saved.keys() - weights.keys()):

@@ -120,8 +120,8 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """Returns the report of the device at the error, or for the longest rows, from before their stand-ins were
-        freed; None if the report failed."""
+        """Returns the memory report for an error; None if it failed. For an error in the run of the longest rows, it
+        is from before their stand-ins were freed."""
         if self._shortage is None:
             self._keep_shortage(error)
         return self._shortage
@@ -191,7 +191,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.interrupted = self._world.any(self.interrupted)
         if self.interrupted:
             control.should_training_stop = True
-            # So that the run can be resumed from here, unless the user wants no checkpoints.
+            # The run can then be resumed from here, unless checkpoints are turned off.
             control.should_save = args.save_strategy != "no"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:

@@ -100,7 +100,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Moves itself before the trackers, and follows the model's embedding.
+        """Moves this callback before the trackers, and follows the model's embedding.
 
         The trackers of ``report_to`` get ``logs`` before the user's callbacks (``transformers/trainer.py:
         Trainer.__init__``). A callback gets no reference to the trainer, so the list is found through the caller, the
@@ -141,7 +141,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @_harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Marks the end of a step: time until the next event is not training."""
+        """Marks the end of a step. The time from here to the end of an evaluation or a save is not training time."""
         self._clock.mark()
 
     @_harmless
@@ -277,7 +277,7 @@ def _gib(size_bytes: int) -> float:
 
 
 class Batches(NamedTuple):
-    """The tokens per row, with padding, and rows of the batch with the longest rows; and the tokens of all batches."""
+    """The batch with the longest rows: its tokens per row (with padding) and rows; and the tokens of all batches."""
 
     tokens: int
     rows: int

@@ -1,4 +1,4 @@
-"""Diagnoses problems of a run from its memory readings, before they end it; each sign is given once."""
+"""Diagnoses problems of a run from its memory readings, before they end it. Repeats a sign only if it gets worse."""
 
 import itertools
 import os
@@ -15,13 +15,13 @@ from autotrain_mem.types.report import MemoryReading
 Kind = Literal["fragmentation", "full", "leak", "host"]
 
 QUARTER = 8
-"""The number of samples whose minimum is taken as their floor."""
+"""Samples in a quarter of a window; the minimum of a quarter is its floor."""
 WINDOW = 4 * QUARTER
 SPIKES = 2
 """Samples of a quarter that may lie any amount above the others: a long row, or leftovers of an evaluation."""
 STEEP = 2.5
-"""Floors must rise by this many times the spread of a quarter. Of 200,000 windows of noise, none with even or skewed
-noise climbs, and 2 with normal noise do (``random``, seed 1, 2026-11-21; at 1.5 times, 11 and 95 do)."""
+"""Floors must rise by this many times the spread of a quarter. Of 200,000 windows of noise without a trend, none with
+even or skewed noise and 2 with normal noise count as a climb (``random``, seed 1, 2026-11-21; at 1.5, 11 and 95 do)."""
 CLIMBED = 3 * QUARTER / (WINDOW - 1)
 """The share of a window between the floors of its first and its last quarter."""
 
@@ -167,7 +167,7 @@ class SignDetector:
         )
 
     def _steps_left(self, rise: float) -> str:
-        """Returns the estimate as text, rounded to two digits: 1,234 steps become 1,200."""
+        """Returns the end of a sentence with the steps until the GPU is full, in two digits: 1,200 for 1,234."""
         first, sample = self._samples[0], self._samples[-1]
         if sample.total_bytes is None or sample.device is None:
             return ""
@@ -224,7 +224,7 @@ def climb_of(values: Sequence[float]) -> Climb | None:
     start, third, end = min(quarters[0]), min(quarters[2]), min(quarters[3])
     rise = end - start
     apart = statistics.median(sorted(quarter)[-1 - SPIKES] - min(quarter) for quarter in quarters)
-    slows_down = end - third < rise / 4  # of three equal rises each is a third
+    slows_down = end - third < rise / 4  # each of three equal rises is rise / 3
     return None if slows_down or rise < STEEP * apart else Climb(start=start, end=end)
 
 
