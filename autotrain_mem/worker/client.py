@@ -183,8 +183,7 @@ class Worker:
 
 
 def _cause(answer: Mapping[str, Any]) -> Exception:
-    """Rebuilds the worker's exception: of TRL, PEFT or the user's code as the nearest built-in class, with a
-    RuntimeError of the worker's traceback as its cause; any other as that RuntimeError alone."""
+    """Rebuilds the worker's exception: as its nearest built-in class if ``passed_on`` gave one, else a RuntimeError."""
     where, raised = RuntimeError(answer["traceback"]), answer.get("raised")
     if not raised:
         return where
