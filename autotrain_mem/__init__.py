@@ -1,6 +1,6 @@
 """Finds the best TRL configuration that fits a GPU, before anything is loaded, and trains with it.
 
-TRL's trainers under their own names, planned::
+Each of TRL's trainers is available under its own name, and plans when it is constructed::
 
     from autotrain_mem import AutoFit, SFTTrainer
 
@@ -8,7 +8,7 @@ TRL's trainers under their own names, planned::
     print(trainer.plan.knobs)
     trainer.train()
 
-The verbs, which need no GPU::
+The command's actions are functions, and planning needs no GPU::
 
     import autotrain_mem
     from autotrain_mem import AutoFit
@@ -16,11 +16,11 @@ The verbs, which need no GPU::
     plan = autotrain_mem.plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=1024)
     plan.save("plan.json")
 
-``estimate`` says what one configuration needs, ``plan`` finds the best that fits, ``fit`` trains with it, ``cards``
-compares cards, ``gpus`` lists those that are known, and ``write_report`` makes a page for a browser of a plan or a run.
-The command is ``autofit``. Errors are those of ``autotrain_mem.support.errors``. ``MemoryWatch`` is a
-callback for any Trainer of transformers. Importing this package loads no torch; a trainer's class loads TRL when it is
-first named.
+``estimate`` predicts the memory of one configuration, ``plan`` finds the best one that fits, ``fit`` trains with it,
+``cards`` compares cards, ``gpus`` lists the known cards, and ``write_report`` writes the HTML report of a plan or a
+run. The command is ``autofit``. The errors are defined in ``autotrain_mem.support.errors``. ``MemoryWatch`` is a
+callback for any Trainer of transformers. Importing this package does not import torch. The first access to a trainer's
+class imports TRL.
 """
 
 from typing import TYPE_CHECKING
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from autotrain_mem.types.hardware import Price
     from autotrain_mem.types.report import MemoryReading
     from autotrain_mem.verbs import cards, estimate, fit, gpus, plan, write_report
-else:  # hidden from type checkers, to whom it would say that there is every name
+else:  # hidden from type checkers, for which __getattr__ would make every name valid
     from autotrain_mem.support.lazy_names import lazily_imported
 
     def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Offers the main functions: what a configuration needs, which one fits, and the run itself.
+"""Provides the main functions, which estimate a configuration, find the best one that fits, and train with it.
 
 ``estimate`` rehearses one configuration, ``plan`` searches for the best that fits, ``fit`` trains with it. A
 :class:`Rehearsals` holds what the three share: the job, the device, and the workers that rehearse.
@@ -92,13 +92,13 @@ def begin(
     Raises:
         TrainingError: another machine did not connect.
         UsageError: data or something else that the method needs, such as a reward, is missing; a run is to be both
-            resumed and moved aside; or the mishaps of a simulated card cannot be read.
+            resumed and moved aside; or ``AUTOFIT_MISHAPS`` of a simulated card is invalid.
         NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
     """
     if to_train and (request.autofit.nodes or 1) > 1 and machines is None:
         raise UsageError(
             f"--nodes {request.autofit.nodes}: only the command trains on several machines, not Python.",
-            hint="Start autofit on each of them, or a script with a trainer of autotrain_mem by accelerate launch.",
+            hint="Start autofit on each machine, or run a script with a trainer of autotrain_mem by accelerate launch.",
         )
     rehearsals = rehearsals_for(workers, request, warn)
     if to_train:
@@ -110,7 +110,7 @@ def begin(
             check_mishaps(job.environment)
         workers.first.check_can_train(job)
         check_to_train(job, request)
-        if machines is not None:  # plans for the least that is free on any machine
+        if machines is not None:  # plans for the smallest free memory of all machines
             there, planned_for = machines.gather(device), rehearsals.hardware
             free_bytes = min(planned_for.free_bytes, there.free_bytes)
             topology = replace(planned_for.topology, nodes=there.topology.nodes)
@@ -128,7 +128,7 @@ def train(
 ) -> Report:
     """Probes a plan, unless the request turns this off, and trains with it. Writes a report even if training fails.
 
-    ``on_event`` gets the events of :func:`fit` and of ``run.confirm.confirmed``, ``moved_aside`` and ``report``.
+    ``on_event`` gets the events of :func:`fit` and ``run.confirm.confirmed``, and also ``moved_aside`` and ``report``.
     """
     with hold_output(rehearsals.job, on_event, overwrite=request.overwrite_output_dir) as folder:
         if request.probe:
@@ -152,8 +152,8 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
     """Estimates one configuration exactly as given (``verbs.estimate``).
 
     Args:
-        snapshot: A file for the predicted history, in the format of ``torch.cuda.memory._dump_snapshot``; raises
-            OutputFolderError if it cannot be written.
+        snapshot: A file for the predicted history of allocations, in the format of
+            ``torch.cuda.memory._dump_snapshot``; raises OutputFolderError if it cannot be written.
         checks: Whether to check the model and tokenizer first, which takes half a second.
     """
     job = rehearsals.job
@@ -203,7 +203,7 @@ def plan(
         on_counting: Called with the progress of counting tokens.
         to_train: Whether to read the data even if the plan could do without, since training needs them.
         simulate: Whether the training will run on the CPU, under a simulated card.
-        again: How to make the earlier plan again, for the hints of errors (``planning.follow_plan``).
+        again: The call that makes the earlier plan again, for the hints of errors (``planning.follow_plan``).
     """
     started = time.perf_counter()
     if earlier is not None and SMALLER_IMAGES not in rehearsals.job.arguments:  # to count the tokens of its image size
@@ -288,7 +288,7 @@ def report_page(path: str | pathlib.Path) -> Page:
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
     """Returns the variables to set for the training process.
 
-    A card that is not here counts as the first that the job's environment makes visible, or as the machine's first.
+    A named card is treated as the first that the job's environment makes visible, or as the machine's first.
     """
     device = rehearsals.hardware
     if device.origin in ("named", "imagined"):

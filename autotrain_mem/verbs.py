@@ -65,10 +65,10 @@ def estimate(
 
     Raises:
         UsageError: an argument is unknown (the hint suggests the nearest), rejected by TRL, or cannot be rehearsed.
-        NoGpuError, UnknownGpuError: this machine has no GPU and none is named; no card has this name.
+        NoGpuError, UnknownGpuError: this machine has no GPU and none is named, or no card has the given name.
         UnreadableGpuError: the GPU does not respond, or torch cannot use it; the hint gives the remedy.
         ModelError, DatasetError: model or data are not found, not readable, or not for this method.
-        BatchSplitError, ContextLengthError: batch sizes do not divide; a length exceeds the model's context.
+        BatchSplitError, ContextLengthError: batch sizes do not divide evenly, or a length exceeds the model's context.
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
     """
     with python_errors():
@@ -99,8 +99,8 @@ def plan(
 
     Args:
         method, model, environment, **arguments: As for :func:`estimate`.
-        dataset: As for :func:`estimate`; read unless ``max_length`` (for prompts ``AutoFit(prompt_length=...)``) is a
-            number and no data are named.
+        dataset: As for :func:`estimate`, but always read if given. Without it, TRL's example is read unless
+            ``max_length`` (for prompts ``AutoFit(prompt_length=...)``) is a number.
         autofit: How to plan: the device, the effective batch, which levels of harm are allowed.
 
     Returns:
@@ -135,9 +135,9 @@ def fit(
     """Plans, or follows ``AutoFit(plan=...)``, and trains with the plan in a separate process.
 
     The output folder then holds the model, ``plan.json`` (``Plan.load(report.output_dir)``), ``run.json`` and
-    ``train.log``. If the process dies, a new one resumes from the last complete checkpoint, with less memory if it
-    ran out. Ctrl-C ends the training after the current step. ``resume_from_checkpoint=True`` uses the plan in the
-    output folder.
+    ``train.log``. If the process dies, a new one resumes from the last complete checkpoint; if memory ran out, its
+    settings need less. Ctrl-C ends the training after the current step. ``resume_from_checkpoint=True`` uses the plan
+    in the output folder.
 
     >>> from autotrain_mem import AutoFit, fit
     >>> events = []
@@ -179,7 +179,7 @@ def fit(
             would overwrite; another live run uses it; or it is, contains or is inside a model's or dataset's folder.
         GpuOutOfMemoryError: the card, real or simulated, was out of memory.
         TrainingError, RewardFunctionError: the trainer or a reward function raised.
-        InterruptedByUser: Ctrl-C during the training; written files are complete. Before it, KeyboardInterrupt.
+        InterruptedByUser, KeyboardInterrupt: Ctrl-C during the training, with complete files, or before it.
         DoesNotFitError and the others of :func:`plan`.
     """
     with python_errors():
@@ -292,8 +292,8 @@ def _wish(
     ours = as_autofit(autofit)
     if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
         raise UsageError(
-            f"AutoFit({given[0]}=...) is for trainers, whose config hides what was given; {verb}(...) shows it.",
-            hint="Give an argument to keep it; remove it to have it tuned.",
+            f"AutoFit({given[0]}=...) is only for trainers. {verb}(...) keeps each argument that it is given.",
+            hint="Give an argument to keep its value, or leave it out to have it tuned.",
         )
     if method not in METHODS:
         near = difflib.get_close_matches(str(method), list(METHODS), n=1)
@@ -302,7 +302,7 @@ def _wish(
     if misplaced := [name for name in arguments if name in _OURS]:
         written = ", ".join(f"{name}={arguments[name]!r}" for name in misplaced)
         raise UsageError(
-            f"{', '.join(misplaced)} {'is' if len(misplaced) == 1 else 'are'} not TRL's to take.",
+            f"{', '.join(misplaced)}: TRL has no such argument{'' if len(misplaced) == 1 else 's'}, but AutoFit does.",
             hint=f"Write autofit=AutoFit({written}).",
         )
     if "model_name_or_path" in arguments:

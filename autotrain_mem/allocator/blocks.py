@@ -84,7 +84,7 @@ class Pool:
         insort(self._keys.setdefault(block.stream, []), key)
 
     def remove(self, block: DeviceBlock) -> None:
-        """Removes a block that is allocated, or changes its size or address."""
+        """Removes a block before it is allocated, or before its size or address changes."""
         key = block.size << ADDRESS_BITS | block.address
         del self._by_key[key]
         keys = self._keys[block.stream]
@@ -105,7 +105,7 @@ class Pool:
             yield self._by_key[keys[index]]
 
     def below(self, size: int, stream: int) -> Iterator[DeviceBlock]:
-        """Yields the free blocks of a stream below this size, largest first. The caller may remove them meanwhile."""
+        """Yields the free blocks of a stream below this size, largest first. The caller may remove the current one."""
         keys = self._keys.get(stream, [])
         for key in reversed(keys[: bisect_left(keys, size << ADDRESS_BITS)]):
             yield self._by_key[key]

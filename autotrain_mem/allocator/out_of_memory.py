@@ -52,7 +52,7 @@ class Refusal:
 
 
 class OutOfMemory(Exception):
-    """A request failed, even after all cached memory was released. The text is torch's message."""
+    """Raised if a request fails. The text is torch's message."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message())

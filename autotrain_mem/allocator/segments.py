@@ -52,7 +52,7 @@ class AllocatorState:
 
     Args:
         capacity_bytes: The most that the allocator can reserve on the device; None for no limit.
-        total_bytes: The device's memory, of which a memory fraction is a part; by default the capacity.
+        total_bytes: The device's memory, to which a memory fraction refers; by default the capacity.
         outside_bytes: Bytes that the process holds outside the allocator, for the out-of-memory message.
         on_action: Receives every action, for a history; None is faster.
     """
@@ -93,7 +93,7 @@ class AllocatorState:
         self.allowed_bytes = int(fraction * self.total_bytes) if fraction < 1.0 else None
 
     def change_reserved(self, action: str, address: int, size: int, stream: int) -> None:
-        """Counts memory that the device gave or took back; ``action`` is its name in torch's history."""
+        """Counts memory taken from or returned to the device; ``action`` is the name in torch's history."""
         if action in ("segment_alloc", "segment_map"):
             self.num_device_alloc += 1
             self.reserved_bytes += size

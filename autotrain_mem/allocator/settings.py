@@ -173,7 +173,7 @@ def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
 
 
 def environment_setting(environment: Mapping[str, str], *, grows: bool = False) -> str:
-    """Returns the text of these settings, empty if unset; ``grows`` adds expandable segments.
+    """Returns the variable's text, empty if unset; ``grows`` adds expandable segments.
 
     The added option overrides the user's, since the last value counts (``AllocatorConfig.cpp: parseArgs``).
     """

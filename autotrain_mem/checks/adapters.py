@@ -39,12 +39,12 @@ def unmatched_targets(setup: Setup) -> Problems:
     for name in names:
         one = copy(lora)
         one.target_modules = name if isinstance(lora.target_modules, str) else {name}
-        if not any(check_target_module_exists(one, layer) for layer in layers):  # PEFT's rule; an exclusion is falsy
+        if not any(check_target_module_exists(one, layer) for layer in layers):  # PEFT's rule; falsy if excluded
             missing.append(name)
     if not missing:
         return
     none = len(missing) == len(names)
-    # ``["q_proj", "k_proj", ...]``: names that repeat in every layer, or all but the embeddings for a single layer.
+    # ``["q_proj", "k_proj", ...]``: names that repeat in every layer; for a single layer all but the embeddings.
     ends = Counter(name.split(".")[-1] for name, layer in layers.items() if not isinstance(layer, torch.nn.Embedding))
     often = [name for name, times in ends.items() if times > 1] or list(ends)
     *first, last = kinds = often[:NAMED_AT_MOST]
@@ -64,7 +64,7 @@ CHUNKED = "chunked_nll"
 
 
 def adapted_experts(setup: Setup) -> Problems:
-    """Yields what PEFT refuses about experts, and a warning if an adapter leaves them unchanged.
+    """Yields an error if PEFT refuses to adapt the experts as asked, and a warning if an adapter leaves them unchanged.
 
     transformers 5 fuses a layer's experts into one parameter, which ``target_parameters`` adapts. In some families PEFT
     also accepts the names of the former layers, such as ``gate_proj``, and ``all-linear``
@@ -95,7 +95,7 @@ def adapted_experts(setup: Setup) -> Problems:
         yield f"PEFT refuses --lora_target_modules: {error}", "Name gate_proj, up_proj and down_proj together."
         return
     names = [name for name, _ in model.named_parameters()]
-    # What repeats in every layer, such as experts.down_proj experts.gate_up_proj.
+    # The names that repeat in every layer, such as experts.down_proj experts.gate_up_proj.
     experts_flag = " ".join(sorted({".".join(name.split(".")[-2:]) for name in fused}))
     asked = sorted(converted.target_parameters or ())
     missing = [name for name in lora.target_parameters or () if not _matched(names, [name])]

@@ -31,7 +31,7 @@ def parse(
         config: Top-level keys of the YAML file without our own; a flag overrides its key.
         also_known: Our own names, for did-you-mean.
         pins: The given knobs that TRL does not have.
-        own: Our other given flags, which may contradict TRL's.
+        own: Our other flags that the user gave, which may contradict TRL's.
 
     Raises:
         UsageError: a flag or key is unknown, TRL refuses a value, flags contradict each other, or cannot be rehearsed.
@@ -49,8 +49,8 @@ def parse(
 
 
 def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
-    """Returns TRL's defaults for what a plan decides, for a script's config that TRL has accepted. Raises UsageError
-    with all contradictions and all that cannot be rehearsed."""
+    """Returns TRL's defaults for what a plan decides, for a script's config that TRL has accepted. Raises UsageError,
+    which lists all contradictions and all settings that cannot be rehearsed."""
     refuse(table.FLAGS, Flags(method=method, given=given, own=own))
     return _knobs({name: action.default for name, action in actions_of(method_of(method).make_parser()).items()})
 

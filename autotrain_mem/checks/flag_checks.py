@@ -1,6 +1,6 @@
 """Checks flags and keys against each other, without model, card and data.
 
-``--fit`` never removes a given setting: ``--fit lossless --use_peft`` trains an adapter. ``--forbid`` forbids it.
+``--fit`` never removes a given setting: ``--fit lossless --use_peft`` trains an adapter. ``--forbid lora`` rejects it.
 """
 
 import importlib.util
@@ -146,7 +146,7 @@ def quantization(flags: Flags) -> Problems:
 
 def effective_batch(flags: Flags) -> Problems:
     """Refuses an effective batch that is not rows x steps x processes. The number of processes is still unknown if all
-    GPUs of this machine are used; then rows x steps must divide it."""
+    GPUs of this machine are used; then rows x steps must divide the effective batch."""
     given, own = flags.given, flags.own
     is_one = own.get("gpu") is not None and own.get("gpus") in (None, 1) and own.get("nodes") in (None, 1)
     rows, steps = given.get("per_device_train_batch_size"), given.get("gradient_accumulation_steps")
@@ -184,7 +184,7 @@ def row_limit(flags: Flags) -> Problems:
     limits_both = facts.is_online and MAX_LENGTH in facts.knobs
     if limits_both and MAX_LENGTH in flags.given and (wanted is None or is_maximized(wanted)):
         yield (
-            f"--max_length {str(wanted).lower()} does not work here: it limits a prompt with its completion.",
+            f"--max_length {str(wanted).lower()} does not work here: it limits a prompt together with its completion.",
             "Give a number: prompts are truncated on the left to make room for completions.",
         )
     if facts.long_rows == "kept" and is_maximized(wanted) and wanted != AUTO:
@@ -236,10 +236,10 @@ def arguments(flags: Flags) -> Problems:
 
 
 def padding_free(flags: Flags) -> Problems:
-    """Refuses padding-free rows in one sequence whose length TRL does not limit."""
+    """Refuses padding-free batches without packing: TRL does not limit the length of such a sequence."""
     given = flags.given
     group = group_of(flags.method, "padding_free")
-    is_refused = group is not None and group.verdict is Verdict.REFUSED  # its method says why
+    is_refused = group is not None and group.verdict is Verdict.REFUSED  # the method's own check reports it
     if given.get("padding_free") and not given.get("packing") and not is_refused:
         yield (
             "--padding_free without --packing is not supported yet: TRL does not truncate its rows.",

@@ -1,4 +1,4 @@
-"""Refuses model objects whose rehearsal would be wrong: it puts the whole model, in its usual form, on one device."""
+"""Refuses model objects whose rehearsal would be wrong: a rehearsal puts a whole, plain model on one device."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ def check_model_object(model: Any, *, gets_adapter: bool) -> None:
     """Raises UnsupportedModelError, with the first reason found, if a rehearsal of a model object would be wrong.
 
     Args:
-        gets_adapter: Whether a PEFT config is given with it, so that it may be frozen.
+        gets_adapter: Whether a PEFT config is given too, so that the model may be frozen.
     """
     not_a_module = ("is not a torch.nn.Module.", "Give a transformers model, or a PEFT model around one.")
     for check in (_spread, _unknown_tensors, _unknown_layers):
@@ -38,7 +38,7 @@ _WRAPPERS = {
     "torch.distributed.fsdp": "FSDP",
     "deepspeed": "DeepSpeed",
 }
-"""Modules whose classes put a model on several devices -> their names. FSDP2 adds FSDPModule to their bases."""
+"""Module of a class that puts a model on several devices -> its name. FSDP2 adds its class to each module's bases."""
 
 
 def _spread(model: Any) -> Iterator[_Problem]:
@@ -61,8 +61,8 @@ def _spread(model: Any) -> Iterator[_Problem]:
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
             yield (
                 "is compiled, and a rehearsal runs its operators one by one.",
-                "Give the model itself, and SFTConfig(torch_compile=True): its uncompiled rehearsal is usually an "
-                "upper bound.",
+                "Give the model itself, and SFTConfig(torch_compile=True): an uncompiled rehearsal usually needs at "
+                "least as much memory.",
             )
     places = {place for module in model.modules() for place in (vars(module).get("hf_device_map") or {}).values()}
     if len(places) > 1 or places & {"cpu", "disk"}:
@@ -111,7 +111,7 @@ def _unknown_layers(model: Any) -> Iterator[_Problem]:
         if getattr(tensor, "bnb_quantized", None) is False:
             yield (
                 f"has a 4-bit layer that is not quantized yet: {name}.",
-                "Move it to where it is quantized before it is trained: model.to('cuda').",
+                "Move the model to the GPU first, which quantizes it: model.to('cuda').",
             )
         elif getattr(tensor, "has_fp16_weights", False):
             yield (

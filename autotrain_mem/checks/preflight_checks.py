@@ -90,8 +90,8 @@ def emulated_bf16(setup: Setup) -> Problems:
         capability = ".".join(map(str, setup.compute_capability))
         yield Finding(
             kind="warning",
-            message=f"--bf16 is emulated on this card (compute capability {capability}): it has no tensor cores and no "
-            "fused attention kernels for it.",
+            message=f"--bf16 is emulated on this card (compute capability {capability}): it has no bf16 tensor cores, "
+            "and no fused attention kernels support bf16 on it.",
             cure="Remove --bf16, or give --fp16.",
         )
 
@@ -113,7 +113,7 @@ def flash_attention_package(setup: Setup) -> None:
     command = flash_package_missing(name)
     if command and setup.to_train and not setup.on_cpu:
         raise MissingExtraError(
-            f"--attn_implementation {name} needs a package to train that is not installed here.",
+            f"Training with --attn_implementation {name} needs a package that is not installed here.",
             hint=f"{command}, or remove the flag: sdpa, the default, has its own flash kernel.",
         )
 
@@ -189,10 +189,10 @@ def padding_of_method(setup: Setup) -> Problems:
 
 
 def vocabulary(setup: Setup) -> Problems:
-    """Finds token ids without a row in the embeddings: on a GPU they fail a kernel's assertion without a name.
+    """Finds token ids without a row in the embeddings. On a GPU they fail a kernel's assertion that names no token.
 
-    Special tokens that never occur in text (Gemma 3's image token in its text models) are ignored, unless padding, the
-    end, or the chat template uses them.
+    Special tokens that never occur in text (Gemma 3's image token in its text models) are ignored, unless they are the
+    padding, end or beginning token, or the chat template uses them.
     """
     tokenizer = setup.tokenizer
     if tokenizer is None or _resizes(setup.filled):
@@ -255,7 +255,7 @@ def idle(setup: Setup) -> Problems:
     if unknown := [f"--{name}" for name, group in groups.items() if group is None]:
         yield Finding(
             kind="warning",
-            message=f"{', '.join(unknown)}: newer than this autofit, which does not know whether it changes memory. "
+            message=f"{', '.join(unknown)}: newer than this autofit, so the effect on memory is not checked. "
             "Rehearsals pass it to TRL's trainer.",
             cure="",
         )

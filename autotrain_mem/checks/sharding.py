@@ -1,6 +1,6 @@
 """Refuses arguments that do not work with sharding (FSDP, ZeRO), or are not rehearsed with it.
 
-The search combines none of these either; a lever's row says why it does not work with sharding (``settings.levers``).
+The search does not combine them either. ``settings.levers`` gives the reason for each lever that excludes sharding.
 """
 
 import re
@@ -56,13 +56,13 @@ REFUSED = (
         names=BASE_BITS,
         shardings=ZEROS,
         reason="quantized weights under DeepSpeed are not rehearsed yet",
-        cure="--sharding fsdp2 divides a base of 4 bits; or remove it.",
+        cure="--sharding fsdp2 shards a base model in 4 bits; or train without quantization.",
     ),
     Incompatible(
         names=["optim"],
         values=r".*(8bit|bnb|paged|ademamix|lion|adafactor).*",
         shardings=ZEROS,
-        reason="its state for a flat part of the weights is not rehearsed yet",
+        reason="its state for flattened shards of the weights is not rehearsed yet",
         cure="--optim adamw_torch_fused keeps a share of its state on each GPU.",
     ),
     Incompatible(
@@ -118,7 +118,7 @@ def _size(given: Mapping[str, Any], name: str) -> int:
 def _shared(flags: Flags, way: SharedTokens, size: int) -> Problems:
     given, asked = flags.given, f"--{way.name} {size}"
     if not METHODS[flags.method].shares_tokens:
-        # transformers/trainer.py: _prepare_context_parallel_inputs cuts input_ids and labels; others have more
+        # transformers/trainer.py: _prepare_context_parallel_inputs cuts input_ids and labels; others need more columns
         yield (
             f"{asked} is for SFT: {METHODS[flags.method].title}'s trainer needs whole rows on each GPU.",
             f"Remove {asked}.",

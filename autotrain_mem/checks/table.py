@@ -1,4 +1,4 @@
-"""Lists all checks, by the point of a run and in the order in which problems are reported.
+"""Lists all checks, grouped by the point of a run at which they run, in the order in which they report problems.
 
 To add a check, write a function that yields its problems (``types.findings``), and add it to a list here.
 """

@@ -147,7 +147,7 @@ def _refuse_by_method(flags: Flags, filled: Any, *, to_train: bool) -> None:
 
 
 def reward_tokenizer(flags: Flags) -> None:
-    """Raises ModelNotFoundError to train with a reward model that reads text but has no tokenizer."""
+    """Raises ModelNotFoundError if a reward model reads text but has no tokenizer."""
     model = method_of(flags.method).judge_of_text(flags.given)
     if model and lacks_tokenizer(Path(model)):
         raise ModelNotFoundError(
@@ -205,8 +205,8 @@ def checkpoint_to_resume(flags: Flags) -> Problems:
 
 
 def label_smoothing(flags: Flags) -> Problems:
-    """Refuses label smoothing with the chunked loss of TRL 1.12, which then lacks the labels whose number it needs
-    (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``); later versions compute all logits."""
+    """Refuses label smoothing with the chunked loss of TRL 1.12: transformers then withholds the labels, which the loss
+    counts (``trl/trainer/sft_trainer.py: compute_loss``, ``num_valid_tokens``). Later versions compute all logits."""
     if flags.given.get("label_smoothing_factor") and METHODS[flags.method].has_chunked_loss:
         loss_type = getattr(_filled(flags).training, "loss_type", None)
         if loss_type in (None, "chunked_nll") and not flags.given.get("use_liger_kernel"):

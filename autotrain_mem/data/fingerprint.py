@@ -28,7 +28,6 @@ READ_WHOLE_BYTES = 64 * 2**20
 _END_BYTES = 2**20
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
-"""Suffixes of weight files."""
 
 _WITHOUT_EFFECT = ("packing_strategy", "eval_packing", "padding_free", "truncation_mode", "dataset_num_proc")
 """Arguments that act after the rows are counted, or only set the number of processes."""
@@ -38,7 +37,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 def fingerprint(job: Job, scratch: str) -> Fingerprint:
     """Returns a digest of the data, tokenizer, chat template, formatting, reward functions and installed packages.
 
-    Counting tries reward functions, and raises if a reward job's ``max_length`` drops every pair.
+    Reward functions are included because counting calls them, ``max_length`` unless TRL only truncates rows to it.
 
     Raises:
         DatasetError, ModelNotFoundError: as :func:`autotrain_mem.data.token_lengths.profile`.
@@ -99,13 +98,14 @@ def _may_name_images(file: pathlib.Path) -> bool:
 
 
 def _model(name: str, filled: Configs, scratch: str) -> Any:
-    """Returns digests of a template or of a folder's files without weights, a commit, or the loaded tokenizer."""
+    """Returns what identifies a tokenizer or a template: digests of its file or folder (without weights), the commit of
+    a cached hub model, or digests of the loaded tokenizer."""
     path = pathlib.Path(name)
     if path.exists():
         return [_content(file, path) for file in _files(path) if file.suffix not in WEIGHTS]
     from huggingface_hub import try_to_load_from_cache
 
-    for file in _TOKENIZER_FILES:  # .../snapshots/COMMIT/tokenizer.json; TRL loads no other than main's
+    for file in _TOKENIZER_FILES:  # .../snapshots/COMMIT/tokenizer.json; TRL loads only revision main
         cached = try_to_load_from_cache(name, file)
         if isinstance(cached, str):
             return pathlib.Path(cached).parent.name
@@ -119,7 +119,7 @@ def _written(tokenizer: Any, scratch: str) -> Any:
 
 
 def _formatting(job: Job) -> dict[str, Any]:
-    """Returns the arguments that may change a row's tokens: all of TRL's own except those known not to."""
+    """Returns the arguments that may change a row's tokens: all of TRL's own except those known to have no effect."""
     from transformers import TrainingArguments
     from trl import ModelConfig
 
@@ -145,7 +145,7 @@ def _formatting_function(job: Job) -> Any:
         own = [path for path in paths if not _PACKAGES.intersection(path.parts)]
         own = [path for path in own if not any(path.is_relative_to(place) for place in _INSTALLED)]
         return [Hasher.hash(function), *(_content(file, file) for file in own)]
-    except Exception:  # whatever the user's objects raise when they are pickled; or a module from no file
+    except Exception:  # the user's objects raise anything when they are pickled; a module may lack a file
         return uuid.uuid4().hex
 
 

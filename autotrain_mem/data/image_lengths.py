@@ -78,7 +78,7 @@ class ImageCounter:
 
     @functools.cached_property
     def _one_patch(self) -> _Patch | None:
-        """Returns a patch's share if a small and a large image agree; it saves processing an image of each size."""
+        """Returns a patch's share if a small and a large image agree. It replaces processing an image of each size."""
         of_two = {_Patch.of(self._process(size), self._kind_of(size)) for size in _TRIED}
         return of_two.pop() if len(of_two) == 1 else None
 
@@ -107,7 +107,7 @@ class ImageCounter:
         return ImageTokens(text=text, removed=marks - len(runs), tokens=marks, elements=int(elements))
 
     def count(self, texts: Sequence[str], sizes: Sequence[Size]) -> tuple[int, int]:
-        """Returns the tokens of a sequence, and of its beginning up to its last image (0 without one)."""
+        """Returns the number of tokens of a sequence, and of its part up to the last image (0 without an image)."""
         images = iter([self.of_size(size) for size in sizes])
         total = end = 0
         for text in texts:
@@ -187,7 +187,6 @@ def image_lengths(
 
 
 def _sizes(rows: Any, processes: int | None) -> list[tuple[Size, ...]]:
-    """Reads the image sizes of all rows in several processes."""
     if processes is None:
         return row_image_sizes(rows)
     from datasets import Dataset

@@ -15,7 +15,7 @@ Size = tuple[int, int]
 """Width and height in pixels, after applying the EXIF orientation."""
 
 IMAGE_COLUMNS = ("image", "images")
-"""Of both columns the first is read (``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling``)."""
+"""If both columns exist, the first is read (``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling``)."""
 CONVERSATIONS = ("messages", "prompt")
 """Columns whose messages may hold images of their own (``trl/data_utils.py: prepare_multimodal_messages``)."""
 
@@ -23,8 +23,8 @@ _ROWS_AT_ONCE = 1000
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height (``PIL/ImageOps.py: exif_transpose``)."""
 _TOLD_BY_HEAD = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF")
-"""Formats whose header holds the orientation, except in chunks at a PNG's end. Others are decoded, such as TIFF, which
-Pillow turns upright before it drops the orientation (``PIL/TiffImagePlugin.py: load_end``)."""
+"""Formats whose header holds the orientation; a PNG may also hold it in chunks at its end. Others are decoded: Pillow
+turns a TIFF upright and then drops the orientation (``PIL/TiffImagePlugin.py: load_end``)."""
 _PNG_TEXTS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")
 """PNG chunks that may hold an orientation (``PIL/PngImagePlugin.py: PngImageFile.load_end``)."""
 _TELLING = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
@@ -117,7 +117,7 @@ def has_images(columns: Sequence[str]) -> bool:
 
 
 def _may_hold_images(feature: Any) -> bool:
-    """Returns whether messages may hold images: contents in blocks may, texts may not."""
+    """Returns whether messages may hold images: contents that are blocks may, contents that are text may not."""
     from datasets import Json
 
     if isinstance(feature, Json):
@@ -218,7 +218,7 @@ def _size_in_file(file: Any) -> Size:
             return _upright(image, image.getexif())
         if not image.info.keys() & _TELLING:
             return int(image.width), int(image.height)
-        return _upright(image, Image.Image.getexif(image))  # a PNG's own would decode it first
+        return _upright(image, Image.Image.getexif(image))  # PngImageFile's own method would decode the image
 
 
 def _upright(image: Any, exif: Mapping[int, Any]) -> Size:

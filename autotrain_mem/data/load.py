@@ -293,7 +293,6 @@ def undecodable_line(path: pathlib.Path) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as JSON, cut short."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 

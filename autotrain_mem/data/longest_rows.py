@@ -23,7 +23,7 @@ def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) ->
 
     Args:
         lengths: Numbers, or tuples of them, compared in order.
-        padded: If all longest rows are equally long, whether to put the longest shorter row last: without padding,
+        padded: Whether to replace the last of equally long rows by the longest shorter one. Without any padding,
             attention needs no mask, and less memory (``transformers/integrations/sdpa_attention.py: use_gqa_in_sdpa``).
     """
     longest = heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
@@ -80,7 +80,7 @@ def are_conversations(trainer: Any, dataset: Any) -> bool:
 
 def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
     """Returns the indices of the longest rows, and the tokens of the longest. Candidates have the most characters, in
-    all or before their last message, which may be sampled."""
+    all or before their last message, which the trainer may sample itself."""
     method = method_of_trainer(trainer)
     assert method is not None, "asked before"
     whole, before = [], []
@@ -158,7 +158,7 @@ def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int
 
 
 def tokens_of(trainer: Any, dataset: Any, number: int) -> int:
-    """Returns a row's tokens as the trainer makes them; a pair's longer sequence counts."""
+    """Counts a row's tokens as the trainer makes them; for a pair, those of the longer sequence."""
     from trl.data_utils import prepare_multimodal_messages  # slow to import
 
     (row,) = fetched(trainer, dataset, [number])

@@ -69,7 +69,7 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
 
 
 FEWEST_TOKENS = {False: 2, True: 1}
-"""Keyed by ``Job.is_online``. A row's second token is predicted from its first; a prompt needs only one."""
+"""The fewest tokens to train on, by ``Job.is_online``. A row needs one token to predict another; a prompt needs one."""
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"),

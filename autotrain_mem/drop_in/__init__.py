@@ -1,1 +1,1 @@
-"""Plans inside TRL's own trainer classes, in a user's script. Runs in the training process, its parent."""
+"""Plans inside TRL's trainer classes, in a user's script. Runs in the training process, which starts the workers."""

@@ -1,4 +1,4 @@
-"""Makes the plan for a trainer's call with a script's own objects."""
+"""Makes the plan for a trainer that a script constructs, with the script's own objects."""
 
 import hashlib
 import inspect
@@ -87,7 +87,7 @@ def make_plan(asked: PlannedCall) -> Plan:
     check_forbid(asked.autofit.forbid)
     if asked.autofit.peft_config is not None:
         raise UsageError(
-            "AutoFit(peft_config=...) is for the verbs; a trainer has the argument itself.",
+            "AutoFit(peft_config=...) is for plan(...), fit(...) and the like; a trainer has the argument itself.",
             hint="Give it to the trainer: SFTTrainer(..., peft_config=LoraConfig(...)).",
         )
     for name in ("effective_batch_size", "prompt_length", "image_sizes"):
@@ -219,7 +219,7 @@ def _digest(asked: PlannedCall) -> str:
 
 
 def _text_of(value: Any) -> str | None:
-    """Returns a complete description of a value; None for other objects."""
+    """Returns a text that identifies a value completely; None if that is impossible, as for the user's own classes."""
     if value is None or isinstance(value, str | int | float | bool):
         return repr(value)
     if isinstance(value, type) or inspect.isfunction(value):
@@ -241,8 +241,8 @@ def _is_known(kind: Any) -> bool:
 
 
 _UNREHEARSED = {
-    "tools": "after a call TRL generates again after prompt, completion and result, so the KV cache may be longer by "
-    "a whole completion",
+    "tools": "after a tool call TRL generates again from prompt, completion and result, so the KV cache may be longer "
+    "by a whole completion",
     "rollout_func": "the script's own code samples, so its memory and the lengths of its completions are unknown",
     "environment_factory": "TRL adds the environment's first message to each prompt, so no prompt's length can be "
     "counted",

@@ -30,7 +30,7 @@ _FOLLOWING = (
     *("do_eval", "eval_steps", "greater_is_better", "metric_for_best_model", "torch_compile_backend", "torch_compile"),
     *("loss_type", "use_transformers_continuous_batching", "vllm_importance_sampling_clip_max"),
 )
-"""Settings that a config may derive from others; those derived from one of these come before it
+"""Settings that a config may derive from others. A setting comes before those that it is derived from
 (``transformers/training_args.py: __post_init__``, ``trl/trainer/sft_config.py, grpo_config.py, rloo_config.py``)."""
 
 _MIRRORED = {
@@ -131,7 +131,7 @@ def _derived(config: Any) -> frozenset[str]:
 
 
 def _of_model(keywords: Keywords) -> dict[str, Any]:
-    """Returns how the model is, or was, loaded."""
+    """Returns the settings with which the model is, or was, loaded."""
     model = keywords["model"]
     if not isinstance(model, str):
         adapted = {"use_peft": True} if is_adapted(model) else {}
@@ -218,7 +218,7 @@ def planned_config(config: Any, knobs: Knobs, *, loads: bool) -> Any:
 
 
 def _construct(config_class: type, values: Mapping[str, Any]) -> Any:
-    """Makes a config without its reset of accelerate's state, which the script may use."""
+    """Makes a config, and undoes its reset of accelerate's state, which the script may use."""
     from accelerate.state import AcceleratorState, PartialState
 
     shared = [(state._shared_state, dict(state._shared_state)) for state in (AcceleratorState, PartialState)]

@@ -1,4 +1,4 @@
-"""Finds the device of a trainer in this process, and how much of it this process can still use."""
+"""Finds the device of a trainer in this process, and how much of the device's memory this process can still use."""
 
 import os
 from collections.abc import Iterable
@@ -73,7 +73,7 @@ def lost_levers() -> tuple[str, ...]:
     if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved():
         return ()
     if environment_settings({}).grows:
-        return ()  # they grow already
+        return ()  # segments are expandable already
     cure = f"Set {variable_that_counts(os.environ)}=expandable_segments:True before Python starts."
     return (f"expandable_segments: this process's allocator holds segments of fixed size already. {cure}",)
 

@@ -1,4 +1,4 @@
-"""Provides GKDTrainer and other drop-in classes of ``trl.experimental``, imported on request since TRL then warns."""
+"""Provides the drop-in classes of ``trl.experimental``. They are imported on request only, since TRL then warns."""
 
 import copy
 import inspect

@@ -6,7 +6,7 @@ from autotrain_mem.trainers.ppo_trainer import PPOTrainer as _PPOTrainer
 
 
 class PPOTrainer(Planned, _PPOTrainer, method="ppo", config_class=PPOConfig):
-    """TRL 1.12's PPOTrainer with settings that fit the device, corrected to do what its config says.
+    """TRL 1.12's PPOTrainer with settings that fit the device, corrected to follow its config.
 
     Its four models are objects, so a plan cannot change how they are loaded.
     """

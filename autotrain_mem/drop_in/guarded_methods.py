@@ -1,4 +1,4 @@
-"""Guards a drop-in trainer's methods: a run survives out of memory, and the longest rows run before the first step.
+"""Guards a drop-in trainer's methods: a run survives out-of-memory errors, and the longest rows run first.
 
 The guard is detached after each call, so that a trainer is freed, copied and pickled like TRL's own.
 """

@@ -49,7 +49,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
             "accelerate launched this process with Megatron-LM, which is not rehearsed.",
             hint="Launch it with FSDP (distributed_type: FSDP, fsdp_version: 2), or use trl's own class.",
         )
-    # The script's config pads its rows, and shared tokens need a multiple of the processes.
+    # Shared tokens need rows padded to a multiple of the processes, which the script's config determines.
     sizes = getattr(config, "parallelism_config", None)
     for name in SHARE_TOKENS:
         of_launcher = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
@@ -69,7 +69,6 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
 
 
 def _is_on(variable: str) -> bool:
-    """Returns whether ``accelerate launch`` turned this variable on."""
     return os.environ.get(variable, "").lower() == "true"
 
 
@@ -217,7 +216,6 @@ def agreed(make: Callable[[], Plan]) -> Plan:
 
 
 def _broadcast(answer: Any) -> Any:
-    """Returns in every process what rank 0 sends."""
     import torch.distributed as dist
 
     box = [answer]

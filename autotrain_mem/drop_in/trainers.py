@@ -46,7 +46,7 @@ class Planned:
     ``class SFTTrainer(Planned, trl.SFTTrainer, method="sft", config_class=trl.SFTConfig)``."""
 
     plan: Plan | None
-    """None if there are no rows to train on."""
+    """The plan in use; None if there are no rows to train on."""
 
     __signature__ = _Signature()
 
@@ -61,7 +61,7 @@ class Planned:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         trainer = super().__new__(cls)
-        setattr(trainer, _CALL, (args, kwargs))  # the arguments of the call, perhaps of a user's own class
+        setattr(trainer, _CALL, (args, kwargs))  # the arguments of the outermost class, perhaps a user's subclass
         return trainer
 
     def __init__(self, *args: Any, autofit: AutoFit | None = None, **kwargs: Any) -> None:
@@ -107,24 +107,24 @@ class Planned:
         try:
             with python_errors(config_class.__name__):
                 plan = make_plan(asked)
-        except RehearsalError as error:  # TRL's error in the rehearsal is raised as TRL raises it
+        except RehearsalError as error:  # raises the error that TRL raised in the rehearsal
             refusal = error.__cause__
             if refusal is None or refusal.__cause__ is None:  # only the place of the error is known
                 raise
-            error.__cause__ = None  # avoids a circle of causes
+            error.__cause__ = None  # avoids a cycle of causes
             raise refusal from refusal.__cause__
         if plan.estimate.grows:
             grow_segments(keywords["args"].device)
         config = planned_config(keywords["args"], plan.knobs, loads=isinstance(keywords["model"], str))
         planned = with_knobs(keywords, plan.method, {**plan.job.arguments, **codec.to_json(plan.knobs)})
-        set_seed(config.seed)  # TRL draws an adapter and a reward's head before transformers' Trainer does
+        set_seed(config.seed)  # TRL initializes adapters and reward heads before transformers' Trainer sets the seed
         if plan.data is not None and plan.data.images is not None:  # at the plan's image size
             revision = revision_of(plan.job)
             planned["processing_class"] = load_processor(plan.job.model, plan.knobs.max_pixels, **revision)
         construct(**{**planned, "args": config})
         finished(self, plan.knobs)
         self.plan = plan
-        if ours.guard and plan.estimate.hardware.origin != "cpu":  # a host without memory kills the process
+        if ours.guard and plan.estimate.hardware.origin != "cpu":  # out of host memory, the kernel kills the process
             guard(self)
 
 

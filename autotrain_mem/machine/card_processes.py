@@ -1,6 +1,6 @@
 """Lists the processes on a card with the memory of each, as NVML reports them.
 
-In a container NVML lists foreign process ids, or none; on Windows it lists no memory.
+In a container NVML lists the host's process ids, or none. On Windows it lists no memory.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ the largest figure ever reported with all kernels loaded is 1.5 GiB. Any other f
 NOBODY = 0
 """The process id for memory that NVML lists for no process."""
 UNNAMED_FROM_BYTES = 64 * MIB
-"""The least memory without a process that is reported. A context takes 61 MiB or more."""
+"""The smallest amount of memory without a process that is reported. A context takes 61 MiB or more."""
 
 
 def others_on(hardware: Hardware) -> tuple[OtherProcess, ...]:

@@ -14,8 +14,8 @@ up to 6 %. The last field of a row is the source of its figure:
 - ``derived: N - R, KEY``: not measured; nvidia-smi's total of N MiB less the driver's R MiB on a sibling.
 
 **Speeds** are peaks from data sheets: bytes per second with 1 GB = 10**9, and dense FLOP/s without sparsity. **bf16**
-is for tensor cores; it is empty for cards before Ampere. **fp16** is given only for these: it equals bf16 elsewhere.
-**fp32** is for ordinary cores, since torch leaves TF32 off (``torch.backends.cuda.matmul.allow_tf32``):
+is for tensor cores; it is empty for cards before Ampere. **fp16** is given only for those cards: on others it equals
+bf16. **fp32** is for CUDA cores, since torch leaves TF32 off (``torch.backends.cuda.matmul.allow_tf32``):
 multiprocessors x 256 FLOP per clock at boost from GA102 on. That is half of a GeForce card's bf16 with fp32
 accumulation (512 FLOP per clock and SM), a quarter of a workstation card's (1024), and a quarter of a Turing GeForce's
 fp16. A laptop with a lower power limit is slower and has the same memory. The A10G's speeds are from AWS's page on G5

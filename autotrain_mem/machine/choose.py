@@ -80,7 +80,7 @@ def choose(
     if is_fuller or len({card.name for card in used}) > 1:
         warn(
             f"The GPUs differ: all are planned like {smallest.name} (GPU {smallest.index}), which has "
-            f"{format_bytes(smallest.free_bytes)} free, and wait for the slowest. {VISIBLE}={numbers} (with "
+            f"{format_bytes(smallest.free_bytes)} free, and all wait for the slowest. {VISIBLE}={numbers} (with "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
         )
     return _together(used, nodes=nodes, link=link)
@@ -89,7 +89,7 @@ def choose(
 def _detected(
     gpus: int | None, environment: Mapping[str, str], warn: Callable[[str], None], *, spared: int
 ) -> Sequence[Hardware]:
-    """Returns the GPUs asked for, at least one. A vLLM server takes the last ones unless visible ones are named."""
+    """Returns the requested GPUs, at least one. Unless VISIBLE is set, vLLM's server takes the last ones."""
     if other := unplanned_gpus():
         raise NoGpuError(
             f"torch is built for {other} here. autofit does not plan for them: it simulates CUDA's allocator only.",
@@ -116,7 +116,7 @@ def _detected(
 
 
 def least(cards: Sequence[Hardware]) -> Hardware:
-    """Returns the card with the smallest budget and the lowest speeds: all wait for each other at every step."""
+    """Returns a card with the smallest budget and lowest speeds of all: each step waits for the slowest card."""
     smallest = min(cards, key=lambda card: card.budget_bytes())
     known = [card.compute_capability for card in cards if card.compute_capability is not None]
     speeds = {name: [getattr(card, name) for card in cards] for name in rates_of(None)}
@@ -134,7 +134,7 @@ _BUILT_FOR = re.compile(r"^(hip|xpu)\b[^=\n]*= *'", re.MULTILINE)
 
 
 def unplanned_gpus() -> str:
-    """Names the GPUs that the installed torch is built for if they are not NVIDIA's; torch is not imported."""
+    """Returns the kind of GPU, other than NVIDIA's, that the installed torch is built for, without importing torch."""
     if sys.platform == "darwin":
         return "Apple's GPUs (MPS)"
     spec = importlib.util.find_spec("torch")
@@ -146,7 +146,8 @@ def unplanned_gpus() -> str:
 
 
 def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str | None = None) -> tuple[Hardware, ...]:
-    """Returns the cards of ``"all"``, except laptops', or of a list such as ``"rtx3060,l4"``; empty for a single name.
+    """Returns the cards of a list such as ``"rtx3060,l4"``, or for ``"all"`` all except laptops'. A single name with
+    at most one number of GPUs returns nothing.
 
     Args:
         counts: Numbers of GPUs; each card is returned once for each number.
@@ -172,8 +173,8 @@ def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str
 
 
 def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str, str] = _NOTHING) -> Hardware:
-    """Returns the device to train on: the planned one itself, or detected cards as large as a named one. Raises
-    NoGpuError if there are not enough such cards."""
+    """Returns the device to train on: the planned one itself, or detected cards at least as large as a named one.
+    Raises NoGpuError if there are not enough such cards."""
     if simulate or named.origin in ("cpu", "detected"):
         return named
     devices = named.topology.devices

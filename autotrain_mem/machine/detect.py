@@ -32,10 +32,10 @@ from autotrain_mem.types.hardware import Hardware
 
 HOST_NON_TORCH_BYTES = 768 * MIB
 """Host memory of a training process outside tensors. After the imports of ``training.process`` 482 MiB are resident
-(VmRSS), 123 MiB of them files. The peak (VmHWM) of two SFT steps with 146 M parameters was 523 and 531 MiB above the
-2487 and 2364 MiB that a rehearsal predicts (torch 2.13, transformers 5.23, trl 1.12, Linux x86-64, November 2026, with
-``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not measured, for larger tokenizers, dataset pages
-and data loader workers."""
+(VmRSS), of which 123 MiB are files. The peak (VmHWM) of two SFT steps with 146 M parameters was 523 and 531 MiB above
+the 2487 and 2364 MiB that a rehearsal predicts (torch 2.13, transformers 5.23, trl 1.12, Linux x86-64, November 2026,
+with ``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not measured, for larger tokenizers, dataset
+pages and data loader workers."""
 
 VISIBLE, ORDER = CHOOSE_CARDS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Variables that select the cards of a process."""
@@ -245,7 +245,7 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
     name = ask(nvml, nvml.nvmlDeviceGetName, device.handle) or f"MIG instance {device.uuid}"
     capability = ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device.card)
     known = recognise(name, total_bytes)
-    # The largest of the catalog for an unknown card, until a probe measures it.
+    # An unknown card gets the largest value in the catalog, until a probe measures its own.
     non_torch_bytes = known.non_torch_bytes if known else max(card.non_torch_bytes for card in catalog())
     return Hardware(
         name=name,

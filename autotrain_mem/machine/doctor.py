@@ -99,7 +99,6 @@ def _facts() -> Facts:
 
 
 def _gpu(facts: Facts) -> Iterator[Row]:
-    """Checks the driver and its cards."""
     if other := unplanned_gpus():
         text = f"torch is built for {other}, which autofit does not plan for. {_NO_GPU}"
         yield NOTE, "driver", text, ""
@@ -130,7 +129,6 @@ def _gpu(facts: Facts) -> Iterator[Row]:
 
 
 def _packages(facts: Facts) -> Iterator[Row]:
-    """Checks the required and the optional packages."""
     for name in (*TESTED, *OPTIONAL):
         version, package = facts.versions[name], facts.packages.get(name, GpuPackage())
         wanted = f"'{name}>={'.'.join(map(str, TESTED[name][0]))}'" if name in TESTED else name
@@ -150,7 +148,6 @@ def _packages(facts: Facts) -> Iterator[Row]:
 
 
 def _hub(facts: Facts) -> Iterator[Row]:
-    """Checks the connection to the hub, and its token."""
     import requests
     from huggingface_hub import constants, get_token
 
@@ -194,7 +191,7 @@ def _disk(facts: Facts) -> Iterator[Row]:
         text = f"{what}: {folder}, {format_bytes(free_bytes)} free"
         if not os.access(nearest, os.W_OK | os.X_OK):
             fix = f"export {name}=FOLDER" if name.isupper() else "Change to a folder of your own."
-            yield BROKEN, name, f"{what}: {folder} may not be written to", fix
+            yield BROKEN, name, f"{what}: {folder} is not writable", fix
         elif free_bytes < needed:
             yield NOTE, name, f"{text}, which may be too little", "hf cache ls  shows what the hub's cache holds"
         else:
@@ -202,7 +199,6 @@ def _disk(facts: Facts) -> Iterator[Row]:
 
 
 def _system(facts: Facts) -> Iterator[Row]:
-    """Checks compilers, host memory, shared memory, the locale and environment variables."""
     if facts.cards:
         # Triton compiles a launcher in C for each kernel (triton/runtime/build.py), with Python's headers.
         compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")

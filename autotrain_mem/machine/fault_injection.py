@@ -1,7 +1,7 @@
 """Injects faults into a run on a simulated card, to try out what it survives.
 
-``AUTOFIT_MISHAPS="oom:backward:37 kill:save:2" autofit sft ... --simulate``. Each fault occurs once in a run: a file in
-the output folder records the ones that occurred for the process that resumes. A real card gets no faults.
+Example: ``AUTOFIT_MISHAPS="oom:backward:37 kill:save:2" autofit sft ... --simulate``. Each fault occurs once in a run:
+a file in the output folder lists those that occurred, for the process that resumes. A real card gets no faults.
 """
 
 import builtins
@@ -39,7 +39,7 @@ disk:save:N              the disk is full in the middle of writing the Nth check
 torn:save:N[:FILE]       truncates a file of the Nth checkpoint, by default the largest, and kills the process
 rot:save:N[:FILE]        ... changes one byte of it, and kills the process
 clock:save:N             sets the clock back by an hour before the Nth checkpoint
-disk:N                   from the Nth allocation on the disk is full, except for checkpoints, until training ends
+disk:N                   the disk is full from the Nth allocation until training ends, except for checkpoints
 stop:N                   stops the process at its Nth allocation, as SIGSTOP does
 rank:R:...               any of these in the process with that rank; without it, in the first
 count                    injects nothing, and writes the number of allocations and checkpoints to {MARKS_NAME} in
@@ -53,12 +53,12 @@ OPTIMIZER_NAME = "optimizer.pt"
 """The checkpoint file that is written after the weights and before the trainer's state (``transformers/trainer.py:
 _save_checkpoint``): cut short, it leaves an incomplete checkpoint."""
 SHARDED_NAME = "scheduler.pt"
-"""The next file, used if the optimizer's state is sharded and not written by torch.save."""
+"""The file after it. Faults use it if the optimizer's state is sharded, since torch.save does not write that state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Describes one fault, written as :data:`SYNTAX` says."""
+    """Describes one fault. :data:`SYNTAX` describes its notation."""
 
     text: str
     """The word of the variable, without a rank; also the mark that it occurred."""
@@ -66,7 +66,7 @@ class Fault:
     at: int
     """The number of the allocation, or of the checkpoint, at which it occurs."""
     phase: Phase | None = None
-    """The phase whose allocations are counted; ``SAVE`` counts checkpoints; None all allocations."""
+    """The phase whose allocations are counted. ``SAVE`` counts checkpoints, and None counts all allocations."""
     size_bytes: int = 0
     """Bytes that another process takes, or less if less is free."""
     until: int | None = None
@@ -92,7 +92,7 @@ def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
     [('oom', 37), ('taken', 500), ('disk', 2)]
 
     Raises:
-        UsageError: a word is no fault; the message lists all such words, the hint the syntax.
+        UsageError: a word is not a fault; the message lists all such words, and the hint gives the syntax.
     """
     wrong: list[str] = []
     faults: list[Fault] = []
@@ -117,7 +117,7 @@ def check_mishaps(environment: Mapping[str, str]) -> None:
 
 
 def _parse(parts: Sequence[str]) -> Fault:
-    """Raises ValueError."""
+    """Parses the parts of one word. Raises ValueError if they are not a fault."""
     fault = functools.partial(Fault, text=":".join(parts))
     match parts:
         case ["oom", phase, at] if phase in _PHASES:
@@ -230,7 +230,7 @@ class Faults:
         self.is_disk_full = any(each.kind == "disk" and each.lasts and self._is_marked(each.text) for each in pending)
 
     def _mark(self, mark: str) -> None:
-        """Records a fault before it occurs: the file survives when the process is killed."""
+        """Writes a fault to the file before it occurs, so that the mark survives if the process is killed."""
         if not self._is_marked(mark):
             self._marked.add(f"{self._whose}{mark}")
             with self._marks.open("a", encoding="utf-8") as lines:

@@ -21,7 +21,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}
 """Bytes per parameter of a quantized linear layer without its scales: a lower bound."""
 MASTER_BYTES = 4
-"""Bytes per trained parameter under FSDP with mixed precision: accelerate converts to float32
+"""Bytes per trained parameter under FSDP with mixed precision: accelerate converts it to float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 OF_DEEPSPEED = ("offload_optimizer_device", "offload_param_device")
 """DeepSpeed's settings that keep tensors on the host, or on NVMe through buffers on the host."""
@@ -54,7 +54,7 @@ class Load:
 
         Under DDP, ZeRO-1 and ZeRO-2 every process does: TRL loads to the host first (``trl/trainer/sft_trainer.py:
         __init__``, its ``device_map``). Under FSDP only the first does (``fsdp_cpu_ram_efficient_loading``), and under
-        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Weights of 4 and 8 bits are made on the card.
+        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Weights of 4 and 8 bits are quantized on the card.
         """
         return self.processes if self.job.arguments.get("sharding") in {"ddp", "zero1", "zero2"} else 1
 
@@ -77,7 +77,7 @@ class Load:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Returns what all processes of this machine keep on the host during training, except FSDP's shards."""
+        """Returns the bytes that this machine's processes keep on the host during training, without FSDP's shards."""
         held = self.memory.pinned_host_bytes
         if self.by_deepspeed:
             held += self.memory.unpinned_host_bytes
@@ -89,7 +89,7 @@ class Load:
 def room_findings(
     load: Load, *, memory: HostMemory | None = None, free_disk_bytes: int | None = None
 ) -> tuple[Finding, ...]:
-    """Returns what does not fit; by default this machine's memory and the output folder's disk are read."""
+    """Returns a finding for each lack of host memory or disk space. None: this machine's memory, the output's disk."""
     if free_disk_bytes is None:
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
     available_bytes = (memory or host_memory()).available_bytes
@@ -129,8 +129,8 @@ def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
             kind="warning",
             message=f"{load.processes} processes load {load.job.model} at once, up to {format_bytes(loaded_bytes)} of "
             f"host memory in all, and {available}: the kernel may kill one of them.",
-            cure="--sharding fsdp2 loads in one process and divides from there; --dtype as in the checkpoint needs no "
-            "copy of the file's pages.",
+            cure="--sharding fsdp2 loads the weights in one process, which sends each other its shard; the "
+            "checkpoint's own --dtype needs no copy of the file's pages.",
         )
     kept: list[tuple[list[str], int, str]] = []
     if given.get("fsdp_offload_params"):
@@ -148,8 +148,8 @@ def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
         kept.append(([f"--{name} {given[name]}" for name in load.by_deepspeed], load.offloaded_bytes, cure))
     elif offloads:
         cure = (
-            f"Plan without: --forbid {','.join(offloads)}. Fewer rows at once or a shorter --max_length hold fewer "
-            "activations; --optim adamw_8bit keeps its state on the card, in a quarter of the bytes."
+            f"Plan without offloading: --forbid {','.join(offloads)}. Smaller batches or a shorter --max_length keep "
+            "fewer activations; --optim adamw_8bit keeps its state on the card, in a quarter of the bytes."
         )
         kept.append(([f"--{name}" for name in offloads], load.offloaded_bytes, cure))
     for flags, held_bytes, cure in kept:
@@ -227,7 +227,7 @@ def _nvme(load: Load) -> Iterator[Finding]:
     for path in sorted(paths):
         folder = existing(pathlib.Path(path))
         free_bytes = shutil.disk_usage(folder).free
-        why = f"{folder} may not be written to"
+        why = f"{folder} is not writable"
         if os.access(folder, os.W_OK):
             why = f"its disk has {format_bytes(free_bytes)} free"
             if needed_bytes <= free_bytes:

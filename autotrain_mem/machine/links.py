@@ -1,8 +1,9 @@
 """Determines the links between GPUs and between machines: named by the user, usual for a card, or detected by NVML.
 
-``links.csv`` has the bus bandwidth of nccl-tests (``doc/PERFORMANCE.md``) for messages of many MiB, in GB of 10**9 per
-device and second, each way. A ``derived`` row is not measured. ``-host`` is PCI Express without peer access, as with
-GeForce drivers: each transfer goes through host memory. All GPUs of a machine share a ``shared_by_node`` network.
+``links.csv`` has the bus bandwidth of nccl-tests (``doc/PERFORMANCE.md``) for messages of many MiB, in 10**9 bytes per
+second for each device and direction. A ``derived`` row is not measured. ``-host`` is PCI Express without peer access,
+as with GeForce drivers: each transfer goes through host memory. All GPUs of a machine share a ``shared_by_node``
+network.
 """
 
 import contextlib
@@ -22,14 +23,14 @@ from autotrain_mem.types.hardware import Hardware, Topology
 _ROWS = Path(__file__).with_name("links.csv")
 
 NETWORKS = {"nvlink3": "hdr", "nvlink4": "ndr", "nvlink5": "ndr"}
-"""Maps the link to the network of such a machine, one port per card (data sheets of DGX A100, H100 and B200)."""
+"""Maps a link to the network between machines with it, one port per card (data sheets of DGX A100, H100 and B200)."""
 
 FULL_LANES = 16
 
 _NVLINK = {7: ("nvlink2", 6), 8: ("nvlink3", 12), 9: ("nvlink4", 18), 10: ("nvlink5", 18)}
 """Maps a major compute capability to the row and its number of links (data sheets of V100, A100, H100 and B200)."""
 _BRIDGE = ("nvlink-bridge", 4)
-"""The compute capability of GA102, whose links have half of A100's rate (NVIDIA's whitepaper on GA102)."""
+"""The row and number of links of GA102 cards, whose links have half of A100's rate (NVIDIA's whitepaper on GA102)."""
 _LINKS_AT_MOST = 18
 """NVML's ``NVML_NVLINK_MAX_LINKS`` up to Blackwell."""
 
@@ -72,7 +73,7 @@ def topology(
         uuids: The devices' UUIDs if they are on this machine.
 
     Raises:
-        UsageError: a link is unknown, or two join the same.
+        UsageError: a link is unknown, or two links join devices, or two join nodes.
     """
     names = named_links(asked)
     joined = Topology(nodes=nodes, devices=devices, uuids=tuple(uuids))
@@ -121,7 +122,7 @@ def _of_lanes(bytes_per_second: int, name: str, lanes: int) -> int:
 
 
 def detected_link(uuids: Sequence[str]) -> tuple[str, int | None] | None:
-    """Returns the slowest link that a collective between these cards uses, and its rate; None if NVML does not tell.
+    """Returns the slowest link that a collective between these cards uses, and its rate; None if NVML reports none.
 
     NVLink counts if every pair is connected by it, directly or through a switch.
     """

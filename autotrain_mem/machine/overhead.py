@@ -49,7 +49,8 @@ _RESIDENT_THREADS = {
 def overhead(multiprocessors: int, compute_capability: tuple[int, int]) -> int | None:
     """Returns the bytes that a plan reserves for one process; None for an unknown compute capability.
 
-    An A100 has 108 SMs of 2048 threads: a context of 486 MiB and 160 MiB of kernels, 646 in all. Found: 422 to 532.
+    An A100 has 108 SMs of 2048 threads: a context of 486 MiB and 160 MiB of kernels, 646 MiB in all. The public
+    figures are 422 to 532 MiB.
     """
     threads = _RESIDENT_THREADS.get(compute_capability)
     return None if threads is None else multiprocessors * threads * CONTEXT_BYTES_PER_THREAD + KERNELS_BYTES

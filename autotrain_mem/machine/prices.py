@@ -39,7 +39,7 @@ def listed_prices() -> Prices:
 
 def prices(file: str | None) -> Prices:
     """Returns the lowest price of each card in a user's file, or in the table of this package. Raises UsageError if
-    the file cannot be read or is not such a table; or some prices are invalid: the message lists them."""
+    the file cannot be read, is not such a table, or has invalid prices, which the message lists."""
     if file is None:
         return listed_prices()
     try:

@@ -17,7 +17,7 @@ class SimulatedGpu:
     """Receives a recorder's events while a run trains on the CPU instead of the card.
 
     Args:
-        hardware: The card. Its allocator may reserve the free memory except ``non_torch_bytes``.
+        hardware: The card. Its allocator can reserve the free memory except ``non_torch_bytes``.
         settings: The allocator's settings.
     """
 
@@ -39,7 +39,7 @@ class SimulatedGpu:
         self.refusal: Refusal | None = None
         """The last request that failed."""
         self.held_then: tuple[int, ...] = ()
-        """The blocks that were allocated then."""
+        """The blocks that were allocated when it failed."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
         """Allocates a block. Raises torch.OutOfMemoryError, with torch's message."""

@@ -40,7 +40,7 @@ def check_usable(index: int, *, grows: bool = False) -> None:
 
     Args:
         index: The device's index among those that the process sees: the local rank.
-        grows: Whether this process turned expandable segments on, whatever its environment says.
+        grows: Whether this process turned expandable segments on itself, without a variable of its environment.
 
     Raises:
         UnreadableGpuError: torch cannot use it; with torch's message and the fix.
@@ -143,7 +143,7 @@ def examine_package(
 
 
 def main() -> None:
-    """Imports the package that the parent names, and sends the fields of its ``GpuPackage``, or the error."""
+    """Imports the package that the parent names, and sends the fields of its ``GpuPackage`` or the error."""
     channel = Channel(ignore_interrupt=True)
     try:
         package = str(channel.receive()["package"])

@@ -54,7 +54,7 @@ def accelerate_config(
             "fsdp_state_dict_type": "FULL_STATE_DICT",
             # All processes start with rank 0's weights, a new head's included.
             "fsdp_cpu_ram_efficient_loading": True,
-            # transformers refuses this beside the model's own (``trainer.py: create_accelerator_and_postprocess``).
+            # transformers refuses it with the model's own (``trainer.py: create_accelerator_and_postprocess``).
             "fsdp_activation_checkpointing": False,
             **named,
         }
@@ -91,12 +91,12 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
 
     FSDP shards floating-point parameters only. So 4-bit weights are packed into parameters of the compute dtype, and
     gathered as such (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``); as bytes, each process would hold
-    all of them (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). Each micro-step reduces its gradients:
-    otherwise each process would hold whole gradients until the last one (``accelerate/accelerator.py: no_sync``), more
-    than all its shards, and fewer rows at once would need more memory.
+    all of them (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). Gradients are reduced in each micro-step.
+    Otherwise each process would hold whole gradients until the last micro-step (``accelerate/accelerator.py:
+    no_sync``). They are larger than all its shards, so a smaller micro-batch would need more memory.
 
-    With context parallelism each process gets two parts of a row, an early and a late one, so that all attend to
-    equally much (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py: _HeadTailLoadBalancer``).
+    With context parallelism each process gets two parts of a row, an early and a late one, which balances attention
+    (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py: _HeadTailLoadBalancer``).
     DeepSpeed makes one part for each process, and rejects other lengths
     (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: UlyssesSPDataLoaderAdapter.refill``).
     """
@@ -172,9 +172,9 @@ _OF_TRL = {
 _NOT_REHEARSED = {
     "optimizer": "TRL's --optim makes the optimizer",
     "scheduler": "TRL's --lr_scheduler_type makes the schedule",
-    "zero_optimization.zero_quantized_weights": "what ZeRO++ quantizes is not rehearsed",
-    "zero_optimization.zero_quantized_gradients": "what ZeRO++ quantizes is not rehearsed",
-    "zero_optimization.zero_hpz_partition_size": "the second shards of ZeRO++ are not rehearsed",
+    "zero_optimization.zero_quantized_weights": "the quantization of ZeRO++ is not rehearsed",
+    "zero_optimization.zero_quantized_gradients": "the quantization of ZeRO++ is not rehearsed",
+    "zero_optimization.zero_hpz_partition_size": "the secondary shards of ZeRO++ are not rehearsed",
     "zero_optimization.zenflow": "ZenFlow is not rehearsed",
     "zero_optimization.mics_shard_size": "MiCS is not rehearsed",
     "tensor_parallel": "tensor parallelism is not rehearsed",

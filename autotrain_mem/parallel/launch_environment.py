@@ -90,7 +90,7 @@ def config_of_environment(environment: Mapping[str, str], processes: int) -> dic
     """
 
     def is_on(variable: str) -> bool:
-        return environment.get(variable, "").lower() == "true"  # as accelerate/state.py asks
+        return environment.get(variable, "").lower() == "true"  # as accelerate/state.py tests it
 
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",

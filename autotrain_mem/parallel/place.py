@@ -92,9 +92,9 @@ def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[st
     try:
         place = Place(rank=int(rank), machines=int(machines), address=str(address), port=int(port))
     except ValueError as error:
-        raise UsageError(f"{name} says {rank!r} of {machines!r} machines and port {port!r}.", hint=_HOW) from error
+        raise UsageError(f"Not numbers: {name} {rank!r}, {machines!r} machines or port {port!r}.", hint=_HOW) from error
     if not 0 <= place.rank < place.machines:
-        raise UsageError(f"{name} {place.rank} is none of {place.machines} machines.", hint=how_to_start(machines))
+        raise UsageError(f"{name} {place.rank} is not one of {place.machines} ranks.", hint=how_to_start(machines))
     if not 0 < place.port < 65536:
         raise UsageError(f"--main_process_port {place.port} is not a port number.", hint="It takes 1 to 65535.")
     return place
@@ -136,7 +136,7 @@ def _read(launchers: Iterable[tuple[str, str, str, str, str]], environment: Mapp
             continue
         if address not in environment:
             raise UsageError(
-                f"{machines} says that {count} machines train, and nothing says where the first is.",
+                f"{machines} sets the number of machines to {count}, but the first machine's address is not given.",
                 hint=f"Set {address} to its address on all of them, or give --main_process_ip and --machine_rank.",
             )
         first = environment[address].split()[0]

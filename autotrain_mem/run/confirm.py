@@ -38,7 +38,7 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replanned:
-    """The best plan under a correction, and the uncorrected estimate of its settings."""
+    """Holds the best plan under a correction, and the uncorrected estimate of its settings."""
 
     plan: Plan
     predicted: Estimate
@@ -136,8 +136,8 @@ def probed(
 
 
 def is_probed(job: Job, hardware: Hardware, *, vllm_share_bytes: int) -> bool:
-    """Returns whether a probe can measure the trainer's memory: not on a CPU, not together with a vLLM engine in the
-    trainer's process, and not for a drop-in trainer, which already holds its GPU."""
+    """Returns whether a probe can measure the trainer's memory. It cannot on a CPU, with a vLLM engine in the trainer's
+    process, or for a drop-in trainer, which already holds its GPU."""
     return hardware.origin != "cpu" and not vllm_share_bytes and job.python_call is None
 
 
@@ -232,7 +232,7 @@ class _Confirmation:
         return probe
 
     def _as_measured(self) -> Plan:
-        """Returns the plan; after failed probes, the measurement replaces its raised prediction."""
+        """Returns the plan. If probes failed, which raised its prediction, the last probe's measurement replaces it."""
         if all(point.probe.fits for point in self.points):
             return self.plan
         correction = corrected(self.points[-1:], self.predicted.budget_bytes)

@@ -46,7 +46,7 @@ def opened(
 ) -> Iterator[Workers]:
     """Checks a request and yields its workers, which end with the block.
 
-    Unless the cache may answer the request, the workers import TRL right away.
+    Unless the cache can answer the request, the workers import TRL right away.
 
     Args:
         to_train: Whether training follows on this machine.
@@ -200,7 +200,7 @@ def _job(request: RunRequest) -> Job | None:
 
 
 def _check_checkpoint(request: RunRequest) -> None:
-    """Checks the checkpoint to resume from against flags and the run's plan; ``run.supervised`` knows the new plan."""
+    """Checks the checkpoint to resume from against flags and the earlier plan; ``run.supervised`` uses the new plan."""
     plan = _plan_of(request.plan or request.autofit.plan or request.folder)
     counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices

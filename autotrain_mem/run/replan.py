@@ -1,7 +1,7 @@
-"""Replans a run that ran out of memory or lost machines. The new settings resume its checkpoints and train equally.
+"""Replans a run that ran out of memory or lost machines.
 
-So only the division of a step's rows, recomputation, offloading and expandable segments may change
-(``trainers.host_optimizer`` writes the same checkpoint as an optimizer on the device).
+The new plan resumes the run's checkpoints and computes the same training. So only the division of a step's rows,
+recomputation, offloading (``trainers.host_optimizer`` writes the same checkpoint) and expandable segments may change.
 """
 
 import math
@@ -27,8 +27,8 @@ from autotrain_mem.types.report import Shortage
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, CHECKPOINTING, *OFFLOADING})
 
 LESS_SHARE = 0.1
-"""The share to leave free, since the prediction was too low by an unknown amount. Predictions of public runs' reserved
-bytes are at most 1.7 % too low (docs/understand/accuracy.md)."""
+"""The share of the budget to leave free, since the prediction was too low by an unknown amount. Predictions of public
+runs' reserved bytes are at most 1.7 % too low (docs/understand/accuracy.md)."""
 
 
 def with_less_on_device(

@@ -63,7 +63,7 @@ def material_of(path: str | Path, store: Store) -> Material:
         report = codec.from_json(Report, known)
     drawn, rows = (store.get(kind, _key(plan)) for kind in (_TIMELINE, _ROWS))
     if drawn is None:
-        not_shown.append("The cache lacks the memory over the rehearsed step and the rows' lengths: plan again.")
+        not_shown.append("The memory timeline of the rehearsed step and the row lengths are not cached: plan again.")
     else:  # a probe may have changed the budget since
         timeline = replace(codec.from_json(Timeline, drawn), budget_bytes=plan.estimate.reservable_bytes)
     if is_run and report is None:

@@ -109,7 +109,7 @@ def _together(before: MemoryReading | None, now: MemoryReading | None) -> Memory
 
 
 STEP_SECONDS, STEP_SHARE = 1.0, 1 / 2000
-"""Between two written steps lies at least a second (watchers read once a second) and at least this share of the elapsed
+"""Recorded steps are at least a second apart (watchers read once a second), and at least this share of the elapsed
 time, so that a week writes about 13,000 lines."""
 _KEPT = (
     *("start", "step", "log", "incident", "restart", "checkpoint", "save_failed", "sign", "note", "not_finite"),

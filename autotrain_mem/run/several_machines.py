@@ -95,10 +95,10 @@ def follow_first(request: RunRequest, say: Say) -> None:
 
 
 def leading(request: RunRequest, say: Say) -> AbstractContextManager[Machines | None]:
-    """Returns a context with the other machines, which sends them the outcome when it ends; None for a single machine.
+    """Returns a context manager that yields the other machines, or None without any; its exit sends them the outcome.
 
     Raises:
-        UsageError: the port cannot be listened on.
+        UsageError: this machine cannot listen on the port.
         OutputFolderError: the key cannot be written.
     """
     if request.place is None:

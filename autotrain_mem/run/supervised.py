@@ -249,8 +249,8 @@ class SupervisedRun:
         return self._first
 
     def _last_start(self) -> Checkpoint:
-        """Continues as the folder's last run: returns its newest checkpoint. If TRL alone trained there, any run's
-        checkpoint counts."""
+        """Continues the folder's last run, and returns its newest checkpoint. If TRL alone trained there, a checkpoint
+        of any run counts."""
         last = self.output.last_run()
         if last is not None:
             self._number = last.number

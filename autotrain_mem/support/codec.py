@@ -31,7 +31,7 @@ SCHEMA = "schema"
 
 
 class CodecError(ValueError):
-    """Raised for a value that is not the JSON of its noun; the message has its path."""
+    """Raised for a value that is not the JSON of its noun; the message gives the value's path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ def from_json(noun: type[Noun], value: Any) -> Noun:
     """Reads a noun that :func:`to_json` wrote.
 
     Raises:
-        CodecError: a key is missing, or a value has not its field's type. Unknown keys are ignored.
+        CodecError: a key is missing, or a value does not have its field's type. Unknown keys are ignored.
     """
     import msgspec  # takes 10 ms
 

@@ -2,7 +2,7 @@
 
 ::
 
-    AutofitError                     1   any error below, or an unforeseen one
+    AutofitError                     1   base class of all errors below; also an unforeseen error
     ├── UsageError                   2   a flag or a YAML key is unknown, malformed or contradictory
     ├── MissingExtraError            3   an optional package is missing, or its version is too old
     ├── HardwareError
@@ -23,9 +23,9 @@
     │   └── DatasetFormatError      33   columns that the trainer needs are missing
     ├── RewardFunctionError         35   a reward function raised, or did not return one number per completion
     ├── PlanError
-    │   ├── BatchSplitError         40   the effective batch does not divide
+    │   ├── BatchSplitError         40   the batch sizes do not divide evenly, or contradict each other
     │   ├── DoesNotFitError         41   nothing allowed fits the budget
-    │   ├── PlanFileError           42   the file to explain does not exist, or is not a plan
+    │   ├── PlanFileError           42   a plan's file does not exist, or is not a plan
     │   └── LimitError              43   every fitting plan exceeds --within or --budget
     ├── RehearsalError              50   the installed trainer raised during a rehearsal
     │   ├── WorkerDiedError         51   the rehearsal's process exited

@@ -136,7 +136,7 @@ def check_replaceable(
     is_one: Callable[[Path], bool],
     error: type[OutputFolderError | PlanFileError] = OutputFolderError,
 ) -> None:
-    """Checks, before there is anything to write, that a file is writable and is missing or a ``what``.
+    """Checks, before there is anything to write, that a path is writable and any file there is a ``what``.
 
     Args:
         is_one: Returns whether a file may be replaced. Raises OSError if it cannot be read.

@@ -1,6 +1,6 @@
 """Describes this machine except its cards: memory, cores, disks, network, compiler.
 
-The tightest limit of this process's control group and its parents counts, from the kernel's files:
+Memory is limited by the tightest limit of this process's control group and its parents, from the kernel's files:
 
 - version 2, ``memory.max``, ``memory.current`` and ``memory.stat``: kernel, Documentation/admin-guide/cgroup-v2.rst,
   "Memory Interface Files";
@@ -69,7 +69,7 @@ def host_memory(root: pathlib.Path = ROOT) -> HostMemory:
 
 
 def container_limits(root: pathlib.Path = ROOT) -> Iterator[HostMemory]:
-    """Yields the limits of this process's control group and its parents. No limit is ``max``, or a huge number."""
+    """Yields the limits of this process's control group and its parents. ``max`` or a huge number means no limit."""
     versions = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
     for mount, path in _groups(root):
         for folder in (root / mount / group for group in (path, *path.parents)):
@@ -110,7 +110,7 @@ def cores(root: pathlib.Path = ROOT) -> int:
             for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
                 with contextlib.suppress(OSError, ValueError):
                     texts = [(folder / name).read_text(encoding="ascii") for name in names]
-                    quota, period = map(int, " ".join(texts).split())  # "max" is no number
+                    quota, period = map(int, " ".join(texts).split())  # "max" is not a number
                     if quota > 0:
                         count = min(count, max(1, quota // period))
     return count

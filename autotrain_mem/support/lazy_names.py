@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def lazily_imported(package: str, file: str, name: str) -> object:
-    """Returns a name for the ``__getattr__`` of a package with this ``file``, if it imports it for type checkers.
-    Raises AttributeError if the package imports no such name."""
+    """Returns the object that the package with this ``file`` imports as ``name`` for type checkers only. It serves the
+    package's ``__getattr__``. Raises AttributeError if the package imports no such name."""
     if name not in _modules(file):
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_modules(file)[name]), name)

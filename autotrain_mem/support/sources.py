@@ -1,4 +1,4 @@
-"""Rejects missing models and data, and an unreachable Hugging Face Hub, sooner than its clients' half a minute."""
+"""Rejects missing models and data, and an unreachable hub, within seconds; the hub's clients take half a minute."""
 
 import json
 import math
@@ -38,7 +38,7 @@ _SIZES = {
 
 
 def saved_model(flag: str) -> str:
-    """Returns the hint with the values of a model's flag."""
+    """Returns the hint for a flag that names a model."""
     return f"Give {flag} a folder made by save_pretrained, or a hub id such as Qwen/Qwen2.5-0.5B."
 
 
@@ -115,7 +115,7 @@ def is_path(name: str) -> bool:
 
 
 def check_data_path(name: str) -> None:
-    """Raises DatasetNotFoundError, EmptyDatasetError, or MalformedDatasetError."""
+    """Raises DatasetNotFoundError, EmptyDatasetError, or MalformedDatasetError for a path that cannot be data."""
     path = Path(name)
     if path.suffix.lower() in DATA_KINDS and not path.is_dir():
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Formats bytes, counts, times, rates and money as text, and makes foreign text safe to show.
+"""Formats bytes, counts, times, rates and money as text, and makes text from other sources safe to print.
 
 Every size in this project is an ``int`` of bytes whose name ends in ``_bytes``. Units are binary: GiB is 2**30 bytes.
 """
@@ -71,7 +71,7 @@ def money(cost: float, currency: str) -> str:
 
 
 def brief(seconds: float) -> str:
-    """Formats seconds as ``duration`` does, but less than one in milliseconds: ``66 ms``, ``6.6 s``."""
+    """Formats seconds as ``duration`` does, but less than one second in milliseconds: ``66 ms``, ``6.6 s``."""
     return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else duration(seconds)
 
 

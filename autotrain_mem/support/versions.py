@@ -46,7 +46,7 @@ def versions_key() -> dict[str, str | None]:
 
 @functools.cache
 def local_key() -> dict[str, str | None]:
-    """Returns such a key from sizes and dates of files: valid on this machine only, but in 8 ms."""
+    """Returns a key like :func:`versions_key` from sizes and dates of files: in 8 ms, but only for this machine."""
     return _key(content_digest(OURS, read=False), read=())
 
 

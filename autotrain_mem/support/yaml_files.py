@@ -33,7 +33,7 @@ def read_yaml(path: str, flag: str) -> dict[str, Any]:
         node = loader.get_single_node()
         if node is not None and _count(node, {}) > MOST_VALUES:
             message = f"The config {path} holds more than {MOST_VALUES:,} values."
-            raise UsageError(message, hint="Write values out in place of aliases (*name) of aliases.")
+            raise UsageError(message, hint="Write out the values of aliases (*name) that refer to other aliases.")
         config = None if node is None else loader.construct_document(node)
         plain: Any = json.loads(json.dumps(config, default=str))  # a date becomes the text that it was
     except OSError as error:

@@ -49,7 +49,7 @@ def test_what_is_refused() -> None:
         (None, {"machine_rank": 1}, {}, "--nodes"),
         (2, {"machine_rank": 1}, {}, "--main_process_ip"),
         (2, {"main_process_ip": "a"}, {}, "--machine_rank"),
-        (2, {"machine_rank": 2, "main_process_ip": "a"}, {}, "none of 2 machines"),
+        (2, {"machine_rank": 2, "main_process_ip": "a"}, {}, "not one of 2 ranks"),
         (2, {"machine_rank": 0, "main_process_ip": "a", "main_process_port": 70000}, {}, "70000"),
         (3, {}, SLURM, "--nodes 3 and Slurm"),
         (None, {}, SLURM | {"SLURM_STEP_NUM_TASKS": "16"}, "16 tasks on 2 nodes"),
