@@ -1,1 +1,1 @@
-"""Turns a recorded run into peaks in bytes and seconds a step. Runs in the parent (pure)."""
+"""Turns a recorded run into peaks in bytes and seconds per step. Runs in the parent (pure)."""

@@ -86,7 +86,7 @@ def largest_modules(blocks: list[Block]) -> tuple[tuple[str, int], ...]:
 
 VISION, PROJECTOR, LANGUAGE, BETWEEN = "vision tower", "projector", "language model", "shared"
 PARTS = (VISION, PROJECTOR, LANGUAGE, BETWEEN)
-"""In the order of the forward pass; the last part holds the rest, such as most temporaries of a backward pass."""
+"""Parts in the order of the forward pass; the last one holds the rest, such as most temporaries of a backward pass."""
 
 _PROJECTOR = re.compile(r"\b(multi_modal_projector|connector|merger|deepstack_merger_list)\b")
 _VISION = re.compile(r"\b(visual|vision_tower|vision_model)\b")

@@ -30,7 +30,7 @@ from autotrain_mem.types.estimate import STEPS, MixedLengths
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 CLASSES = 8
-"""The number of distinct lengths; a plan waits for each."""
+"""The number of distinct lengths to replay, each of which makes planning slower."""
 SMALL_CLASSES = 4
 """The number of distinct lengths for small blocks, which have few segments."""
 SEED = 0
@@ -134,7 +134,7 @@ class DrawnBatches:
 def drawn_batches(
     profile: DataProfile, *, rows: int, each_step: int, limit: int | None, longest: int, classes: int = CLASSES
 ) -> DrawnBatches:
-    """Draws the batches of the last number of steps in :data:`STEPS`; every call draws the same.
+    """Draws the batches of as many steps as the last entry of :data:`STEPS`; every call draws the same.
 
     Args:
         rows: Rows in a batch.
@@ -164,9 +164,8 @@ def mixed_lengths(
     empties_cache: bool = False,
 ) -> MixedLengths:
     """Replays sampled steps after the longest rows, with both kinds of segments. ``empties_cache``: whether
-    ``torch_empty_cache_steps`` releases the cache that the longest rows left: running them first then saves no later
-    allocation, but still reserves its own bytes. Raises UnclearStepsError if the steps of these rehearsals cannot be
-    separated, or use several streams."""
+    ``torch_empty_cache_steps`` releases the cache that the longest rows left. Later steps then cannot reuse it, but its
+    bytes still count. Raises UnclearStepsError if steps cannot be separated, or use several streams."""
     templates = _templates(longest, shorter, accumulates=batches.each_step > 1)
     looked_at = {steps * batches.each_step for steps in STEPS}
 
@@ -207,7 +206,7 @@ def reserved_after(
 
 
 class Template:
-    """Provides the parts of a rehearsal at any length."""
+    """Provides the events and block sizes of a rehearsal's parts at any length."""
 
     def __init__(self, rehearsed: Rehearsed, other: Rehearsed, *, accumulates: bool) -> None:
         self.tokens = rehearsed.tokens
@@ -273,7 +272,7 @@ class Run:
             longest, shorter = self._templates
             for number in range(self.micro_batches):
                 length = tokens[min(number, len(tokens) - 1)]
-                # Loops of the loss are closest in the template that is nearer by the ratio of lengths.
+                # The template that is nearer by the ratio of lengths has the most similar number of loss chunks.
                 template = longest if length * length >= longest.tokens * shorter.tokens else shorter
                 parts = template.parts.later if self._begun else template.parts.first
                 self._play(template, parts[number], length)
@@ -286,7 +285,7 @@ class Run:
         return self.allocator.peak_reserved_bytes
 
     def _try(self, template: Template) -> None:
-        """Runs the longest rows beside stand-ins for the memory of later steps (``training.process.longest_batch``)."""
+        """Runs the longest rows beside placeholders for later steps' memory (``training.process.longest_batch``)."""
         _, sizes = template.compiled(template.parts.load, template.tokens, is_small=self._is_small)
         standing_in = [sizes[number - 1] for number in template.parts.beside_trial]
         held = [self.allocator.malloc(size) for size in standing_in if (size <= SMALL_BYTES) is self._is_small]

@@ -21,7 +21,7 @@ class DeviceCapacity:
     capacity_bytes: int | None
     """The most that can be reserved; None for no limit."""
     total_bytes: int | None = None
-    """The whole device, to which ``per_process_memory_fraction`` applies; None for the capacity."""
+    """Bytes of the whole device, to which ``per_process_memory_fraction`` applies; None for ``capacity_bytes``."""
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     """The training process's settings; ``grows`` is chosen separately."""
     caches: bool = True
@@ -89,7 +89,7 @@ def held_after_each(trace: Trace, room: DeviceCapacity, *, grows: bool) -> list[
 
     def events() -> Iterator[int]:
         for event in trace.events:
-            yield event  # the next one is asked for once this one is played
+            yield event  # the replay asks for the next event after this one
             held.append((allocator.reserved_bytes, allocator.allocated_bytes))
 
     replay.run(events())
@@ -127,7 +127,7 @@ class Replay:
         )
 
     def run(self, events: Iterable[int] | None = None) -> None:
-        """Replays all events; a caller that watches them passes the trace's own as ``events``."""
+        """Replays all events. A caller can pass its own iterator over the trace's events, to act between them."""
         coming, passed = iter(self._trace.events if events is None else events), 0
         for use in self._trace.stream_uses:
             self._play(islice(coming, use.event - passed))

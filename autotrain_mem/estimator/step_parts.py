@@ -12,7 +12,7 @@ from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 FOREIGN = 1 << 40
-"""Events from this number on free a block of an earlier part; the excess is an index into ``foreign``."""
+"""Events from this number on free a block of an earlier part, whose kind is ``foreign[event - FOREIGN]``."""
 
 Kind = Hashable
 
@@ -23,7 +23,7 @@ class UnclearStepsError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceSpan:
-    """Holds a part of a rehearsal: births and deaths of its own blocks, and deaths of blocks of earlier parts."""
+    """Holds a part of a rehearsal: allocations and frees of its own blocks, and frees of blocks of earlier parts."""
 
     events: array[int]
     foreign: tuple[Kind, ...]
@@ -36,6 +36,8 @@ class TraceSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts:
+    """Holds the parts of a rehearsal of two steps."""
+
     load: TraceSpan
     trial: TraceSpan
     """The last micro-batch of the first step, without the optimizer's step."""
@@ -51,7 +53,7 @@ def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
     """Divides a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearStepsError.
 
     Args:
-        accumulates: Each step has two micro-batches. The optimizer's phase begins after both of them, because the
+        accumulates: Whether each step has two micro-batches. The optimizer's phase begins after both of them, since the
             recorder cannot know whether the optimizer will step (``trainers.phases``).
     """
     starts, count = trace.phase_starts, 2 if accumulates else 1

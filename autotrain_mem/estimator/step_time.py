@@ -225,8 +225,7 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool)
 COLLECTIVES = (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE)
 HALF = ("bfloat16", "float16")
 GATHERED_IN = 32
-"""Number of gathers for all weights, of which one is waited for: models up to 8B have 24 to 32 layers, 70B has 80.
-"""
+"""Number of gathers for all weights, one of which overlaps with nothing. 8B models have up to 32 layers, 70B has 80."""
 
 
 def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:

@@ -17,7 +17,7 @@ STACKED = tuple(Owner)
 
 
 def make_timeline(trace: Trace, room: DeviceCapacity, *, grows: bool, name: str, places: int = PLACES) -> Timeline:
-    """Replays a run and records the bytes of each owner at the points shown.
+    """Replays a run and records the bytes of each owner at selected events.
 
     Each of ``places`` intervals keeps its lowest and highest point, and the one with most reserved bytes. Raises
     ValueError for a trace without events.

@@ -83,7 +83,7 @@ def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstima
     at_peak = [trace.blocks[number - 1] for number in alive_after(islice(trace.events, peak))]
     phases: dict[Phase, int] = {}
     phase, starts = Phase.LOAD, deque(trace.phase_starts)
-    for moment in moments:  # the number of events before it
+    for moment in moments:  # each is the number of events before it
         while starts and starts[0][0] < moment:
             phase = starts.popleft()[1]
         phases[phase] = max(phases.get(phase, 0), allocated[moment])

@@ -24,7 +24,7 @@ _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradi
 
 
 def with_accelerate(request: RunRequest) -> RunRequest:
-    """Returns the request with its config's processes, machines and sharding. Raises UsageError for all problems."""
+    """Returns the request with its configs' processes, machines and sharding. Raises UsageError for all problems."""
     request = with_deepspeed(request)
     given, name = request.autofit.accelerate_config, FLAG
     if given is None:
@@ -45,7 +45,7 @@ def with_accelerate(request: RunRequest) -> RunRequest:
     if str(content.get("distributed_type")) == "DEEPSPEED":
         return _with_zero(request, content, launch, gpus=gpus)
     sharding = launch.sharding if processes > 1 else None
-    # Knobs without a flag, and that nothing is offloaded.
+    # Knobs that have no flag, and offloading even if it is off.
     pins: dict[str, Any] = {"fsdp_offload_params": launch.fsdp_offload_params}
     if launch.dp_replicate_size is not None:
         pins["dp_replicate_size"] = launch.dp_replicate_size
@@ -60,7 +60,7 @@ def with_accelerate(request: RunRequest) -> RunRequest:
 
 
 def _with_zero(request: RunRequest, content: Mapping[str, Any], launch: Launch, *, gpus: Any) -> RunRequest:
-    """Returns the request with a config's DeepSpeed settings as flags and in DeepSpeed's own file."""
+    """Returns the request with the DeepSpeed settings of the config itself, or of the file that it names."""
     from autotrain_mem.parallel.user_config import zero_settings
 
     given = zero_settings(content)
@@ -103,7 +103,7 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
     autofit, counts = request.autofit, request.autofit.gpu_counts
     devices = None if launch.processes is None else launch.processes // launch.nodes
     if devices is None and len(counts) != 1:
-        yield f"{name} leaves num_processes open", "Give --gpus N, or write num_processes: N."
+        yield f"{name} does not set num_processes", "Give --gpus N, or write num_processes: N."
     elif devices is not None and counts not in ((), (devices,)):
         machines = f" on {launch.nodes} machines" if launch.nodes > 1 else ""
         written = ",".join(map(str, counts))
@@ -117,19 +117,19 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
         yield f"--sharding {autofit.sharding} and {name}, which asks for {asked}, contradict each other", "Remove one."
     if autofit.fsdp_offload_params and not launch.fsdp_offload_params:
         cure = "Remove the flag, or write fsdp_offload_params: true."
-        yield f"--fsdp_offload_params is not what {name} says", cure
+        yield f"--fsdp_offload_params and {name} contradict each other", cure
     for knob in SHARE_TOKENS:
         asked, size = getattr(autofit, knob), getattr(launch, knob)
         if asked not in (None, size):
             cure = f"Remove --{knob}, or write parallelism_config_{knob}: {asked}."
-            yield f"--{knob} {asked} is not the {size} of {name}", cure
+            yield f"--{knob} {asked} and the {size} of {name} contradict each other", cure
     attention = request.argument("attn_implementation") or "sdpa"
     if launch.sp_size > 1 and attention != launch.sp_attention:
         cure = f"Write parallelism_config_sp_attn_implementation: {attention}."
-        yield f"{name} shares rows of {launch.sp_attention}, and --attn_implementation is {attention}", cure
+        yield f"{name} is for {launch.sp_attention} attention, and --attn_implementation is {attention}", cure
     if launch.recomputes and any(request.argument(each) for each in RECOMPUTES):
         cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; transformers takes one."
-        yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute the same twice", cure
+        yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute activations twice", cure
     precision = launch.mixed_precision
     other = {"bf16": "fp16", "fp16": "bf16"}.get(precision)
     is_off = request.names(precision) and not request.argument(precision)
@@ -140,9 +140,9 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
 
 
 def with_deepspeed(request: RunRequest) -> RunRequest:
-    """Returns the request with the stage and the offload of its DeepSpeed config, whose content goes to TRL.
+    """Returns the request with the ZeRO stage and offloading of its DeepSpeed config; TRL gets the config as well.
 
-    Numbers that are also TRL's arguments become these, and ``auto`` in the config. Raises UsageError.
+    Numbers for which TRL has arguments become these arguments, and ``auto`` in the config. Raises UsageError.
     """
     given = request.argument(_ARGUMENT)
     if given is None:
@@ -157,10 +157,10 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
         both = f"--sharding {request.autofit.sharding} and the {zero.sharding} of --{_ARGUMENT} contradict each other"
         problems.append((both, "Remove one."))
     if request.autofit.accelerate_config is not None or request.accelerate is not None:
-        problems.append((f"{FLAG} and --{_ARGUMENT} both say how processes share the model", "Remove one."))
+        problems.append((f"{FLAG} and --{_ARGUMENT} both set how processes share the model", "Remove one."))
     others = [name for name in OF_DEEPSPEED if getattr(request.autofit, name) not in (None, getattr(zero, name))]
     cure = "Remove the flag, or write it into the file."
-    problems += [(f"--{name} is not what --{_ARGUMENT} says", cure) for name in others]
+    problems += [(f"--{name} and --{_ARGUMENT} contradict each other", cure) for name in others]
     refuse_all(problems)
     offload = {name: getattr(zero, name) or getattr(request.autofit, name) for name in OF_DEEPSPEED}
     left, said = with_auto(content)
@@ -178,7 +178,7 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
 
 
 def deepspeed_content(given: Any) -> Mapping[str, Any]:
-    """Reads a DeepSpeed config: a path, JSON itself (TRL's parser takes both), or keys. Raises UsageError."""
+    """Reads a DeepSpeed config from a path, JSON text (TRL's parser accepts both), or keys. Raises UsageError."""
     return config_content(given, f"--{_ARGUMENT}", hint="Give DeepSpeed's own JSON.")
 
 

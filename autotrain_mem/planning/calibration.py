@@ -1,17 +1,17 @@
 """Corrects predictions by what probes measured.
 
-Settings that differ from the probed ones only in the contents of a micro-batch are of the same kind. For these, each
-phase gets a line: corrected = measured + scale x (predicted - predicted at the probe). Settings of another kind hold
-other tensors: their predictions change only after a probe that did not fit, by the missing bytes.
+Settings that differ from the probed ones only in the rows and lengths of a micro-batch are of the same kind. For these,
+each phase gets a line: corrected = measured + scale x (predicted - predicted at the probe). Settings of another kind
+hold other tensors: their predictions change only after a probe that did not fit, by the missing bytes.
 
 A phase's peak has a static part, which exists once the models are loaded, and a moving part on top. With one probe, an
-error in the static part becomes the offset, and the scale is the measured over the predicted moving part, since its
-errors (one saved tensor too many per layer and token) are proportional. With two probes of one kind, the scale is the
-slope between them. Outside 0.5 to 2 the assumption failed: the scale is clipped, and the rest becomes the offset. A
-phase that no probe reached takes the line of the last phase that one reached.
+error in the static part becomes the offset. The scale is the measured moving part divided by the predicted one, since
+its errors (one saved tensor too many per layer and token) are proportional to it. With two probes of one kind, the
+scale is the slope between them. A scale outside 0.5 to 2 is clipped, and the rest becomes the offset. A phase that no
+probe reached is corrected by the line of the last phase that one reached.
 
-Cached bytes are corrected by a constant, and only if no request failed and the cache was never released: otherwise the
-card limited them. After an out-of-memory error, measured bytes are lower bounds: they only raise a prediction, to at
+Cached bytes are corrected by a constant, but not if a request failed or the cache was released: then the card's size
+limited them. After an out-of-memory error, measured bytes are lower bounds: they only raise a prediction, to at
 least one byte more than the budget, plus a twentieth of the budget for each earlier probe that failed.
 """
 
@@ -29,13 +29,13 @@ from autotrain_mem.types.experience import Probe
 SCALES = (0.5, 2.0)
 """Limits of the scale. No prediction was more than 15 % off a public run (docs/understand/accuracy.md)."""
 LEAST_DISTANCE = 0.05
-"""Two probes whose predictions are closer than this share give no slope: measured bytes move in segments of 2 MiB, or
-of 20 MiB for larger blocks (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
+"""Two probes give no slope if their predictions differ by less than this share: measured bytes change by whole segments
+of 2 MiB, or 20 MiB for larger blocks (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
 MISTRUST = 0.05
-"""Share of the budget that each further failed probe adds to the assumed need of such settings."""
+"""Share of the budget that each further failed probe adds to the assumed bytes of such settings."""
 
 _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))")
-"""``c10/cuda/CUDACachingAllocator.cpp: malloc``; its sizes are ``format_size``'s."""
+"""The message of ``c10/cuda/CUDACachingAllocator.cpp: malloc``, whose sizes ``format_size`` writes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class Correction:
     measured: Knobs | None = None
     """The probed settings; None applies the correction to all settings alike."""
     missing_bytes: int = 0
-    """Lower bound of the error, which raises predictions of other kinds, too."""
+    """Lower bound of the error; it also raises the predictions of settings of another kind."""
 
     def of(self, memory: MemoryEstimate, knobs: Knobs) -> MemoryEstimate:
         """Returns the corrected prediction, whose owners still add up to the peak."""
@@ -180,7 +180,7 @@ def _scale(phase: Phase, points: Sequence[Point]) -> float:
 
 
 def _kind(knobs: Knobs) -> Knobs:
-    """Returns the settings without the contents of a micro-batch."""
+    """Returns the settings without the rows and lengths of a micro-batch."""
     without: dict[str, Any] = dict.fromkeys((*(name for lever in BATCHES for name in LEVERS[lever].knobs), MAX_LENGTH))
     return replace(knobs, **without)
 

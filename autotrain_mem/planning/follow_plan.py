@@ -31,7 +31,7 @@ from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.planned import as_recorded
 
 GIVEN_ANEW = (MAX_LENGTH, *COMPLETION_KNOBS, "lora_r", "lora_alpha", "lora_target_modules")
-"""Knobs that may differ from the plan's if the user set them for the plan, too."""
+"""Knobs that may differ from the plan's if the user also set them for the plan."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared by their effect: the model by its digest, knobs by the plan's values."""
@@ -70,7 +70,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         # A probe showed that the plan fits with these figures; here they are measured without the job.
         as_measured = {name: getattr(before.hardware, name) for name in ("non_torch_bytes", "communicator_bytes")}
         subject = replace(subject, hardware=replace(subject.hardware, **as_measured))
-    estimate = replace(  # the same bytes against what is free here
+    estimate = replace(  # the plan's bytes, against the memory that is free here
         before,
         knobs=knobs,
         hardware=subject.hardware,
@@ -88,7 +88,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         less_room = [f"{name} {format_bytes(old)} -> {format_bytes(new)}" for name, old, new in less if old != new]
         changed = ", ".join(reasons or less_room)
         predictions, attempts = Predictions(subject), []
-        for way in ways:  # one, but where other processes share it
+        for way in ways:  # one, unless GPUs or sharding differ from the plan's
             split = {name: getattr(way, name) for name in (ROWS, STEPS)}
             (estimate,) = predictions.rehearse([replace(knobs, **split)], whole=True)
             estimate = predictions.over_steps(estimate) if estimate.fits else estimate
@@ -106,9 +106,9 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
             )
             raise DoesNotFitError("\n".join(lines), hint=f"Plan again: {again}")
         warnings = (f"The earlier plan was rehearsed again, since this has changed: {changed}.",)
-        # What was measured was measured elsewhere.
+        # These were measured in another setup.
         alternatives, experience = (), replace(experience, learned=LearnedLimits(), probes=())
-    levers = tuple(lever for lever in plan.levers if lever.name != "fp16")  # the card's own precision is each card's
+    levers = tuple(lever for lever in plan.levers if lever.name != "fp16")  # make_plan adds it if this card needs it
     result = SearchResult(
         level=plan.level, estimate=estimate, attempts=tuple(attempts), levers=levers, alternatives=(), most=plan.most
     )
@@ -146,10 +146,10 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     if job.effective_batch_size not in (None, rows):
         yield f"effective_batch_size is {job.effective_batch_size}, and {rows} in the plan"
     lowered = (min(lever.harm, Harm.ROUNDING) if lever.name == "dtype" else lever.harm for lever in plan.levers)
-    given_up = max(lowered, default=Harm.NONE)  # updates may be lost to rounding however far it goes
+    given_up = max(lowered, default=Harm.NONE)  # bfloat16 weights are allowed even if they lose updates
     if job.fit != plan.job.fit and given_up > FURTHEST[job.fit]:
         yield f"fit is {job.fit}, and the plan's level is {plan.level}"
-    harms = {lever.name: lever.harm for lever in plan.levers}  # less than its row's where it is let go: that may be
+    harms = {lever.name: lever.harm for lever in plan.levers}  # a released lever has less harm than its row
     newly = {name: LEVERS[name] for name in sorted(check_forbid(job.forbid) - plan.job.forbid)}
     if pulled := [name for name, row in newly.items() if harms.get(lever_name(row), Harm.NONE - 1) >= row.harm]:
         yield f"forbid has {', '.join(pulled)}, and the plan needs {'it' if len(pulled) == 1 else 'them'}"
@@ -168,7 +168,7 @@ def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
         if public[0].get(name) != public[1].get(name)
     }
     for name, (old, new) in differing.items():
-        package = name.removesuffix(" files")  # the suffix of the digest of a package's files
+        package = name.removesuffix(" files")  # this suffix marks the digest of a package's files
         if name == "autotrain_mem":
             changes.append("autofit's own code")
         elif package == name:
@@ -182,7 +182,7 @@ def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
     if tokens > plan.row_tokens:  # shorter rows need no more than longer ones
         changes.append(f"longest {'prompt' if plan.job.is_online else 'row'} {plan.row_tokens} -> {tokens} tokens")
     digest = None if job.python_call is None else job.python_call.digest
-    if digest != plan.objects or digest == "":  # an empty one says that the objects cannot be known
+    if digest != plan.objects or digest == "":  # an empty digest: the objects are unknown
         changes.append("the script's objects")
     if subject.facts.digest != plan.model_digest:
         changes.append(f"the config of {job.model}")
@@ -194,7 +194,7 @@ def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
 
 
 def _card_name(hardware: Hardware) -> str:
-    """Returns the catalog's name: ``rtx3060`` and NVML's ``NVIDIA GeForce RTX 3060`` are one card."""
+    """Returns the card's name in the catalog, so that ``rtx3060`` equals NVML's ``NVIDIA GeForce RTX 3060``."""
     known = recognise(hardware.name, hardware.total_bytes)
     return hardware.name if known is None else known.name
 
@@ -211,6 +211,6 @@ def _changed_arguments(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
             yield f"{name} {before.arguments.get(name, 'not given')} -> {now.arguments.get(name, 'not given')}"
     if before.accelerate != now.accelerate:
         yield "the config of accelerate launch"
-    for name in sorted((before.environment.keys() | now.environment.keys()) - {*CHOOSE_CARDS}):  # the card is compared
+    for name in sorted((before.environment.keys() | now.environment.keys()) - {*CHOOSE_CARDS}):  # cards are compared
         if before.environment.get(name) != now.environment.get(name):
             yield f"the variable {name}"

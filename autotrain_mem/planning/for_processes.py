@@ -34,18 +34,18 @@ def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
     processes, sharding = topology.processes, given.get("sharding")
     if sharding in ZEROS and find_spec("deepspeed") is None:
         raise UsageError(
-            f"--sharding {sharding} is DeepSpeed's, which is not installed.",
+            f"--sharding {sharding} needs DeepSpeed, which is not installed.",
             hint='pip install "autotrain_mem[deepspeed]" installs it; or give --sharding fsdp2.',
         )
     if sharding not in (None, *ZEROS) and processes == 1:
         raise UsageError(
-            f"--sharding {sharding} divides the work of several GPUs, and this is for one.",
+            f"--sharding {sharding} divides the work of several GPUs, but this run uses one.",
             hint="Give --gpus 2 or more, or remove --sharding; on one GPU DeepSpeed's --sharding zero3 with "
             "--offload_optimizer_device cpu keeps the optimizer's state in host memory.",
         )
     if sharding == "hsdp" and _replicas(topology, given) == 1:
         raise UsageError(
-            "--sharding hsdp holds a whole set of shards on each of several machines, and this is for one.",
+            "--sharding hsdp holds a whole set of shards on each of several machines, but this run uses one.",
             hint="Give --nodes 2 or more, or --sharding fsdp2.",
         )
     if given.get("fsdp_offload_params") and sharding in (None, "ddp", *ZEROS):
@@ -57,7 +57,7 @@ def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
     if zero and (sharding not in ZEROS or ("offload_param_device" in zero and sharding != "zero3")):
         flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
         takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
-        raise UsageError(f"--{flag} is DeepSpeed's: it takes {takes}.", hint=f"Give {takes}, or remove --{flag}.")
+        raise UsageError(f"--{flag} needs DeepSpeed: {takes}.", hint=f"Give {takes}, or remove --{flag}.")
     for name, size in _token_shares(given).items():
         if processes % size:
             takes, more = ", ".join(map(str, divisors(processes))), f"--gpus {size} or a multiple"
@@ -86,7 +86,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """Fills open settings from the plan; the request's own sharding stays. ``AutoFit.over`` made ``filled``."""
+    """Fills open settings from the plan; the request's own sharding stays. ``filled`` comes from ``AutoFit.over``."""
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}

@@ -1,6 +1,6 @@
-"""Keeps workers' answers between runs until something that they depend on changes, which saves importing TRL.
+"""Keeps workers' answers between runs, so that TRL need not be imported, until something that they depend on changes.
 
-A key covers the question, the files that it names, the hub's local commits, environment variables and versions.
+A key covers the question, the files that it names, commits in the local hub cache, environment variables and versions.
 Errors are not kept, and neither are answers that depend on the user's code.
 """
 
@@ -28,16 +28,16 @@ Answer = TypeVar("Answer")
 NOWHERE = Store(None)
 
 MOST_FILES = 10_000
-"""A folder with more files than this is not searched, and nothing about it is kept."""
+"""A folder with more files than this is not scanned, and no answer about it is kept."""
 SETTLED_SECONDS = 2.0
-"""A file younger than this may change again without a new date, so nothing about it is kept yet."""
+"""A file that changed less than this ago may change again at the same timestamp, so no answer about it is kept."""
 HUB_SECONDS = 3600
-"""How long an answer about a hub id is valid: a new commit shows only on the hub."""
+"""The longest time that an answer about a hub id is valid, since new commits are visible only on the hub."""
 
 _USERS_CODE = ("reward_funcs", "trust_remote_code", RESUME)
 """Arguments that run the user's own code, or read what a run wrote."""
 _WRITTEN = ("output_dir", "logging_dir")
-"""Arguments that name what is written, not read."""
+"""Arguments that name what a run writes; no answer depends on them."""
 _MAY_BE_HUB_IDS = ("datasets", "chat_template_path")
 _READ_BY_LIBRARIES = (
     *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TRL_", "ACCELERATE_", "TORCH", "PYTORCH_", "BNB_", "XFORMERS_"),
@@ -61,7 +61,7 @@ def parsed(store: Store, workers: Workers, request: RunRequest) -> tuple[dict[st
         {**request.autofit.pins, **request.pins},
         request.own,
     )
-    if key is not None and as_recorded(job := request.job(given)).arguments == job.arguments:  # without a secret
+    if key is not None and as_recorded(job := request.job(given)).arguments == job.arguments:  # no secret among them
         store.put("parsed", key, {"given": given, "defaults": codec.to_json(defaults)})
     return given, defaults
 
@@ -102,7 +102,7 @@ def kept_or_asked(
     ask: Callable[[], Answer],
     keeps: Callable[[Answer], bool] = lambda answer: True,
 ) -> Answer:
-    """Returns what is stored under a key, or else asks for it and stores it; nothing is stored without a key."""
+    """Returns the answer stored under a key, or else calls ``ask`` and stores its answer if there is a key."""
     kept = None if key is None else store.get(kind, key)
     if kept is not None:
         return codec.from_json(noun, kept)
@@ -119,12 +119,12 @@ UNSEEN = frozenset(
         *(NOT_REHEARSED, "lr_scheduler_type", "warmup_steps", "num_train_epochs", RESUME),
     )
 )
-"""Arguments that no rehearsal depends on. Not ``weight_decay``, which may copy gradients."""
+"""Arguments that no rehearsal depends on. ``weight_decay`` is not among them: it may copy gradients."""
 
 
 def job_key(job: Job) -> dict[str, Any]:
     """Returns the parts of a job that a rehearsal depends on."""
-    recorded = as_recorded(job)  # a cache is a file, too
+    recorded = as_recorded(job)  # without secrets, which must not reach the cache's files
     seen = {name: value for name, value in recorded.arguments.items() if name not in UNSEEN}
     others = {name: value for name, value in job.environment.items() if name not in recorded.environment}
     digests = {name: hashlib.blake2b(value.encode(), digest_size=16).hexdigest() for name, value in others.items()}
@@ -144,11 +144,11 @@ def _parse_key(request: RunRequest) -> dict[str, Any] | None:
 
 
 def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:
-    """Returns a key that holds arguments only as digests, since they may hold a token of the user's."""
+    """Returns a key with digests of the arguments, which may hold secrets; None if a file they name is unsettled."""
     files = {text: _state(Path(text)) for text in sorted({*texts}) if os.path.exists(text)}
     if None in files.values():
         return None
-    # The commits that are on this disk, by ref (``huggingface_hub/file_download.py: repo_folder_name``).
+    # The commits in the local hub cache, by ref (``huggingface_hub/file_download.py: repo_folder_name``).
     hub: dict[str, list[tuple[str, str]]] = {}
     for text in (each for each in hub_ids if each not in files):
         folders = [hub_cache() / f"{kind}--{text.replace('/', '--')}" / "refs" for kind in ("models", "datasets")]
@@ -177,7 +177,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _state(path: Path) -> list[Any] | None:
-    """Returns sizes and dates of a file or a folder's visible files; None if these do not identify the content."""
+    """Returns sizes and times of a file or a folder's visible files; None if these do not identify the content."""
     files = [path] if path.is_file() else []
     for parent, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -54,7 +54,7 @@ class RunLimits:
         ways.append("  --gpu all  shows which cards meet it (autofit plan)")
         costs = "" if price is None else f" and costs {money(cost, price.currency)}"
         return LimitError(
-            f"Nothing that fits {fastest.hardware.name} keeps {' and '.join(wishes)}.\n"
+            f"Nothing that fits {fastest.hardware.name} meets {' and '.join(wishes)}.\n"
             f"  the fastest takes {duration(seconds)} ({steps:,} steps of {brief(fastest.time.step_seconds)}){costs}",
             hint="\n".join(["any of these would suffice:", *ways]),
         )
@@ -80,11 +80,11 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
     if optimizer_steps(subject, knobs) is None:
         raise UsageError(
             f"{flags}: the number of optimizer steps is unknown.",
-            hint="Name the data with --dataset, or say --max_steps N.",
+            hint="Name the data with --dataset, or give --max_steps N.",
         )
     card = subject.hardware
     rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
-    if None in (*rates, card.host_link_bytes_per_second):  # the seconds of an imagined card only rank plans
+    if None in (*rates, card.host_link_bytes_per_second):  # assumed rates only rank plans
         raise UsageError(
             f"{flags}: the speed of {card.name} is unknown.",
             hint="Give --gpu a card by name (autofit gpus lists them).",
@@ -98,8 +98,8 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
 
 
 def optimizer_steps(subject: Subject, knobs: Knobs) -> int | None:
-    """Returns the optimizer steps of the whole training, as ``trainer.py: set_initial_training_values`` of transformers
-    counts them; None where neither ``max_steps`` nor the data determine them."""
+    """Returns the optimizer steps of the whole training; None if neither ``max_steps`` nor the data determine them.
+    Counts as transformers does (``trainer.py: set_initial_training_values``)."""
     job, profile = subject.job, subject.lengths.profile
     asked = job.arguments.get("max_steps", -1)
     if isinstance(asked, int) and asked > 0:

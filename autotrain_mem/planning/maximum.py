@@ -1,7 +1,7 @@
-"""Finds the candidate values for ``--max_length max`` and its like, and the question that the search answers.
+"""Finds the values to search for an argument given as ``max``, such as ``--max_length max``.
 
 ``--per_device_train_batch_size max`` tries the divisors of a given effective batch; otherwise the effective batch
-follows from the rows. For ``--num_generations max`` alone, a step keeps the prompts of TRL's defaults.
+follows from the rows. With ``--num_generations max`` alone, a step has TRL's default number of prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from autotrain_mem.types import Job, Knobs
 MOST_ROWS = 16_384
 """Upper bound of rows in a micro-batch, and of completions per prompt."""
 MOST_TOKENS, MOST_RANK = 1 << 20, 4096
-"""Upper bounds of tokens and of the rank if neither the model's config nor the data have one."""
+"""Upper bounds of a row's tokens and of the rank if neither the model's config nor the data give one."""
 
 _Asked = tuple[Sequence[int], str]
 """Candidate values, smallest first, and the reason why there is no larger one."""
@@ -38,7 +38,7 @@ def question_of(subject: Subject) -> Question | None:
         return replace(subject, job=with_value(subject.job, subject.defaults, name, value)).space()
 
     values, stopped_by = _VALUES[name](subject)
-    space(values[0])  # an error of the first value is an error of all
+    space(values[0])  # raises an error here that every value would have
     return Question(name=name, values=values, space=space, stopped_by=stopped_by)
 
 

@@ -1,4 +1,4 @@
-"""Prepares a replay of rows of every length: rehearses shorter rows once, and draws batches by the data's lengths."""
+"""Replays batches of every length: rehearses shorter rows once, and draws batches from the lengths in the data."""
 
 import statistics
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from autotrain_mem.types.estimate import MixedLengths
 LEAST_TOKENS = 32
 """If the longest rows have fewer tokens, shorter ones are not worth a rehearsal."""
 SHORTER = (0.125, 0.5)
-"""The shorter rehearsal has the median batch's tokens, within these shares of the longest row."""
+"""The shorter rows have the median batch's length, but at least and at most these shares of the longest row."""
 MOST_BATCHES = 8
 """The largest number of micro-batches of a step that are replayed."""
 
@@ -37,12 +37,12 @@ def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
 
 
 def _count_as_alike(job: Job, knobs: Knobs) -> bool:
-    """Returns whether all batches have the same tokens, or nothing is cached: vLLM's sleep empties the cache."""
+    """Returns whether all batches have equally many tokens, or the cache is emptied, as for vLLM's sleep mode."""
     return not knobs.pads_rows or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
 def replayed(subject: Subject, knobs: Knobs, trace_of: Callable[[int], Trace]) -> MixedLengths | None:
-    """Replays rows of every length, from traces by tokens; None if that is impossible. Raises RehearsalError."""
+    """Replays batches of every length, or returns None; ``trace_of`` rehearses a length. Raises RehearsalError."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
         return None
@@ -51,7 +51,7 @@ def replayed(subject: Subject, knobs: Knobs, trace_of: Callable[[int], Trace]) -
     shorter, settings = min(most, max(least, round(statistics.median(batches.tokens)))), subject.endless_room.settings
     long = Rehearsed(tokens=longest, trace=trace_of(longest))
     try:
-        step_parts(long.trace, accumulates=batches.each_step > 1)  # else no other is rehearsed
+        step_parts(long.trace, accumulates=batches.each_step > 1)  # raises before the shorter rows are rehearsed
         short = Rehearsed(tokens=shorter, trace=trace_of(shorter))
         # If every step empties the cache, the trace itself has these events.
         empties_cache = int(subject.job.arguments.get("torch_empty_cache_steps") or 0) > 1

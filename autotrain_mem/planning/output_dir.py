@@ -76,7 +76,7 @@ def check_output(job: Job, *, overwrite: bool) -> None:
 
 
 def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
-    """Raises OutputFolderError if saving would replace one of the call's models, or the run whose checkpoint it is."""
+    """Raises OutputFolderError if saving would replace one of these models, or a run that has one as a checkpoint."""
     folder = pathlib.Path(output_dir).resolve()
     for name in filter(None, models):
         path = pathlib.Path(name).resolve()
@@ -117,7 +117,7 @@ def how_to_resume(folder: pathlib.Path) -> str:
     """Returns the hint that explains how to resume after an interrupt."""
     if any(folder.glob("checkpoint-*")):
         return f"Its checkpoint is in {folder}; resume with --{RESUME}."
-    return "There is no checkpoint to resume from: --save_steps says how often one is written."
+    return "There is no checkpoint to resume from: --save_steps sets how often one is written."
 
 
 def check_weights(model: pathlib.Path) -> None:

@@ -35,12 +35,13 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
     """Returns the best settings that fit.
 
     Args:
-        footprints: Rehearsals of an earlier search; new ones are added.
+        footprints: Results of an earlier search's rehearsals; new ones are added.
 
     Raises:
         DoesNotFitError: nothing that the user allows fits.
         LimitError: everything that fits exceeds a limit of time or cost.
-        RehearsalError, BatchSplitError, ContextLengthError.
+        RehearsalError: a rehearsal failed.
+        BatchSplitError, ContextLengthError: the given sizes contradict each other, or exceed the model's context.
     """
     question = question_of(subject)
     space = subject.space() if question is None else question.space(question.values[0])
@@ -57,7 +58,7 @@ def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Foot
 
 
 def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
-    """Returns the plan of a search's result."""
+    """Makes a plan from the result of a search."""
     job, knobs, facts, profile = subject.job, best.estimate.knobs, subject.facts, subject.lengths.profile
     limit = job.row_limit(knobs)
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
@@ -65,8 +66,8 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
     if knobs.fp16 and "fp16" not in job.arguments:
         capability = ".".join(map(str, subject.hardware.capability))
         why = (
-            f"compute capability {capability} has no tensor cores for bfloat16: mixed precision in float16, with a "
-            "scaler that keeps small gradients from vanishing"
+            f"compute capability {capability} has no tensor cores for bfloat16: mixed precision uses float16, with "
+            "a scaler that keeps small gradients from vanishing"
         )
         levers = (Lever(name="fp16", before=False, after=True, harm=Harm.NONE, why=why), *levers)
     if profile is not None and not job.pins_length and not job.is_online:
@@ -115,29 +116,29 @@ NOT_MODELLED = (
 
 
 def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str]:
-    """Yields the warnings for several machines."""
+    """Yields the warnings for a job on several machines."""
     if topology.nodes == 1:
         return
     yield NOT_MODELLED
     if job.effective_batch_size is None and not {ROWS, STEPS} & job.arguments.keys():
         rows, least = job.method_facts.rows(knobs.effective_batch_size), knobs.processes
         yield (
-            f"{rows} in each optimizer step: with no --effective_batch_size given, TRL's "
-            f"default is taken on each of {knobs.processes:,} GPUs, and the learning rate is not adapted to it; "
+            f"{rows} in each optimizer step: no --effective_batch_size is given, so each of {knobs.processes:,} GPUs "
+            "uses TRL's default batch size, and the learning rate is not adapted to their sum; "
             f"--effective_batch_size takes multiples of {least}"
         )
 
 
 FLASH_CAPABILITY = (8, 0)
-"""The oldest cards with the kernels of ring attention (``rehearsal.cuda.attention_kernels``)."""
+"""The lowest compute capability with the kernels of ring attention (``rehearsal.cuda.attention_kernels``)."""
 
 
 def with_shared_tokens(
     subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
 ) -> SearchResult | None:
-    """Returns the plan with the fewest GPUs per row that costs only time: of 8 GPUs 1, 2, 4 and 8 are tried.
+    """Returns the plan that costs only time and shares each row among the fewest GPUs: of 8, it tries 1, 2, 4 and 8.
 
-    None if rows may not be shared, if the job fits without sharing, or if not even all GPUs together fit it.
+    None if rows may not be shared, if the job fits without sharing, or if it fits with no number of GPUs per row.
     """
     sizes, way = degrees(space, subject.job), way_of(subject.job)
     if not sizes or (way.in_half_precision and subject.hardware.capability < FLASH_CAPABILITY):
@@ -162,7 +163,7 @@ def with_shared_tokens(
         except RehearsalError:
             if size == 1:
                 raise
-            return None  # this model's attention cannot be shared
+            return None  # this model's attention does not support shared rows
         tried += memo.attempts
         if found is not None and found.level == LEVELS[0].name:
             row = LEVERS[way.name]
@@ -172,15 +173,15 @@ def with_shared_tokens(
 
 
 MOST_STEPS = 4
-"""Largest number of times that the area of images is halved; ``--max_pixels`` accepts smaller ones."""
+"""The most areas to try, from the largest down; ``--max_pixels`` accepts smaller areas."""
 
 
 def searched_with_images(
     subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None
 ) -> tuple[Subject, SearchResult]:
-    """Searches as :func:`searched` does; if nothing fits, or rows would be cut, with the largest images that fit.
+    """Searches; if nothing fits, or only cut rows do, searches again with the largest images that fit.
 
-    Rows are cut at their end, where the answers are, so smaller images are tried first. Raises DoesNotFitError.
+    Rows are cut at their end, where the answers are, so images are made smaller first. Raises as :func:`searched` does.
     """
     tried: list[Candidate] = []
 
@@ -203,7 +204,7 @@ def searched_with_images(
     needed = f"at full size it needs at least {against(min(whole), subject.budget_bytes)}: " if whole else ""
     counts = [each.lengths.profile for each in (subject, other)]
     most = [each.images.summary().most for each in counts if each is not None and each.images is not None]
-    tokens = f" (a row has {most[1]} tokens of images at most, in place of {most[0]})" if len(most) == 2 else ""
+    tokens = f" (a row has at most {most[1]} image tokens, in place of {most[0]})" if len(most) == 2 else ""
     why, pixels = f"{needed}{row.reason}{tokens}", found.estimate.knobs.max_pixels
     lever = Lever(name=row.name, before=None, after=pixels, harm=row.harm, why=why)
     levers = (*found.levers, lever)
@@ -218,7 +219,7 @@ def _with_smaller_images(
     if not images or not allowed(LEVERS[SMALLER_IMAGES], subject.space()):
         return None
     largest = max(width * height for width, height in (map(int, size.split("x")) for size in images))
-    areas = [step for step in facts.pixel_steps if facts.enlarges_images or step < largest]  # that change the largest
+    areas = [step for step in facts.pixel_steps if facts.enlarges_images or step < largest]  # with an effect
     for pixels in areas[:MOST_STEPS]:
         smaller = subject.with_max_pixels(pixels)
         if subject.lengths.profile is not None:
@@ -235,11 +236,11 @@ def compare_cards(
     lengths: Lengths,
     on_attempt: Callable[[Hardware, Candidate], None] = lambda card, attempt: None,
 ) -> Cards:
-    """Finds the best plan for each card, with few layers where they determine the whole model.
+    """Finds the best plan for each card; rehearses only few layers if they determine the whole model.
 
     Raises:
-        UsageError: every card refuses the job; the error is that of the smallest.
-        ModelError, DatasetError, RehearsalError: the job fails on any card.
+        UsageError: no card supports the job; the error is that of the smallest card.
+        ModelError, DatasetError, RehearsalError: the job fails, whatever the card.
     """
     shared: dict[Any, Footprint] = {}
     ordered = sorted(cards, key=lambda card: (card.topology.processes * card.total_bytes, card.name))
@@ -259,7 +260,7 @@ def compare_cards(
 def _judged(
     rehearsals: Rehearsals, card: Hardware, lengths: Lengths, shared: dict[Any, Footprint], on_attempt: OnAttempt
 ) -> CardVerdict:
-    """Returns one card's plan, or the reason why there is none. Raises UsageError if the card refuses the job."""
+    """Returns one card's plan, or the reason why there is none. Raises UsageError if the card cannot run it."""
     rehearsals = rehearsals.on(card)
     if rehearsals.job.budget is not None and rehearsals.price is None:
         return CardVerdict(hardware=card, refusal=NO_PRICE, price=None)

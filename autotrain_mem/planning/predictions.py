@@ -1,4 +1,4 @@
-"""Predicts the planner's points: rehearses them in workers, with few layers where possible, and stores the results."""
+"""Predicts settings: rehearses them in workers, with few layers if these suffice, and stores the results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,7 +27,8 @@ from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker
 
 LEAST_RECOMPUTED = 0.3
-"""Least share of a forward pass that checkpointing recomputes; heads of small models do half of the work."""
+"""The least share of a forward pass that checkpointing recomputes. It never recomputes the head that makes the logits,
+which does half of a small model's work."""
 
 TRACES_KEPT = 6
 """The number of traces to keep; each takes a few megabytes."""
@@ -86,7 +87,7 @@ class Predictions:
             self._begun[key] = self._subject.workers.begin(partial(self._trace, knobs))
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """Estimates a speed from a rehearsed point's work; an upper bound if recomputation differs."""
+        """Estimates a point's speed from a rehearsed point's work; an upper bound if only one of them recomputes."""
         rows, known_rows = knobs.per_device_train_batch_size, known.knobs.per_device_train_batch_size
         work = self._there(known.knobs, False).work
         if knobs.sharding != known.knobs.sharding:
@@ -104,14 +105,14 @@ class Predictions:
         return would_fit(self._subject, estimate, self._shared if rehearsed else None)
 
     def over_steps(self, estimate: Estimate) -> Estimate:
-        """Adds the bytes reserved over a run with rows of mixed lengths; unchanged if unknown."""
+        """Adds the bytes that a run with rows of mixed lengths reserves; returns the estimate unchanged if unknown."""
         knobs, is_asked = estimate.knobs, self._confirms and self._subject.caches
         batches = batches_of(self._subject, knobs) if is_asked else None
         if batches is None or estimate.memory.mixed_lengths is not None:
             return estimate
         rehearsed = self._known(knobs, whole=False) or Footprint(memory=estimate.memory, work=Workload())
         key = ("over steps", self._key(knobs, None))
-        if key not in self._footprints:  # a search that is repeated after a probe asks again
+        if key not in self._footprints:  # a search that is repeated after a probe finds it here
             memory = replace(rehearsed.memory, mixed_lengths=self._mixed(knobs))
             self._footprints[key] = replace(rehearsed, memory=memory)
         mixed = self._footprints[key].memory.mixed_lengths
@@ -132,7 +133,7 @@ class Predictions:
             return codec.from_json(MixedLengths, kept)
         try:
             mixed = replayed(self._subject, knobs, partial(self._trace_at, knobs))
-        except AutofitError:  # planning continues without
+        except AutofitError:  # planning continues without it
             return None
         if mixed is not None:
             store.put("mixed_lengths", key, codec.to_json(mixed))
@@ -149,7 +150,7 @@ class Predictions:
         return trace
 
     def remember(self, knobs: Knobs, tokens: int, trace: Trace) -> None:
-        """Keeps a trace for later questions; the oldest is dropped."""
+        """Keeps a trace for later calls; beyond :data:`TRACES_KEPT` the oldest is dropped."""
         key, traces = self._subject.trace_key(knobs, tokens), self._subject.traces
         traces.pop(key, None)
         traces[key] = trace
@@ -157,21 +158,21 @@ class Predictions:
             del traces[oldest]
 
     def _shared(self, knobs: Knobs, devices: int) -> Estimate | None:
-        """Returns the estimate for several cards that share the model; None if that is refused."""
+        """Returns the estimate for several cards that share the model; None if they cannot."""
         hardware = self._subject.hardware
         try:
             there = self._subject.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
             return Predictions(there, self._footprints, confirms=False).rehearse([knobs], whole=False)[0]
-        except AutofitError:  # planning continues without
+        except AutofitError:  # planning continues without it
             return None
 
     def _there(self, knobs: Knobs, whole: bool) -> Footprint:
         footprint = self._known(knobs, whole)
-        assert footprint is not None, "an estimate comes of a footprint"
+        assert footprint is not None, "an estimate needs a footprint"
         return footprint
 
     def _known(self, knobs: Knobs, whole: bool) -> Footprint | None:
-        """Returns a footprint that this run or an earlier one rehearsed, of few layers if that suffices."""
+        """Returns a footprint from this run or an earlier one, of few layers if these suffice, or None."""
         depths = self._fewer_layers(knobs)
         for layers in (None,) if whole or depths is None else (depths.long, None):
             key = self._key(knobs, layers)
@@ -208,18 +209,18 @@ class Predictions:
         }
 
     def _depths(self, knobs: Knobs) -> Depths | None:
-        """Returns the depths of copies that determine the whole model; None if it must be rehearsed itself."""
+        """Returns how many layers the copies to rehearse have; None if the whole model must be rehearsed."""
         return None if _kind(knobs) in self._unclear else self._fewer_layers(knobs)
 
     def _fewer_layers(self, knobs: Knobs) -> Depths | None:
         return self._subject.facts.depths_for(knobs, has_images=bool(self._subject.lengths.images))
 
     def _of_copies(self, points: Mapping[Knobs, Depths], tokens: int | None = None) -> Iterator[Trace | None]:
-        """Extrapolates each point from a short and a long copy; yields None if these do not determine its trace."""
+        """Extrapolates each trace from two copies with few layers; yields None if they do not determine it."""
         calls = []
         for knobs, depths in points.items():
             for layers, chunks in ((depths.long, MORE_LOSS_CHUNKS), (depths.short, FEW_LOSS_CHUNKS)):
-                # The loss stays whole where activations wait on another stream, which are freed between chunks.
+                # The loss keeps all chunks if activations are held back on another stream: chunks would free them.
                 cut = None if depths.sees_held_back else chunks
                 calls.append(partial(self._trace, knobs, layers=layers, chunks=cut, tokens=tokens))
         traces = self._subject.workers.each(calls)
@@ -242,7 +243,7 @@ class Predictions:
 
 
 def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
-    """Estimates a footprint on one device, corrected by probes."""
+    """Estimates a footprint on one device, corrected by what probes measured."""
     estimate = Estimate(
         knobs=knobs,
         hardware=subject.hardware,
@@ -255,7 +256,7 @@ def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
 
 
 def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float = 1.0) -> StepTime:
-    """Computes the average time of an optimizer step; ``ratio`` is the rows of these knobs over the work's rows."""
+    """Computes the average time of an optimizer step; ``ratio`` is the rows of ``knobs`` over those of ``work``."""
     return step_time(
         work if ratio == 1.0 else work.of_rows(ratio),
         subject.hardware,
@@ -272,12 +273,12 @@ def judge_trace(subject: Subject, knobs: Knobs, trace: Trace) -> Estimate:
 
 
 def footprint_of(trace: Trace, room: DeviceCapacity, layers: int | None = None) -> Footprint:
-    """Replays a rehearsal; ``layers`` is the number of layers of the longer copy, None for the whole model."""
+    """Replays a rehearsal; ``layers`` is the number of layers of the larger copy, or None for the whole model."""
     memory = replace(estimate_memory(trace, room), rehearsed_layers=layers)
     return Footprint(memory=memory, work=trace.work, awake=estimate_while_awake(trace, room, memory))
 
 
 def _kind(knobs: Knobs) -> Any:
-    """Returns a key of settings that run the same code: few layers determine all of them, or none."""
+    """Returns an equal key for settings that run the same code: few layers suffice for all of them or for none."""
     switches = [getattr(knobs, name) for name in SWITCHES]
     return (knobs.recomputes, *switches, knobs.optim, knobs.pads_rows, knobs.sharding)

@@ -50,7 +50,7 @@ def check_preflight(
 
     words, store = {"compute_capability": capability, **facts}, rehearsals.store
     ask = partial(rehearsals.workers.first.preflight, job, capability, **facts)
-    # An error, such as one of the network, may not recur.
+    # Errors are not kept: one of the network may not recur.
     result = answered(store, job, "preflight", words, Preflight, ask, reads_data=reads_data, keeps=has_no_error)
     return Checked(warnings=settle(result.findings), result=result, trains_on_cpu=on_cpu if to_train else None)
 

@@ -1,4 +1,4 @@
-"""Reads a request with TRL's own parser, in a worker, into a job; and applies a plan or a config to a request."""
+"""Makes a job from a request, which TRL's parser reads in a worker; first applies a plan or PEFT config to it."""
 
 import os
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanHints:
-    """Holds templates of hints, with ``plan``, ``made_for``, ``model`` and ``method``, for plans that do not apply."""
+    """Holds hints for plans that do not apply, as templates with ``plan``, ``made_for``, ``model`` and ``method``."""
 
     other_method: str
     objects: str
@@ -75,7 +75,7 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
     """Returns the request with the plan that it names; the plan's settings fill what the request leaves open.
 
     Args:
-        to_train: Use the devices of this machine, not those of the plan.
+        to_train: Whether to use the devices of this machine instead of the plan's.
 
     Raises:
         PlanFileError: the file holds no plan.
@@ -98,8 +98,8 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
         warn(f"the plan sets {' '.join(taken)} for the processes that load the model")
     if missing := sorted({*(job.unrecorded or ())} - given_here.keys() - os.environ.keys()):
         warn(
-            f"the plan was made with {', '.join(missing)}, which a plan does not store, and which is not set here: "
-            f"{missing[0]}=... before the command sets it, or the env: block of a config"
+            f"the plan was made with {', '.join(missing)}, which a plan does not store and which is not set here: "
+            f"write {missing[0]}=... before the command, or into the env: block of a config"
         )
     autofit, arguments = request.autofit.over(plan, here=to_train and not request.simulate), dict(job.trl_arguments)
     if is_shared_otherwise(request.autofit, plan):
@@ -178,7 +178,7 @@ def with_peft_config(request: RunRequest) -> RunRequest:
         return request
     content = config_content(given, FLAG, hint=_WANTED, file_name=FILE)
     if not isinstance(content.get("peft_type"), str):
-        raise UsageError(f"{FLAG} {given} names no peft_type, as every config of PEFT's does.", hint=_WANTED)
+        raise UsageError(f"{FLAG} {given} has no peft_type, which every PEFT config needs.", hint=_WANTED)
     text, problems = canonical(content), []
     kind, why = kind_of(text), why_not_quantized(text)
     if function := needs_data_first(text):

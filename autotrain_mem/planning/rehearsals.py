@@ -25,9 +25,9 @@ from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.worker.pool import Workers
 
 LONGEST_UNKNOWN = 1024
-"""Tokens of a rehearsed row of unknown length: TRL's default ``max_length``."""
+"""The tokens of a row if its length is unknown: TRL's default ``max_length``."""
 PROMPT_UNKNOWN = 512
-"""Tokens of a rehearsed prompt of unknown length: ``trl/trainer/grpo_config.py: max_prompt_length`` up to 0.24."""
+"""The tokens of a prompt if its length is unknown: TRL's ``grpo_config.py: max_prompt_length`` up to version 0.24."""
 OnCounting = Callable[[Counting], None]
 
 
@@ -36,29 +36,29 @@ class Lengths:
     """Holds the known lengths of rows."""
 
     longest: int | None
-    """Tokens of the longest row, or prompt; None where rows fill ``max_length``."""
+    """Tokens of the longest row, or of the longest prompt in online methods; if None, rows count as ``max_length``."""
     profile: DataProfile | None = None
     """The lengths of all rows; None if the data were not read."""
     why_not: str = ""
-    """Why named data were not read."""
+    """Why the job's data were not read."""
     images: tuple[str, ...] = ()
     """Image sizes of the row with most images; empty if rows are text."""
 
 
 def example_dataset(job: Job) -> str | None:
-    """Returns TRL's example dataset if the job names no data: a plan uses its rows."""
+    """Returns the name of TRL's example dataset, which a plan uses if the job names no data; None if it does."""
     return None if job.names_data else job.method_facts.example_dataset
 
 
 def reads_dataset(job: Job, *, to_train: bool) -> bool:
-    """Returns whether planning counts tokens."""
+    """Returns whether planning reads the data and counts their tokens."""
     if job.python_call is not None:
         return job.python_call.holds_rows
     return to_train or not job.pins_length or example_dataset(job) is None
 
 
 def check_lengths(profile: DataProfile, space: Space) -> None:
-    """Rejects lengths at which the run would fail: images or whole prompts are cut, or no room is left for answers.
+    """Rejects a ``max_length`` that cuts images or whole prompts, and prompts that leave no room for the answer.
 
     Raises UsageError and ContextLengthError.
     """
@@ -69,16 +69,16 @@ def check_lengths(profile: DataProfile, space: Space) -> None:
         if space.context_length is None or images.end <= space.context_length:
             cures.insert(0, f"--max_length {images.end} or more, or auto, cuts no image")
         raise UsageError(
-            f"{limit:,} tokens cut images of {images.rows_cut(limit):,} rows: the last image of one ends at token "
-            f"{images.end:,}.",
+            f"A max_length of {limit:,} cuts images of {images.rows_cut(limit):,} rows: the last image of one row ends "
+            f"at token {images.end:,}.",
             hint=f"{'; or '.join(cures)}.",
         )
     if not profile.longest_answer or limit is None:
         return
     if limit <= profile.longest_answer:  # the prompt would be cut away, and TRL's collator fails at such a row
         raise UsageError(
-            f"{limit:,} tokens leave nothing of a prompt: TRL cuts the beginning of a row, and the longest answer has "
-            f"{profile.longest_answer:,}.",
+            f"A max_length of {limit:,} cuts whole prompts: TRL cuts a row's beginning, and the longest answer has "
+            f"{profile.longest_answer:,} tokens.",
             hint=f"--max_length {profile.least_length} or more, or auto, keeps a token of every prompt; or drop the "
             "rows with the longest answers.",
         )
@@ -106,7 +106,6 @@ class Rehearsals:
     store: Store = NOWHERE
     """Where rehearsals and token counts are kept for the next run."""
     prices: Prices = field(default_factory=listed_prices)
-    """The prices of renting cards."""
     correction: Correction = field(default_factory=Correction)
     """The correction that probes measured; the store keeps uncorrected predictions."""
     traces: dict[Any, Trace] = field(default_factory=dict, compare=False)
@@ -119,18 +118,18 @@ class Rehearsals:
 
     @property
     def footprint_store(self) -> Store:
-        """Returns the store of footprints; it keeps nothing if a model's code or script objects may change unseen."""
+        """Returns the store of footprints; it keeps none if model code or a script's objects may change unnoticed."""
         job = self.job
         is_unknown = job.python_call is not None and not job.python_call.digest
         return NOWHERE if is_unknown or job.arguments.get("trust_remote_code") else self.store
 
     def on(self, hardware: Hardware) -> Self:
-        """Returns the same job on other devices. Raises UsageError as :func:`for_processes`."""
+        """Returns the same job on other devices. Raises UsageError as :func:`for_processes` does."""
         defaults = for_processes(self.defaults.alone(), hardware.topology, self.job.arguments)
         return replace(self, hardware=hardware, defaults=defaults)
 
     def with_max_pixels(self, max_pixels: int | None) -> Self:
-        """Returns a copy with images as small as a plan makes them; itself if the plan sets no ``max_pixels``."""
+        """Returns a copy whose images have a plan's ``max_pixels``; itself if the plan sets none."""
         if max_pixels is None:
             return self
         return replace(self, job=replace(self.job, arguments={**self.job.arguments, SMALLER_IMAGES: max_pixels}))
@@ -142,27 +141,27 @@ class Rehearsals:
 
     @property
     def caches(self) -> bool:
-        """Returns whether the device has torch's caching allocator; the CPU has not."""
+        """Returns whether the device has torch's caching allocator; the CPU has none."""
         return self.hardware.origin != "cpu"
 
     @property
     def budget_bytes(self) -> int:
-        """Returns the bytes that a run may take; fewer if the environment sets the allocator's fraction."""
+        """Returns the bytes that a run may use; the environment's ``per_process_memory_fraction`` can lower them."""
         allowed = int(self.settings.per_process_memory_fraction * self.hardware.total_bytes)
         return min(self.hardware.budget_bytes(self.headroom_bytes), allowed + self.outside_bytes(self.defaults))
 
     def outside_bytes(self, knobs: Knobs) -> int:
-        """Sums the bytes outside the trainer's allocator that the run always holds, with a vLLM engine asleep."""
+        """Sums the bytes that a run always holds outside the trainer's allocator: for CUDA, NCCL and vLLM."""
         communicators_bytes = self.hardware.communicator_bytes * knobs.communicators
         return self.hardware.non_torch_bytes + communicators_bytes + asleep_bytes(self.job, self.hardware)
 
     @property
     def vllm_share_bytes(self) -> int:
-        """Computes what a vLLM engine on the same card takes for itself."""
+        """Returns the bytes that a vLLM engine on the same card uses."""
         return vllm_share_bytes(self.job, self.hardware)
 
     def room(self, knobs: Knobs) -> DeviceCapacity:
-        """Returns the share of the budget that the trainer's allocator can have."""
+        """Returns the part of the budget that is left for the trainer's allocator."""
         return DeviceCapacity(
             capacity_bytes=max(0, self.budget_bytes - self.outside_bytes(knobs)),
             total_bytes=self.hardware.total_bytes,
@@ -172,7 +171,7 @@ class Rehearsals:
 
     @property
     def endless_room(self) -> DeviceCapacity:
-        """Returns a device of unlimited memory: reserved bytes are then the same for every card with these kernels."""
+        """Returns unlimited memory, with which every card with the same kernels reserves the same bytes."""
         return DeviceCapacity(capacity_bytes=None, settings=self.settings, caches=self.caches).endless
 
     def describe(self) -> ModelFacts:
@@ -182,7 +181,7 @@ class Rehearsals:
         return answered(self.store, job, "model", words, ModelFacts, lambda: worker.describe(job, capability))
 
     def count_lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
-        """Counts the tokens of the data once. Raises DatasetError, or ModelNotFoundError if they must be counted."""
+        """Counts the data's tokens once. Raises DatasetError, and ModelNotFoundError if the job gives no length."""
         job = self.job
         try:
             profile = self._profile(on_counting)
@@ -195,7 +194,7 @@ class Rehearsals:
         return Lengths(longest=max(profile.longest, profile.longest_evaluated), profile=profile, images=images)
 
     def lengths_to_estimate(self, facts: ModelFacts) -> Lengths:
-        """Counts tokens for an estimate, only if it depends on them."""
+        """Returns the lengths of rows for an estimate; counts tokens only if the estimate depends on them."""
         job = self.job
         counts = is_maximized(job.arguments.get(MAX_LENGTH))
         if job.is_online:
@@ -220,7 +219,7 @@ class Rehearsals:
         return kept_or_asked(self.store, "profile", key, DataProfile, lambda: worker.profile(job, on_counting))
 
     def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> Subject:
-        """Adds the facts of the model and the lengths of rows; asks a worker for those not given."""
+        """Adds the facts of the model and the lengths of rows; a worker finds those that are not given."""
         known = {each.name: getattr(self, each.name) for each in fields(Rehearsals)}
         return Subject(**known, facts=facts or self.describe(), lengths=lengths or self.count_lengths())
 
@@ -238,11 +237,11 @@ class Subject(Rehearsals):
             return self
         try:
             return replace(self, lengths=replace(self.lengths, profile=self._profile()))
-        except AutofitError as error:  # an estimate does without
+        except AutofitError as error:  # an estimate does not need them
             return replace(self, lengths=replace(self.lengths, why_not=error.message))
 
     def row_length(self, knobs: Knobs) -> int:
-        """Returns the longest row in tokens: a packed block, or the longest prompt of an online method."""
+        """Returns the tokens of the longest row (or packed block); in online methods, of the longest prompt."""
         if self.job.is_online:
             return self.lengths.longest or PROMPT_UNKNOWN
         limits = [self.job.row_limit(knobs), self.lengths.longest if knobs.pads_rows else None]
@@ -269,19 +268,19 @@ class Subject(Rehearsals):
             return float(sequences * (self.row_length(knobs) + knobs.completion_length))
         limit = job.row_limit(knobs)
         rows = profile.rows - (profile.truncated_rows(limit) if profile.drops else 0)
-        answers = sequences if job.is_online else 1  # of pairs in the data both sides are counted
+        answers = sequences if job.is_online else 1  # the profile already counts both sides of a pair
         return answers * (profile.kept_tokens(limit) / max(rows, 1) + knobs.completion_length)
 
     @property
     def rehearsed_job(self) -> Job:
-        """Returns the job with the most images of a row, and the longest prompt and answer if known."""
+        """Returns the job with the images of the row that has most, and the longest prompt and answer if known."""
         shown, profile = replace(self.job, images=self.lengths.images), self.lengths.profile
         if profile is None or not profile.longest_prompt:
             return shown
         return replace(shown, prompt_length=profile.longest_prompt, answer_length=profile.longest_answer)
 
     def rehearse(self, knobs: Knobs) -> Trace:
-        """Returns everything that one configuration allocates and frees on the whole model, in order."""
+        """Rehearses one configuration on the whole model; returns its allocations and frees in order."""
         kernels = kernel_class(self.hardware.capability)
         return self.workers.first.rehearse(self.rehearsed_job, knobs, self.row_length(knobs), kernels)
 
@@ -295,4 +294,4 @@ class Subject(Rehearsals):
         if EXPANDABLE not in environment_setting(self.job.environment):
             return space
         base = space.base.growing(space.base.expandable_segments or self.settings.grows)
-        return replace(space, base=base, pinned=space.pinned | {EXPANDABLE})  # the user's words as well
+        return replace(space, base=base, pinned=space.pinned | {EXPANDABLE})  # as the user's setting

@@ -1,4 +1,4 @@
-"""Defines a training request before TRL's parser has read it. It needs no worker."""
+"""Defines a training request that TRL's parser has not read yet, so that it needs no worker."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RunRequest:
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that the request pins beside those of ``autofit``."""
     simulate: bool = setting(
-        False, group=Group.DEVICE, before="headroom", help="train on the CPU, with a simulated card of that name"
+        False, group=Group.DEVICE, before="headroom", help="train on the CPU, with a simulated card of the --gpu name"
     )
     plan_only: bool = setting(False, group=Group.OUTPUT, before="plan", help="plan and stop")
     overwrite_output_dir: bool = setting(
@@ -83,7 +83,7 @@ class RunRequest:
         None, **_OF_MACHINES | {"kind": str}, metavar="HOST", help="address of machine 0, which plans and leads"
     )
     main_process_port: int | None = setting(
-        None, **_OF_MACHINES, metavar="N", help="where machine 0 listens for the others (default 29500)"
+        None, **_OF_MACHINES, metavar="N", help="port on which machine 0 listens for the others (default 29500)"
     )
     min_nodes: int | None = setting(
         None,
@@ -113,7 +113,7 @@ class RunRequest:
 
     @property
     def flags(self) -> dict[str, str]:
-        """Reads the flags by name, each with its value; one without a value is ``true``."""
+        """Returns the flags by name with their values; a flag without a value is ``true``."""
         read = {}
         for token, following in zip(self.argv, (*self.argv[1:], "--"), strict=False):
             flag, equals, text = token.partition("=")
@@ -123,7 +123,7 @@ class RunRequest:
         return read
 
     def argument(self, name: str) -> object:
-        """Returns the value of one of TRL's arguments in flags or keys; None if not given, or if a flag says false."""
+        """Returns the value of one of TRL's arguments in flags or keys; None if not given, or if the flag is false."""
         value = self.flags.get(name)
         if value is None:
             return self.config.get(name)
@@ -171,21 +171,21 @@ def check_launch(*, is_placed: bool = False) -> None:
     """Raises UsageError if torchrun, accelerate or MPI started this process, or their variables are set.
 
     Each process would begin its own run, whose training waits for the others. ``LOCAL_RANK`` alone makes accelerate
-    wait (``accelerate/state.py: PartialState.__init__``). ``is_placed`` allows the only process of one of several
-    machines.
+    wait (``accelerate/state.py: PartialState.__init__``). With ``is_placed``, a launcher may have started one process
+    on each of several machines.
     """
     sizes = [os.environ.get(name, "") for name in _WORLD_SIZES]
     is_one_of_several = any(size.isdigit() and int(size) > 1 for size in sizes) and not is_placed
     if "LOCAL_RANK" in os.environ or is_one_of_several:
         raise UsageError(
             "autofit was started by torchrun, accelerate launch or mpirun: it starts a process for each GPU itself.",
-            hint="Start it without them: --gpus N and --sharding, or --accelerate_config FILE, say how many and how.\n"
-            "They launch a script with a trainer of autotrain_mem: from autotrain_mem import SFTTrainer.",
+            hint="Start it without them, with --gpus N and --sharding or with --accelerate_config FILE.\n"
+            "They can launch a script with a trainer of autotrain_mem: from autotrain_mem import SFTTrainer.",
         )
     if on := [name for name in _SHARDS if os.environ.get(name, "").lower() == "true"]:
         raise UsageError(
-            f"{on[0]} is set in this shell: every process would shard, whatever is planned.",
-            hint=f"unset {on[0]}; --sharding, or --accelerate_config FILE, says how processes share the model.",
+            f"{on[0]} is set in this shell: every process would shard, whatever the plan is.",
+            hint=f"unset {on[0]}; --sharding, or --accelerate_config FILE, sets how processes share the model.",
         )
 
 

@@ -14,7 +14,6 @@ from autotrain_mem.types import Estimate, Hardware, Knobs, Owner
 from autotrain_mem.types.hardware import lacks_bf16
 
 CARDS_NAMED = 2
-"""The number of larger cards to name."""
 
 SHARDED = (Owner.WEIGHTS, Owner.GRADIENTS, Owner.OPTIMIZER_STATE)
 """The owners of memory that FSDP divides among its cards."""
@@ -23,7 +22,7 @@ MOST_CARDS = 8
 """The largest number of cards in a machine."""
 
 Shared = Callable[[Knobs, int], Estimate | None]
-"""Rehearses settings on several cards that share the model; None if that is refused."""
+"""Rehearses settings on several cards that share the model; None if they cannot."""
 
 
 def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:
@@ -42,7 +41,7 @@ def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | 
     """Finds the fewest cards that hold the run under FSDP2: by the bytes that are divided, confirmed by a rehearsal."""
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
     whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
-    # Where shards save the bytes, nothing has to be offloaded.
+    # Shards save the bytes, so nothing is offloaded.
     let_go: dict[str, Any] = {
         row.knobs[0]: False for row in whole if row.offloads and row.knobs[0] not in job.arguments
     }

@@ -16,10 +16,10 @@ from autotrain_mem.types.vllm import OVERHEAD_BYTES, SERVER_PORT, SERVER_UTILIZA
 
 _HERE = ("0.0.0.0", "127.0.0.1", "localhost")  # TRL's default for a server on this machine
 _HALF_BYTES = 2
-"""``dtype auto`` serves a float32 checkpoint in half precision, too (``vllm/config/model.py``)."""
+"""Bytes per element: vLLM's ``dtype auto`` also serves float32 checkpoints in half precision (``config/model.py``)."""
 _MOST_GPUS = 8
 _MOST_PERCENT = 95
-"""The largest share of a card to advise, since the trainer needs the rest."""
+"""The largest share of a card that a hint suggests, in percent, since the trainer needs the rest."""
 
 
 def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
@@ -46,13 +46,13 @@ def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
         if nearest is not None:
             held = format_bytes(nearest.weights_bytes or 0)
             cure = f"Give --vllm_tensor_parallel_size {nearest.gpus}: {nearest.gpus} GPUs hold {held} of weights each"
-        cards = f"a card of the vLLM server, which takes {format_bytes(server.share_bytes)} of it"
+        cards = f"a card of the vLLM server, which uses {format_bytes(server.share_bytes)} of it"
         raise DoesNotFitError(f"{_needs(server)} do not fit {cards}.", hint=f"{cure}.")
     return server
 
 
 def gpus_served_here(argument: Callable[[str], Any], nodes: int) -> int:
-    """Counts the GPUs of this machine that a vLLM server takes; 0 if it runs elsewhere, or for several machines.
+    """Counts the GPUs of this machine that a vLLM server takes; 0 if it runs elsewhere, or if several machines train.
 
     ``argument`` returns the value of one of TRL's arguments, or None.
     """

@@ -16,17 +16,17 @@ from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 LEARNING_RATE_FACTOR = 10
-"""The best learning rate of an adapter over that of full fine-tuning, whatever model and rank ("LoRA Without Regret");
-TRL's documentation gives 1e-5 in place of 1e-6 (DPO, GRPO) and 1e-3 in place of 1e-4 (Reward)."""
+"""The best learning rate of an adapter divided by that of full fine-tuning, for any model and rank ("LoRA Without
+Regret"). TRL's documentation gives 1e-5 in place of 1e-6 (DPO, GRPO) and 1e-3 in place of 1e-4 (Reward)."""
 
 NEAR = 4
 """Factor by which a learning rate may differ without advice: sweeps in steps of 3 to 4 find no difference."""
 
 RANKS = (16, 32, 64, 128, 256)
-"""From TRL's default (``trl/trainer/model_config.py: lora_r``) to the largest rank of "LoRA Without Regret"."""
+"""Ranks from TRL's default (``trl/trainer/model_config.py: lora_r``) to the largest of "LoRA Without Regret"."""
 
 SMALLEST_RANK = 8
-"""PEFT's default (``peft/tuners/lora/config.py: r``), the smallest rank that a lack of memory leads to."""
+"""The smallest rank that is tried to save memory: PEFT's default (``peft/tuners/lora/config.py: r``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,17 +46,16 @@ class Adapter:
 
 
 ADAPTED = ("lora_r", "lora_alpha", "lora_target_modules", "learning_rate")
-"""Knobs of an adapter."""
 
 
 def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile | None) -> Adapter:
     """Chooses an adapter for this job; ``base`` has the knobs that the user gave.
 
-    Example: for Qwen2.5-0.5B, an adapter on all linear layers has 0.55 million parameters for each rank, so with 19
+    Example: for Qwen2.5-0.5B, an adapter on all linear layers has 0.55 million parameters times its rank, so with 19
     million tokens rank 64 is the first with as many parameters as tokens.
     """
     rank, why_rank = _rank(job, facts, profile)
-    why_targets = "all of attention: PEFT adapts no fused experts as layers"
+    why_targets = "all attention layers: PEFT cannot adapt fused experts as layers"
     if facts.adapted == "all-linear":
         why_targets = "an adapter on attention alone learns less at any rank (LoRA Without Regret)"
     return Adapter(

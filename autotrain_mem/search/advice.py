@@ -1,7 +1,7 @@
 """Lists a plan's questions (is more harm worth much more speed?), and advice on settings that only the user may change.
 
-Proposals change the rows of a batch, their order or their end, which a plan may not do by itself. Padding-free batches
-of the same rows come with packing: TRL truncates no rows for ``--padding_free`` alone.
+Proposals change the rows of a batch, their order or their end, which a plan may not do by itself. ``--padding_free``
+without packing is not proposed, since TRL then truncates no rows.
 """
 
 import math
@@ -18,7 +18,7 @@ from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 MUCH_FASTER = 1.25
-"""The speedup from which a coarser level is offered: predicted speeds are off by up to 15 % either way."""
+"""The speedup from which a more harmful level is offered: predicted speeds are off by up to 15 % either way."""
 
 
 def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tuple[Proposal, ...]:
@@ -44,7 +44,7 @@ def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tu
 
 
 def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[Proposal, ...]:
-    """Lists improvements that the user's own settings rule out."""
+    """Lists better values of settings that only the user may change."""
     offers, rate = [], knobs.learning_rate
     is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
     wanted = adapter_learning_rate(defaults, job)
@@ -52,7 +52,7 @@ def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[
         is_given = "learning_rate" in job.arguments
         whose = f"the given {rate:g}" if is_given else f"TRL's {rate:g} is meant for full fine-tuning, and"
         why = (
-            f"{whose} is {'low' if rate < wanted else 'high'} for an adapter: these learn best at about "
+            f"{whose} is {'low' if rate < wanted else 'high'} for an adapter: adapters learn best at about "
             f"{LEARNING_RATE_FACTOR} times full fine-tuning's learning rate"
         )
         offers.append(Proposal(flags=f"--learning_rate {wanted:g}", why=why))
@@ -68,8 +68,8 @@ def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[
     if loses_updates(knobs):
         step = rate or 0.0
         why = (
-            f"weights in bfloat16 lose small updates: a step of Adam is about {step:g}, which leaves all above "
-            f"{step * LOST_ABOVE:.2g} unchanged, and most are about {USUAL_WEIGHT:g}; float32 weights keep them, "
+            f"weights in bfloat16 lose small updates: a step of Adam is about {step:g}, which leaves weights above "
+            f"{step * LOST_ABOVE:.2g} unchanged, and most are about {USUAL_WEIGHT:g}; float32 weights keep updates, "
             f"as does --optim {KEEPS_UPDATES}, which adds up what is lost (Kahan summation; pip install torch-optimi)"
         )
         flags = "--dtype float32" if "dtype" in job.arguments else f"--optim {KEEPS_UPDATES}"
@@ -78,7 +78,7 @@ def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[
 
 
 PADDING_PAYS = 0.1
-"""The least share of a step's computation to save; less is within the error of a predicted step time."""
+"""The least share of a step's computation that is worth saving; less is within the error of a predicted step time."""
 WORST_BATCH_PAYS = 0.2
 """The least share by which the worst batch has to shrink: with 4 rows or more, that is room for another row."""
 SHARES = (0.999, 0.99)
@@ -115,8 +115,8 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
     left = _padding_of_groups(profile, knobs, limit or profile.longest) if is_padded else padding
     if padding - left >= PADDING_PAYS and "train_sampling_strategy" not in given:
         why = (
-            f"{_percent(padding)} of what a step computes is padding; rows of like length in one batch leave about "
-            f"{_percent(left)}, in another order"
+            f"{_percent(padding)} of what a step computes is padding; batches of rows of similar length leave about "
+            f"{_percent(left)}, but change the order of rows"
         )
         offers.append(Proposal(flags="--train_sampling_strategy group_by_length", why=why))
     if job.method_facts.long_rows == "kept" or job.pins_length:
@@ -136,7 +136,7 @@ def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: 
 
 
 def _padding_of_groups(profile: DataProfile, knobs: Knobs, limit: int) -> float:
-    """Estimates the padding in batches of like lengths, which are padded to the end of their sorted slice."""
+    """Estimates the padding in batches of similar lengths, each padded to the longest row of its sorted slice."""
     steps = min(MEGA_BATCHES, profile.rows // (knobs.effective_batch_size * 4)) or 1
     slices = min(MEGA_BATCHES, steps * knobs.gradient_accumulation_steps)
     ends = [min(limit, profile.percentile((index + 1) / slices)) for index in range(slices - 1)]
@@ -153,7 +153,7 @@ def context_cut(profile: DataProfile, context_length: int | None, method: str) -
     tokens = profile.truncated_tokens_fraction(context_length)
     return (
         f"{rows:,} of {profile.rows:,} {noun} ({_percent(rows / profile.rows)}) are longer than the model's context of "
-        f"{context_length:,} tokens, the longest {profile.longest:,}: that {lost} {_percent(tokens)} of all tokens"
+        f"{context_length:,} tokens (the longest has {profile.longest:,}): that {lost} {_percent(tokens)} of all tokens"
     )
 
 

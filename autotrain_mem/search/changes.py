@@ -82,15 +82,15 @@ def _value(row: LeverRow, knobs: Knobs) -> Any:
 
 
 def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
-    """Returns whether a lever of time is released: more rows at once, or no recomputation."""
+    """Returns whether a lever that costs time is released: more rows at once, or no recomputation."""
     if row.name == MICRO_BATCH:
         return knobs.per_device_train_batch_size > base.per_device_train_batch_size
     return row.name == CHECKPOINTING and not knobs.recomputes
 
 
 SAVED_SO = (
-    "the base model is frozen, and saved in this precision: no weight loses anything; what passes from layer to layer "
-    "is in it too, as the model was trained"
+    "the base model is frozen and was saved in this precision, so no weight is rounded; activations between layers "
+    "have it too, as when the model was trained"
 )
 ROUNDED_ONCE = "its weights take half the bytes: they are rounded once, as they are loaded"
 

@@ -16,13 +16,13 @@ GENERATION_STEPS = "steps_per_generation"
 MINI_BATCHES = "num_mini_batches"
 
 SMALLEST_GROUP = 2
-"""``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``."""
+"""The fewest completions of a prompt (``trl/trainer/grpo_config.py: __post_init__`` and ``rloo_config.py``)."""
 
 WHITENED_AT_LEAST = 8
-"""Rows of a mini-batch over which PPO whitens rewards: ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts it."""
+"""The fewest rows of a mini-batch if PPO whitens rewards (``trl/experimental/ppo/ppo_trainer.py: __init__``)."""
 
 MOST_ROWS = 10**9
-"""An upper bound of rows, tokens and steps of which there may be a whole number."""
+"""The largest number of rows, tokens or steps that is accepted."""
 
 NAMED_AT_MOST = 6
 """The number of alternatives that an error lists."""
@@ -48,12 +48,12 @@ def check_positive(numbers: Mapping[str, Any]) -> None:
 
 
 def share(knobs: Knobs) -> int:
-    """Counts the rows of an optimizer step that each process has."""
+    """Returns the rows of an optimizer step for each process, or for each group of processes that shares rows."""
     return knobs.effective_batch_size // knobs.data_parallel_size
 
 
 def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
-    """Returns the micro-batches that the trainer accepts, largest first; None if the effective batch alone decides.
+    """Returns the micro-batches that the trainer accepts, largest first; None for all divisors.
 
     Raises:
         BatchSplitError: no micro-batch divides the batches, or the given one does not.
@@ -87,7 +87,7 @@ def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
     given = [name for name in (GENERATION, GENERATION_STEPS, MINI_BATCHES) if job.arguments.get(name) is not None]
     divided = " and ".join(f"--{name} {job.arguments[name]}" for name in given)
     raise BatchSplitError(
-        f"micro-batches of {rows} do not go with {divided}: groups and mini-batches stay whole",
+        f"micro-batches of {rows} do not work with {divided}: groups and mini-batches stay whole",
         hint=f"use --{ROWS} {either(nearest(list(allowed), rows))}, or remove --{removed}",
     )
 
@@ -111,9 +111,9 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
         allowed = tuple(rows for rows in every if rows * processes * steps % group == 0)
         if not allowed:
             raise BatchSplitError(
-                f"--{GROUP} {group} does not divide the completions of a generation, whichever micro-batch of an "
-                f"effective batch of {knobs.effective_batch_size} is taken {steps} times: those of one prompt form a "
-                "group, and groups stay whole",
+                f"--{GROUP} {group} does not divide the completions of a generation with any micro-batch of an "
+                f"effective batch of {knobs.effective_batch_size} (a generation is {steps} micro-batches): those of "
+                "one prompt form a group, and groups stay whole",
                 hint=f"use --effective_batch_size "
                 f"{either(multiples(lcm(group, processes), knobs.effective_batch_size))}, "
                 f"or remove --{GENERATION_STEPS}",
@@ -133,7 +133,7 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
 
 
 def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
-    """Raises BatchSplitError if groups do not divide the completions; ``unit`` divides every size that would do."""
+    """Raises BatchSplitError if groups do not divide the completions; multiples of ``unit`` are valid sizes."""
     if completions % group == 0:
         return
     groups = nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)
@@ -146,14 +146,14 @@ def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
 
 
 def _check_evaluated_groups(job: Job, knobs: Knobs) -> None:
-    """Raises BatchSplitError if groups do not divide an evaluated batch, which all processes make up together."""
+    """Raises BatchSplitError if groups do not divide an evaluation batch, which all processes make up together."""
     group, rows = job.arguments.get(EVALUATED_GROUP) or knobs.num_generations or 1, knobs.per_device_eval_batch_size
     together = 0 if rows is None else rows * knobs.processes
     if not job.is_evaluated or rows is None or together % group == 0:
         return
     unit = group // gcd(group, knobs.processes)
     raise BatchSplitError(
-        f"groups of {group} completions do not divide the {together} of an evaluated batch, and groups stay whole",
+        f"groups of {group} completions do not divide the {together} of an evaluation batch, and groups stay whole",
         hint=f"use --{EVALUATED_ROWS} {either(multiples(unit, rows))}, or --{EVALUATED_GROUP} "
         f"{either(nearest(divisors(together), group))}",
     )
@@ -185,8 +185,8 @@ def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, .
         fewer = [size for size in divisors(rows) if rows // size >= WHITENED_AT_LEAST]
         instead = f", or --{MINI_BATCHES} {either(nearest(fewer, batches))}" if fewer else ""
         raise BatchSplitError(
-            f"--whiten_rewards takes mini-batches of {WHITENED_AT_LEAST} at least, and {rows} rows in {batches} are "
-            f"{rows // batches}",
+            f"--whiten_rewards needs mini-batches of at least {WHITENED_AT_LEAST} rows, and {rows} rows in {batches} "
+            f"mini-batches are {rows // batches} each",
             hint=f"use --effective_batch_size {WHITENED_AT_LEAST * batches * processes} or more{instead}",
         )
     return tuple(divisors(rows // batches)[::-1]) if batches > 1 else None

@@ -17,7 +17,7 @@ from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, taken_back
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
 
 TIE = 0.005
-"""Speeds closer than this share count as equal: the prediction is no better, and more headroom is worth more."""
+"""Speeds that differ by less than this share count as equal: predictions are less precise, and headroom counts."""
 
 ROUGHLY = 0.1
 """The same share for a plan that is only shown as an alternative."""
@@ -26,10 +26,10 @@ MIDDLE_EVERY = 3
 """Every third guess is the middle, so that misleading guesses cost at most three times as much as bisection."""
 
 LENGTH_TURNS = 6
-"""Guesses at a length, after the shortest and the requested one."""
+"""The most lengths to guess after the shortest and the requested one."""
 
 EASING_TURNS = 2
-"""Guesses at the rows generated at once, after the fewest and the requested ones."""
+"""The most numbers of rows generated at once to guess after the smallest and the requested one."""
 
 
 def best_of(
@@ -37,8 +37,8 @@ def best_of(
 ) -> Estimate | None:
     """Returns the plan of one level, or None if nothing on it fits.
 
-    If the whole model, or rows of mixed lengths over a run, overturn the choice, the next one is tried. If an adapter
-    that the level turns on is too large, the largest rank that should fit is taken.
+    If a rehearsal of the whole model, or a run with rows of mixed lengths, rules the choice out, the next one is tried.
+    If an adapter that the level turns on is too large, the largest rank that should fit is taken.
 
     Args:
         confirmed: Whether to rehearse the choice on the whole model, and its neighbours if few layers may mislead.
@@ -127,8 +127,8 @@ def _seconds(estimate: Estimate, *, training: bool) -> float:
 def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
     """Returns whether anything on the level may fit, by its most and least demanding points.
 
-    Only the least demanding one is rehearsed if that likely decides it. If it does not fit, another known point may
-    (after a check of mixed lengths), or the point that accumulates no gradients.
+    Only the least demanding one is rehearsed if that likely decides it. If it does not fit, another known point may fit
+    (if mixed lengths made the first one too large), or the point that accumulates no gradients.
     """
     most, least = level.most, level.least
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
@@ -174,7 +174,7 @@ def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
 
 def longest_rows(level: Level, memo: Memo, *, turns: int) -> Estimate | None:
     """Returns the longest rows that fit on a level that shortens them; None if not even the shortest fit. One row at a
-    time needs least, except that beyond its border the whole batch at once, which accumulates nothing, may fit."""
+    time needs least. Longer rows may fit with the whole batch at once, which accumulates no gradients."""
     least, at_once = level.at_every_length
     best = most_that_fits(level.space, least, memo, turns=turns)
     longer = [each for each in at_once if best is None or _demand(each)[1] > _demand(best.knobs)[1]]
@@ -188,8 +188,8 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
 
     Peak memory is nearly linear in the tokens of a micro-batch, so the first and the last point give a slope, and the
     third rehearsal is near the border: of 1, 2, 4, 8 rows with a border at 4 it rehearses 1, 8, then 4. The point
-    without accumulation bends the curve: a line between both sides of the border overestimates, one through two points
-    that do not fit does not, so the lower of both counts.
+    without accumulation bends the curve. A line between both sides of the border then overestimates, but a line through
+    two points that do not fit does not, so the lower of both counts.
 
     Args:
         points: Ordered by demand, not empty.

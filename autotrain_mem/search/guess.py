@@ -23,12 +23,13 @@ GROWING = (Phase.FORWARD, Phase.BACKWARD, Phase.GENERATE, Phase.SCORE, Phase.EVA
 LEAST_SLOWER = 1.02
 """The least slowdown by offloading: copies to the host use memory bandwidth."""
 FEWER_ROWS_FASTER = 1.06
-"""The largest speedup by fewer rows: 5 % in rehearsals of 0.5B to 1.5B models, rounded."""
+"""The largest speedup by fewer rows: 5 % in rehearsals of 0.5B to 1.5B models, rounded up."""
 SHARED_FASTER = 1.05
 """The largest speedup over a prediction from another sharding, whose communication is estimated from bytes."""
 LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
-"""A guess up to this factor of the budget is worth a rehearsal: reserved bytes deviate from a line by 1 to 2 %."""
+"""Guesses up to this factor of the budget are worth a rehearsal: a guess from one point, or from a line, from which
+reserved bytes deviate by 1 to 2 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +78,7 @@ def _at_best(memo: Memo, known: Sequence[Estimate], knobs: Knobs) -> float:
 
 
 def may_fit_at_once(space: Space, least: Estimate, knobs: Knobs) -> bool:
-    """Returns whether a point that does not accumulate may fit although fewer rows do not."""
+    """Returns whether a point without gradient accumulation may fit although fewer rows do not."""
     return _with_activations(space, least, knobs) <= least.budget_bytes * LEEWAY_OF_ONE
 
 
@@ -140,7 +141,7 @@ def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
 def _with_levers(
     space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
 ) -> float:
-    """Guesses the bytes from points with fewer levers, by usual savings, or from points with another sharding."""
+    """Guesses the bytes from points with fewer levers, less the savings of the others, or with another sharding."""
     nearest = _nearest(known, knobs)
     pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
     if not pulled:
@@ -153,7 +154,7 @@ def _with_levers(
 
 
 def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
-    """Guesses the bytes from one point of a line: activations grow with the rows, other bytes need not."""
+    """Guesses the bytes from one point of a line: activations grow with the rows, other bytes may not."""
     if _rows(knobs) <= _rows(one.knobs) or one.memory.peak_phase not in GROWING:
         return _scaled(space, one, knobs)
     more = space.micro_batch_tokens(knobs) / space.micro_batch_tokens(one.knobs) - 1
@@ -180,8 +181,8 @@ def between(space: Space, knobs: Knobs, small: Estimate, large: Estimate) -> flo
 def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> float:
     """Interpolates the bytes of a point at this share of the way between two rehearsed ones.
 
-    By phase, because the optimizer step does not grow with the micro-batch: between 1 row (step 10 GiB, backward
-    6 GiB) and 8 rows (10 and 20 GiB) the peak stays 10 GiB up to 3 rows, unlike a line through 10 and 20.
+    Each phase has its own line, since the optimizer step does not grow with the micro-batch. Between 1 row (step
+    10 GiB, backward 6 GiB) and 8 rows (10 and 20 GiB) the peak is 10 GiB up to 3 rows, unlike a line through 10 and 20.
     """
     first, last = (
         {phase: held + _accumulated(known, knobs, phase) for phase, held in known.memory.phases.items()}
@@ -194,8 +195,8 @@ def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> floa
 
 
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
-    """Returns the gradient bytes that a phase holds with these knobs beyond a rehearsed point; may be negative. Only
-    later micro-steps find gradients (``torch/optim/optimizer.py: zero_grad``)."""
+    """Returns the gradient bytes that a phase holds with these knobs beyond a rehearsed point; may be negative.
+    Only later micro-steps start with gradients (``torch/optim/optimizer.py: zero_grad``)."""
     memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
     accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)
     if memory.trained is None or accumulates[0] == accumulates[1] or phase not in training:
@@ -235,7 +236,7 @@ def _largest(peaks: Mapping[Phase, float], known: Estimate, knobs: Knobs, *, tak
         return static
     if shares_alike(known.knobs, knobs) and known.knobs.fsdp_offload_params == knobs.fsdp_offload_params:
         return max(peaks.values())
-    # Whole weights: all of them, at least in half precision, if none are resharded.
+    # Gathered weights: all of them, in half precision, if none are resharded.
     before = held.get(Owner.GATHERED_WEIGHTS, 0)
     whole = float(before)
     if knobs.sharding == "fsdp2-no-reshard":

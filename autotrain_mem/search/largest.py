@@ -27,7 +27,7 @@ TURNS = 12
 """The most guesses for one level; plain bisection of 16,384 values takes 14."""
 
 FAR = 8
-"""The least ratio of the second value to the smallest: closer ones may both peak in the optimizer step."""
+"""The least ratio of the second value to the smallest: closer values may both peak in the optimizer step."""
 
 STEEPER = 1.5
 """The assumed slope at a single point, relative to proportionality, so that the second point likely fits."""
@@ -170,12 +170,10 @@ class _Points:
 
     @cache  # noqa: B019  it lives as long as a search
     def knobs(self, index: int) -> Knobs:
-        """Returns the point at a value."""
         every = levels(self.question.space(self.question.values[index]))
         return self._of(next(each for each in every if each.name == self._level))
 
     def holds(self, index: int) -> bool:
-        """Returns whether a value fits."""
         self.known = [index]
         return surely_fits(self._memo, self.knobs(index))
 

@@ -73,7 +73,7 @@ def check_forbid(names: Iterable[str]) -> frozenset[str]:
     guesses = [f"--forbid {guesses[0]} instead of {name}" for name, guesses in meant.items() if guesses]
     did_you_mean = f"did you mean {', '.join(guesses)}?\n" if guesses else ""
     raise UsageError(
-        f"--forbid knows no lever named {', '.join(unknown)}", hint=f"{did_you_mean}the levers are {', '.join(LEVERS)}"
+        f"--forbid: no lever is named {', '.join(unknown)}", hint=f"{did_you_mean}the levers are {', '.join(LEVERS)}"
     )
 
 
@@ -125,7 +125,7 @@ def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Describes a level: at least one of its own levers is pulled, and one of its offloading levers, if it has any."""
+    """Describes a level: its settings pull at least one of its ``own`` levers and, if it ``offloads``, one of these."""
 
     name: str
     own: tuple[str, ...]
@@ -169,14 +169,14 @@ Memory grows along the line except at its end, where the whole batch is one micr
 class Level:
     """Holds the settings of one level of harm. ``lengths`` is empty except on the level that cuts rows.
 
-    Example, for TRL's defaults: ``rounding`` has bf16 weights, an 8-bit optimizer, both, and those with offloading.
+    Example, for TRL's defaults: ``rounding`` has three settings: bfloat16 weights, an 8-bit optimizer, and both.
     """
 
     name: str
     space: Space
     harm: Harm
     settings: tuple[Knobs, ...]
-    """The requested knobs with its levers, gentlest first; batches, checkpointing and sharding stay free."""
+    """The requested knobs with the level's levers, gentlest first; batches, checkpointing and sharding stay free."""
     lengths: tuple[int, ...] = ()
     offloads: bool = False
     """Whether each of its settings needs the host's memory."""
@@ -192,14 +192,14 @@ class Level:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """Returns every line, fewest levers of time first."""
+        """Returns every line, those with the fewest levers that cost time first."""
         ways = [way for setting in self.settings for way in shared(self.space, setting)]
         choices = checkpointing_choices(self.space)
         return tuple(line(self.space, way, checkpointing=each) for way in ways for each in choices)
 
     @property
     def most(self) -> Knobs:
-        """Returns the point with fewest levers, most rows and the smallest shards."""
+        """Returns the point with the fewest levers, the most rows and the sharding that needs least."""
         gentlest = least_shared(self.space, self.settings[0])
         return line(self.space, gentlest, checkpointing=checkpointing_choices(self.space)[0])[-1]
 
@@ -296,7 +296,7 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 
 
 def _least(space: Space) -> Knobs:
-    """Returns the settings that need least of all levels."""
+    """Returns the settings that need the least memory of all levels."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
     most = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
     names = [name for name in most if moves(name, space)]
@@ -328,14 +328,14 @@ def checkpointing_choices(space: Space) -> tuple[bool, ...]:
 
 @lru_cache(maxsize=256)
 def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
-    """Returns one setting at every micro-batch allowed."""
+    """Returns one setting at every allowed micro-batch."""
     lever = LEVERS["micro_batch"]
     fixed = lever.name in space.forbid or not lever.suits(METHODS[space.method])
     smallest = space.base.per_device_train_batch_size if fixed else 1
     chosen = replace(setting, gradient_checkpointing=checkpointing)
 
     def at_rows(rows: int) -> Knobs:
-        """Returns the setting at these rows; other batches follow the micro-batch if allowed."""
+        """Returns the setting with these rows; other batches follow the micro-batch if allowed."""
         levers = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
         following = [name for lever in levers for name in _following(space, lever)]
         return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})

@@ -18,7 +18,7 @@ OnAttempt = Callable[[Candidate], None]
 
 
 class Predictor(Protocol):
-    """Predicts points for the search, which knows neither the job, the device nor the workers."""
+    """Predicts points for the search, which is independent of the job, the device and the workers."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
         """Rehearses points on the ``whole`` model or copies with fewer layers, 1 to 20 seconds each."""
@@ -36,7 +36,7 @@ class Predictor(Protocol):
         """Predicts the speed with another micro-batch or sharding, or more levers that only cost time."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> Sequence[str]:
-        """Returns devices that a run would fit, each in a few words; ``rehearsed`` takes seconds."""
+        """Describes devices that a run would fit; ``rehearsed`` checks them with rehearsals, which takes seconds."""
 
 
 class Memo:
@@ -78,7 +78,7 @@ class Memo:
             self.predictor.foresee(native)
 
     def over_steps(self, knobs: Knobs) -> None:
-        """Checks a point that fits over a whole run, with rows of every length."""
+        """Checks whether a point that fits also fits over a whole run with rows of every length."""
         estimate = self(knobs)
         if estimate.fits and estimate.memory.mixed_lengths is None:
             self._estimates[knobs.growing(False)] = self._expanded(self.predictor.over_steps(estimate))
@@ -144,7 +144,7 @@ def _is_beyond_loading(estimate: Estimate) -> bool:
 _weights = attrgetter(
     *("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant", "sharding", "dp_replicate_size", "fsdp_offload_params")
 )
-"""Reads the knobs that decide the weights' bytes; LoRA may make a reference model unnecessary."""
+"""Reads the knobs that decide the bytes of all weights; with LoRA, a reference model may be unnecessary."""
 
 
 def candidate(
@@ -182,9 +182,9 @@ class LineHistory:
     gentler: Sequence[Sequence[Estimate]]
     """Estimates of lines with fewer such levers, or with another sharding; the most similar line comes last."""
     harder: Sequence[Sequence[Estimate]]
-    """Estimates of lines with more such levers, which need less."""
+    """Estimates of lines with no fewer such levers and a sharding that saves no less; they need less."""
     shared_harder: Sequence[Sequence[Estimate]]
-    """Estimates of lines with more such levers and another sharding."""
+    """Estimates of lines with more such levers, under any sharding."""
     heavier: Sequence[Sequence[Estimate]]
     """Estimates of lines with the same adapter on a base with more bits, which need no less."""
 

@@ -29,7 +29,7 @@ FOLLOWING = {EVALUATED_ROWS: "eval_batch", "local_rollout_forward_batch_size": "
 """Batches that follow the micro-batch -> their levers. A suggestion names them if the job pins them."""
 
 LENGTH_TURNS = 3
-"""Guesses at a length for a suggestion, which need not be the longest."""
+"""The most lengths to guess for a suggestion, which need not be the longest."""
 
 
 def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
@@ -71,7 +71,7 @@ def confirmed(space: Space, memo: Memo) -> Estimate | None:
 
 def nearest(space: Space, memo: Memo) -> Estimate | None:
     """Finds the settings of least harm that fit if pins and limits are lifted, and lifts as few of these as possible.
-    Each level is first asked with all of them lifted. None if no level fits."""
+    Each level is first tried with all of them lifted. None if no level fits."""
     # Limits on batches and checkpointing are lifted last, one by one; all others at once.
     loose = replace(space, fit="all")
     for row in LADDER:

@@ -48,13 +48,13 @@ def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:
 
 
 def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
-    """Returns the fastest plan at the first level of harm at which anything fits, or the next one if far faster.
+    """Returns the fastest plan of the first level of harm at which anything fits, or of the next if that is far faster.
 
-    None if nothing fits that keeps the limits. Levels that are too large by the number of parameters alone are asked
+    None if nothing fits within the limits. Levels that are too large by the number of parameters alone are rehearsed
     last; if one of them fits after all, the levels are climbed again.
 
-    Example: an effective batch of 8 where 4 rows fit without checkpointing. Rehearsed are 8 rows without checkpointing
-    (do not fit) and 1 row with it (fits), then 4 rows without it (fit), which nothing else can beat.
+    Example: with an effective batch of 8, 4 rows fit without checkpointing. The search rehearses 8 rows without it,
+    which do not fit, 1 row with it, which fits, and 4 rows without it, which fit and are faster than all other points.
 
     Raises:
         UsageError: ``space.forbid`` names an unknown lever.
@@ -68,8 +68,6 @@ def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Climb:
-    """Climbs the levels of a job."""
-
     space: Space
     memo: Memo
     limits: Limits | None
@@ -108,13 +106,13 @@ class _Climb:
         return self.limits is None or self.limits.keeps(estimate)
 
     def _floors(self, before: tuple[Level, ...]) -> dict[str, Estimate]:
-        """Returns the known point that needs least of each level without a plan."""
+        """Returns, for each level without a plan, the known point that needs the least memory."""
         floors = [(level.name, self.memo.known(level.floors)) for level in before if level.name not in self.passed]
         least = {name: min(known, key=lambda each: each.required_bytes) for name, known in floors if known}
         return {name: floor for name, floor in least.items() if not floor.fits}
 
     def _is_compared(self, level: Level, best: Estimate) -> bool:
-        """Returns whether to compare a choice with the next level. DDP is not: no sharding is faster."""
+        """Returns whether to compare a choice with the next level. Plain DDP is not compared: no sharding is faster."""
         return level.offloads or self.space.base.processes == 1 or best.knobs.is_sharded
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:
@@ -142,7 +140,7 @@ class _Climb:
         return {}
 
     def _found(self, level: str, estimate: Estimate, following: Mapping[str, Estimate]) -> SearchResult:
-        """Returns a choice with its alternatives, except those that do more harm and are no faster."""
+        """Returns a choice with its alternatives, without those that do more harm and are no faster."""
         is_timed = bool(estimate.tokens_per_second)
         faster = {name: each for name, each in following.items() if not is_timed or slowdown(estimate, each) > 1 + TIE}
         beside = {**self.passed, **faster}

@@ -27,7 +27,7 @@ SAVES: dict[Sharding | None, frozenset[str]] = {
     "hsdp": frozenset({"shards", "reshards"}),
     "fsdp2": frozenset({"shards", "reshards", "all nodes"}),
 }
-"""Savings of each sharding; a subset of another's savings needs more memory."""
+"""The savings of each sharding; one whose savings are a subset of another's needs more memory."""
 
 
 def shardings(space: Space) -> tuple[Sharding | None, ...]:
@@ -67,7 +67,7 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
 
 
 def least_shared(space: Space, setting: Knobs) -> Knobs:
-    """Returns the setting with the sharding that needs least."""
+    """Returns the setting with the sharding that needs the least memory."""
     return min(shared(space, setting), key=lambda way: LEAST_FIRST.index(way.sharding))
 
 
@@ -113,7 +113,7 @@ WAYS = {
         shardings=WITH_SHARED_TOKENS,
         owner="torch has context parallelism under FSDP2 only",
         attention="sdpa",
-        attends="transformers shares the tokens of sdpa only",
+        attends="transformers shares tokens with sdpa only",
         in_half_precision=True,
         parts=2,
     ),
@@ -124,7 +124,7 @@ WAYS = {
         shardings=ZEROS,
         owner="sequence parallelism is DeepSpeed's",
         attention="sdpa|flash_attention_[23]",
-        attends="DeepSpeed's sequence parallelism goes around sdpa and flash attention only",
+        attends="DeepSpeed's sequence parallelism wraps sdpa and flash attention only",
         in_half_precision=False,
         parts=1,
     ),
@@ -132,7 +132,7 @@ WAYS = {
 
 
 def way_of(job: Job) -> SharedTokens:
-    """Returns the way for the user's sharding; context parallelism if none is given."""
+    """Returns how the user's sharding can share tokens: with context parallelism if no sharding is given."""
     return WAYS[SHARED_SEQUENCE if job.arguments.get("sharding") in ZEROS else SHARED_TOKENS]
 
 

@@ -26,7 +26,7 @@ FIXES_SHARDING = ("save_only_model", "deepspeed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """Holds everything that the search needs to know of a job.
+    """Holds everything that the search needs to know about a job.
 
     Example: TRL's defaults and ``--effective_batch_size 12`` give ``base`` 6 x 2 (the largest divisor of 12 that is
     not above TRL's 8), and 12 x 1, 6 x 2, 4 x 3, 3 x 4, 2 x 6 and 1 x 12 as the splits to choose from.
@@ -67,7 +67,7 @@ class Space:
 
     @property
     def share(self) -> int:
-        """Counts the rows of an optimizer step for each process, or group that shares rows."""
+        """Returns the rows of an optimizer step for each process, or for each group of processes that shares rows."""
         return self.effective_batch_size // self.base.data_parallel_size
 
     def row_tokens(self, knobs: Knobs) -> int:
@@ -92,7 +92,7 @@ so a finer grid gains little; below 256 a step of 64 would cut too much of a row
 
 
 def lengths_below(longest: int, least: int) -> tuple[int, ...]:
-    """Lists the lengths from ``least`` on that would cut the longest row."""
+    """Lists the lengths to try: at least ``least``, and shorter than the longest row."""
     fine, coarse = range(SHORTEST, min(COARSE_FROM, longest), FINE_GRID), range(COARSE_FROM, longest, COARSE_GRID)
     return tuple(length for length in (*fine, *coarse) if length >= least)
 
@@ -137,7 +137,7 @@ def make_space(
     if job.effective_batch_size is not None:
         counts["effective_batch_size"] = job.effective_batch_size
     check_positive(counts)
-    # DPO's reference scores the data in batches of evaluation's size (trl/trainer/dpo_trainer.py:
+    # DPO's reference model scores the data in batches of the evaluation's size (trl/trainer/dpo_trainer.py:
     # _precompute_ref_logps).
     evaluates = job.is_evaluated or job.arguments.get("precompute_ref_log_probs")
     used = defaults if evaluates else replace(defaults, per_device_eval_batch_size=None)
@@ -225,7 +225,7 @@ def _base_rows(defaults: Knobs, effective: int, given: dict[str, Any], nodes: in
             groups = f"{processes} groups of {defaults.token_shards} GPUs"
             fewer = f"another --{'cp_size' if defaults.cp_size > 1 else 'sp_size'}"
         raise BatchSplitError(
-            f"{groups} do not divide the effective batch size {effective}: each has as many rows of it",
+            f"{groups} do not divide the effective batch size {effective}: each must have equally many rows",
             hint=f"use --effective_batch_size {either(multiples(processes, effective))}, or {fewer}",
         )
     if rows and steps and rows * steps * processes != effective:
@@ -279,7 +279,7 @@ def precise_for(base: Knobs, arguments: Mapping[str, Any], compute_capability: C
 
 
 def half_of(knobs: Knobs) -> str:
-    """Returns the half precision of a frozen base: the autocast dtype, so that no weight is cast."""
+    """Returns the half-precision dtype for a frozen base: that of autocast, so that no weight is cast."""
     return "float16" if knobs.fp16 else "bfloat16"
 
 
@@ -290,14 +290,14 @@ def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
 
 
 def loses_updates(knobs: Knobs) -> bool:
-    """Returns whether trained weights are bfloat16 and mostly too large to be changed by a step of Adam, about the
-    learning rate. Shards have float32 copies (``search.shardings``)."""
+    """Returns whether the trained weights are bfloat16 and mostly too large for Adam's steps to change them. A step is
+    about the learning rate. Sharded weights have float32 copies (``search.shardings``)."""
     is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
     loses = knobs.is_adam and not knobs.sums_up_rounding
     return is_half and loses and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT
 
 
 def can_scale(knobs: Knobs) -> bool:
-    """Returns whether the scaler accepts the trained weights' gradients: it rejects half precision
+    """Returns whether the gradient scaler of ``fp16`` accepts the trained weights: it rejects half-precision gradients
     (``torch/amp/grad_scaler.py: _unscale_grads_``). An adapter is float32."""
     return not knobs.fp16 or knobs.use_peft or knobs.dtype not in HALF

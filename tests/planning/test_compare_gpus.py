@@ -141,7 +141,7 @@ def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:
     with pytest.raises(LimitError) as raised:
         planned(within_seconds=1.0, budget=0.01)
     error = raised.value
-    assert "keeps --within 1.0 s and --budget 0.01 USD" in error.message
+    assert "meets --within 1.0 s and --budget 0.01 USD" in error.message
     assert re.search(r"1,000 steps of [1-9]\d* ms", error.message)
     first, second, *_ = error.hint.splitlines()[1:]
     assert first.split()[0::2] == ["--within", "--budget"]

@@ -168,7 +168,7 @@ def test_images_are_made_as_much_smaller_as_it_takes(max_pixels: int) -> None:
     assert (plan.knobs.max_pixels, plan.level) == (max_pixels, "smaller images")
     (lever,) = [lever for lever in plan.levers if lever.name == "max_pixels"]
     tokens = image_tokens(max_pixels)
-    assert f"a row has {tokens} tokens of images at most, in place of {image_tokens(None)}" in lever.why
+    assert f"a row has at most {tokens} image tokens, in place of {image_tokens(None)}" in lever.why
     assert plan.data is not None
     assert plan.data.longest == tokens + TEXT_TOKENS
 

@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused() -> None:
     for config, argv, words in (
         ("nowhere", (), "nowhere cannot be read"),
         ("{", (), "is not JSON"),
-        ('{"r": 8}', (), "names no peft_type"),
+        ('{"r": 8}', (), "has no peft_type"),
         (VERA, ("--use_peft", "false"), "--use_peft false and --peft_config contradict"),
         (VERA, ("--lora_r", "4", "--use_dora"), "--lora_r, --use_dora and --peft_config both"),
         ({"peft_type": "LOKR"}, ("--load_in_4bit",), "--load_in_4bit does not work with LOKR"),

@@ -22,7 +22,7 @@ def test_the_table_is_in_the_order_of_harm_and_moves_knobs_that_exist() -> None:
 def test_an_unknown_lever_is_answered_with_the_one_meant() -> None:
     meant = {"lorra": "lora", "bf16": "bf16_weights", "use_peft": "lora", "4bit": "4bit_base", "zzz": None}
     for name, lever in meant.items():
-        with pytest.raises(UsageError, match=f"--forbid knows no lever named {name}\\n") as raised:
+        with pytest.raises(UsageError, match=f"--forbid: no lever is named {name}\\n") as raised:
             check_forbid([name, "max_length"])
         did_you_mean = f"did you mean --forbid {lever} instead of {name}?\n" if lever else ""
         assert raised.value.hint == f"{did_you_mean}the levers are {', '.join(LEVERS)}"

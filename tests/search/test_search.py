@@ -436,8 +436,8 @@ def test_every_flash_attention_that_trl_knows_is_known() -> None:
 def test_rows_beyond_the_context_are_counted_and_pairs_dropped_whole() -> None:
     assert context_cut(ONE_LONG, 1000, "sft") is context_cut(ONE_LONG, None, "sft") is None
     assert context_cut(ONE_LONG, 600, "sft") == (
-        "5 of 10,000 rows (0.05 %) are longer than the model's context of 600 tokens, the longest 1,000: that cuts "
-        "0.04 % of all tokens"
+        "5 of 10,000 rows (0.05 %) are longer than the model's context of 600 tokens (the longest has 1,000): that "
+        "cuts 0.04 % of all tokens"
     )
     text = context_cut(replace(ONE_LONG, drops=True), 600, "reward") or ""
     assert "5 of 10,000 pairs" in text

@@ -149,7 +149,7 @@ def in_order(trace: Trace) -> array[int]:
     between = {index for index, _ in (*trace.phase_starts, *trace.engine_marks)}
     between |= {use.event for use in trace.stream_uses}
     start = 0
-    for index, event in enumerate((*trace.events, CACHE_EMPTIED)):  # one more, which ends the last row
+    for index, event in enumerate((*trace.events, CACHE_EMPTIED)):  # one more event, which ends the last run of deaths
         if event >= 0 or index in between:
             if index - start > 1:
                 events[start:index] = array("q", sorted(events[start:index], key=lambda death: born[-death - 1]))
@@ -187,7 +187,7 @@ class Search:
 
     Args:
         layers: Numbers of layers in both runs, and in the whole model.
-        chunks: Numbers of chunks of the loss; None if both runs have as many.
+        chunks: Numbers of chunks of the loss; None if both runs have equally many.
         unlike: Pairs of steps that look the same and are known to differ.
     """
 

@@ -1,16 +1,16 @@
 """Extrapolates two runs of a model with few layers, and few chunks of its loss, to the whole model.
 
 Equal layers do the same, so the events that the longer run has in addition (see ``alignment``) are repeated for the
-other layers. Blocks are identified by the place of their birth: each death frees the oldest, the newest, or the n-th of
-the blocks born at one place, and both runs must agree on which. If they do not, or if anything else cannot be
-continued, nothing is extrapolated, and the whole model is rehearsed.
+other layers. A block's birth is its allocation, and its death its free. Blocks are identified by the place of their
+birth: each death frees the oldest, the newest, or the n-th of the blocks born at one place, and both runs must agree on
+which. If they do not, or if anything else cannot be extrapolated, nothing is, and the whole model is rehearsed.
 
-If the loss processes the tokens in chunks, the longer run also has more chunks. A block's birth inside or outside a
-pass over the chunks tells the two apart. With any number of chunks, a loss takes the same
-inputs and returns the same scalar and gradients. The longer run has two more layers and three more chunks, so that
-the two cannot be confused.
+If the loss processes the tokens in chunks, the longer run also has more chunks. A block belongs to a chunk if it was
+born in a pass over the chunks, and to a layer otherwise. With any number of chunks, a loss takes the same inputs and
+returns the same scalar and gradients. The longer run has two more layers and three more chunks, so that layers and
+chunks cannot be confused.
 
-Example: Qwen2.5-0.5B has 24 layers; 1 and 3 of them are rehearsed in a quarter of the time, and give the same events.
+Example: Qwen2.5-0.5B has 24 layers; rehearsing 1 and 3 of them takes a quarter of the time and gives the same events.
 """
 
 import gc
@@ -41,10 +41,10 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     """Returns the trace of the whole model, or None if the two runs do not determine it. The runs have ``depths.short``
     and ``depths.long`` layers, and perhaps shortened losses. ``seconds`` is their sum."""
     was_on = gc.isenabled()
-    gc.disable()  # it took half of the time: millions of small things are made here, and none points back
+    gc.disable()  # took half of the time: millions of small objects are made here, without reference cycles
     try:
         chunks = _chunks(short, long)
-        waits = any(block.stream for block in long.blocks)  # on another stream, for more layers to pass than there are
+        waits = any(block.stream for block in long.blocks)  # held back on another stream for more layers than there are
         differ = short.not_counted != long.not_counted or short.routing is not long.routing
         is_too_short = any(growth.copies < 2 for growth in (depths, chunks or depths))
         if differ or is_too_short or (waits and not depths.sees_held_back):
@@ -61,7 +61,7 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
             try:
                 return _Expansion((short, long), pair, kinds, alignment, depths, chunks).trace()
             except _NotAlikeError as error:
-                unlike = mistakes  # from here on, steps are looked at more closely
+                unlike = mistakes  # from here on, picks are compared as well
                 mistakes.pairs.add(error.steps)
         return None
     except UnclearError:
@@ -80,7 +80,7 @@ class _NotAlikeError(UnclearError):
 
 
 class _KindPicks:
-    """Computes picks among the live blocks of a kind, on first use, since places usually suffice."""
+    """Computes picks among the live blocks of one kind on first use: usually those of one place suffice."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -111,7 +111,7 @@ class _Mistakes:
 
 
 class _Expansion:
-    """Learns what each step does, and repeats it for the whole model."""
+    """Derives from both runs what each step does, and repeats it for the whole model."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class _Expansion:
         self._by_place = _picks(steps[0], self._places[0]), _picks(steps[1], self._places[1])
         self._kinds = kinds
         first: dict[int, int] = {}
-        self._again = frozenset(  # births of a block that was born before
+        self._again = frozenset(  # births that reuse the number of a dead block
             step for step, event in enumerate(steps[1].events) if event > 0 and first.setdefault(event, step) != step
         )
 
@@ -172,7 +172,7 @@ class _Expansion:
         return short.extrapolated(long, self._depths.all_copies / self._depths.copies)
 
     def _stretches(self) -> list[tuple[list[Act], int]]:
-        """Lists the steps of both runs, with each layer's steps and their repeats. Raises UnclearError."""
+        """Lists steps with their repeats: those of both runs once, those of a copy for each. Raises UnclearError."""
         stretches: list[tuple[list[Act], int]] = []
         i = j = 0
 
@@ -201,7 +201,7 @@ class _Expansion:
         long = self._steps[1]
         each = range(first, first + one.period * one.growth.copies, one.period)
         if long.of_loss[first] is not long.of_loss[one.long]:
-            raise UnclearError  # a copy is of a layer or of a chunk
+            raise UnclearError  # a copy is a layer or a chunk, not both
         if long.births[first] == NOWHERE:
             return _bare(long.facts[first])
         if long.births[first] == first:
@@ -269,7 +269,7 @@ def _chunks(short: Trace, long: Trace) -> Depths | None:
     rehearsed = {(few.chunks, more.chunks) for few, more in zip(few_passes, more_passes, strict=True)}
     cut = [(few, more) for few, more in rehearsed if few != more]
     if len(short.loss_chunks) > 1 or len(cut) != 1:
-        raise UnclearError  # an evaluation whose batches are of another size, say
+        raise UnclearError  # such as an evaluation with another batch size
     ((few, more),) = cut
     return Depths(short=few, long=more, whole=short.loss_chunks[0])
 
@@ -296,7 +296,7 @@ def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hasha
 
 
 def _picks(steps: Steps, places: list[Hashable]) -> dict[int, Pick]:
-    """Finds which live block each death and use concerns."""
+    """Finds the live block that each death or use concerns."""
     living: dict[Hashable, list[int]] = {}
     picks: dict[int, Pick] = {}
     for step, born in enumerate(steps.births):
@@ -307,7 +307,7 @@ def _picks(steps: Steps, places: list[Hashable]) -> dict[int, Pick]:
         if born == step:
             there.append(step)
             continue
-        index = bisect_left(there, born)  # the living of a place stand in order of birth
+        index = bisect_left(there, born)  # the live blocks of a place are in order of birth
         picks[step] = Pick(place, index, len(there) - 1 - index)
         if steps.facts[step] is None:
             del there[index]

@@ -19,7 +19,7 @@ Picks = Mapping[int, "Pick"]
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Names one of the live blocks born at a place, by its rank."""
+    """Names one of the live blocks born at a place, by its rank from one or both ends."""
 
     place: Hashable
     from_oldest: int | None
@@ -97,11 +97,11 @@ class Writer:
         self._births: list[int] = []
         """The block's number for each allocation."""
         self._last_births: dict[int, tuple[int, list[Hashable]]] = {}
-        """The allocation of each live block, and its place."""
+        """The allocation of each live block, and its places."""
         self._dead: dict[Block, list[int]] = {}
         """Numbers of dead blocks, by their kind."""
         self._dead_alike: list[list[int]] = []
-        """The list of each block among these: a block's key is computed once, not at each free."""
+        """For each block, its list in ``_dead``: a block's hash is computed once, not at each free."""
 
     def write(self, acts: Sequence[Act], copies: int) -> None:
         """Writes the events of several steps, once for each copy."""
