@@ -21,7 +21,7 @@ CARD_NAME = "README.md"
 
 
 def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *, trust_remote_code: bool) -> str:
-    """Merges in the base's dtype, and returns size and dtype. The folder appears complete or not at all.
+    """Merges in the base's dtype into a new folder, which appears complete or not at all. Returns size and dtype.
 
     Raises:
         HostMemoryError, OutputFolderError: memory or disk space does not suffice, or the folder exists already.
@@ -83,17 +83,17 @@ def not_loaded(run: TrainedRun, error: Exception) -> ModelNotFoundError:
 
 
 def check_room(weight_bytes: int, folder: Path) -> None:
-    """Raises HostMemoryError or OutputFolderError; without enough memory the process would be killed."""
+    """Raises HostMemoryError (else the kernel would kill the process), or OutputFolderError if the disk is full."""
     available_bytes, free_bytes = host_memory().available_bytes, free_disk_bytes(folder)
     if ROOM * weight_bytes > available_bytes:
         raise HostMemoryError(
-            f"Merging takes {format_bytes(int(ROOM * weight_bytes))} of host memory, and "
+            f"Merging takes {format_bytes(int(ROOM * weight_bytes))} of host memory, but only "
             f"{format_bytes(available_bytes)} are available.",
             hint="Close other programs, or use a machine with more memory.",
         )
     if weight_bytes > free_bytes:
         raise OutputFolderError(
-            f"The merged model takes {format_bytes(weight_bytes)}, and the disk of {folder} has "
+            f"The merged model takes {format_bytes(weight_bytes)}, but the disk of {folder} has only "
             f"{format_bytes(free_bytes)} free.",
             hint="Give --out a folder on another disk.",
         )
@@ -105,5 +105,5 @@ def check_merges(model: Any) -> None:
         kind = next(iter(model.peft_config.values())).peft_type.value
         raise UsageError(
             f"A {kind} adapter cannot be merged: it adds tokens or states, and changes no weight.",
-            hint="Load it together with its base model, by PEFT's AutoPeftModelForCausalLM.",
+            hint="Load it together with its base model, with PEFT's AutoPeftModelForCausalLM.",
         )

@@ -74,7 +74,7 @@ def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) ->
 
 
 def _checked(request: api.RunRequest, output: flags.Output, *, to_train: bool) -> api.RunRequest:
-    """Returns the request with the plan that it names; raises for what cannot be done, before any process starts."""
+    """Returns the request with its plan. Raises AutofitError for an impossible request, before any process starts."""
     plan_files.check_export(request, output)
     plan_files.check_files(request, output)
     return api.with_plan(request, plan_files.HINTS, warn, to_train=to_train)
@@ -118,14 +118,14 @@ def train(workers: api.Workers, request: api.RunRequest, output: flags.Output) -
         if output.out is not None:
             plan_files.refresh(output.out, report.output_dir)
         if output.json:
-            kept = Plan.load(report.output_dir)  # includes what the run learned
+            kept = Plan.load(report.output_dir)  # includes what the run measured
             return _print_json({"schema": "autofit.fit/1", "plan": codec.to_json(kept), "run": codec.to_json(report)})
         console.print(report_view(report, page=pages[-1] if pages else None))
         return 0
 
 
 def gpus(argv: Sequence[str]) -> int:
-    """Runs ``autofit gpus``: lists the catalog."""
+    """Runs ``autofit gpus``: lists the GPUs in the catalog."""
     parser = CommandParser("gpus", "The GPUs that --gpu knows by name, with their sources.\n")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.read(argv)

@@ -27,7 +27,7 @@ from autotrain_mem.types.methods_table import METHODS
 HELP = """\
 usage: autofit completion bash|zsh|fish
 
-Prints what makes a shell complete commands, flags, cards, recipes and values:
+Prints the script with which a shell completes commands, flags, cards, recipes and values:
 
   bash   echo 'eval "$(autofit completion bash)"' >> ~/.bashrc
   zsh    echo 'eval "$(autofit completion zsh)"' >> ~/.zshrc      (below compinit)

@@ -77,7 +77,7 @@ class Output:
         group=Group.OUTPUT,
         commands=(ESTIMATE,),
         elsewhere=(
-            "only one configuration has a history.",
+            "a history is predicted for one configuration only.",
             "autofit estimate METHOD ... --snapshot FILE writes it, with the flags that a plan shows.",
         ),
         metavar="FILE",
@@ -231,7 +231,7 @@ def _own_settings(prog: str, settings: dict[str, Any]) -> dict[str, Any]:
         meant = [f"{name}: did you mean {guess[0]}?\n" for name, guess in near.items() if guess]
         raise UsageError(
             f"Unknown key{'s' * (len(unknown) > 1)} in the autofit: block: {', '.join(unknown)}.",
-            hint=f"{''.join(meant)}It takes {', '.join(_YAML_NAMES)}; TRL's keys stand at the top level.",
+            hint=f"{''.join(meant)}It takes {', '.join(_YAML_NAMES)}; TRL's keys go at the top level.",
         )
     argv: list[str] = []
     for name, value in settings.items():
@@ -250,7 +250,7 @@ def _block(config: dict[str, Any], name: str) -> dict[str, Any]:
         return {}
     if not isinstance(block, dict):
         raise UsageError(
-            f"The {name}: block of the config holds no keys.", hint=f"Write {name}: and indented keys below."
+            f"The {name}: block of the config is not a mapping.", hint=f"Write {name}: and indented keys below."
         )
     return block
 

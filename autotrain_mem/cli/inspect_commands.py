@@ -76,7 +76,7 @@ def watch(argv: Sequence[str]) -> int:
 
     parser = CommandParser("watch", _WATCH)
     parser.add_run()
-    parser.add_argument("--once", action="store_true", help="show how it is now, and stop")
+    parser.add_argument("--once", action="store_true", help="show its present state, and stop")
     parser.add_argument("--json", action="store_true", help="its whole history as one JSON object, once")
     options = parser.read(argv)
     folder = Path(options.run)
@@ -204,7 +204,7 @@ def recipes(argv: Sequence[str]) -> int:
     parser = CommandParser("recipes", _RECIPES)
     either = parser.add_mutually_exclusive_group()
     either.add_argument("name", metavar="NAME", nargs="?", help="print this one")
-    either.add_argument("--json", action="store_true", help="list them, with where the files lie")
+    either.add_argument("--json", action="store_true", help="list them as JSON, with the paths of their files")
     options = parser.read(argv)
     if options.name is not None:
         sys.stdout.write(recipe(options.name).path.read_text(encoding="utf-8"))

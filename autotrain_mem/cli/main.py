@@ -91,7 +91,7 @@ def main() -> None:
         from autotrain_mem.cli.completion import answer_shell
 
         answer_shell([*WITHOUT_METHOD], run)
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a closed stream's number is that of the next file
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # else the next file gets the number of a closed stream
         pass
     os.close(opened)
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
@@ -99,14 +99,14 @@ def main() -> None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter tries again as it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter flushes again at exit
         if not isinstance(error, BrokenPipeError):
             code = code or _report(_unwritten(error), sys.argv)
     sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code. Every error of a user is printed as one message."""
+    """Runs one command line and returns its exit code. Prints each error as one message."""
     for each in (signal.SIGTERM, *ENDING_SIGNALS):
         if signal.getsignal(each) is not signal.SIG_IGN:  # ignored signals stay ignored, as under nohup
             signal.signal(each, _interrupt_once)
@@ -120,11 +120,11 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit as end:  # argparse's, after --help
         return int(end.code or 0)
     except BrokenPipeError:
-        return 0  # the reader of our output, such as `head`, has seen enough
+        return 0  # the reader of our output, such as `head`, has closed the pipe
     except Exception as unforeseen:
         if isinstance(unforeseen, OSError) and unforeseen.errno in (errno.ENOSPC, errno.EDQUOT):
             return _report(_unwritten(unforeseen), argv, unforeseen)
-        # The rest are defects of ours.
+        # Any other exception is a defect of autofit.
         defect = AutofitError(
             f"Unforeseen: {type(unforeseen).__name__}: {unforeseen}",
             hint="This is a defect of autofit. Run again with --debug and report the traceback.",

@@ -68,5 +68,5 @@ def _print_help(command: str, method: str, prog: str) -> None:
             table = workers.first.flags()[method]
     examples = "".join(f"  {prog} --model Qwen/Qwen2.5-0.5B {flags_given}\n" for flags_given in _EXAMPLES[command])
     home = _EXPERIMENTAL.format(METHODS[method]) if METHODS[method].is_experimental else ""
-    trls = f"{home}TRL's own flags; what cannot be rehearsed is refused, with what to do instead:"
+    trls = f"{home}TRL's own flags; those that cannot be rehearsed are refused, with an alternative:"
     sys.stdout.write(f"{flags.make_parser(prog).format_help()}\nexamples:\n{examples}\n{trls}\n\n{table.help}")

@@ -28,7 +28,7 @@ OUT = "--out a file"
 HINTS = api.PlanHints(
     other_method="autofit {made_for} --plan {plan}  trains with it;\n"
     "autofit plan {method} --model {model} --gpu NAME --out FILE  makes one for {method}.",
-    objects='Follow it there: AutoFit(plan="{plan}"). To follow it here, name --model and --dataset.',
+    objects='Use it in Python: AutoFit(plan="{plan}"). To use it here, give --model and --dataset.',
 )
 
 
@@ -56,7 +56,7 @@ def check_files(request: api.RunRequest, output: Output) -> None:
 
 
 def check_one_card(what_is: str, request: api.RunRequest) -> None:
-    """Raises UsageError, which begins with ``what_is`` (``--out is about``), for several cards with one plan."""
+    """Raises UsageError if the request names several cards. ``what_is`` begins the message: ``--out is about``."""
     if api.compared(request.autofit):
         counts = request.autofit.gpu_counts
         many = f" --gpus {','.join(map(str, counts))}" if len(counts) > 1 else ""
@@ -103,7 +103,7 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
 def check_export(request: api.RunRequest, output: Output) -> None:
     """Checks that the file of ``--export`` or ``--dry_run`` can be written, before minutes of planning.
 
-    Raises UsageError: the tool does not have the method; several cards are given; two outputs are for stdout.
+    Raises UsageError if the tool does not have the method, for several cards, and for two outputs to stdout.
     """
     if not output.stops:
         return
@@ -113,12 +113,12 @@ def check_export(request: api.RunRequest, output: Output) -> None:
         return
     if output.dry_run:
         raise UsageError(
-            f"{asked} and --dry_run exclude each other: stdout holds one of them.",
+            f"{asked} and --dry_run exclude each other: stdout can hold only one of them.",
             hint="--export prints the plan for another tool and --dry_run what would run here; neither trains.",
         )
     if output.json:
         raise UsageError(
-            f"{asked} and --json exclude each other: stdout holds one of them.",
+            f"{asked} and --json exclude each other: stdout can hold only one of them.",
             hint="--dry_run --json prints TRL's config, the command and the environment as one object.",
         )
     autofit = request.autofit
@@ -149,7 +149,7 @@ def check_export(request: api.RunRequest, output: Output) -> None:
 def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunRequest, output: Output) -> int:
     """Prints the file, and the plan on stderr.
 
-    The file spells out the job's values that TRL and PEFT choose by default, since other tools choose others.
+    The file also holds the defaults of TRL and PEFT that the job uses, since other tools have other defaults.
     """
     Console(stderr=True).print(first_screen(chosen))
     job = rehearsals.job

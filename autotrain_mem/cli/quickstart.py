@@ -66,7 +66,7 @@ def quickstart(argv: Sequence[str]) -> int:
         _chapter(console, f"2. TRL's defaults on a card of {CARD}, simulated")
         predicted = api.estimate(rehearsals)
         console.print(estimate_screen(predicted))
-        console.print("\nTo see it happen, they train until the card runs out of memory:")
+        console.print("\nTo show it, a run with these defaults trains until the card is out of memory:")
         arguments = {**rehearsals.job.arguments, "output_dir": str(folder / "trl-defaults")}
         trial = replace(rehearsals, job=replace(rehearsals.job, arguments=arguments))
         try:

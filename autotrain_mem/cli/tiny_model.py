@@ -37,9 +37,9 @@ CHAT_TEMPLATE = """\
 
 
 def build(folder: Path, texts: Iterable[str]) -> None:
-    """Writes a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load offline; it depends only on the texts.
+    """Writes a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load offline; equal texts give equal folders.
 
-    About a million parameters, 4 MB in float32. ``texts`` train the tokenizer; a few hundred are enough.
+    The model has about a million parameters (4 MB in float32). ``texts`` train the tokenizer; a few hundred are enough.
     """
     from transformers import Qwen2Config  # seconds to import
 

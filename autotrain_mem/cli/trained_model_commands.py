@@ -22,14 +22,14 @@ from autotrain_mem.support.versions import installed_versions
 
 _CHAT = """\
 Starts `transformers serve` with the model that a run trained, and `transformers chat` to talk to it. Merge an adapter
-first, with `autofit merge RUN`: `transformers serve` loads none.
+first, with `autofit merge RUN`: `transformers serve` cannot load adapters.
 """
 
 
 def chat(argv: Sequence[str]) -> int:
     """Chats with a trained model. Raises UsageError, OutputFolderError and TrainingError.
 
-    ``transformers serve`` (5.23) reads a config.json, which an adapter's folder lacks, and generates text alone.
+    ``transformers serve`` (5.23) needs a config.json, which an adapter's folder lacks, and only generates text.
     """
     parser = CommandParser("chat", _CHAT)
     parser.add_run()
@@ -57,7 +57,7 @@ def chat(argv: Sequence[str]) -> int:
                     if server.poll() is not None:
                         raise TrainingError(f"transformers serve failed with exit status {server.returncode}.")
                     time.sleep(0.2)
-            # Offline, huggingface_hub's client refuses even a server on this machine; no other is asked.
+            # In offline mode, huggingface_hub's client rejects even local servers; the chat contacts no other.
             online = {**os.environ, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
             return subprocess.run([*program, *talk, address], env=online, check=False).returncode
         finally:
@@ -82,7 +82,7 @@ def merge(argv: Sequence[str]) -> int:
     """Merges an adapter into its base. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
     parser = CommandParser("merge", _MERGE)
     parser.add_run()
-    base_help = "where the base model is now: a folder or a hub id (default: where the adapter was trained from)"
+    base_help = "where the base model is now: a folder or a hub id (default: the base that the run was trained from)"
     parser.add_argument("--base", metavar="MODEL", help=base_help)
     code_help = "let the model's own code run, if it has any"
     parser.add_argument("--trust_remote_code", action="store_true", help=code_help)

@@ -24,7 +24,7 @@ _A_RUN = "A run is the output folder of `autofit METHOD`, with the model, plan.j
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRun:
-    """Describes a finished run. Few values of ``plan.json`` are read, so that any version's model is usable."""
+    """Describes a finished run. Only a few values of ``plan.json`` are read, so that runs of any version are usable."""
 
     folder: Path
     method: MethodFacts
@@ -52,7 +52,7 @@ def find_run(path: str) -> TrainedRun:
         method, base = METHODS[plan["method"]], os.fspath(plan["model"])
         knobs, revision = plan.get("knobs", {}), plan.get("job", {}).get("arguments", {}).get("model_revision")
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        message = f"{folder / PLAN_NAME} names no method and model that this autofit knows."
+        message = f"{folder / PLAN_NAME} does not name a method and model that this version of autofit supports."
         raise UsageError(message, hint=_A_RUN) from error
     has_adapter = _has(folder, ADAPTER_WEIGHTS) and (folder / "adapter_config.json").is_file()
     if not (has_adapter or _has(folder, MODEL_WEIGHTS)) or not (folder / RUN_NAME).is_file():

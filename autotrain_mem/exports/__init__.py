@@ -1,1 +1,1 @@
-"""Writes a plan in the keys of other tools. Runs in the parent (pure)."""
+"""Writes a plan in the keys of other tools. Runs in the parent."""

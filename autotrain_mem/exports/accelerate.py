@@ -26,7 +26,7 @@ def accelerate(plan: Plan, job: Job) -> str:
     draft = draft_of(plan, job)
     launch = "accelerate launch --config_file FILE"
     tool = Tool(name="accelerate", command=f"{launch} {script(job.method)}", trains_with_trl=True)
-    # A single process has one card: transformers would split each batch over all that it sees.
+    # A single process gets one card: transformers would split each batch over all visible cards.
     on_cpu, several = draft.plan.estimate.hardware.origin == "cpu", draft.knobs.processes > 1
     place = {"main_process_ip": FIRST_MACHINE, "main_process_port": PORT} if draft.nodes > 1 else {}
     keys = {

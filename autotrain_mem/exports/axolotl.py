@@ -1,7 +1,7 @@
 """Writes Axolotl's YAML (``axolotl train FILE``).
 
 Keys follow https://github.com/axolotl-ai-cloud/axolotl, July 2026 (067b021), ``src/axolotl/utils/schemas``:
-``config.py: AxolotlInputConfig`` and its parts. Their effect follows ``core/builders/base.py: TrainerBuilderBase``,
+``config.py: AxolotlInputConfig`` and its parts. What they do was read in ``core/builders/base.py: TrainerBuilderBase``,
 ``causal.py: HFCausalTrainerBuilder`` and ``rl.py: HFRLTrainerBuilder``.
 
 GRPO's ``trl:`` and ``vllm:`` blocks follow ``trl.py: TRLConfig`` and ``vllm.py: VllmConfig``. They hold only what
@@ -59,7 +59,7 @@ REPORTERS = {
     "comet_ml": "use_comet",
     "trackio": "use_trackio",
 }
-"""``core/builders/base.py: _configure_reporting``."""
+"""A name in ``report_to`` -> Axolotl's key (``core/builders/base.py: _configure_reporting``)."""
 
 LIGER: Mapping[str, Any] = {
     "plugins": ["axolotl.integrations.liger.LigerPlugin"],
@@ -87,7 +87,7 @@ VLLM_SHARE: Mapping[str, Any] = {"vllm_gpu_memory_utilization": 0.3, "vllm_tenso
 """TRL's defaults (``trl/trainer/grpo_config.py: GRPOConfig``); Axolotl's engine would take 0.9 of the card."""
 
 _BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-"""Functions of ``trl.rewards`` that ``trl/scripts/grpo.py`` takes by a short name; one more takes arguments."""
+"""Functions of ``trl.rewards`` that ``trl/scripts/grpo.py`` takes by a short name; the next one also gets arguments."""
 _OWN_ARGUMENTS = "get_soft_overlong_punishment"
 
 
@@ -144,7 +144,7 @@ def _add_data(draft: Draft) -> None:
             keys["test_datasets"] = [_dataset(draft, train=False)]
     else:
         draft.answered.add("datasets")
-        draft.note_data("datasets: Axolotl reads a mixture from its own datasets key, one entry each")
+        draft.note_data("datasets: Axolotl reads a mixture from its own datasets key, one entry for each dataset")
     keys |= {"chat_template": "tokenizer_default", "sequence_len": draft.length}
     if not method.is_online:
         keys["excess_length_strategy"] = "drop" if method.long_rows == "dropped" else "truncate"
@@ -254,17 +254,17 @@ def _add_arithmetic(draft: Draft) -> None:
             f"dtype {knobs.dtype}: Axolotl loads weights in {computes}, the precision that it computes in"
         )
     if knobs.activation_offloading:
-        way = "in place of recomputing" if knobs.use_peft else "of what recomputing starts from"
+        way = "activations instead of recomputing them" if knobs.use_peft else "only what recomputing starts from"
         draft.notes.append(
-            f"activation_offloading true: Axolotl's is {way}, whatever TRL's gradient_checkpointing says"
+            f"activation_offloading true: Axolotl offloads {way}, whatever TRL's gradient_checkpointing is"
         )
 
 
 def _add_sharding(draft: Draft) -> None:
-    """Adds FSDP's keys, which have no prefix here (``utils/schemas/fsdp.py: FSDPConfig``); DDP needs none."""
+    """Adds FSDP's keys, without accelerate's prefix (``utils/schemas/fsdp.py: FSDPConfig``); DDP needs no keys."""
     knobs, settings = draft.knobs, fsdp_settings(draft.launch)
     if draft.nodes > 1:
-        draft.notes.append(f"machine_rank and {FIRST_MACHINE} in the command: each machine has its own rank")
+        draft.notes.append(f"machine_rank in the command: each machine has its own; replace {FIRST_MACHINE} on all")
     if not knobs.is_sharded:
         return
     same = {name: value for name, value in settings.items() if name in _FSDP_KEYS and value is not None}

@@ -266,7 +266,7 @@ def heading(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
 def note_host_optimizer(draft: Draft, instead: str) -> None:
     """Adds a note that only autofit keeps optimizer state on the host."""
     if draft.knobs.optimizer_offload:
-        why = "optimizer_offload true: optimizer state and step on the host are autofit's own, and without them"
+        why = "optimizer_offload true: only autofit keeps optimizer state and step on the host, and without this"
         draft.notes.append(f"{why} the run needs more than is predicted; {instead}")
 
 

@@ -2,7 +2,7 @@
 
 Keys follow https://github.com/hiyouga/LLaMA-Factory, August 2026 (ff6d4d1), ``src/llamafactory/hparams``:
 ``model_args.py``, ``data_args.py``, ``finetuning_args.py``, ``generating_args.py``, and transformers' own arguments in
-``training_args.py``. Their effect follows ``model/loader.py``, ``model/adapter.py`` and ``train``.
+``training_args.py``. What they do was read in ``model/loader.py``, ``model/adapter.py`` and ``train``.
 """
 
 import json
@@ -122,13 +122,13 @@ def _facts(draft: Draft) -> LlamaFactoryFacts:
 
 
 def _add_data(draft: Draft) -> None:
-    """Adds the data: a name in ``dataset_info.json``, whose entry says what to read."""
+    """Adds the data: a name whose entry in ``dataset_info.json`` defines what to read."""
     data, packs, facts = draft.data, draft.knobs.packing, _facts(draft)
     draft.answered.update(OF_DATA)
     names = {}
     if data is None:
         draft.answered.add("datasets")
-        draft.note_data("datasets: name each of the mixture in dataset, divided by commas")
+        draft.note_data("datasets: list the names of the mixture's datasets in dataset, separated by commas")
     else:
         name = pathlib.PurePath(data.path).stem.replace(",", "_")  # a comma would split the name
         names = {"dataset": name} | ({"eval_dataset": f"{name}_eval"} if draft.job.is_evaluated else {})

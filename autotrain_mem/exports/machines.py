@@ -23,7 +23,7 @@ def machine_words(draft: Draft) -> list[str]:
     job, knobs = draft.job, draft.knobs
     launch = {name: getattr(knobs, name) for name in LAUNCHED if name not in ("processes", "dp_replicate_size")}
     single = {name: Knobs.__dataclass_fields__[name].default for name in launch}
-    single |= {name: "nvme" for name, value in launch.items() if value == "nvme"}  # which --deepspeed says alone
+    single |= {name: "nvme" for name, value in launch.items() if value == "nvme"}  # only --deepspeed can set NVMe
     ours = {
         "model": job.model,
         "dataset": job.dataset,
@@ -122,7 +122,7 @@ def slurm(plan: Plan, job: Job) -> str:
         "export HOST PORT",
         "",
         f"COMMAND=({command})",
-        "# shellcheck disable=SC2016  # each node has a number of its own, which only its task knows",
+        "# shellcheck disable=SC2016  # each node has a number of its own, which is set only inside its task",
         f'{srun} bash -c \'exec "$@" {place}\' autofit "${{COMMAND[@]}}"',
         "",
     ]

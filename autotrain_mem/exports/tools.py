@@ -95,13 +95,13 @@ def check(name: str, method: str, *, is_zero: bool, token_shards: int, peft_conf
         )
     if token_shards > 1 and name in _WITHOUT_SHARED_TOKENS:
         raise UsageError(
-            f"--export {name} does not write that {token_shards} GPUs share the tokens of a row.",
-            hint="--export trl does; --cp_size 1 and --sp_size 1 plan without.",
+            f"--export {name} cannot express yet that {token_shards} GPUs share the tokens of a row.",
+            hint="--export trl can; --cp_size 1 and --sp_size 1 plan without sharing.",
         )
     if peft_config and name not in OF_MACHINES:
         raise UsageError(
             f"--export {name} has no key for a config of PEFT's own (--peft_config).",
-            hint="--export commands writes autofit's own command, with the config in it; what TRL's flags say of LoRA "
+            hint="--export commands writes autofit's own command, with the config in it; LoRA set by TRL's flags "
             f"(--use_peft, --lora_r, --use_dora) is written for {name}.",
         )
 

@@ -27,7 +27,7 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
 """Sign beside a batch -> whether these knobs get it, and its meaning."""
 
 _CARDS_NOTE = """\
-Speeds are predictions: they rank cards better than they give seconds.
+Speeds are predictions: trust the order of the cards more than the numbers.
 autofit plan ... --gpu NAME shows the rest, and rehearses the whole model."""
 
 _BATCH = "Batch: rows at once x accumulation."
@@ -116,7 +116,7 @@ def costs(cards: Cards) -> list[RenderableType]:
     among = f" of those at the level {least}" if differ else ""
     lines = [f"{sign}  {meaning}{among}" for sign, (_, meaning) in best.items()]
     listed = ", ".join(f"{provider} ({', '.join(names)})" for provider, names in sources.items())
-    lines.append(f"prices  of a card for an hour, as listed by {listed}; they change: --prices FILE replaces them")
+    lines.append(f"prices  for one card and hour, as listed by {listed}; they change: --prices FILE replaces them")
     fitting = [each for each in cards.verdicts if each.estimate is not None]
     if without := [formatting.cards(each.hardware) for each in fitting if each.price is None]:
         more = f" and {len(without) - _ENTRIES} more" if len(without) > _ENTRIES else ""

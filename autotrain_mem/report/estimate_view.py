@@ -27,7 +27,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
     on_host = []
     if memory.pinned_host_bytes:
         each = " in each process" if estimate.knobs.processes > 1 else ""
-        other = f", and {format_bytes(memory.unpinned_host_bytes)} of other" if memory.unpinned_host_bytes else ""
+        other = f", and {format_bytes(memory.unpinned_host_bytes)} unpinned" if memory.unpinned_host_bytes else ""
         words = "of pinned host memory, in blocks of powers of two"
         on_host = [hanging(f"host      {format_bytes(memory.pinned_host_bytes)} {words}{other}{each}")]
     parts: list[RenderableType] = [
@@ -66,7 +66,7 @@ def memory_blocks(estimate: Estimate) -> list[RenderableType]:
             cells += [str(mode.num_alloc_retries), refused] if stumbles else []
             mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")
             add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
-        blocks += section("peak reserved, by kind of segments; slack is the part that was not allocated then", grid)
+        blocks += section("peak reserved, by kind of segments; slack is the part not allocated at that moment", grid)
     is_known = formatting.has_speed(time)
     grid = table("", "", "", "", right=(1, 2, 3), show_header=False)
     for phase, peak in estimate.memory.phases.items():

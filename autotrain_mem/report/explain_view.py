@@ -46,7 +46,7 @@ def explain_view(plan: Plan) -> RenderableType:
 def attempts(plan: Plan) -> tuple[str, Table, list[tuple[str, str]]]:
     """Returns the units, a table of the rehearsed points and how each differs from the first, and the legend."""
     scale = scale_for(max(plan.estimate.budget_bytes, *(attempt.required_bytes for attempt in plan.attempts), 0))
-    # What was chosen may have been rehearsed on few layers first, and on the whole model last.
+    # The chosen point may appear twice: rehearsed on few layers first, and on the whole model last.
     chosen = max((at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs), default=None)
     copies = [attempt.rehearsed_layers for attempt in plan.attempts]
     speeds = any(attempt.tokens_per_second for attempt in plan.attempts)

@@ -48,7 +48,7 @@ def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
         tail.append(Fact("train", Text(short, style="bold"), ALWAYS))
     tail.append(Fact("", Text(f"{searched(plan)}; {_REST}", style=QUIET), ALWAYS))
     changed = list[Fact]()
-    for lever in sorted(plan.levers, key=lambda each: -each.harm):  # what it costs, was and is, and why
+    for lever in sorted(plan.levers, key=lambda each: -each.harm):  # what it costs, its old and new value, and why
         moved = f"{lever.name} {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
         text = Text.assemble((moved, "bold"), f": {lever.why}")
         changed.append(Fact(f"  {_COSTS[lever.harm]}", text, 10 + lever.harm))

@@ -53,7 +53,7 @@ SHARINGS = {
     "zero2": "ZeRO-2",
     "zero3": "ZeRO-3",
 }
-"""How several processes share a model."""
+"""Way in which several processes share a model -> its name for users."""
 
 BATCHES = {
     *("per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -145,7 +145,7 @@ def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | No
     if not knobs.use_peft:
         what = "the whole model"
     elif kind_of(knobs.peft_config) not in ("", LORA):
-        what = f"{name}, as --{PEFT_CONFIG} says"
+        what = f"{name}, defined by --{PEFT_CONFIG}"
     else:
         targets = knobs.lora_target_modules
         named = () if targets is None else ("all linear layers" if targets == ("all-linear",) else value(targets),)
@@ -201,7 +201,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
 
 
 def batch(knobs: Knobs) -> str:
-    """Returns ``4 x 16``, rows at once x accumulation, or ``4 x 2 x 8``, also x processes (groups that share rows)."""
+    """Returns ``4 x 16`` (rows at once x accumulation), or ``4 x 2 x 8`` (also x processes, or groups sharing rows)."""
     of_one = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
     return of_one if knobs.processes == 1 else f"{of_one} x {knobs.data_parallel_size}"
 
@@ -221,7 +221,7 @@ def flag_lines(method: str, knobs: Knobs) -> list[str]:
     """Writes the settings as flags of TRL's own command, in lines that a shell joins."""
     lines = [""]
     for name in knob_names(METHODS[method].knobs, knobs):
-        is_peft = name == "lora_target_modules" and knobs.lora_target_modules is None  # PEFT's own, which no flag names
+        is_peft = name == "lora_target_modules" and knobs.lora_target_modules is None  # PEFT's default has no flag
         if is_peft or name in NOT_TRLS:
             continue
         flag = f"--{name} {value(getattr(knobs, name))}"
@@ -255,7 +255,7 @@ def job_command(job: Job, ours: Mapping[str, Any], unsaid: Sequence[str] = (), *
     """Writes the command for a job.
 
     Args:
-        ours: More of our flags, such as the device; flags of None are left out.
+        ours: More of our flags, such as the device; flags whose value is None are left out.
         unsaid: Arguments of the job to leave out.
     """
     flags = {

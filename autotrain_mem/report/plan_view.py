@@ -111,7 +111,7 @@ def facts(plan: Plan) -> Iterator[Fact]:
 def most_sentence(most: LargestValue, budget_bytes: int, level: str) -> str:
     """Returns ``max_length 8128, at the level lossless; 8192 does not fit: it needs 11.9 GiB of 11.2 GiB``."""
     if most.next_value is None or most.next_required_bytes is None:
-        return f"{most.name} {most.value}, the largest there is: {most.stopped_by}"
+        return f"{most.name} {most.value}, the largest possible: {most.stopped_by}"
     needs = against(most.next_required_bytes, budget_bytes)
     return f"{most.name} {most.value}, at the level {level}; {most.next_value} does not fit: it needs {needs}"
 
@@ -148,7 +148,7 @@ def _data(plan: Plan) -> list[Text]:
     data, facts, length = plan.data, plan.job.method_facts, plan.knobs.max_length
     lost = "dropped" if facts.long_rows == "dropped" else "truncated"
     if data is None:
-        why = ", as a warning here says" if plan.warnings else ""
+        why = ", for the reason in the warnings" if plan.warnings else ""
         if plan.objects is not None:
             why = ", since a stream's rows are not known before they are trained on"
         elif not plan.job.names_data:
@@ -168,7 +168,7 @@ def _data(plan: Plan) -> list[Text]:
     if plan.job.is_online:
         longest = plan.knobs.completion_length
         is_cut = length is not None and data.longest + longest > length
-        cut = f"what exceeds max_length {length} with them is cut" if is_cut else "no prompt is truncated"
+        cut = f"prompt and completion together are cut at max_length {length}" if is_cut else "no prompt is truncated"
         return [*lines, Text(f"completions of up to {longest}; {cut}", style=LOUD if is_cut else "")]
     lines.append(Text(f"{percent(data.padding_fraction)} of a batch is padding" if plan.knobs.pads_rows else "packed"))
     if not data.truncated_rows_fraction:
@@ -267,13 +267,13 @@ def settings_table(plan: Plan) -> Table:
         if chosen == default:
             add(grid, f"  {name}", formatting.value(chosen))
         else:
-            known = "TRL has none of its own" if name in NOT_TRLS else f"TRL's default is {formatting.value(default)}"
+            known = "TRL has no such setting" if name in NOT_TRLS else f"TRL's default is {formatting.value(default)}"
             add(grid, f"* {name}", formatting.value(chosen), Text(known, style=f"not bold {QUIET}"), style="bold")
     return grid
 
 
 def flags(plan: Plan) -> list[RenderableType]:
-    """Writes the settings as flags of TRL's command, or of ``autofit`` if TRL has none."""
+    """Writes the settings as flags of TRL's command, or of ``autofit`` if TRL has no command for the method."""
     knobs, topology = plan.knobs, plan.estimate.hardware.topology
     command = "trl" if plan.job.method_facts.has_trl_command else "autofit"
     ours = {name: value for name in APPLIED if (value := getattr(knobs, name))}

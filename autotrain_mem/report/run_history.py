@@ -174,11 +174,11 @@ def event_line(event: Mapping[str, Any]) -> str:
             before_it, plan = codec.from_json(Knobs, event["before"]), codec.from_json(Plan, event["plan"])
             names = formatting.differing([before_it, plan.knobs])
             is_so, was_so = formatting.settings(plan.knobs, names), formatting.settings(before_it, names)
-            change = f"moves to {is_so} (from {was_so})"
+            change = f"changes to {is_so} (from {was_so})"
             if not (is_so and was_so):  # a switch that is off is not named
-                change = f"takes {is_so}" if is_so else f"goes without {was_so}"
+                change = f"now uses {is_so}" if is_so else f"no longer uses {was_so}"
             needs = formatting.needs(plan.estimate.required_bytes, plan.estimate.budget_bytes)
-            return f"the plan {change}: {needs}, by what was measured"
+            return f"the plan {change}: {needs}, corrected by the measurement"
         case "restart":
             restart = event["restart"]
             step, resumed_at = counted(restart["step"], "step"), restart["resumed_at"]

@@ -1,1 +1,1 @@
-"""Declares every setting once: ours, a plan's knobs, the cost of each, TRL's own. Runs in any process (pure)."""
+"""Declares every setting once: autofit's own, a plan's knobs with their costs, and TRL's. Runs in any process."""

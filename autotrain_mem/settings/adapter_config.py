@@ -1,4 +1,4 @@
-"""Reads a PEFT config, as ``adapter_config.json`` holds it, without importing PEFT; only what a plan needs."""
+"""Reads the parts of a PEFT config (``adapter_config.json``) that a plan needs, without importing PEFT."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from autotrain_mem.settings.words import CHECKPOINTING
 
 PEFT_CONFIG = "peft_config"
-"""Name of the flag, the field of AutoFit, the knob, and the argument of TRL's constructors."""
+"""The name of the flag, of the field of AutoFit, of the knob, and of the argument of TRL's trainers."""
 
 LORA = "LORA"
 _PREFIX = "PREFIX_TUNING"
@@ -15,8 +15,8 @@ _PREFIX = "PREFIX_TUNING"
 _OF_SAVING = frozenset(
     {"inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version", "runtime_config"}
 )
-"""Keys that saving adds, and that do not change the adapter: ``peft/peft_model.py: save_pretrained`` writes
-``inference_mode: true``, with which nothing would be trained."""
+"""Keys that PEFT adds when it saves an adapter, and that are ignored here. With the saved ``inference_mode: true``
+(``peft/peft_model.py: save_pretrained``) nothing would be trained."""
 
 _FLAGS = {
     "lora_r": ("r", 8),
@@ -31,40 +31,40 @@ _FLAGS = {
 """TRL's LoRA flag (``trl/trainer/utils.py: get_peft_config``) -> PEFT's key and its default
 (``peft/tuners/lora/config.py: LoraConfig``)."""
 SAID = ("use_peft", *_FLAGS, "lora_task_type")
-"""TRL's arguments that such a config replaces."""
+"""TRL's arguments that a PEFT config replaces."""
 
 _NAMES = {
     **{LORA: "LoRA", "ADALORA": "AdaLoRA", "VERA": "VeRA", "LOHA": "LoHa", "LOKR": "LoKr", "IA3": "(IA)3"},
     **{"P_TUNING": "P-tuning", "PROMPT_TUNING": "prompt tuning", _PREFIX: "prefix tuning"},
 }
-"""PEFT's name of a well-known kind -> its spelling in the paper."""
+"""PEFT's name of a well-known kind of adapter -> its spelling in the paper."""
 
 _PLAIN_WEIGHTS = {
-    "LOHA": "its product is added to the weight itself",
-    "LOKR": "its product is added to the weight itself",
+    "LOHA": "the product of its matrices is added to the weight itself",
+    "LOKR": "the product of its matrices is added to the weight itself",
     "BOFT": "how it rotates packed weights is not rehearsed yet",
     "HRA": "it reflects the weight itself",
     "OSF": "it decomposes the weight itself",
     "DELORA": "it takes the norm of the weight itself",
     "SHIRA": "it changes some of the weight's own elements",
 }
-"""Kinds that are planned only on weights in 16 or 32 bits, and why (``peft/tuners/KIND/layer.py: forward,
-update_layer``): PEFT takes a bitsandbytes layer for a plain one, and for most kinds the first forward fails on a
-product of packed bytes."""
+"""Kinds of adapters that are planned only on a base in 16 or 32 bits, and why (``peft/tuners/KIND/layer.py: forward,
+update_layer``). PEFT treats a bitsandbytes layer as a plain one, and for most kinds the first forward fails because it
+multiplies packed bytes."""
 _MADE_OF_WEIGHTS = ("pissa", "olora", "loftq", "corda", "mica")
-"""Prefixes of ``init_lora_weights`` with which LoRA's first values are computed from a plain weight
+"""Prefixes of ``init_lora_weights`` with which LoRA's first values are computed from an unquantized weight
 (``peft/tuners/lora/layer.py: pissa_init, olora_init``)."""
 
 UNREHEARSED = {
-    "SHIRA": "how many of a weight's elements it trains is drawn by their values",
-    "ADAPTION_PROMPT": "its layers replace attention's, and TRL's own loss does not know them",
+    "SHIRA": "how many of a weight's elements it trains depends on the values of a random mask",
+    "ADAPTION_PROMPT": "its layers replace the attention layers, which TRL's own loss does not support",
     "MULTITASK_PROMPT_TUNING": "it needs a task_id in each row, which TRL's rows do not have",
     "CPT": "its loss needs labels with types, which TRL's rows do not have",
     "POLY": "it needs a task_id in each row, which TRL's rows do not have",
     "XLORA": "it mixes adapters that are trained already",
-    "FROD": "which parts of a weight it turns is found out by the weight's own values",
-    "UNILORA": "it counts how often each of its shared values is used, by drawing them",
-    "CARTRIDGE": "it is made of a text's keys and values, which are computed by the weights",
+    "FROD": "which parts of a weight it rotates depends on the weight's own values",
+    "UNILORA": "it counts how often each of its shared values is drawn, and that depends on random values",
+    "CARTRIDGE": "it consists of the keys and values of a text, which the model's weights compute",
 }
 """Kinds of adapters that are not rehearsed, and why."""
 _PREPARED = {
@@ -72,7 +72,7 @@ _PREPARED = {
     "corda": "preprocess_corda",
     "lora_ga": "preprocess_loraga",
 }
-"""``init_lora_weights`` -> PEFT's function that must see data first (``peft/tuners/lora``)."""
+"""Value of ``init_lora_weights`` -> PEFT's function that must be called with data first (``peft/tuners/lora``)."""
 
 
 def canonical(content: Mapping[str, Any]) -> str:
@@ -86,12 +86,12 @@ def canonical(content: Mapping[str, Any]) -> str:
 
 
 def kind_of(text: str | None) -> str:
-    """Returns PEFT's name of a config's kind of adapter: ``IA3``; empty for None."""
+    """Returns the kind of adapter under PEFT's name, such as ``IA3``; empty if there is no config."""
     return "" if text is None else str(json.loads(text).get("peft_type", "")).upper()
 
 
 def name_of(text: str | None) -> str:
-    """Returns the name of the kind for users: LoRA without a config; variants of LoRA have their own names.
+    """Returns the name of the kind for users; it is LoRA if there is no config.
 
     >>> name_of('{"peft_type": "IA3"}'), name_of('{"peft_type": "LORA", "use_dora": true}'), name_of(None)
     ('(IA)3', 'DoRA', 'LoRA')
@@ -107,9 +107,9 @@ def name_of(text: str | None) -> str:
 def arguments_of(text: str) -> dict[str, Any]:
     """Returns TRL's arguments that correspond to a config, and the config itself; for LoRA they are its flags.
 
-    A base that the kind cannot adapt is not quantized. Prefix tuning has no gradient checkpointing: a checkpointed
-    layer gets no keys and values (``transformers/modeling_layers.py: GradientCheckpointingLayer.__call__``), of which a
-    prefix consists.
+    If the kind cannot adapt a quantized base, quantization is turned off. Prefix tuning turns gradient checkpointing
+    off: a prefix consists of keys and values, and a checkpointed layer gets none
+    (``transformers/modeling_layers.py: GradientCheckpointingLayer.__call__``).
     """
     content, kind = json.loads(text), kind_of(text)
     said: dict[str, Any] = {PEFT_CONFIG: text, "use_peft": True}
@@ -119,7 +119,7 @@ def arguments_of(text: str) -> dict[str, Any]:
             if isinstance(value, str):
                 value = [value]
             elif isinstance(value, list):
-                # TRL takes a single name for a regular expression (trl/trainer/model_config.py: __post_init__).
+                # TRL reads a single name as a regular expression (trl/trainer/model_config.py: __post_init__).
                 value = sorted(value) if len(value) != 1 else [rf".*\.{value[0]}"]
             if value is not None and value is not False:
                 said[name] = value
@@ -133,7 +133,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 def why_not_quantized(text: str) -> str:
     """Explains why the base of such an adapter cannot be quantized; empty if it can."""
     if starts_from_weights(text):
-        return f"init_lora_weights {_start(text)} makes the adapter of weights: of quantized ones that is not rehearsed"
+        return f"init_lora_weights {_start(text)} computes the adapter from weights: not rehearsed for quantized ones"
     return _PLAIN_WEIGHTS.get(kind_of(text), "")
 
 
@@ -153,12 +153,12 @@ def why_unrehearsed(text: str) -> str:
 
 
 def needs_data_first(text: str) -> str:
-    """Returns PEFT's function that must see data before such an adapter is made; empty if there is none."""
+    """Returns PEFT's function that must be called with data before the adapter is created; empty if there is none."""
     return _PREPARED.get(_start(text), "")
 
 
 def says_more_than_flags(text: str) -> bool:
-    """Returns whether TRL's LoRA flags lose part of a config, which holds no defaults of PEFT."""
+    """Returns whether TRL's LoRA flags cannot express all of a config. The config must not hold PEFT's defaults."""
     known = {key for key, _ in _FLAGS.values()} | {"peft_type", "task_type"}
     return kind_of(text) != LORA or not json.loads(text).keys() <= known
 

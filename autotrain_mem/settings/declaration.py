@@ -1,7 +1,7 @@
 """Declares each setting once; flags, YAML keys, checks and levers are derived from the declaration.
 
-A setting is a field of a dataclass: of what a plan may decide (``settings.own``), or of further options of a plan
-(``types.autofit``), a run (``planning.run_request``) or a command (``cli.flags``).
+A setting is a field of a dataclass. ``settings.own`` holds the settings that a plan can decide; ``types.autofit``,
+``planning.run_request`` and ``cli.flags`` hold further options of a plan, a run and a command.
 """
 
 import functools
@@ -18,7 +18,7 @@ Check = Callable[[str, Any], Iterable[Problem]]
 
 
 class Harm(IntEnum):
-    """Ranks what a lever costs the training; the ladder is climbed in this order."""
+    """Ranks what a lever costs the training; a search tries less harmful levers first."""
 
     NONE = 0
     TIME = 1
@@ -44,19 +44,19 @@ class LeverRow:
     """Describes one lever. ``moves_from`` and ``to`` are values of its knob; both are empty for a range."""
 
     name: str = ""
-    """Left out in a setting's declaration, as are ``knobs`` and, for a switch, ``moves_from`` and ``to``."""
+    """``settings_of`` fills it in for a setting's lever, with ``knobs`` and a switch's ``moves_from`` and ``to``."""
     harm: Harm
     knobs: tuple[str, ...] = ()
     moves_from: tuple[Any, ...] = ()
     to: Any = None
     also: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that matter only once this one has moved -> their values, unless the user set them."""
+    """Knobs that have an effect only after this lever is pulled -> their values, unless the user set them."""
     along: tuple[str, ...] = ()
     """Levers pulled with this one: those of less harm if they are allowed, those of the same harm always."""
     instead_of: tuple[str, ...] = ()
     """Levers that this one makes pointless or impossible."""
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Other knob -> the values that it may have."""
+    """Another knob -> the values of it with which this lever works."""
     suits: Callable[[Any], bool] = lambda method: True
     """Returns whether a method with these facts (``types.methods_table``) has this lever."""
     quantizes: bool = False
@@ -69,16 +69,16 @@ class LeverRow:
     """Whether the optimizer's step holds nothing on the device."""
     usual: Savings = Savings()
     at_best: Savings = Savings()
-    """The most that it can save, which rules points out without a rehearsal. Logits and one layer stay, whatever is
-    recomputed or offloaded."""
+    """The most that it can save; a point that would not fit even so is ruled out without a rehearsal. Logits and one
+    layer stay on the device, whatever is recomputed or offloaded."""
     reason: str
     """One line for the user."""
     turns_on_adapter: bool = False
     """Whether it brings the adapter's own settings (``search.adapter``)."""
     without: str = ""
-    """Beginning of the sentence on the memory that the least demanding point without the lever needs."""
+    """The start of the sentence on what the smallest point without the lever needs: ``without rounding it needs``."""
     let_go: str = ""
-    """The reason when it is reversed: fewer rows become more, or a switch that was on is off."""
+    """The reason shown if the lever is reversed: rows at once are increased, or a switch is turned off."""
     words: str = ""
     """Its name in a line of settings; empty if the knob is shown otherwise."""
     not_sharded: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class TakenBy(Enum):
     """Names the consumer of a knob that is not an argument of TRL."""
 
     OWN = "autofit applies it itself"
-    LAUNCH = "how processes are launched says it (``parallel``)"
+    LAUNCH = "it determines how processes are launched (``parallel``)"
 
 
 class Group(Enum):
@@ -122,7 +122,7 @@ _IN_PYTHON: Mapping[str, tuple[type, ...]] = {"Path": (Path,), "Mapping": (Mappi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Declares one setting. One with a ``help`` is a flag and a key of a YAML file."""
+    """Declares one setting. If it has a ``help``, it is a flag and a key of a YAML file."""
 
     name: str = ""
     default: Any = None
@@ -131,10 +131,10 @@ class Setting:
     also: tuple[type, ...] = ()
     """Types that are accepted in Python only."""
     takes: str = ""
-    """Description of its type; empty for the usual one."""
+    """The description of its type in messages; empty for the usual one."""
     check: Check | None = None
     where: TakenBy | None = None
-    """Who applies it; None for TRL, and if it is not a knob of a plan."""
+    """What applies it; None if TRL does, or if it is not a knob of a plan."""
     lever: LeverRow | None = None
     accelerate: str = ""
     """Its key in the config of ``accelerate launch``, if it has one."""
@@ -146,7 +146,7 @@ class Setting:
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     read: Callable[[str], Any] | None = None
-    """Parses a flag's text, if the kind alone does not."""
+    """Parses the flag's text; None if the kind is enough to parse it."""
     short: str = ""
     commands: tuple[str, ...] = EVERYWHERE
     elsewhere: Problem | None = None
@@ -154,7 +154,7 @@ class Setting:
     in_files: bool = True
     """Whether a YAML file may have the key."""
     before: str = ""
-    """The flag that follows it in a help; empty for the last place of its group."""
+    """The flag before which a help lists it; empty for the end of its group."""
 
     @property
     def flag(self) -> str:
@@ -191,7 +191,7 @@ def setting(default: Any, **said: Any) -> Any:
 def settings_of(declared: type) -> dict[str, Setting]:
     """Lists the settings of a dataclass by name, with their types and their levers' names filled in.
 
-    Annotations must be text (``from __future__ import annotations``): ``str | Path`` is a text, in Python also a path.
+    Annotations must be strings (``from __future__ import annotations``); of ``str | Path``, only Python takes a Path.
     """
     found = {}
     for each in fields(declared):
@@ -215,7 +215,7 @@ def up_to(most: int, noun: str) -> Check:
     def check(name: str, value: Any) -> Iterable[Problem]:
         for count in value if isinstance(value, tuple | list) else (value,):
             if not isinstance(count, int) or not 1 <= count <= most:
-                yield f"--{name} {count} is no number of {noun}", f"--{name} takes 1 to {most:,}."
+                yield f"--{name} {count} is not a possible number of {noun}", f"--{name} takes 1 to {most:,}."
 
     return check
 
@@ -225,13 +225,13 @@ def one_of(known: tuple[str, ...], told: tuple[str, ...] | None = None, prefix: 
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         if value not in known:
-            yield f"{prefix}{name} takes no {value!r}", f"{prefix}{name} takes {', '.join(told or known)}."
+            yield f"{prefix}{name} does not take {value!r}", f"{prefix}{name} takes {', '.join(told or known)}."
 
     return check
 
 
 def that(holds: Callable[[Any], bool], problem: str, cure: str) -> Check:
-    """Makes the check of a condition; ``problem`` may contain the value: ``"{value!r} is no time"``."""
+    """Makes the check of a condition; ``problem`` can contain the value: ``"{value!r} is not a time"``."""
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         if not holds(value):

@@ -1,8 +1,8 @@
-"""Gives the verdict on each of TRL's flags in a rehearsal, with the reason.
+"""Lists what a rehearsal does with each of TRL's flags, and why.
 
 The flags are the fields of TRL's four dataclasses (``methods.configs: Configs``). If a new TRL adds one, it is in no
 row, and ``tests/test_flag_verdicts.py`` fails and names it. Read its code, find out whether it changes memory or what
-is trained, and add it to the matching row: the flags that this table refuses or leaves out are refused and left out.
+is trained, and add it to the matching row. No other code is needed to refuse a flag or to leave it out.
 """
 
 import functools
@@ -14,11 +14,11 @@ class Verdict(StrEnum):
     """Names what a rehearsal does with a flag."""
 
     REHEARSED = "rehearsed"
-    """TRL's own trainer gets it in a rehearsal, so that the plan includes its effect on memory."""
+    """A rehearsal passes it to TRL's own trainer, so a plan includes its effect on memory."""
     COUNTED = "counted"
-    """It determines the rows: their lengths are counted, and rehearsed rows are as long."""
+    """It determines the rows: their lengths are counted, and rehearsed rows have these lengths."""
     ONLY_FOR_REAL = "only for the real run"
-    """A rehearsal leaves it out, or has its own value."""
+    """A rehearsal leaves it out, or uses a value of its own."""
     HARMLESS = "harmless"
     """It changes no tensor's size, whether TRL's trainer gets it or not."""
     IDLE = "idle"
@@ -36,28 +36,28 @@ class FlagGroup:
     flags: str
     """Their names, separated by spaces."""
     methods: tuple[str, ...] = ()
-    """Methods to which it applies, before any row for all methods; empty for all."""
+    """Methods to which the row applies; it overrides rows for all methods. Empty: all methods."""
     in_commands: bool = False
-    """Whether it is idle only in commands: a script may pass the object that it concerns."""
+    """Whether the flags are idle only in commands: a script can pass the object that they concern."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.flags.split())
 
 
-_NOT_SAMPLED = "generation is rehearsed as transformers' own loop: remove it"
+_NOT_SAMPLED = "only transformers' own generation loop is rehearsed: remove it"
 _SHARDING = "--sharding fsdp2 divides a model among GPUs"
 REFUSED: dict[str, str] = {
-    "fsdp": f"{_SHARDING}; a config of your own goes to --accelerate_config",
-    "fsdp_config": f"{_SHARDING}; a config of your own goes to --accelerate_config",
-    "parallelism_config": f"{_SHARDING}, --sharding hsdp among machines; --cp_size and --sp_size the tokens of rows",
+    "fsdp": f"{_SHARDING}; --accelerate_config takes a config of your own",
+    "fsdp_config": f"{_SHARDING}; --accelerate_config takes a config of your own",
+    "parallelism_config": f"{_SHARDING}, --sharding hsdp among machines; --cp_size and --sp_size divide rows",
     "model_init_kwargs": "--dtype and --attn_implementation are rehearsed",
     "use_transformers_paged": _NOT_SAMPLED,
     "use_transformers_continuous_batching": _NOT_SAMPLED,
     "auto_find_batch_size": "autofit finds the batch itself, and keeps the effective batch: remove it",
     # torch/.../flash_api.cpp: mha_bwd holds a float32 gradient of the queries for each split of the keys, and
     # transformers/trainer_utils.py: enable_full_determinism shrinks the workspaces of cuBLAS.
-    "full_determinism": "deterministic kernels need other scratch memory; --seed and --data_seed fix random numbers",
+    "full_determinism": "deterministic kernels use different memory; --seed and --data_seed fix random numbers",
     # transformers/debug_utils.py: DebugUnderflowOverflow reads the extremes of every layer's output.
     "debug": "it copies every layer's output to examine it: remove it, and debug with trl METHOD itself",
     # Only trl/scripts/dpo.py: main reads it, so that DDP ignores buffers of bools.
@@ -66,7 +66,7 @@ REFUSED: dict[str, str] = {
 """Flag -> what to do instead. A plan would ignore it, or it would end the rehearsal."""
 REFUSED_WHEN_OFF: dict[str, str] = {
     # transformers/trainer_utils.py: TrainerMemoryTracker.start
-    "skip_memory_metrics": "transformers would reset the counters that autofit reads: remove it, the report has them",
+    "skip_memory_metrics": "transformers would reset the memory counters that autofit reads and reports: remove it",
 }
 """The same for a flag that is on by default, and is refused if it is turned off."""
 
@@ -96,7 +96,7 @@ _ROWS_FOR_ALL = (
     # -- batches and lengths
     FlagGroup(
         verdict=_R,
-        why="sizes of batches, rows and completions: what the worst batch is made by",
+        why="sizes of batches, rows and completions, which determine the worst batch",
         flags="per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_length packing "
         "packing_strategy eval_packing padding_free pad_to_multiple_of truncation_mode train_sampling_strategy "
         "remove_unused_columns label_names accelerator_config num_generations num_generations_eval "
@@ -149,11 +149,11 @@ _ROWS_FOR_ALL = (
         flags="dataset_text_field dataset_kwargs dataset_num_proc completion_only_loss assistant_only_loss "
         "chat_template_path eos_token pad_token",
     ),
-    # -- what a rehearsal has its own of
+    # -- what a rehearsal replaces by its own
     FlagGroup(
         verdict=_ONLY,
-        why="where a run begins and ends, and what it leaves behind: a rehearsal has two steps, one evaluation where "
-        "the job evaluates, one saving, and a folder of its own",
+        why="where a run begins and ends, and what it writes: a rehearsal has two steps, one evaluation if the job "
+        "evaluates, one save, and a folder of its own",
         flags="output_dir max_steps num_train_epochs total_episodes num_ppo_epochs eval_strategy "
         "num_sample_generations eval_steps eval_delay eval_on_start save_strategy load_best_model_at_end "
         "resume_from_checkpoint report_to disable_tqdm run_name push_to_hub hub_model_id log_completions "
@@ -161,7 +161,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_ONLY,
-        why="what needs a GPU, or other processes, where there are none",
+        why="it needs a GPU or other processes, and a rehearsal has neither",
         flags="use_cpu tf32 ddp_backend torch_compile torch_compile_backend torch_compile_mode dataloader_num_workers "
         "dataloader_prefetch_factor dataloader_persistent_workers dataloader_multiprocessing_context",
     ),
@@ -170,7 +170,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_ONLY,
-        why="scores by the reference before training: a forward without gradients, named as not counted",
+        why="the reference model scores rows before training, without gradients: listed as not counted",
         flags="precompute_ref_batch_size",
     ),
     # -- harmless
@@ -212,7 +212,7 @@ _ROWS_FOR_ALL = (
         why="how vLLM works within its share of the card",
         flags="vllm_model_impl vllm_structured_outputs_regex vllm_max_model_length",
     ),
-    FlagGroup(verdict=_H, why="host memory alone", flags="dataloader_pin_memory"),
+    FlagGroup(verdict=_H, why="it affects host memory only", flags="dataloader_pin_memory"),
     FlagGroup(verdict=_H, why="it is always true", flags="do_train"),
     # -- idle
     FlagGroup(
@@ -222,7 +222,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_IDLE,  # transformers/trainer.py: evaluation_loop casts where `not self.is_in_train`
-        why="transformers casts the model for an evaluation after training only, and here all come during it",
+        why="transformers casts the model only for an evaluation after training, and here all run during training",
         flags="bf16_full_eval fp16_full_eval",
     ),
     FlagGroup(
@@ -232,13 +232,13 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_IDLE,
-        why="it is about what compute_metrics reads, and a command has no such function",
+        why="it concerns the input of compute_metrics, and a command has no such function",
         flags="prediction_loss_only batch_eval_metrics eval_do_concat_batches eval_use_gather_object",
         in_commands=True,
     ),
     FlagGroup(
         verdict=_IDLE,
-        why="it is about tools or continuous batching, neither of which is planned for",
+        why="it concerns tools or continuous batching, and a plan supports neither",
         flags="max_tool_calling_iterations transformers_continuous_batching_config",
     ),
 )
@@ -253,7 +253,7 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=Verdict.REFUSED,
         methods=(_GKD,),  # gkd.py: check
-        why="this trainer's own collator pads conversations, and trains on the last answer",
+        why="this trainer's own collator pads conversations, and only the last answer is trained on",
         flags="packing eval_packing padding_free assistant_only_loss",
     ),
     FlagGroup(
@@ -273,7 +273,7 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=Verdict.REFUSED,
         methods=(_ONLINE_DPO,),  # online_dpo.py: check
-        why="TRL's trainer ends with it, or how it hands weights to vLLM is not rehearsed",
+        why="TRL's trainer fails with it, or the copying of weights to vLLM is not rehearsed",
         flags="use_vllm remove_unused_columns train_sampling_strategy eval_strategy eval_on_start vllm_mode "
         "vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size",
     ),
@@ -288,12 +288,12 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=_ONLY,
         methods=(_GRPO, _RLOO),
-        why="rewards have names in these metrics, and a rehearsal has stand-ins for reward functions",
+        why="these metrics are named after reward functions, which a rehearsal replaces by stand-ins",
         flags="metric_for_best_model",
     ),
     FlagGroup(
         verdict=_IDLE,
-        methods=_WITH_OWN_LOSS,  # their compute_loss never asks trainer.label_smoother
+        methods=_WITH_OWN_LOSS,  # their compute_loss never uses trainer.label_smoother
         why="this trainer's own loss does not smooth labels (DPO: --label_smoothing)",
         flags="label_smoothing_factor",
     ),

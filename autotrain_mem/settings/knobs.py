@@ -14,14 +14,14 @@ from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.codec import Form
 
 ZEROS: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
-"""DeepSpeed's, by stage. They also serve a single process: by offloading."""
+"""DeepSpeed's shardings, by ZeRO stage. A single process can use them too, to offload."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerKnobs:
-    """Holds what a plan decides under TRL's names, and its processes.
+    """Holds the settings that a plan decides, under TRL's names, and the number of processes.
 
-    Fields without a default exist in every method. Methods whose TRL config lacks one of the others ignore it.
+    Fields without a default exist in every method. A method ignores any other field that its TRL config lacks.
     """
 
     per_device_train_batch_size: int
@@ -36,12 +36,12 @@ class TrainerKnobs:
     optim: str
     """An optimizer name of transformers, such as ``adamw_torch_fused``."""
     max_length: int | None = None
-    """Tokens to which a row is truncated (Reward: beyond which a pair is dropped); None for no limit."""
+    """The most tokens of a row. Longer rows are truncated, longer pairs (Reward) dropped; None for no limit."""
     packing: bool = False
     fp16: bool = False
     """Whether mixed precision uses float16 and a loss scaler, for cards without bfloat16."""
     load_in_4bit: bool = False
-    """Whether the frozen base model's linear weights have 4 bits (bitsandbytes), which trains with LoRA only."""
+    """Whether the frozen base model's linear weights have 4 bits (bitsandbytes); this requires an adapter."""
     load_in_8bit: bool = False
     use_bnb_nested_quant: bool = False
     """Double quantization: whether the scales of 4-bit blocks are themselves held in 8 bits."""
@@ -101,7 +101,7 @@ class Knobs(OwnSettings, TrainerKnobs):
             if each.default is None and each.name != MAX_LENGTH
         ]
     )
-    """The JSON also overrides TRL's arguments: knobs that do not apply are left out, so that TRL's values stay."""
+    """The JSON also overrides TRL's arguments, so it leaves out knobs that do not apply; TRL's values then stay."""
 
     cp_size: int = 1
     """Processes that share each row's tokens, and pass keys and values around (context parallelism, FSDP2)."""

@@ -19,9 +19,8 @@ numbers are at least 2**-8 of their size apart, and less than half of that is ro
 USUAL_WEIGHT = 0.02
 """transformers' ``initializer_range``: the approximate size of most models' weights."""
 
-
 EXPANDABLE = "expandable_segments"
-"""The lever outside the ladder: any point may use it, at no cost (``Memo``)."""
+"""The lever that belongs to no level: any point can use it, at no cost (``search.memo: Memo``)."""
 
 HALF_WEIGHTS = "bf16_weights"
 """The lever of 16-bit weights: float16 if the card has no bfloat16 (``search.space.half_of``)."""
@@ -33,7 +32,7 @@ SHARDING = "sharding"
 SHARED_TOKENS = "cp_size"
 """Context parallelism: tried if rows are long (``search.shardings``)."""
 SHARED_SEQUENCE = "sp_size"
-"""DeepSpeed's sequence parallelism: the same, if the user asks for ZeRO."""
+"""DeepSpeed's sequence parallelism: tried if rows are long and the user asks for ZeRO."""
 OFFLOADED_SHARDS = "fsdp_offload_params"
 SMALLER_IMAGES = "max_pixels"
 """Tried if rows have images and nothing else fits (``planning.plan``)."""
@@ -91,11 +90,11 @@ _OF_TRLS = (
         usual=Savings(kept=0.4, slower=1.15),
         at_best=Savings(kept=0.1),
         not_counted=(
-            "activation offloading allocates what comes back on a stream of its own: how long that stream's copies "
-            "take, for which memory in use there may have to wait before it is handed out again, depends on the card",
-            "activation offloading knows a tensor by its address, and may leave one on the device that lies where "
-            "another, just sent away, has died: no bound is known; it needs a saved view or transposed tensor just "
-            "before",
+            "activation offloading copies activations back on a stream of its own, and their memory is reused only "
+            "after that stream's copies: how long these take depends on the card",
+            "activation offloading recognises a tensor by its address, and may leave a tensor on the device if it has "
+            "the address of one that was just offloaded and freed: no bound is known; this happens only after a view "
+            "or a transposed tensor was saved",
         ),
     ),
     LeverRow(
@@ -107,7 +106,7 @@ _OF_TRLS = (
         reason="weights, gradients and optimizer state take half the bytes and are rounded to bfloat16",
         without="without rounding it needs",
         warning=f"loses most updates, as bfloat16 does below --learning_rate {USUAL_WEIGHT / LOST_ABOVE:.0e}: a higher "
-        f"one keeps them, and so does --optim {KEEPS_UPDATES} (pip install torch-optimi)",
+        f"rate keeps them, and so does --optim {KEEPS_UPDATES} (pip install torch-optimi)",
     ),
     LeverRow(
         name=EIGHT_BIT,
@@ -115,7 +114,7 @@ _OF_TRLS = (
         knobs=("optim",),
         moves_from=("adamw_torch", "adamw_torch_fused"),
         to="adamw_8bit",
-        needs={"optimizer_offload": (False,), "sharding": UNSHARDED},  # bitsandbytes' kernels are the device's
+        needs={"optimizer_offload": (False,), "sharding": UNSHARDED},  # bitsandbytes' kernels run on the device
         reason="AdamW's two moments take one byte each per parameter, quantized block by block",
         without="without rounding it needs",
         usual=Savings(taken=0.5),
@@ -182,15 +181,15 @@ _OF_TRLS = (
         words="4-bit base",
         warning="rounds the frozen base model to 4 bits, which changes its outputs",
         not_counted=(
-            "which kernel the card takes for 4-bit layers between 5 and 1536 tokens: counted as a dequantized weight, "
-            "so at most one weight too much",
+            "which kernel the card uses for 4-bit layers with 5 to 1536 tokens: the estimate counts one dequantized "
+            "weight, so it is at most one weight too high",
         ),
     ),
     LeverRow(
         name=MAX_LENGTH,
         harm=Harm.DATA,
         knobs=(MAX_LENGTH,),
-        suits=lambda method: not method.is_online and method.long_rows != "kept",  # TRL cuts no prompt
+        suits=lambda method: not method.is_online and method.long_rows != "kept",  # TRL truncates no prompts
         reason="rows are truncated to fewer tokens",
         without="the length asked for needs",
     ),
@@ -203,7 +202,8 @@ LADDER = tuple(
         key=lambda row: (row.harm, row.to is None if row.harm is Harm.NONE else row.to is not None),
     )
 )
-"""Least harm first. Within one harm, levers over a range precede switches, and TRL's precede ours."""
+"""Least harm first. Within one harm, levers over a range precede switches, except that levers without harm have the
+switches first; TRL's then precede ours."""
 
 LEVERS = {row.name: row for row in LADDER}
 
@@ -235,13 +235,13 @@ def is_pulled(row: LeverRow, knobs: Knobs) -> bool:
 
 
 def brought(base: Knobs, knobs: Knobs) -> frozenset[str]:
-    """Returns the knobs that changed with levers which the job did not ask for."""
+    """Returns the knobs that levers set besides their own (``LeverRow.also``), for levers the job did not ask for."""
     return frozenset(name for row in LADDER if is_pulled(row, knobs) and not is_pulled(row, base) for name in row.also)
 
 
 def taken_back(row: LeverRow, knobs: Knobs, base: Knobs) -> Knobs | None:
-    """Returns the same point without one lever that the job did not ask for. None if the lever is not pulled, or
-    depends on others: what is trained, and the rows of a batch."""
+    """Returns the point with one lever's knobs reset to the job's values. None if they have these values already, or if
+    the lever is free, moves over a range, changes what is trained or the data, or came with another lever."""
     is_alone = row.to is not None and row.name not in (EXPANDABLE, *FREE) and row.harm <= Harm.ROUNDING
     values = {name: getattr(base, name) for name in row.knobs}
     is_alone = is_alone and brought(base, knobs).isdisjoint(row.knobs)

@@ -1,4 +1,4 @@
-"""Lists which of transformers' optimizers (``training_args.py: OptimizerNames``) can be rehearsed, and why not others.
+"""Lists transformers' optimizers (``training_args.py: OptimizerNames``) that can be rehearsed, and why others cannot.
 
 ``tests/settings/test_optimizer_verdicts.py`` fails if a new transformers has an optimizer that is not listed. A
 rehearsal runs the optimizer's own code, so it needs the optimizer's package.
@@ -13,18 +13,18 @@ REHEARSED = (
     *("paged_adamw_32bit", "paged_adamw_8bit", "paged_lion_32bit", "paged_lion_8bit"),
     *("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"),
 )
-"""Optimizers of torch, transformers and bitsandbytes whose rehearsal equals the CPU run allocation by allocation."""
+"""Optimizers of torch, transformers and bitsandbytes whose rehearsal makes the same allocations as a run on the CPU."""
 
 PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
-"""Optimizers whose state is a number, or as large as the parameter (``torch/optim``), so that a shard's part can be cut
-out. From 8-bit blocks and factored state it cannot."""
+"""Optimizers whose state is a scalar or has the parameter's shape (``torch/optim``), so a shard's part can be cut out.
+With 8-bit blocks or factored state this is impossible."""
 
 OPTIMIZERS_OF_BITSANDBYTES = re.compile("8bit|bnb|paged|ademamix|lion")
-"""``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``; similar ones of torchao or torch are refused
-(``REFUSED``), or have other names."""
+"""Matches the names of bitsandbytes' optimizers (``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``).
+Names of torchao's optimizers that match too are refused (``REFUSED``)."""
 
 KEEPS_UPDATES = "stable_adamw"
-"""The optimizer that accumulates what rounding loses of updates (Kahan summation; torch-optimi)."""
+"""The optimizer that accumulates the part of its updates that rounding loses (Kahan summation; torch-optimi)."""
 
 PACKAGES = {
     "galore_adamw": "galore_torch",
@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "adamw_torch_xla": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
     "adamw_torch_npu_fused": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
 }
-"""Name -> why it cannot be planned with, and what can."""
+"""Name -> why no plan can use the optimizer, and which one to use instead."""
 
 PROJECTING = ("galore", "apollo")
 """Prefixes of optimizers with low-rank state for the layers that ``optim_target_modules`` names."""
@@ -89,7 +89,7 @@ def optimizer_of(args: Any) -> str:
 
 
 def package_of(name: str) -> tuple[str, str] | None:
-    """Returns the optimizer's package, by its names in Python and for pip; None if it needs no other package."""
+    """Returns the names in Python and for pip of the extra package that the optimizer needs; None if it needs none."""
     package = PACKAGES.get(name)
     return None if package is None else (package, _INSTALLED_AS.get(package, package.replace("_", "-")))
 

@@ -1,6 +1,6 @@
-"""Declares our own settings, which a user may set and a plan may decide. A new one is a row here.
+"""Declares our own settings, which a user can set or leave to a plan. A new setting is one field here.
 
-A row becomes a flag, a field of ``AutoFit`` and of ``Knobs``, a YAML key and a column of the docs. With a lever, it
+The field becomes a flag, a field of ``AutoFit`` and of ``Knobs``, a YAML key and a column of the docs. With a lever, it
 also becomes a name for ``--forbid`` and a choice of the search. Code that reads ``knobs.NAME`` applies it.
 """
 
@@ -40,7 +40,7 @@ UNSHARDED = (None, "ddp")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSettings:
-    """Holds these settings as a user sets them: None and False leave the choice to the plan."""
+    """Holds our own settings as a user sets them. None and False leave the choice to the plan."""
 
     optimizer_offload: bool = setting(
         False,
@@ -57,7 +57,7 @@ class OwnSettings:
                 "it holds copies of whole parameters on the host",
                 "--fsdp_offload_params keeps shards, their gradients and the optimizer's state there.",
             ),
-            reason="optimizer state and step are the host's: the same updates, with copies of gradients and weights",
+            reason="optimizer state and step are on the host: the same updates, with copies of gradients and weights",
             words="optimizer offloaded",
             offloads=True,
             steps_on_host=True,
@@ -72,7 +72,7 @@ class OwnSettings:
     expandable_segments: bool = setting(
         False,
         where=TakenBy.OWN,
-        help="PYTORCH_ALLOC_CONF for the training",
+        help="let the allocator's segments grow (PYTORCH_ALLOC_CONF)",
         lever=LeverRow(
             harm=Harm.NONE,
             reason="segments that grow page by page leave fewer gaps between tensors: the same training",
@@ -93,7 +93,7 @@ class OwnSettings:
             reason="larger images are shrunk and take fewer tokens: small details may be lost",
         ),
     )
-    """None: the model processor's own limit, or fewer pixels if nothing else fits."""
+    """The most pixels of an image. None: the limit of the model's processor, or fewer if nothing else fits."""
     sharding: Sharding | None = setting(
         None,
         where=TakenBy.LAUNCH,
@@ -206,7 +206,7 @@ SWITCHES_OF_OURS = tuple(name for name, each in OWN.items() if each.is_switch)
 
 
 def flag_words(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Lists the words of a command, without quotes.
+    """Lists the words of a command for these settings, unquoted.
 
     >>> [*flag_words({"optimizer_offload": True, "packing": False, "max_length": None, "report_to": ["none"]})]
     ['--optimizer_offload', '--packing', 'false', '--max_length', 'none', '--report_to', 'none']

@@ -111,13 +111,13 @@ def read_given(
     if len(asked) > 1:
         raise UsageError(
             f"{' and '.join(f'--{name} {MOST}' for name in asked)}: the maximum of one depends on the other. ",
-            hint=f"Give a number for all of them but one, or ask for one after the other: --{asked[0]} {MOST}.",
+            hint=f"Give a number for all but one of them, or search for one after the other: --{asked[0]} {MOST}.",
         )
     return given
 
 
 def _ratio(text: str) -> float:
-    """Parses a share of all steps, which ``warmup_steps`` below 1 means (``training_args.py: get_warmup_steps``)."""
+    """Parses a share of all steps, as ``warmup_steps`` below 1 also is (``training_args.py: get_warmup_steps``)."""
     if not 0 <= float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a share; --warmup_steps {text} counts steps, 0.03 is a share")
     return float(text)
@@ -172,8 +172,8 @@ def unknown_names(
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
 """Types whose errors come from Python itself; TRL's parser checks values of other types."""
 _SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
-"""The type of a switch, and the function that makes types for choices (``transformers/hf_argparser.py``), in which a
-text stands for its value."""
+"""Names in ``transformers/hf_argparser.py`` of the type of a switch, and of the function that makes the type of a
+choice, which maps a text to its value."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
@@ -214,7 +214,7 @@ def _text(value: Any) -> str:
 
 
 def _forget_defaults(parser: argparse.ArgumentParser) -> None:
-    """Removes defaults from the namespace, and accepts values that TRL documents but its parser rejects."""
+    """Removes the parser's defaults, and makes it accept values that TRL documents but its parser rejects."""
     for action in parser._actions:
         if action.dest == "help":
             continue
@@ -244,7 +244,7 @@ def _number_or_most(text: str) -> int | str:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor {MOST}, as much as fits") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor {MOST} (as much as fits)") from None
 
 
 def _checkpoint(text: str) -> str | bool:
@@ -272,7 +272,7 @@ def _refuse(method: str, message: str) -> NoReturn:
     choices = choice[2].replace("'", "").split(", ")
     near = difflib.get_close_matches(choice[1], choices, n=2)
     meant = f"Did you mean {' or '.join(near)}?\n" if near else ""
-    raise UsageError(f"{flag} takes no {choice[1]!r}.", hint=f"{meant}{flag} takes {', '.join(choices)}.")
+    raise UsageError(f"{flag} does not take {choice[1]!r}.", hint=f"{meant}{flag} takes {', '.join(choices)}.")
 
 
 def _help(method: str) -> str:

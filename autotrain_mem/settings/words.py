@@ -1,4 +1,4 @@
-"""Defines the words that our own settings accept besides numbers: how far to go, row lengths, image sizes."""
+"""Defines the words that settings accept besides numbers: how much harm a plan may do, row lengths, sizes and times."""
 
 import argparse
 import math
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from autotrain_mem.support.units import parse_bytes
 
 Fit = Literal["all", "rounding", "lossless"]
-"""How far to climb the ladder: ``lossless`` stops before rounding changes, ``rounding`` before LoRA."""
+"""The most harm that a plan may do: ``lossless`` stops before coarser rounding, ``rounding`` before LoRA."""
 
 FITS: tuple[Fit, ...] = ("all", "rounding", "lossless")
 
@@ -23,9 +23,9 @@ EPOCHS = 3.0
 """transformers' default of ``num_train_epochs`` (``training_args.py: TrainingArguments``)."""
 
 AUTO = "auto"
-"""Asks for the longest row."""
+"""Stands for the length of the longest row."""
 MOST = "max"
-"""Asks for the largest value that fits."""
+"""Stands for the largest value that fits."""
 NO_LIMIT = "none"
 MAX_LENGTH = "max_length"
 MAXIMIZED = (MAX_LENGTH, "per_device_train_batch_size", "lora_r", "num_generations", "max_completion_length")
@@ -53,7 +53,7 @@ def read_length(text: str) -> int | str | None:
     """Reads the value of a flag or a YAML key: ``512``, ``"auto"``, ``"p99.9"``, ``"max"``, or None for no limit.
 
     Raises:
-        ValueError: for anything else; it says what is wrong.
+        ValueError: the text is anything else; the message is for the user.
     """
     word = text.strip().lower()
     if word == NO_LIMIT:
@@ -62,7 +62,7 @@ def read_length(text: str) -> int | str | None:
         return word
     if match := _PERCENTILE.fullmatch(word):
         if not 0 < float(match[1]) <= 100:
-            raise ValueError(f"{text!r} is not a percentile of the rows: they go from above p0 to p100")
+            raise ValueError(f"{text!r} is not a percentile of the rows: it must be above p0, and at most p100")
         return word
     if not word.isdigit() or int(word) < 1:
         raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor max, nor a percentile such as p99.9")

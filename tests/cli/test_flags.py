@@ -87,7 +87,7 @@ def test_an_old_name_beside_todays_must_say_the_same_and_a_flag_of_either_wins_o
     with pytest.raises(UsageError, match="--torch_dtype and --dtype are an old and a new name") as caught:
         worker.parse("sft", (), {"torch_dtype": "bfloat16", "dtype": "float32"}, {}, ())
     assert caught.value.hint == "Remove --torch_dtype."
-    with pytest.raises(UsageError, match="--torch_dtype takes no 'bf16'"):
+    with pytest.raises(UsageError, match="--torch_dtype does not take 'bf16'"):
         _given(worker, "--torch_dtype", "bf16")
     with pytest.raises(UsageError, match="Unknown key: torch_dtypes") as caught:
         worker.parse("sft", (), {"torch_dtypes": "bfloat16"}, {}, ())

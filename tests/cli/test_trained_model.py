@@ -52,7 +52,7 @@ def test_a_run_of_another_version_is_a_run(make_run: MakeRun) -> None:
     assert find_run(str(folder)).method.name == "sft"
     for text in ("{}", "[", json.dumps(plan | {"method": "later"}), json.dumps(plan | {"model": 7})):
         (folder / "plan.json").write_text(text)
-        with pytest.raises(UsageError, match="names no method and model"):
+        with pytest.raises(UsageError, match="does not name a method and model"):
             find_run(str(folder))
 
 

@@ -83,7 +83,7 @@ def test_words_are_refused_before_a_worker_is_asked(tiny_qwen: Path, monkeypatch
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"fit": "everything"}, "fit takes no 'everything'"),
+        ({"fit": "everything"}, "fit does not take 'everything'"),
         ({"max_slowdown": 0.5}, "max_slowdown 0.5 is not a factor"),
         ({"pin": ["optim"], "tune": ["optim"]}, "optim in pin and in tune"),
         ({"forbid": "lora"}, "forbid takes names, not one text"),

@@ -202,7 +202,7 @@ def test_a_report_says_what_there_is_to_say() -> None:
             "nothing was left to train: the run was finished at step 120\n  output folder  runs/[first] try\n",
         ),
         ({"measured": TOO_LOW}, "error +32.8 % (the prediction is for the"),
-        ({"measured": TOO_LOW, "longest_rows_first": True}, "error +32.8 % (too high: the longest rows ran"),
+        ({"measured": TOO_LOW, "longest_rows_first": True}, "error +32.8 % (the prediction is too high"),
         ({"not_finite_step": 7, "last_loss": None}, "2.314 -> not a number from step 7 on: the trained weights are"),
         ({"not_finite_step": 1, "first_loss": None, "last_loss": None}, "  loss           not a number from step 1 on"),
     ):

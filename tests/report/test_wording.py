@@ -57,7 +57,7 @@ def test_a_plan_that_did_not_read_the_data_says_why() -> None:
     unread = replace(PLAN, data=None)
     for plan, why in (
         (replace(unread, job=replace(PLAN.job, dataset=None)), "since no --dataset is given"),
-        (replace(unread, warnings=("The dataset could not be looked at.",)), "as a warning here says"),
+        (replace(unread, warnings=("The dataset could not be looked at.",)), "for the reason in the warnings"),
         (replace(unread, objects=""), "since a stream's rows are not known before they are trained on"),
     ):
         assert f"not read, {why}: the truncated" in text_of(plan, 160)
@@ -124,7 +124,7 @@ def test_every_lever_that_changes_what_is_trained_is_loud_and_so_is_half_precisi
         examples.lever("dtype", "float32", "bfloat16", harm, "why") for harm in (Harm.WHAT_IS_TRAINED, Harm.ROUNDING)
     )
     assert loud(lost) == (
-        "loses most updates, as bfloat16 does below --learning_rate 4e-05: a higher one keeps them, and so does "
+        "loses most updates, as bfloat16 does below --learning_rate 4e-05: a higher rate keeps them, and so does "
         "--optim stable_adamw (pip install torch-optimi)"
     )
     assert loud(rounded) == ""
@@ -159,12 +159,12 @@ def test_an_event_is_told_in_a_line() -> None:
         ({"event": "room", "before_bytes": 6 * GIB, "now_bytes": 8 * GIB}, "2.00 GiB of the card were given back"),
         (
             {"event": "replanned", "before": codec.to_json(BEFORE), "plan": codec.to_json(PLAN)},
-            "the plan moves to 4 x 16 rows, checkpointing on (from 8 x 8 rows, checkpointing off): needs 8.51 GiB",
+            "the plan changes to 4 x 16 rows, checkpointing on (from 8 x 8 rows, checkpointing off): needs 8.51 GiB",
         ),
-        (replanned(CHOSEN, expandable_segments=True), "the plan takes expandable segments: needs 7.70 GiB"),
+        (replanned(CHOSEN, expandable_segments=True), "the plan now uses expandable segments: needs 7.70 GiB"),
         (
             replanned(examples.EXPANDED, expandable_segments=False),
-            "the plan goes without expandable segments: needs 8.51 GiB",
+            "the plan no longer uses expandable segments: needs 8.51 GiB",
         ),
     ):
         line = event_line(event)

@@ -51,7 +51,7 @@ def test_a_plan_is_kept_from_what_a_kind_cannot() -> None:
 
 def test_first_values_that_need_weights_or_data_are_told_and_names_are_those_of_papers() -> None:
     pissa, eva = ('{"peft_type": "LORA", "init_lora_weights": "' + start + '"}' for start in ("pissa_niter_4", "eva"))
-    assert "makes the adapter of weights" in why_not_quantized(pissa)
+    assert "computes the adapter from weights" in why_not_quantized(pissa)
     assert not needs_data_first(pissa)
     assert needs_data_first(eva) in vars(peft)
     assert [name_of(f'{{"peft_type": "{kind}"}}') for kind in ("VERA", "LN_TUNING")] == ["VeRA", "LN TUNING"]

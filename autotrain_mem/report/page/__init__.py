@@ -1,1 +1,1 @@
-"""Writes the HTML report: one file that holds all it needs, and asks nothing of a network. Runs in the parent."""
+"""Writes the HTML report: one file that holds all it needs and makes no requests. Runs in the parent."""

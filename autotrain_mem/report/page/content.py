@@ -32,8 +32,8 @@ _MEASURED = ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "a
 _HOW_TO_READ = (
     "The first figure is one rehearsed training step on the worst batch: what is allocated, stacked by what it is for, "
     "the memory reserved for it, and the budget that neither may exceed.",
-    "Allocated bytes belong to tensors; reserved bytes are what torch's allocator takes from the GPU to serve them, "
-    "and those, with what lies outside torch, must fit.",
+    "Allocated bytes belong to tensors; reserved bytes are what torch's allocator takes from the GPU to serve them. "
+    "The reserved bytes and the memory outside torch must fit together.",
 )
 _PREDICTED = "Everything here is predicted: nothing has been loaded or trained."
 _MEASURED_TOO = "What the run measured is shown beside its prediction."

@@ -66,7 +66,7 @@ def line_figure(
     sentences += [f"{name} is at {format_value(value, '')}." for name, value in verticals.items()]
     if kinds := [each.kind for each in happened]:
         counts = ", ".join(f"{kind} ({kinds.count(kind)})" for kind in dict.fromkeys(kinds))
-        sentences.append(f"Marked are: {counts}.")
+        sentences.append(f"Marks: {counts}.")
     shown = sorted({*range(0, len(x), max(1, -(-len(x) // MOST_ROWS))), len(x) - 1})
     no_mark, blank = ("",) if happened else (), [""] * len(lines)
     rows = [(x[at], (*(format_value(each[at], unit) for each in lines.values()), *no_mark)) for at in shown]
@@ -109,7 +109,7 @@ def bar_figure(key: str, title: str, groups: Sequence[str], lines: Lines, unit: 
 def _figure(
     x: Sequence[float], lines: Sequence[Mapping[str, Any]], limits: Limits, *, home: int, **more: Any
 ) -> dict[str, Any]:
-    """Returns what ``static/page.js`` draws; ``home`` is the point described while the pointer is on none."""
+    """Returns what ``static/page.js`` draws; ``home`` is the point described while the pointer is not on a point."""
     blank: dict[str, Any] = {"x_title": "", "y_title": "", "verticals": {}, "marks": [], "steps": False}
     return {**blank, "x": [*x], "lines": [*lines], "limits": {**limits}, "home": home, **more}
 
@@ -178,7 +178,7 @@ def _changes(values: Sequence[int]) -> list[int]:
 
 def _stacked_figure(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
     """Returns the figure of a timeline: owners as stacked areas, the uppermost first, and what is reserved as a line.
-    ``held`` has for each point the indices of its rows in ``holders``, since most of these recur."""
+    ``held`` lists for each point the indices of its rows in ``holders``, since most of these rows recur."""
     areas = [
         {"name": formatting.OWNERS[owner], "colour": str(owner), "stacked": True, "changes": _changes(sizes)}
         for owner, sizes in reversed([*timeline.owners.items()])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autotrain_mem.types.page import Page
 
 MARKER = '<meta name="generator" content="autofit report/1">'
-"""Stands near the top of each report; a file without it is never overwritten."""
+"""Marks a report, near the top of the file; a file without it is never overwritten."""
 
 _UNSAFE_IN_SCRIPT = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 

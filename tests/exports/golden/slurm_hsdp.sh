@@ -21,5 +21,5 @@ PORT=$((20000 + SLURM_JOB_ID % 10000))
 export HOST PORT
 
 COMMAND=(autofit sft --model Qwen/Qwen3-8B --dataset org/data --gpus 4 --nodes 2 --sharding hsdp --fsdp_offload_params --lora_target_modules q_proj v_proj --output_dir run --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --gradient_checkpointing true --use_peft false --dtype float32 --optim adamw_torch_fused --learning_rate 2e-05 --max_length 1024 --packing false)
-# shellcheck disable=SC2016  # each node has a number of its own, which only its task knows
+# shellcheck disable=SC2016  # each node has a number of its own, which is set only inside its task
 srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1 bash -c 'exec "$@" --machine_rank "$SLURM_NODEID" --main_process_ip "$HOST" --main_process_port "$PORT"' autofit "${COMMAND[@]}"
