@@ -1,9 +1,10 @@
-"""Provides a FakeTensorMode for static shapes that answers repeated operators from its own cache.
+"""Provides a FakeTensorMode for static shapes that takes the results of repeated operators from its own cache.
 
 FakeTensorMode looks up every operator by the metadata of its arguments (``torch/_subclasses/fake_tensor.py:
-_cached_dispatch_impl``). That costs some 130 microseconds an operator, and was most of a rehearsal. This mode
-keeps torch's cache entries a second time, under a cheaper key of the few facts that determine a result. So torch still
-decides what may be cached, and anything but ordinary fake tensors, numbers and lists of them takes torch's path.
+_cached_dispatch_impl``). That takes about 130 microseconds per operator, which was most of a rehearsal's time. This
+mode stores torch's cache entries a second time, under a cheaper key: the few facts that determine a result. torch still
+decides what may be cached. Operators with other arguments than ordinary fake tensors, plain values and lists of these
+take torch's path.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 _PLAIN = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format})
 _PURE_NAMESPACES = frozenset({"bitsandbytes"})
-"""Libraries whose operators' results depend on shapes and dtypes alone; torch caches only its own."""
+"""Namespaces of operators whose results depend on shapes and dtypes alone; torch caches only its own operators."""
 _META = torch.device("meta")
 
 Key = tuple[Any, ...]
@@ -34,15 +35,15 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         self._is_quick = _is_quick() if is_quick is None else is_quick
 
     def answer(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Returns an operator's result as this mode would make it; NotImplemented if the operator must be called. For a
-        mode above this one. If other modes are active too, they must see the operator."""
+        """Returns an operator's result from the cache; NotImplemented if the operator must be called. The recorder
+        calls this from above this mode. If other modes are active, the operator must be called, so that they see it."""
         if not self._is_quick or torch._C._len_torch_dispatch_stack() != 1:
             return NotImplemented
         recipe = _recipes.get(self._key(func, args, kwargs))
         return NotImplemented if recipe is None else self._follow(recipe, args)
 
     def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Returns torch's result; torch calls this for what this cache has not seen."""
+        """Replaces torch's lookup: returns a result from this cache, or torch's result, which it adds to this cache."""
         key = self._key(func, args, kwargs)
         recipe = _recipes.get(key, _UNSEEN)
         if recipe is None:
@@ -50,12 +51,12 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         if recipe is not _UNSEEN:
             return self._follow(recipe, args)
         out = super()._cached_dispatch_impl(func, types, args, kwargs)
-        # An operator that changes what its arguments look like is not to be known by either look.
+        # An operator that changes the metadata of its arguments is never answered from this cache.
         _recipes[key] = self._recipe(func, args, kwargs) if self._key(func, args, kwargs) == key else None
         return out
 
     def _key(self, func: Any, args: Any, kwargs: Any) -> Key | None:
-        """Returns the facts of torch's own ``_cache_key`` for static shapes; None if an argument is not ordinary."""
+        """Returns the facts in torch's ``_cache_key`` for static shapes; None if an argument is not ordinary."""
         facts = [
             func,
             torch.get_default_dtype(),
@@ -84,11 +85,11 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
                     item.untyped_storage().nbytes(),
                     state["_fake_device"],
                     item.requires_grad,
-                    # Among them whether it is conjugated, negated, quantized, or of inference mode.
+                    # These keys include conjugation, negation, quantization and inference mode.
                     torch._C._dispatch_keys(item).raw_repr(),
                 )
             elif kind in _PLAIN:
-                facts += (kind, item)  # 1, 1.0 and True are equal, and make results of different dtypes
+                facts += (kind, item)  # 1, 1.0 and True are equal, but give results of different dtypes
             elif kind is list or kind is tuple:
                 facts += (kind, len(item))
                 if not self._read(item, facts):
@@ -102,7 +103,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
             super()._validate_cache_key(func, args, kwargs)
 
     def _recipe(self, func: Any, args: Any, kwargs: Any) -> _Recipe | None:
-        """Reads torch's cache entry of the operator that has just run; None without one, or if it is not ordinary."""
+        """Returns the recipe in torch's cache entry for an operator that just ran; None without an ordinary entry."""
         try:
             key = self._cache_key(fake_tensor._CacheKeyState(self.shape_env), func, args, kwargs)
         except fake_tensor._BypassDispatchCache:
@@ -136,7 +137,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
 
 
 _Recipe = Callable[["QuickFakeMode", Any], Any]
-"""Makes a result of an operator's arguments: ``recipe(mode, args)``, called where no mode sees it."""
+"""Returns an operator's result for its arguments: ``recipe(mode, args)``. No dispatch mode is active in the call."""
 
 
 def _UNSEEN(mode: QuickFakeMode, args: Any) -> Any:
@@ -144,12 +145,12 @@ def _UNSEEN(mode: QuickFakeMode, args: Any) -> Any:
 
 
 _recipes: dict[Key | None, _Recipe | None] = {None: None}
-"""Recipes by an operator's arguments; None for what is never answered from here. Like torch's cache it outlives the
-mode and is shared by all modes."""
+"""Maps keys to recipes; None if an operator is never answered from this cache. Like torch's cache, it outlives the mode
+and is shared by all modes."""
 
 
 def _part(info: Any) -> _Recipe | None:
-    """Reads a ``_DispatchCacheEntryOutputInfo`` of torch's as its ``_get_output_tensor_from_cache_entry`` does."""
+    """Reads torch's ``_DispatchCacheEntryOutputInfo`` as ``_get_output_tensor_from_cache_entry`` does."""
     found, written, viewed = info.metadata, info.inplace_idx, info.view_idx
     if written is not None:
         return lambda mode, args: args[written]
@@ -171,7 +172,7 @@ def _part(info: Any) -> _Recipe | None:
 
 @functools.cache
 def _is_quick() -> bool:
-    """Returns whether this torch has all private names used here and gives the same answers."""
+    """Returns whether the installed torch has all private names used here, and this cache returns torch's results."""
     try:
         with QuickFakeMode(is_quick=True) as mode:
             matrix = torch.empty(2, 3)
@@ -188,7 +189,7 @@ def _is_quick() -> bool:
 
 
 def _alike(fake: Any, other: Any) -> bool:
-    """Returns whether two results are indistinguishable; of two tensors, apart from their storages."""
+    """Returns whether two results are one object, or fake tensors with equal metadata; storages are not compared."""
     if not isinstance(fake, torch.Tensor):
         return fake is other
     facts = [

@@ -1,4 +1,4 @@
-"""Runs a trainer on fake tensors, or on real ones under a simulated card, and records what CUDA would allocate."""
+"""Runs a trainer on fake tensors, or on real ones for a simulated card, and records what CUDA would allocate."""
 
 import functools
 import math
@@ -40,12 +40,11 @@ EditRows = Callable[[list[Any]], list[Any]]
 def fake_tensors() -> Iterator[QuickFakeMode]:
     """Within the block, new tensors have shape, dtype and device, but no bytes.
 
-    transformers treats fake tensors as tracing, and then ignores a mask's values (``transformers/utils/import_utils.py:
-    is_tracing``). A rehearsal knows these values, so ``is_fake_tensor`` returns False. A deep copy of a fake tensor
-    (PEFT copies the modules that are trained whole) keeps this mode; by default it would copy the mode too.
+    transformers takes a fake tensor for tracing, and then ignores the values of masks
+    (``transformers/utils/import_utils.py: is_tracing``). A rehearsal has these values, so ``is_fake_tensor`` returns
+    False. A deep copy of a fake tensor (PEFT copies ``modules_to_save``) keeps this mode instead of copying it.
     """
-
-    _device_constructors()  # torch remembers at first which functions take a default device: torch.tensor itself
+    _device_constructors()  # torch caches the functions that take a device: it must find its own torch.tensor
     with (
         QuickFakeMode() as mode,
         conversion_in_place(),
@@ -62,7 +61,7 @@ class TrainerSpec:
     """Describes how to build and run a trainer, in a rehearsal or in a real run that is compared with it."""
 
     build: Callable[[], Any]
-    """Makes the trainer."""
+    """Builds the trainer."""
     edit_rows: EditRows = list
     """Turns the rows that the sampler drew into the worst micro-batch."""
     patches: Callable[[Any], AbstractContextManager[None]] = nullcontext
@@ -84,7 +83,7 @@ def rehearse_trainer(
     """Builds a trainer and runs its own ``train()`` on fake tensors; returns the trace.
 
     Args:
-        not_counted: What this rehearsal leaves out, besides what no rehearsal imitates.
+        not_counted: What this rehearsal leaves out, in addition to what every rehearsal leaves out.
         rank: The rank to rehearse; None for a single process.
     """
     with ExitStack() as stack:
@@ -104,7 +103,7 @@ def rehearse_trainer(
 
 
 def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -> Trained:
-    """Builds the trainer and trains it under a fake mode and CUDA's rules; returns the counts of parameters."""
+    """Builds and trains the trainer; returns its parameter counts. Call it under a fake mode and CUDA's rules."""
     with generation_by_its_ends(recorder):
         trainer = spec.build()
         trained = count_trained(trainer.model)
@@ -126,7 +125,7 @@ def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -
 
 
 def count_trained(model: Any) -> Trained:
-    """Counts a model's parameters; a quantized weight counts as many as before quantization."""
+    """Counts a model's parameters; a quantized weight counts its elements before quantization."""
     counts: dict[torch.dtype, int] = {}
     frozen = 0
     for parameter in model.parameters():
@@ -142,12 +141,12 @@ def count_trained(model: Any) -> Trained:
 
 
 class Watch:
-    """Builds a trainer and runs its own ``train()`` on real CPU tensors, and records what a GPU would allocate.
+    """Records what a GPU would allocate while a trainer is built and trained on real CPU tensors.
 
     Args:
         device: A simulated GPU; its out-of-memory error ends training like a real one's.
         compute_capability: The compute capability of that GPU.
-        knobs: The plan's knobs if this process is one of several ranks; None for a single process.
+        knobs: The plan's knobs, which determine if this process is one of several ranks; None for a single process.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class Watch:
 
     @contextmanager
     def cuda_semantics(self) -> Iterator[None]:
-        """Within the block, a trainer may be built and trained."""
+        """Within the block, CPU tensors behave as CUDA's: build and train the trainer there."""
         process = (
             nullcontext() if self._ranked is None else real_rank(self.recorder, self._ranked, self._compute_capability)
         )
@@ -189,28 +188,28 @@ class _HostBatch(dict[str, Any]):
 
 
 def _host_collator(collate: Collate, edit_rows: Callable[[list[Any]], list[Any]]) -> Collate:
-    """Wraps a collator to run on the host, with real values, unrecorded."""
+    """Wraps a collator so that it runs on real values and is not recorded, as on the host."""
 
     def collate_on_host(rows: list[Any]) -> Any:
         with torch._C._DisableTorchDispatch():
             collated = collate(edit_rows(rows))
             if isinstance(collated, list):
                 return collated  # prompts: they become tensors when they are tokenized
-            # A copy to a device takes what a view shows, not the storage behind it.
+            # A copy to a device has only the elements of a view, not the storage behind it.
             return _HostBatch(_copied(collated))
 
     return collate_on_host
 
 
 def _copied(batch: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a batch, so that it can die before the host's: GKD replaces tensors in it."""
+    """Returns a copy of a batch, which can be freed before the host's batch: GKD replaces tensors in its copy."""
     with torch._C._DisableTorchDispatch():
         return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Recorder) -> AbstractContextManager[Any]:
-    """Records a batch when accelerate sends it to the device. The next batch is then still on the host, although it is
-    already collated, to detect the last one (``accelerate/data_loader.py: DataLoaderShard.__iter__``)."""
+    """Records a batch when accelerate sends it to the device. To detect the last batch, accelerate then has already
+    collated the next one, which is still on the host (``accelerate/data_loader.py: DataLoaderShard.__iter__``)."""
     from accelerate import data_loader
 
     send = data_loader.send_to_device
@@ -244,8 +243,8 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def conversion_in_place() -> AbstractContextManager[Any]:
-    """Makes ``module.to()`` give fake parameters new data, as with real ones. By default it would call swap_tensors,
-    which rejects fake tensors. A parameter shared by two modules stays shared."""
+    """Makes ``module.to()`` give fake parameters new data, as it does with real ones. By default it would call
+    swap_tensors, which rejects fake tensors. A parameter shared by two modules stays shared."""
 
     def apply(module: torch.nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         for child in module.children() if recurse else ():
@@ -274,7 +273,7 @@ def stand_in(model: Any) -> None:
             weight = module.weight
             packed, described = quantize(
                 (module.out_features, module.in_features),
-                # A checkpoint that is quantized already has packed weights, which unpack to the model's dtype.
+                # The weights of an already quantized checkpoint are packed; they are dequantized to the model's dtype.
                 model.config.dtype if model.hf_quantizer.pre_quantized else weight.dtype,
                 blocksize=weight.blocksize,
                 compress_statistics=weight.compress_statistics,
@@ -285,14 +284,14 @@ def stand_in(model: Any) -> None:
             _exchange(module, _like(packed), quant_state=state, bnb_quantized=True)
             module.quant_state = state
         elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
-            # bitsandbytes/nn/modules.py: Int8Params._quantize: int8 rows, and one float32 scale for each.
+            # bitsandbytes/nn/modules.py: Int8Params._quantize makes int8 rows, and one float32 scale for each.
             rows = torch.empty((module.out_features, module.in_features), dtype=torch.int8)
             _exchange(module, rows, CB=rows, SCB=torch.empty(module.out_features))
 
 
 def _quantize(shape: tuple[int, int], dtype: torch.dtype, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Makes bitsandbytes quantize on the meta device (sizes as in ``bitsandbytes/functional.py: quantize_4bit``). Its
-    code table is computed from values and cached for the whole process: here it gets one without values."""
+    """Quantizes on the meta device (``bitsandbytes/functional.py: quantize_4bit``). bitsandbytes computes its code
+    table from values and caches it for the whole process, so a table without values replaces it here."""
     from bitsandbytes import functional
     from torch.utils._python_dispatch import _disable_current_modes
 

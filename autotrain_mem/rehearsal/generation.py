@@ -1,7 +1,7 @@
 """Rehearses the prefill and the last decode step of ``generate()``, and skips the steps in between.
 
 Hundreds of decode steps on fake tensors take minutes, and the last one allocates the most: the KV cache only grows.
-After the first token, the loop's state moves to just before the last one; ``skipped_decode_steps`` records the rest.
+After the first token, the loop's state jumps to just before the last token; ``skipped_decode_steps`` writes the rest.
 
 The first completion has the maximum length and the others are one token shorter, so that batches are as large as
 possible and need a mask.
@@ -38,8 +38,8 @@ _STATIC_SLIDING = {
 }
 _CONSTANT = {cache_utils.LinearAttentionLayer}
 _GROWABLE = _DYNAMIC | _SLIDING | _STATIC | _STATIC_SLIDING | _CONSTANT
-"""Cache layers whose growth is implemented here (``transformers/cache_utils.py``). With any other, every step is
-rehearsed, which is slow but correct."""
+"""Cache layers whose growth is implemented here (``transformers/cache_utils.py``). With any other cache layer, every
+step is rehearsed, which is slow but correct."""
 
 
 @contextmanager
@@ -85,8 +85,8 @@ def _refusing(method: Callable[..., Any], what: str) -> Callable[..., Any]:
     def refuse(model: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(input_ids, FakeTensor):
             raise UsageError(
-                f"Generation with {what} cannot be rehearsed: its steps depend on what the model answers.",
-                hint=f"Take {what} out of --generation_kwargs.",
+                f"Generation with {what} cannot be rehearsed: its steps depend on the model's outputs.",
+                hint=f"Remove {what} from --generation_kwargs.",
             )
         return method(model, input_ids, *args, **kwargs)
 
@@ -109,8 +109,8 @@ class _Watched(StoppingCriteriaList):  # type: ignore[misc]  # transformers is u
 class _Ends:
     """Follows one sampling loop, and skips its middle steps.
 
-    It changes the loop's ids, masks and cache in place at the start of the second iteration, when the prefill's logits
-    are already free, so that all other tensors of the loop keep their lifetimes.
+    At the start of the second iteration, when the prefill's logits are already free, it changes the loop's ids, masks
+    and cache in place. All other tensors of the loop keep their lifetimes.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class _Ends:
         self._skipped: dict[str, tuple[torch.Tensor, ...]] = {}
 
     def watching(self, model: Any) -> AbstractContextManager[Any]:
-        """Intercepts the arguments that the loop passes to two methods of the model."""
+        """Wraps two methods of the model that the loop calls, to read and change the loop's state."""
         update = model._update_model_kwargs_for_generation
         has_unfinished = model._has_unfinished_sequences
 
@@ -234,7 +234,7 @@ class _Growing:
 
 
 class _Record:
-    """Writes the skipped steps into the record, modelled on the last step."""
+    """Writes the skipped steps into the recorder, modelled on the last step."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -308,13 +308,13 @@ def _grow(layer: Any, tokens: int) -> None:
     """Grows a cache layer as ``tokens`` decode steps would."""
     kind = type(layer)
     if kind not in _CONSTANT and not layer.is_initialized:
-        return  # a layer that uses another's keys and values
+        return  # this layer uses another layer's keys and values
     if kind in _DYNAMIC:
         length = layer.keys.shape[-2] + tokens
         layer.keys, layer.values = _longer(layer.keys, length), _longer(layer.values, length)
     elif kind in _SLIDING:
         layer.cumulative_length += tokens
-        # ``DynamicSlidingWindowLayer.update`` keeps a view of the last window - 1 tokens of what it concatenated.
+        # ``DynamicSlidingWindowLayer.update`` keeps a view of the last window - 1 tokens of the concatenated tensor.
         stored, seen = min(layer.cumulative_length, layer.sliding_window), layer.sliding_window - 1
         layer.keys = _longer(layer.keys, stored)[:, :, -seen:, :]
         layer.values = _longer(layer.values, stored)[:, :, -seen:, :]
@@ -332,8 +332,8 @@ def _longer(states: torch.Tensor, length: int) -> torch.Tensor:
 
 @contextmanager
 def experts_as_on_cuda(model: Any) -> Iterator[None]:
-    """Copies the chosen experts' weights for every token of a decode step, as off the CPU (``generation/utils.py:
-    _optimize_model_for_decode``)."""
+    """Within the block, decode steps copy the chosen experts' weights for every token, as transformers does on devices
+    other than the CPU (``generation/utils.py: _optimize_model_for_decode``)."""
     before = model.get_experts_implementation()
     after = {part: "batched_mm" if chosen == "grouped_mm" else chosen for part, chosen in before.items()}
     if after == before:
@@ -347,7 +347,7 @@ def experts_as_on_cuda(model: Any) -> Iterator[None]:
 
 
 def _tolist(tensor: torch.Tensor) -> Any:
-    """Reads known values at once: one by one, a batch of completions takes seconds."""
+    """Replaces ``FakeTensor.tolist``: reads all values at once; one by one, a batch of completions takes seconds."""
     value = known_value(tensor)
     with real_tensors():
         if value is not None:

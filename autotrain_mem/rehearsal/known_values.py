@@ -2,8 +2,8 @@
 
 The weights of a rehearsal are fake, but its data is real: token ids, labels and masks arrive with their values. An
 operator whose inputs are all known is also computed for real. So loss chunks are counted, padding masks are recognised
-and boolean indices have their true sizes. What depends on the weights stays unknown. It gets an answer that keeps the
-run on its usual path (a bool is False: nothing is NaN), or its largest possible size.
+and boolean indices have their true sizes. Values that depend on the weights stay unknown. Reading one returns a default
+that keeps the run on its usual path (False: nothing is NaN). Sizes that depend on one are as large as possible.
 """
 
 import functools
@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 
 LARGEST_KNOWN_ELEMENTS = 1 << 20
-"""A known value above 1 Mi elements is dropped, unless an input is as large. Ids, labels and padding masks, by which
-trainers decide, are smaller (1 Mi is 256 rows of 4096 tokens). An attention mask of tokens x tokens is larger, and
-computing with it for real took half of a rehearsal's time. Values made of known pixels are kept: SmolVLM drops black
+"""A known value above 1 Mi elements is dropped, unless an input is as large. Trainers branch on ids, labels and padding
+masks, which are smaller (1 Mi is 256 rows of 4096 tokens). An attention mask of tokens x tokens is larger; computing
+with it for real took half of a rehearsal's time. Values computed from known pixels are kept, since SmolVLM drops black
 images (``modeling_smolvlm.py: get_image_features``)."""
 
 _NO_VALUE = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
@@ -38,7 +38,7 @@ _is_dynamic = functools.cache(lambda operator: torch.Tag.dynamic_output_shape in
 
 
 class Known(NamedTuple):
-    """The real value beside a fake tensor. ``valid`` is shared by all views of one storage."""
+    """Holds the real value of a fake tensor. All views of a storage share ``valid``: [False] once it is unknown."""
 
     value: torch.Tensor
     valid: list[bool]
@@ -51,12 +51,12 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Sets the value of a fake tensor that no operator computes (a sampled token)."""
+    """Sets the known value of a fake tensor, such as a sampled token, which no operator computes."""
     tensor.__dict__["known"] = Known(value, [True])
 
 
 def real_tensors() -> AbstractContextManager[None]:
-    """Within the block, operators on real tensors run for real, whatever modes are on."""
+    """Within the block, operators on real tensors run for real, whichever dispatch modes are active."""
     return torch._C._DisableTorchDispatch()  # type: ignore[no-any-return]
 
 
@@ -118,41 +118,41 @@ class KnownValues:
         self._mode = mode
 
     def arrive(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns a collated batch with its tensors made fake on the device, their values known."""
+        """Returns a collated batch as fake tensors on the device, with known values."""
         return {
             name: self._fake_with_value(value) if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()
         }
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs one operator: supplies a value or size where one is needed, and computes known results."""
+        """Runs one operator on fake tensors; supplies values and sizes that they lack, and computes known results."""
         if operator is _SCALAR:
             return self._scalar(args[0])
         if operator is _UNSAFE_VIEW:
-            operator = _VIEW  # the same below autograd, and a fake mode does not cache the other
+            operator = _VIEW  # it does the same below autograd, and a fake mode does not cache _unsafe_view
         known = self._is_known(operator, args, kwargs)
         if _is_dynamic(operator):
             return self._dynamic(operator, args, kwargs, known)
         out = self._mode.answer(operator, args, kwargs)
         out = operator(*args, **kwargs) if out is NotImplemented else out
         if operator is _LAYER_NORM_BACKWARD and out[0] is not None and not out[0].is_contiguous():
-            # The kernels make the input's gradient contiguous whatever came in
+            # The kernels return a contiguous gradient of the input, whatever the input's strides are
             # (``aten/src/ATen/native/layer_norm.cpp: layer_norm_backward_cpu``, ``cuda/layer_norm_kernel.cu:
-            # layer_norm_backward_cuda``); a fake one has its strides (``torch/_decomp/decompositions.py``).
+            # layer_norm_backward_cuda``). A fake gradient has these strides (``torch/_decomp/decompositions.py``).
             out = (torch.empty_like(out[0], memory_format=torch.contiguous_format), *out[1:])
         if known:
             self._compute_beside(operator, args, kwargs, out)
         elif operator._schema.is_mutable:
             self._forget(operator, args, kwargs)
         elif operator is _IS_NAN and out.numel() <= LARGEST_KNOWN_ELEMENTS:
-            with real_tensors():  # nothing is NaN; so that what is selected by not being NaN is everything
+            with real_tensors():  # nothing is NaN, so a selection of the elements that are not NaN selects all
                 know(out, torch.zeros(out.shape, dtype=torch.bool))
         return out
 
     def _is_known(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         found = False
         for tensor in tensors_in((*args, *kwargs.values())):
-            if not isinstance(tensor, FakeTensor):  # made of Python numbers, on the host and unseen: it is its value
+            if not isinstance(tensor, FakeTensor):  # made on the host from Python numbers: it is its own value
                 tensor.__dict__.setdefault("known", Known(tensor, [True]))
             known = tensor.__dict__.get("known")
             if known is None or not known.valid[0] or known.value.shape != tensor.shape:
@@ -177,7 +177,7 @@ class KnownValues:
             fake.known = Known(value, valid if valid is not None else [True])
 
     def _forget(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Marks an operator's mutable arguments as unknown: it wrote something unknown into them."""
+        """Marks the arguments that an operator wrote as unknown: it wrote unknown values."""
         for tensor in tensors_in((*written_arguments(operator, args), kwargs.get("out"))):
             if (known := tensor.__dict__.get("known")) is not None:
                 known.valid[0] = False
@@ -208,7 +208,7 @@ class KnownValues:
         return operator(*args, **kwargs)
 
     def _as_positions(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """Turns a boolean index into as many positions as it selects: all of them if its value is unknown."""
+        """Turns a boolean index into index tensors of the positions that it selects: all, if its value is unknown."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         mask = known_value(index)
@@ -219,7 +219,7 @@ class KnownValues:
         fake = self._mode.from_tensor(real)
         held_bytes = real.untyped_storage().nbytes()
         if held_bytes > fake.untyped_storage().nbytes():
-            # Made as large as it might get, and then cut (``aten/src/ATen/native/cuda/UniqueCub.cu``).
+            # CUDA allocates the largest possible result, then resizes it (``aten/src/ATen/native/cuda/UniqueCub.cu``).
             fake.untyped_storage().resize_(held_bytes)
         with real_tensors():
             know(fake, real.clone())

@@ -43,7 +43,7 @@ from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
 
 PROCESSES_WITH_ROWS = 8
-"""Rows are tokenized for at most this many processes and repeated for the others: TRL takes 1 ms for 2,048 tokens."""
+"""Rows are tokenized for at most this many processes and repeated for the others: 2,048 tokens take TRL 1 ms."""
 
 _WORSE = (Routing.ANY, Routing.EVEN, Routing.ONE)
 
@@ -59,16 +59,16 @@ def rehearse(
     rank: int = 0,
     routing: Routing | None = None,
 ) -> Trace:
-    """Rehearses one configuration.
+    """Rehearses one configuration and returns its trace.
 
     Args:
         length: Tokens in each row of the worst batch; in online methods, tokens of the prompt.
         output_dir: A scratch folder.
-        compute_capability: Selects the kernels of the card.
+        compute_capability: The card's compute capability, which selects its kernels.
         layers: Shortens the model to this many layers; None keeps all.
         chunks: Shortens a chunked loss to this many chunks; None keeps all.
         rank: The process to rehearse; the first has the largest shards.
-        routing: How tokens reach a mixture's experts; None takes the one with the larger peak.
+        routing: How tokens reach a mixture's experts; None rehearses both ways and returns that with the larger peak.
     """
     if routing is None:
         once = partial(rehearse, job, knobs, length, output_dir, compute_capability, layers, chunks, rank)
@@ -99,7 +99,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     arguments = rehearsal_arguments(job, knobs, output_dir)
     filled = method.configs({**arguments, **method.rehearsal_changes(dict(job.arguments), knobs)})
     filled = replace(filled, prompt_length=job.prompt_length, answer_length=job.answer_length)
-    # Covers every micro-step of every process, or every generation.
+    # A step needs rows for every micro-step of every process, or for every generation.
     rows_of_a_step = knobs.per_device_train_batch_size * REHEARSED_ACCUMULATION * knobs.processes
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
     side = "left" if job.is_online else "right"
@@ -152,12 +152,12 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
 
 
 def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, Any]:
-    """Merges the knobs into the job's arguments, without what only a real run needs. If the job evaluates, the
-    rehearsal evaluates once, after the last step, when the optimizer's state exists."""
+    """Merges the knobs into the job's arguments and drops the arguments that only a real run needs. If the job
+    evaluates, the rehearsal evaluates once, after the last step, when the optimizer's state exists."""
     left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
     asked = {name: value for name, value in job.arguments.items() if name not in left_out}
     if isinstance(config := asked.get("deepspeed"), Mapping):
-        # DeepSpeed creates and clears its NVMe folders when it is built.
+        # The scratch folder replaces the NVMe folders: DeepSpeed creates and clears them when its engine is built.
         zero = dict(config["zero_optimization"])
         parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
         zero |= {name: {**zero[name], "nvme_path": output_dir} for name in parts}
@@ -177,7 +177,7 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
 
 
 _BY_SCRIPT = frozenset({"metric_for_best_model"})
-"""May name a metric of the script's compute_metrics, which a rehearsal does not call."""
+"""Dropped arguments of a script: they may name a metric of its compute_metrics, which a rehearsal does not call."""
 
 
 def _repeated(rows: Any, repeats: int) -> Any:
@@ -188,37 +188,37 @@ def _repeated(rows: Any, repeats: int) -> Any:
 
 
 def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
-    """Describes what the estimate of this configuration leaves out, one sentence each."""
+    """Lists what the estimate of this configuration leaves out, one text each."""
     given = job.arguments
     facts: dict[str, Any] = {
         **{fact: optimizer_of(knobs).startswith(name) for name, fact in NOT_COUNTED.items()},
         "tokens that the chat template adds to the embeddings: a few rows of the vocabulary": given.get(
             "chat_template_path"
         ),
-        "what Inductor does: torch_compile is rehearsed uncompiled, usually an upper bound; compiled, chains of "
-        "elementwise operators keep only their inputs and are recomputed in the backward pass, while products, "
-        "attention, weights, gradients and optimizer state stay as they are": any(
+        "the effect of Inductor: torch_compile is rehearsed uncompiled, which is usually an upper bound. Compiled "
+        "chains of elementwise operators save only their inputs and are recomputed in the backward pass; matrix "
+        "products, attention, weights, gradients and optimizer state do not change": any(
             given.get(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode")
         ),
-        "scoring by the reference model before training: a forward of --precompute_ref_batch_size pairs without "
-        "gradients, which is less than training unless it has several times the pairs of a micro-batch": given.get(
+        "scoring by the reference model before training: a forward pass of --precompute_ref_batch_size pairs without "
+        "gradients, which needs less than training unless it has several times the pairs of a micro-batch": given.get(
             "precompute_ref_batch_size"
         ),
         **{fact: True for row in HARM_FIRST if is_pulled(row, knobs) for fact in row.not_counted},
-        "one token: all completions but the first of a generation are rehearsed one token short, so that they are "
-        "padded; a loss that drops padding (trl 1.16) is low by at most one part in max_completion_length": (
+        "one token: all completions of a generation but the first are rehearsed one token short, so that they are "
+        "padded. A loss that drops padding (TRL 1.16) needs up to 1 / max_completion_length more": (
             knobs.num_generations is not None
         ),
-        "holes that the KV cache leaves behind as it grows: up to 2 % of reserved memory (its steps in between are not "
-        "rehearsed, and allocate less than the last)": knobs.sampled_tokens and not given.get("use_vllm"),
-        "one weight's shard at a time, which is copied from host memory when the weights are sent to vLLM": (
+        "fragmentation by the growing KV cache: up to 2 % of reserved memory (the decode steps before the last one are "
+        "not rehearsed; they allocate less than it)": knobs.sampled_tokens and not given.get("use_vllm"),
+        "the shard of one weight at a time, which is copied from host memory when weights are sent to vLLM": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),
-        "the time of reading and writing NVMe, once in each step: the speed shown leaves it out, since it depends on "
-        "the disk": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
-        "the scaler of fp16's gradients: a few scalars": knobs.fp16,
-        "cuSOLVER's workspace while the adapter is initialized from one weight after another, before training "
-        ": as much as a few copies of the largest weight in float32": (
+        "the time to read and write NVMe in each step: it depends on the disk, so the speed shown does not include "
+        "it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
+        "the fp16 gradient scaler: a few scalars": knobs.fp16,
+        "cuSOLVER's workspace while the adapter is initialized from one weight after another, before training: "
+        "as much as a few copies of the largest weight in float32": (
             starts_from_weights(given.get(PEFT_CONFIG) or knobs.peft_config)
         ),
     }
@@ -239,7 +239,7 @@ def call_again(
                 shorten_model(each, layers)
 
     def substitute(keywords: Keywords) -> Keywords:
-        """Replaces rows, tokenizer and arguments; the script's own optimizer keeps its fake parameters."""
+        """Replaces rows, tokenizer and arguments; an optimizer of the script keeps its fake parameters."""
         changed = with_knobs(keywords, job.method, {**job.arguments, **codec.to_json(knobs)}) | {
             "args": _arguments(keywords.get("args"), filled, knobs, loads=isinstance(keywords["model"], str)),
             "train_dataset": train_dataset,
@@ -258,12 +258,12 @@ def call_again(
 
 
 _ONLY_FOR_REAL = ("callbacks", "compute_metrics", "preprocess_logits_for_metrics", "formatting_func")
-"""A formatting function makes texts of rows, which are tokens already; metrics keep an evaluation's logits, of which a
-rehearsal has two batches (:func:`left_out`)."""
+"""Dropped keywords. A formatting function turns rows into text, but rehearsed rows are tokens already. Metrics keep the
+logits of a whole evaluation, of which a rehearsal runs only two batches (:func:`left_out`)."""
 
 
 def left_out(job: Job) -> tuple[str, ...]:
-    """Describes what a rehearsal leaves out of a script's call; each is a sentence for the estimate."""
+    """Lists what a rehearsal leaves out of a script's call, one text each, for the estimate."""
     if job.python_call is None:
         return ()
     keywords, facts = read(job).keywords, []
@@ -271,20 +271,20 @@ def left_out(job: Job) -> tuple[str, ...]:
         is_less = keywords.get("preprocess_logits_for_metrics") is not None
         evaluated: Any = keywords.get(EVALUATED)
         rows = f", {len(evaluated):,} rows x tokens x vocabulary" if hasattr(evaluated, "__len__") else ""
-        kept = "what preprocess_logits_for_metrics leaves of the logits" if is_less else "the logits"
+        kept = "the results of preprocess_logits_for_metrics" if is_less else "the logits"
         facts.append(
-            f"compute_metrics: {kept} of a whole evaluation{rows}, which the trainer keeps "
-            "on the card, twice while a batch is joined to them, unless eval_accumulation_steps moves them away"
+            f"compute_metrics: {kept} of a whole evaluation{rows}. The trainer keeps them on the card, in two copies "
+            "while it appends a batch, unless eval_accumulation_steps moves them to the host"
         )
     if callbacks := keywords.get("callbacks"):
         names = sorted({getattr(each, "__name__", type(each).__name__) for each in callbacks})
-        facts.append(f"tensors that callbacks of the script's own hold on the card: {', '.join(names)}")
+        facts.append(f"tensors that the script's own callbacks hold on the card: {', '.join(names)}")
     return tuple(facts)
 
 
 def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any:
-    """Returns the rehearsal's config, of the script's class and with all that the script added. ``loads``: whether the
-    trainer loads the model by its name."""
+    """Returns the rehearsal's config in the class of the script's config, with the attributes that the script added.
+    ``loads`` is True if the trainer loads the model by name."""
     made = filled.training
     if hasattr(made, "model_init_kwargs"):
         own = getattr(asked, "model_init_kwargs", None)
@@ -301,7 +301,7 @@ def _arguments(asked: Any, filled: Configs, knobs: Knobs, *, loads: bool) -> Any
 
 
 def _rewards(rewards: Any, tokenizer: Any) -> Keywords:
-    """Replaces reward functions by a stand-in; a reward model is rehearsed, and reads the rehearsal's tokens."""
+    """Replaces reward functions by a stand-in. Reward models are rehearsed, with the rehearsal's tokenizer."""
     asked = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
     are_models = [isinstance(each, str | torch.nn.Module) for each in asked]
     return {

@@ -1,9 +1,9 @@
 """Routes tokens to a mixture's experts in two ways, since fake tensors have no values to route by.
 
-transformers 5 computes fused experts by ``grouped_mm`` unless a config says otherwise, on CUDA and on the CPU
-(``transformers/modeling_utils.py: get_correct_experts_implementation``). It sorts all pairs of token and expert into
-one tensor, so that sizes do not depend on the routing; nor do those of ``batched_mm``. The ``eager`` loop allocates for
-each expert what its tokens need.
+By default, transformers 5 computes fused experts by ``grouped_mm`` on CUDA and on the CPU
+(``transformers/modeling_utils.py: get_correct_experts_implementation``). ``grouped_mm`` sorts all pairs of token and
+expert into one tensor, so its sizes do not depend on the routing. Nor do those of ``batched_mm``. The ``eager`` loop
+allocates as much for each expert as the expert's tokens need.
 """
 
 from collections.abc import Callable, Iterator

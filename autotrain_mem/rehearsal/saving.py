@@ -1,9 +1,9 @@
 """Rehearses the device memory of saving a model after training, while the optimizer's state is still allocated.
 
-Tensors are copied to the host one at a time (``safetensors/torch.py: _tobytes``, ``torch/serialization.py: _save``), so
-most models and adapters (``peft/utils/save_and_load.py: get_peft_model_state_dict``) need no device memory. Two cases
-do: fused weights, such as a mixture's experts, are split into copies that are all alive at once, and shards are
-gathered.
+Tensors are copied to the host one at a time (``safetensors/torch.py: save_file``, ``torch/serialization.py: _save``),
+so most models and adapters (``peft/utils/save_and_load.py: get_peft_model_state_dict``) need no device memory. Two
+cases need some: fused weights, such as a mixture's experts, are split into copies that are all alive at once, and
+shards are gathered.
 """
 
 from collections.abc import Iterable
@@ -64,5 +64,5 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Sums the bytes of tensors, including all shards."""
+    """Sums the bytes of tensors; a parameter of ZeRO-3 counts with all its shards."""
     return sum(getattr(tensor, "ds_numel", tensor.numel()) * tensor.element_size() for tensor in tensors)

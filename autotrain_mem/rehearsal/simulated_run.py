@@ -1,6 +1,6 @@
-"""Trains one request on the CPU as on a simulated card (``python -m autotrain_mem.rehearsal.simulated_run``).
+"""Runs one training request on the CPU for a simulated card (``python -m autotrain_mem.rehearsal.simulated_run``).
 
-A rehearsal's recorder counts the allocations, so that the card runs out of memory when a real one would.
+A rehearsal's recorder counts the allocations, so that the simulated card runs out of memory when a real one would.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """Gives the training process the simulated card's refusals and owners."""
+    """Gives the training process the simulated card's failed allocations, and its allocated bytes by owner."""
 
     gpu: SimulatedGpu
     watch: Watch
@@ -40,9 +40,9 @@ class SimulatedRun:
         return refusal if refusal is not None and refusal.message() in str(error) else None
 
     def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal) -> dict[Owner, int]:
-        """Sums the bytes of all live blocks by owner; the difference to the allocator's figure counts as other."""
+        """Sums by owner the blocks that were allocated at the refusal; the allocator's rounding counts as OTHER."""
         recorder = self.watch.recorder
-        for owner, tensors in named.items():  # gradients are marked after a backward only, state after a step
+        for owner, tensors in named.items():  # a run marks gradients only after a backward pass, state after a step
             for tensor in tensors:
                 if recorder.block_of(tensor) is not None:
                     recorder.mark(tensor, owner, "")
@@ -53,7 +53,7 @@ class SimulatedRun:
 
 @contextlib.contextmanager
 def simulated_device(request: Request) -> Iterator[Device]:
-    """Within the block, a trainer is built and trained, and its CPU tensors count as the card's."""
+    """Yields the device of a training process: within the block, CPU tensors count as the simulated card's."""
     # These imports take seconds: the process handles interrupts first.
     from autotrain_mem.allocator.settings import environment_settings
     from autotrain_mem.machine.fault_injection import injected_faults

@@ -16,10 +16,10 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- endif -%}
 {%- endfor -%}"""
-"""Adds no tokens to a text."""
+"""A chat template that adds no tokens to a text."""
 
 PROCESSED_KEPT = 8
-"""Processed batches of blank images in the cache; a rehearsal needs two, for training and evaluation."""
+"""The most batches of processed blank images in the cache; a rehearsal needs two, for training and evaluation."""
 
 
 def rehearsed_processor(
@@ -32,8 +32,8 @@ def rehearsed_processor(
     """
     if config.model_type not in FAMILIES:
         raise UnsupportedModelError(
-            f"Rows with images are not rehearsed for {config.model_type} models.",
-            hint=f"They are for {', '.join(FAMILIES)}.",
+            f"Rows with images cannot be rehearsed for {config.model_type} models.",
+            hint=f"They can be for models of these types: {', '.join(FAMILIES)}.",
         )
     tokens = FAMILIES[config.model_type]
     free = iter(range(8, 8 + len(tokens)))  # unused ids, for tokens without one in the config
@@ -72,7 +72,7 @@ class _BlankImages:
                 del self._processed[next(iter(self._processed))]
             with real_tensors():
                 self._processed[key] = self._processor(images, *args, return_tensors="np", **options)
-        # Cached tensors would be recorded as blocks that are never freed.
+        # The cache holds numpy arrays: tensors in it would be recorded as blocks that are never freed.
         return BatchFeature(data=dict(self._processed[key]), tensor_type=kind)
 
 

@@ -1,7 +1,7 @@
 """Shortens a model to few layers for a rehearsal; ``estimator.depth`` extrapolates to the whole model.
 
-Only the depth in the model's config changes, when the trainer reads it. A reference model from the same checkpoint is
-shortened too; other models, such as a separate reward model, keep their layers. PPO's models are shortened together.
+A config gets fewer layers when the trainer reads it; a model object loses its last layers. A reference model from the
+same checkpoint is shortened too, as are all models of PPO; others, such as a separate reward model, keep their layers.
 """
 
 import math
@@ -18,7 +18,7 @@ from autotrain_mem.types import Job
 from autotrain_mem.types.model import LayerPattern
 
 MOST_KINDS = 4
-"""The longest period of layer kinds worth shortening: two copies of a few longer periods would be half a model."""
+"""The longest period of layer kinds worth shortening: two copies of a longer period can be half of the model."""
 WHOLE = "autofit_whole_depth"
 """Attribute of a shortened config: the number of layers of the original model."""
 
@@ -32,7 +32,7 @@ def whole_depth(config: Any) -> int:
 
 @contextmanager
 def with_layers(models: Collection[str], layers: int | None) -> Iterator[None]:
-    """Within the block, the configs of models with these names have only their first ``layers`` layers; None: all."""
+    """Within the block, configs of models with these names have only the first ``layers`` layers; None keeps all."""
     if layers is None:
         yield
         return
@@ -85,14 +85,14 @@ def shorten_model(model: Any, layers: int) -> None:
 def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     """Describes how the layers of a job's model repeat, including their adapter; None if they do not, or if unknown.
 
-    The pattern comes from the model itself, built without weights in 0.03 s. The result is None if the adapter may be
-    for some layers only, since that does not show in this model. It is also None if policy and value model, whose
-    layers share names, differ in depth or in how their layers repeat. ``config``: the model's.
+    The pattern comes from the model itself, built without weights in 0.03 s. This model has no adapter, so the result
+    is None if the adapter may apply to only some layers. It is also None if PPO's policy and value model, whose layers
+    share names, differ in depth or in how their layers repeat. ``config`` is the model's config.
     """
     from transformers import AutoConfig
 
     adapter = keyword_of(job, "peft_config")
-    # A single name is a regular expression to PEFT (trl/trainer/model_config.py: __post_init__).
+    # TRL turns a list of one name into a string (trl/trainer/model_config.py: __post_init__), a regular expression.
     names = ("target_modules", "target_parameters", "modules_to_save")
     asked = {name: job.arguments.get(f"lora_{name}") for name in names}
     asked = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in asked.items()}
@@ -104,32 +104,32 @@ def pattern_of(job: Job, config: Any) -> LayerPattern | None:
     for path in method_of(job.method).models_in_step(job.model, job.arguments)[1:]:
         try:
             configs.append(AutoConfig.from_pretrained(path))
-        except (OSError, ValueError):  # said where it is loaded
+        except (OSError, ValueError):  # reported when the model is loaded
             return None
     first, *others = map(_pattern_of_config, configs)
     return _recomputed(first, job) if all(other == first for other in others) else None
 
 
 def _recomputed(pattern: LayerPattern | None, job: Job) -> LayerPattern | None:
-    """Returns the pattern with a period that fits recomputing only every n-th layer (``transformers/modeling_utils.py:
-    _set_gradient_checkpointing``, which counts from the first layer)."""
+    """Extends the pattern's period to a multiple of n if only every n-th layer is recomputed
+    (``transformers/modeling_utils.py: _set_gradient_checkpointing``, which counts from the first layer)."""
     options = (job.arguments.get(f"{name}_checkpointing_kwargs") or {} for name in ("gradient", "activation"))
     every = max(int(each.get("every_n_layers", 1)) for each in options)
     return None if pattern is None else replace(pattern, period=math.lcm(pattern.period, every))
 
 
 def _pattern_of_config(config: Any) -> LayerPattern | None:
-    """Returns the pattern of the model, built without head and weights; None if there is no such model."""
+    """Builds the model without head and weights, and returns its pattern; None if it cannot be built."""
     import torch
     from transformers import AutoModel
     from transformers.initialization import no_init_weights
 
     if config is None or getattr(config, "auto_map", None):
-        return None  # a model's own code is not run for this
+        return None  # a model's own code is not run here
     try:
         with torch.device("meta"), no_init_weights():
             model = AutoModel.from_config(config.get_text_config(decoder=True))
-    except (ValueError, ImportError):  # it is rehearsed whole
+    except (ValueError, ImportError):  # such a model is rehearsed whole
         return None
     return _pattern(_layers_of(model), config)
 
@@ -140,11 +140,11 @@ LoraConfig``, ``peft/config.py: PromptLearningConfig``)."""
 _NAMES = ("target_modules", "exclude_modules", "target_parameters", "modules_to_save", "feedforward_modules")
 _NUMBERED = re.compile(r"(^|\.)\d+(\.|$)")
 _PERHAPS_NUMBERED = re.compile(r"\d|\\d")
-"""Matches any digit of a regular expression (a text instead of a list): ``.*layers.[0-9].mlp.*`` is the first ten."""
+"""Matches a digit in a regular expression (a string, not a list): ``.*layers.[0-9].mlp.*`` selects the first ten."""
 
 
 def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
-    """Returns whether fields of an adapter's config may be for some layers only: ``["layers.7.mlp.up_proj"]`` is."""
+    """Returns whether an adapter's config may select only some layers, as ``["layers.7.mlp.up_proj"]`` does."""
     if any(adapter.get(name) for name in _OF_LAYERS) or adapter.get("layers_to_transform") == 0:
         return True
     for names in map(adapter.get, _NAMES):
@@ -157,8 +157,8 @@ def _tells_layers_apart(adapter: Mapping[str, Any]) -> bool:
 
 
 def model_pattern(model: Any) -> LayerPattern | None:
-    """Describes how the layers of a model object repeat, adapters and frozen layers too; None as in :func:`pattern_of`.
-    The user's own code may be in the layers or beside them, but not around them, where it might rely on all layers."""
+    """Describes how the layers of a model object repeat, including adapters and frozen layers; None as in
+    :func:`pattern_of`, or if a module that contains them has the user's own code, which might rely on all layers."""
     layers = _layers_of(model)
     if layers is None:
         return None
@@ -195,17 +195,17 @@ def _pattern(layers: Any, config: Any) -> LayerPattern | None:
         return None
     own = [{id(parameter) for parameter in layer.parameters()} for layer in layers]
     if len(set().union(*own)) < sum(map(len, own)):
-        return None  # a parameter is in several layers, so that more layers are not more weights
+        return None  # layers share a parameter, so weights do not grow with the number of layers
     tables = [_table(layer) for layer in layers]
     for period in range(1, min(MOST_KINDS, len(tables) // 2) + 1):
         if all(_are_alike(tables[i - period], i - period, tables[i], i) for i in range(period, len(tables))):
             vision = getattr(config, "vision_config", None)
             tower = int(getattr(vision, "depth", None) or getattr(vision, "num_hidden_layers", None) or 0)
-            # A mixture's router loss distinguishes the first and last layer: its sums begin with the first, and are
+            # A mixture's router loss makes the first and last layer differ: its sums begin with the first, and are
             # kept for the backward pass from the last (``transformers/models/mixtral/modeling_mixtral.py:
-            # load_balancing_loss_func``; TRL asks for it by itself, ``trl/trainer/sft_trainer.py: aux_loss_enabled``).
+            # load_balancing_loss_func``). TRL enables it by default (``trl/trainer/sft_trainer.py: aux_loss_enabled``).
             has_router_loss = getattr(config.get_text_config(decoder=True), "output_router_logits", None) is not None
-            # Qwen3-VL's first layers get features of its tower, one each; later ones do not
+            # Each of Qwen3-VL's first layers gets one feature tensor of the vision tower; later layers get none
             # (``models/qwen3_vl/modeling_qwen3_vl.py: Qwen3VLTextModel.forward, deepstack_visual_embeds``).
             least = (2 if has_router_loss else 1) + len(getattr(vision, "deepstack_visual_indexes", None) or ())
             return LayerPattern(layers=len(tables), period=period, least=least, tower=tower)

@@ -1,4 +1,4 @@
-"""Replaces vLLM in rehearsals: it need not be installed, and torch's allocator does not hold its memory."""
+"""Replaces vLLM in rehearsals: vLLM need not be installed, and its memory is not in torch's allocator."""
 
 import os
 from collections import deque
@@ -17,7 +17,7 @@ PACKED_BUFFER_BYTES = 1 << 30
 PACKED_BUFFERS = 2
 """The size and number of buffers in which a trainer sends weights to a vLLM server (``vllm/distributed/
 weight_transfer/packed_tensor.py: DEFAULT_PACKED_BUFFER_SIZE_BYTES, DEFAULT_PACKED_NUM_BUFFERS``): a buffer is sent once
-it is larger than this."""
+it exceeds that size."""
 
 SAMPLED_LOGPROB = -1.0
 """The log-probability of every sampled token; any number would do."""
@@ -27,15 +27,15 @@ SAMPLED_LOGPROB = -1.0
 def vllm_stand_in() -> Iterator[None]:
     """Within the block, TRL uses a vLLM engine or server that returns completions of the maximum length.
 
-    As in ``generation``, all but the first are one token shorter, so that batches need a mask.
+    As in ``generation``, all completions but the first are one token shorter, so that batches need a mask.
 
-    Only the engine and the server's client are replaced: ``trl.generation.VLLMGeneration`` runs for real, since it
+    Only the engine and the server's client are replaced. ``trl.generation.VLLMGeneration`` runs for real, since it
     merges adapters and gathers weights.
     """
     from trl.generation import vllm_generation
 
     with (
-        patch.dict(os.environ),  # colocate mode leaves RANK, WORLD_SIZE and a master address behind
+        patch.dict(os.environ),  # colocate mode sets RANK, WORLD_SIZE and a master address, and does not unset them
         patch.object(vllm_generation, "is_vllm_available", lambda *args, **kwargs: True),
         patch.object(vllm_generation, "VLLMClient", _Client),
         patch.object(vllm_generation, "LLM", _Engine, create=True),
@@ -80,7 +80,7 @@ class _Engine:
 
 
 def _mark(mark: EngineMark) -> None:
-    """Records a mark of the engine if a recorder is active, which it is not while the trainer is built."""
+    """Records an event of the engine if a recorder is active; none is while the trainer is built."""
     if recorder := current_recorder():
         recorder.ledger.mark_engine(mark)
 
@@ -124,7 +124,7 @@ def _completion(prompt: list[int], max_tokens: int, number: int) -> list[int]:
 
 
 def _send(in_flight: deque[torch.Tensor], size_bytes: int) -> int:
-    """Frees the oldest buffer before the next one is made."""
+    """Allocates a buffer, after freeing the oldest one if all are in use; returns the bytes that still wait, 0."""
     if len(in_flight) == PACKED_BUFFERS:
         in_flight.popleft()
     in_flight.append(torch.empty(size_bytes, dtype=torch.uint8))

@@ -1,7 +1,7 @@
 """Makes attention on CPU tensors, fake or real, allocate like the kernel that CUDA picks in torch 2.13.
 
 CUDA has four kernels, whose memory differs by whole score matrices (``aten/src/ATen/native/transformers/attention.cpp:
-scaled_dot_product_attention``). A mask that requires a gradient still takes the CPU's kernel.
+scaled_dot_product_attention``). With a mask that requires a gradient, the CPU's kernel still runs.
 """
 
 import math
@@ -25,14 +25,14 @@ from autotrain_mem.types.hardware import Capability
 plain_attention = torch.nn.functional.scaled_dot_product_attention
 
 _FLASH_SPLIT = (
-    "flash attention's split over the keys where few queries run (batch x heads x tokens / 64 below 1.6 x the card's "
-    "multiprocessors): at most about 50 MiB at head size 128 and 100 MiB at 256, for the time of one call"
+    "buffers of flash attention's split over the keys, which runs for few queries (batch x heads x tokens / 64 below "
+    "1.6 x the card's multiprocessors): at most about 50 MiB at head size 128 and 100 MiB at 256, during one call"
 )
 _CUDNN = (
-    "cuDNN attention's own workspace beyond the float32 accumulator of its backward: it is not published, so no bound "
-    "is known",
-    "the attention kernel that another torch than 2.13, or a cuDNN up to 9.15.0, picks: it differs by at most one "
-    "layer's queries, keys and values in float32, for the time of one call",
+    "cuDNN attention's workspace besides the float32 accumulator of its backward pass: its size is not published, so "
+    "no bound is known",
+    "another attention kernel, if torch is not 2.13 or cuDNN is 9.15.0 or older: the difference is at most one layer's "
+    "queries, keys and values in float32, during one call",
 )
 
 
@@ -92,7 +92,7 @@ def _fused(inputs: Inputs, bias: torch.Tensor | None, call: KernelCall) -> torch
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Copies a boolean mask to floats (``attention.cpp: convert_boolean_attn_mask``)."""
+    """Converts a boolean mask to floats (``attention.cpp: convert_boolean_attn_mask``)."""
     if mask.dtype is not torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype))
@@ -122,7 +122,7 @@ def _math(
     enable_gqa: bool,
 ) -> torch.Tensor:
     """Computes ``attention.cpp: _scaled_dot_product_attention_math``, whose scores are float32 even in half precision.
-    torch's own adds the mask out of place under any dispatch mode (``areAnyTensorSubclassLike``)."""
+    Under any dispatch mode, torch's own function would add the mask out of place (``areAnyTensorSubclassLike``)."""
     query, key, value = inputs
     dtype, heads = query.dtype, query.size(-3)
     if mask is not None:
@@ -150,8 +150,8 @@ def _math(
 
 @contextmanager
 def _flash_by_name(capability: Capability) -> Iterator[None]:
-    """Makes transformers find the flash kernels, which it loads by ``_lazy_imports``, also by their names on the hub
-    (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
+    """Makes transformers find stand-ins for flash kernels, which it loads by ``_lazy_imports``, also under the kernels'
+    names on the hub (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
     from transformers import modeling_flash_attention_utils as flash
     from transformers import modeling_utils
     from transformers.integrations.flash_attention import flash_attention_forward
@@ -174,10 +174,10 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
 
 
 def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns flash_attn_func and flash_attn_varlen_func; transformers reads features from their parameters."""
+    """Replaces flash_attn_func and flash_attn_varlen_func; transformers detects features by their parameter names."""
 
     def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: torch.Tensor) -> Any:
-        # call.window counts the query itself; transformers passes one less (_process_flash_attention_kwargs).
+        # KernelCall.window includes the query's own token; transformers' does not (_process_flash_attention_kwargs).
         seen = window[0] + 1 if window[0] >= 0 else None
         call = KernelCall(backend, capability, is_causal, scale, window=seen, softcap=softcap or 0.0, **ends)
         query, key, value = (tensor.transpose(1, 2) for tensor in rows)

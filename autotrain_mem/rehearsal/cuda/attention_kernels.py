@@ -22,7 +22,7 @@ class Backend(StrEnum):
     EFFICIENT = "efficient"
     MATH = "math"
     FLASH3 = "flash3"
-    """flash-attention 3, which runs only by name."""
+    """flash-attention 3, which runs only if it is requested by name."""
 
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -38,7 +38,7 @@ def choose(
     enable_gqa: bool,
     capability: Capability,
 ) -> Backend:
-    """Returns the first kernel that runs, in CUDA's order. cuDNN comes first on capability 9.x and 10.x:
+    """Returns the first kernel that can run, in CUDA's order. cuDNN comes first on capability 9.x and 10.x:
     ``check_prefer_cudnn_attention`` requires a cuDNN newer than 9.15.0, which torch's CUDA 13 wheels include."""
     # sdp_utils_cpp.h: check_tensor_shapes, check_batch_size_and_num_heads_dense, nonzero lengths, last stride
     if any(tensor.dim() != 4 or tensor.size(0) != inputs[0].size(0) for tensor in inputs):
@@ -120,12 +120,12 @@ class KernelCall:
     scale: float | None = None
     _: KW_ONLY
     keeps_statistics: bool = True
-    """A backward pass may follow. Only flash keeps its logsumexp in any case."""
+    """Whether a backward pass may follow, which needs the logsumexp. Flash kernels keep it in any case."""
     ends: torch.Tensor | None = None
     key_ends: torch.Tensor | None = None
-    """The starts of the documents in one flattened row of queries (``ends``) or keys, and the last end; or None."""
+    """Starts of the documents in one packed row of queries (``ends``) or keys, and the last end; None if not packed."""
     window: int | None = None
-    """A query sees keys closer than this many tokens; None for all."""
+    """A query attends to keys at a distance below this many tokens; None for all keys."""
     softcap: float = 0.0
 
 
@@ -201,7 +201,7 @@ def _efficient_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCal
 
 def _efficient_backward(inputs: Inputs, call: KernelCall) -> Made:
     """Follows ``cuda/attention_backward.cu: _efficient_attention_backward``. In float32 the row sums come from a
-    product of the output and its gradient; kernels of half precision compute them."""
+    product of the output and its gradient; half-precision kernels compute them without that product."""
     query, _, value = inputs
     grads = [_rows_first(tensor, tensor.size(3)) for tensor in inputs]
     rows = query.numel() // query.size(3)

@@ -1,12 +1,12 @@
 """Applies CUDA's autocast policy to CPU tensors, which determines the bytes that each operator saves.
 
 The CPU's dispatch key gets CUDA's casting kernels (``aten/src/ATen/autocast_mode.cpp: TORCH_LIBRARY_IMPL``). Operators
-that both cast alike keep torch's kernel and its cache of cast weights, those that only the CPU casts fall through, and
-the rest are cast here.
+that both devices cast alike keep torch's kernel and its cache of cast weights. Operators that only the CPU casts fall
+through, and the rest are cast here.
 
 Not imitated: einsum, mv, addmv, addr, chain_matmul, linalg_multi_dot and the recurrent cells cast an fp32 weight at
-each use instead of caching it; softmax and log_softmax of float16 copy their input to float32, which CUDA casts inside
-the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
+each use here, but CUDA caches the cast; softmax and log_softmax of float16 copy their input to float32 here, but CUDA
+casts it inside the kernel (``aten/src/ATen/native/SoftMax.cpp: log_softmax``).
 """
 
 import warnings
@@ -66,10 +66,10 @@ WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler inde
 """Operators cast to float32 if any input is float32 (``AT_FORALL_PROMOTE``)."""
 
 REFUSED = "binary_cross_entropy"
-"""The operator that raises on CUDA (``autocast_mode.cpp: binary_cross_entropy_banned``)."""
+"""The operator that autocast rejects on CUDA (``autocast_mode.cpp: binary_cross_entropy_banned``)."""
 
 _CPU_OTHERWISE = frozenset({"prod", "prod.dim_int", "grid_sampler"})
-"""Operators that the CPU casts to float32, and CUDA to another dtype."""
+"""Operators that both devices cast, but by different rules: the CPU always casts them to float32."""
 
 _KEY = "AutocastCPU"
 _NO_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -80,8 +80,8 @@ _CASTED = (torch.float32, torch.float16, torch.bfloat16)
 def cuda_autocast() -> Iterator[None]:
     """Within the block, ``torch.autocast("cpu")`` casts as ``torch.autocast("cuda")`` does.
 
-    ``torch.is_autocast_enabled()`` without a device, which means CUDA's autocast (``torch/csrc/autograd/init.cpp``),
-    reports the CPU's: PEFT's adapters on quantized layers ask for it (``peft/tuners/lora/bnb.py``).
+    ``torch.is_autocast_enabled()`` without a device means CUDA's autocast (``torch/csrc/autograd/init.cpp``). Here it
+    means the CPU's, since PEFT's adapters on quantized layers call it (``peft/tuners/lora/bnb.py``).
     """
     is_enabled = torch.is_autocast_enabled
     with _scoped_library("aten", "IMPL") as library:

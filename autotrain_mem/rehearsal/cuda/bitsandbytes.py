@@ -2,14 +2,14 @@
 
 - 4-bit product (``bitsandbytes/backends/cuda/ops.py: gemm_4bit``): one fused kernel for up to 4 tokens. For more, the
   whole weight is dequantized into the input's dtype (``_dequant_linear_fallback``), after its float32 scales if these
-  are quantized too. Between 5 and 1536 tokens it depends on the card (``_gemm_4bit_use_custom_cuda``): the path that
-  takes more memory is assumed.
+  are quantized too. Between 5 and 1536 tokens the path depends on the card (``_gemm_4bit_use_custom_cuda``): the one
+  that takes more memory is assumed.
 - 4-bit layer in evaluation (``bitsandbytes/nn/modules.py: Linear4bit.forward``): no repacking for AVX-512.
-- 8-bit product (``bitsandbytes/autograd/_functions.py: matmul``): MatMul8bitLt also in training, with int32 products, a
-  float16 result and then the input's dtype (``backends/default/ops.py: int8_mixed_scaled_mm, int8_scaled_mm``,
-  ``backends/cuda/ops.py: int8_mm_dequant, int8_vectorwise_quant``).
-- PEFT's access to a quantized weight (``peft/utils/integrations.py: dequantize_module_weight``): it checks the name of
-  bitsandbytes' class, which a fake tensor lacks.
+- 8-bit product (``bitsandbytes/autograd/_functions.py: matmul``): MatMul8bitLt runs, also in training. It makes int32
+  products and a float16 result, and casts it to the input's dtype (``backends/default/ops.py: int8_mixed_scaled_mm,
+  int8_scaled_mm``, ``backends/cuda/ops.py: int8_mm_dequant, int8_vectorwise_quant``).
+- PEFT's access to a quantized weight (``peft/utils/integrations.py: dequantize_module_weight``): PEFT looks for the
+  name of bitsandbytes' class, which a fake tensor does not have.
 - 8-bit optimizers (``bitsandbytes/optim/optimizer.py: GlobalOptimManager``): each run forgets which parameters kept
   32-bit state in the run before. Their updates are one in-place operator on both devices, and need no rule.
 
@@ -71,8 +71,8 @@ def cuda_bitsandbytes() -> Iterator[None]:
         for user in (dora, layer, variants):
             if hasattr(user, plain.__name__):
                 stack.enter_context(patch.object(user, plain.__name__, dequantize))
-        if not torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):  # not nested
-            # Kernels of the autograd key run before dispatch modes, which then see their calls.
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("bitsandbytes::gemm_4bit", _KEY):  # the outermost block
+            # Kernels of the autograd key run before dispatch modes, which then see the operators that they call.
             library = stack.enter_context(_scoped_library("bitsandbytes", "IMPL"))
             for kernel in (_gemm_4bit, _int8_vectorwise_quant, _int8_scaled_mm, _int8_mixed_scaled_mm):
                 library.impl(kernel.__name__.removeprefix("_"), kernel, _KEY)
@@ -136,7 +136,7 @@ def _int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> Any:
     outliers = A.abs() >= threshold
     if outliers.any():
         columns = torch.argwhere(outliers.any(dim=0)).view(-1)
-        with torch._C._DisableTorchDispatch():  # CUDA's kernel above leaves the outliers out
+        with torch._C._DisableTorchDispatch():  # values without outliers, as CUDA's kernel computes them above
             exact, exact_scales, _ = _whole(quantize, A, threshold)
             rows.copy_(exact)
             scales.copy_(exact_scales)

@@ -1,7 +1,7 @@
 """Offloads activations and optimizer state to the host in a rehearsal, whose CPU tensors represent a GPU's.
 
 TRL's own class (``trl/models/activation_offloading.py: OffloadActivations``) decides which tensors leave the device and
-how long they stay; only its calls to torch are answered as on a GPU. Tensors in pinned memory are not on the device.
+how long they stay; only its calls to torch are replaced. Tensors in pinned memory are not on the device.
 Copies back, and contiguous copies before offloading, are allocated on TRL's copy stream, the only other stream that
 allocates during training on one GPU. ``settings.levers`` lists what a rehearsal cannot predict.
 """
@@ -32,7 +32,7 @@ from autotrain_mem.trainers import host_optimizer
 @contextmanager
 def host_offloading(recorder: Recorder) -> Iterator[None]:
     """Within the block, TRL's ``activation_offloading`` and our ``optimizer_offload`` treat CPU tensors as a GPU's.
-    The trainer must be built within it, since TRL then queries the accelerator."""
+    The trainer must be built within the block, since TRL queries the accelerator when it is built."""
 
     def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
         recorder.record_stream(tensor, stream.number)
@@ -61,7 +61,7 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
         return context
 
     def on_unseen_host(work: Callable[[], None]) -> None:
-        """Replaces ``host_optimizer.on_host``: runs the work unrecorded, unless tensors are fake."""
+        """Replaces ``host_optimizer.on_host``: runs the work unrecorded; with fake tensors, does nothing."""
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
             with torch._C._DisableTorchDispatch():
                 work()
@@ -87,7 +87,7 @@ class _OnDevice:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
 
-    @property  # type: ignore[misc]  # TRL asks isinstance(..., torch.nn.Parameter)
+    @property  # type: ignore[misc]  # TRL calls isinstance(..., torch.nn.Parameter)
     def __class__(self) -> Any:
         return type(self.tensor)
 
@@ -152,7 +152,7 @@ class _OnHost:
 
 
 class _Stream:
-    """Imitates a stream or its event, whose work is always done. FSDP2 and TRL hold references to tensors in use."""
+    """Imitates a stream or its event. Its work is always done: FSDP2 and TRL hold references to tensors in use."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -171,7 +171,7 @@ class _Stream:
 
 
 class Streams:
-    """Replaces ``torch.cuda`` as the device's module, with streams on which blocks are allocated."""
+    """Replaces ``torch.cuda`` as the module of the device, with streams on which blocks are allocated."""
 
     Event = _Stream
 

@@ -4,7 +4,7 @@ Autograd adds a gradient to a buffer that nothing else holds (``torch/csrc/autog
 can_accumulate_inplace``), and some backward formulas write into zeros that they have just allocated
 (``torch/csrc/autograd/FunctionsManual.cpp: gather_backward``, ``index_backward``,
 ``value_selecting_reduction_backward``, ``masked_select_backward``). Under a dispatch mode both allocate a new tensor
-(``aten/src/ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), at every residual connection for example.
+(``aten/src/ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), for example at every residual connection.
 """
 
 import functools
@@ -24,7 +24,7 @@ IN_PLACE = {
     _ATEN.index_put.default: _ATEN.index_put_.default,
     _ATEN.masked_scatter.default: _ATEN.masked_scatter_.default,
 }
-"""Operators that autograd runs under a dispatch mode, each with the one that it runs otherwise."""
+"""Maps operators that autograd runs under a dispatch mode to those that it runs without one."""
 
 _WRITERS = ("Gather", "Index", "Max", "Min", "Sort", "Topk", "Median", "Kthvalue", "Mode", "MaskedSelect", "Cummax")
 _WRITING_NODES = tuple(f"{name}Backward" for name in _WRITERS)
@@ -40,7 +40,7 @@ def unwatched(operator: Any, args: tuple[Any, ...]) -> Any:
         return operator
     if operator is not _SUM:
         return IN_PLACE[operator] if node.name().startswith(_WRITING_NODES) else operator
-    # A sum of autograd may overwrite its first operand. A local variable would change its reference count.
+    # Autograd's sum can overwrite its first operand. A local variable for it would change its reference count.
     if not isinstance(args[1], torch.Tensor) or args[0].shape != args[1].shape or args[0].dtype != args[1].dtype:
         return operator
     is_dense = torch._prims_common.is_non_overlapping_and_dense_or_false

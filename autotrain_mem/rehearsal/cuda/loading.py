@@ -1,12 +1,12 @@
-"""Records the allocations of loading a model onto a GPU, although nothing is loaded onto one.
+"""Records the allocations that loading a model onto a GPU would make.
 
 transformers 5.23 loads a model with a device map in this order:
 
 - If the map is "auto", accelerate puts one number on each GPU to read its free memory (``accelerate/utils/modeling.py:
-  get_max_memory``); the segment of that number stays.
-- One block for all bytes to load, less the bytes already cached, is allocated and freed at once. The weights are carved
-  from its segment (``transformers/modeling_utils.py: caching_allocator_warmup, get_total_byte_count``).
-- Each tensor of the checkpoint follows in the natural order of the names (``core_model_loading.py:
+  get_max_memory``); the segment of that number stays cached.
+- A warm-up block for all bytes to load, less the bytes already cached, is allocated and immediately freed. The weights
+  are carved from its segment (``transformers/modeling_utils.py: caching_allocator_warmup, get_total_byte_count``).
+- Each tensor of the checkpoint follows, in the natural order of the names (``core_model_loading.py:
   convert_and_load_state_dict_in_model``), in its final dtype, since a blocking copy to a GPU converts on the host
   (``aten/src/ATen/native/cuda/Copy.cu: copy_kernel_cuda``). A tensor that bitsandbytes quantizes arrives in the model's
   dtype and is freed once quantized.
@@ -43,16 +43,16 @@ from autotrain_mem.support.units import MIB
 from autotrain_mem.types import Owner
 
 NOT_COUNTED = (
-    "where loading is not plain: tensors that are merged as they arrive (the experts of a mixture), weights that the "
-    "checkpoint lacks, threads that overtake each other, and the one block for all weights made smaller, because the "
-    "card has less than it and 1.2 GiB or because memory is cached already when a second model is loaded",
+    "loading in special cases: tensors that are merged as they arrive (the experts of a mixture), weights that the "
+    "checkpoint lacks, threads that load in another order, and a smaller warm-up block for the weights, either on a "
+    "card with less than 1.2 GiB besides them or because memory is already cached when a second model is loaded",
 )
-"""The rehearsal knows neither the card's memory nor the bytes already cached, on which the block depends."""
+"""The warm-up block depends on the card's memory and on the bytes already cached; a rehearsal has neither."""
 
 WARM_UP = "caching_allocator_warmup"
 ASKED_FREE = "get_max_memory"
 SMALL_SEGMENT_BYTES = 2 * MIB
-"""Cached bytes of accelerate's number: a segment (``c10/core/AllocatorConfig.h: kSmallBuffer``), or a page."""
+"""The cached bytes of accelerate's number: one small segment or page (``c10/core/AllocatorConfig.h: kSmallBuffer``)."""
 FLOAT, HALF = 4, 2
 
 _Function = Callable[..., Any]
@@ -91,7 +91,7 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
         return loaded
 
     def watched_read(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *more: Any) -> Any:
-        if underway:  # the model is on the meta device and its layers are quantized ones
+        if underway:  # by now the model is on the meta device, with quantized layers if it has a quantizer
             quantizer = load_config.hf_quantizer
             names = list(model.state_dict())
             total = modeling_utils.get_total_byte_count(model, dict.fromkeys(names, _GPU), quantizer)[_GPU]
@@ -107,7 +107,7 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
     with (
         patch.object(PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
         patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(watched_read)),
-        patch.object(trl_utils, "PartialState", _StateOnGpu, create=True),  # trl 1.9 does not ask
+        patch.object(trl_utils, "PartialState", _StateOnGpu, create=True),  # TRL 1.9 does not use it
         _adapters_beside_weights(recorder),
     ):
         yield
@@ -152,8 +152,8 @@ def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
         if source_bytes:
             sources.enter_context(recorder.taken(elements * source_bytes, Owner.TEMPORARY, name))
         if state is None:
-            # The host sends the weight back as float16 (transformers/integrations/bitsandbytes.py: Bnb8bitQuantize,
-            # bitsandbytes/nn/modules.py: Int8Params._quantize), to backends/cuda/ops.py: int8_vectorwise_quant.
+            # The weight goes to the host (transformers/integrations/bitsandbytes.py: Bnb8bitQuantize) and back as
+            # float16 (bitsandbytes/nn/modules.py: Int8Params._quantize; backends/cuda/ops.py: int8_vectorwise_quant).
             with recorder.taken(elements * HALF, Owner.TEMPORARY, name) if source_bytes else nullcontext():
                 recorder.mark(tensor.SCB, Owner.WEIGHTS, f"{name}.SCB")
                 recorder.mark(tensor, Owner.WEIGHTS, name)
@@ -188,7 +188,8 @@ def _dequantize_mxfp4(model: Any, name: str, recorder: Recorder) -> None:
 
 
 def _quantize_4bit(weight: Any, state: Any, name: str, recorder: Recorder, *, is_new: bool) -> None:
-    """Follows ``bitsandbytes/functional.py: quantize_4bit`` and ``backends/cuda/ops.py``, or reads a checkpoint's."""
+    """Records the allocations of ``bitsandbytes/functional.py: quantize_4bit`` with ``backends/cuda/ops.py``. If the
+    checkpoint is already quantized (``is_new=False``), only its tensors are recorded."""
     nested = state.state2
     if nested is None:
         recorder.mark(state.absmax, Owner.WEIGHTS, f"{name}.absmax")
@@ -246,7 +247,7 @@ def _adapters_beside_weights(recorder: Recorder) -> Iterator[None]:
 
 
 _STARTED = ("pissa_init", "olora_init")
-"""Methods that decompose a weight on the device in float32, (``peft/tuners/lora/layer.py``)."""
+"""Methods that decompose a weight on the device in float32 (``peft/tuners/lora/layer.py``)."""
 
 
 def _is_on_device(model: torch.nn.Module, recorder: Recorder) -> bool:

@@ -1,7 +1,7 @@
-"""Makes CPU tensors behave as CUDA's: each rule corrects one difference, and its docstring names the source.
+"""Makes CPU tensors behave like CUDA's: each rule imitates one difference, and its docstring names the source.
 
-Short rules are here, longer ones in modules of their own. To add one, write a module in this folder with a context
-manager and a constant ``RULES`` with its :class:`CudaRule`.
+Short rules are here, longer ones in modules of their own. To add a rule, write a module in this folder with a context
+manager and a constant ``RULES`` that lists its :class:`CudaRule`.
 """
 
 import functools
@@ -28,7 +28,7 @@ from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types.hardware import Capability
 
 Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
-"""The tensors that a trainer runs on: in a rehearsal, on a simulated card, or in a rehearsal on a machine with a GPU,
+"""The tensors on which a trainer runs: in a rehearsal, on a simulated card, and in a rehearsal on a machine with a GPU,
 where torch itself takes CUDA's paths (``scripts/gpu_records/native.py``)."""
 
 ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
@@ -36,7 +36,7 @@ ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
 
 @dataclass(frozen=True, slots=True)
 class CudaRule:
-    """Describes one difference of CUDA from the CPU."""
+    """Describes one difference between CUDA and the CPU."""
 
     imitate: Callable[[Recorder, Capability], AbstractContextManager[None]]
     """Returns a context in which tensors behave as on a card of this compute capability."""
@@ -47,8 +47,8 @@ class CudaRule:
 
 
 def foreach_on_cpu() -> AbstractContextManager[None]:
-    """Optimizers and gradient clipping process all tensors at once, with temporaries for all of them. Source:
-    ``torch/optim/optimizer.py: _default_to_fused_or_foreach``. On the CPU they process one tensor at a time."""
+    """Optimizers and gradient clipping process all tensors at once, with temporaries for all of them; on the CPU they
+    process one tensor at a time. Source: ``torch/optim/optimizer.py: _default_to_fused_or_foreach``."""
     devices = [*foreach_module._get_foreach_kernels_supported_devices(), "cpu"]
     return _patched(
         (foreach_module, "_get_foreach_kernels_supported_devices", lambda: devices),
@@ -72,13 +72,13 @@ def fused_dropout() -> AbstractContextManager[None]:
 
 
 def grouped_experts_of_bfloat16() -> AbstractContextManager[None]:
-    """A mixture's grouped product, whose fake kernel takes bfloat16 only, becomes a loop over the experts in other
-    dtypes, with results of the same sizes (``transformers/integrations/moe.py: _grouped_mm_fallback``)."""
+    """In dtypes other than bfloat16, a mixture's grouped product becomes a loop over the experts, since its fake kernel
+    rejects them; results have the same sizes (``transformers/integrations/moe.py: _grouped_mm_fallback``)."""
     return _patched((moe, "_can_use_grouped_mm", lambda input, weight, offs: weight.dtype is torch.bfloat16))
 
 
 def one_hot_by_scattering() -> AbstractContextManager[None]:
-    """``one_hot`` scatters classes into zeros; the CPU also checks their range. Source:
+    """``one_hot`` scatters classes into zeros; on the CPU it also checks their range. Source:
     ``aten/src/ATen/native/Onehot.cpp: one_hot``."""
     plain = torch.nn.functional.one_hot
 
@@ -92,8 +92,8 @@ def one_hot_by_scattering() -> AbstractContextManager[None]:
 
 
 def rows_of_svd() -> AbstractContextManager[None]:
-    """cuSOLVER stores ``Vh`` row by row, so that PEFT's PSOFT keeps a view of its first rows; LAPACK stores columns.
-    Source: ``torch/_meta_registrations.py: _linalg_svd_meta``."""
+    """``svd`` returns ``Vh`` stored by rows (cuSOLVER), so that PEFT's PSOFT keeps a view of its first rows; on the CPU
+    it is stored by columns (LAPACK). Source: ``torch/_meta_registrations.py: _linalg_svd_meta``."""
     plain = torch.linalg.svd
 
     def svd(matrix: torch.Tensor, full_matrices: bool = True, **options: Any) -> Any:
@@ -107,7 +107,7 @@ def fp16_on_cpu() -> AbstractContextManager[None]:
     """An fp16 accelerator autocasts to float16 and scales the loss.
 
     On a CPU accelerate silently ignores ``mixed_precision="fp16"`` (``accelerate/accelerator.py:
-    Accelerator.__init__``). The scaler of fake tensors is disabled, since it depends on values; it has a few scalars.
+    Accelerator.__init__``). On fake tensors the scaler, of a few scalars, is disabled, since it depends on values.
     """
     build = Accelerator.__init__
 
@@ -121,7 +121,7 @@ def fp16_on_cpu() -> AbstractContextManager[None]:
 
 
 def recorded_empty_cache(recorder: Recorder) -> AbstractContextManager[None]:
-    """Calls that empty a CUDA device's cache are recorded, although there is no device.
+    """Calls that empty the cache of a CUDA device are recorded, although there is no device.
 
     TRL (``trl/experimental/utils.py: empty_cache``) and transformers' evaluation call ``torch.cuda.empty_cache``;
     ``torch_empty_cache_steps`` and ``Accelerator.free_memory`` go through ``accelerate/utils/memory.py:
@@ -164,7 +164,7 @@ def every_rule() -> tuple[CudaRule, ...]:
 
 @contextmanager
 def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: Tensors = "fake cpu") -> Iterator[None]:
-    """Applies the rules that these tensors need; the block builds a trainer and trains."""
+    """Within the block, applies the rules that these tensors need: build and train the trainer there."""
     with ExitStack() as stack:
         for rule in every_rule():
             if tensors in rule.tensors:

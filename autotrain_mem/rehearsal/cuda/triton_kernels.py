@@ -1,8 +1,8 @@
 """Replaces Triton kernels in a rehearsal: they run on neither the CPU nor fake tensors.
 
-Liger's layers allocate the buffers of liger-kernel 0.8.5 on compute capability 8.0 or newer, even if liger-kernel is
-not installed; the head follows 0.8.0 if a version before 0.8.3 is installed. They compute nothing, so they take fake
-tensors only. The losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not imitated.
+The replacements of Liger's layers allocate the buffers of liger-kernel 0.8.5 on compute capability 8.0 or newer, even
+if it is not installed; the LM head follows 0.8.0 if a version before 0.8.3 is. They compute no values, so they need
+fake tensors. The losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not imitated.
 """
 
 import importlib
@@ -140,7 +140,7 @@ class FusedLinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]  #
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, ignored: int, accuracy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """``hidden`` is N x H, ``weight`` V x H, ``target`` N. Returns the loss and the token accuracy."""
-        # From 0.8.3 on the head writes products into their final buffers.
+        # Since 0.8.3, the head writes products into their final buffers.
         version = installed_versions(["liger-kernel"])["liger-kernel"]
         tokens, is_newer = hidden.shape[0], (version is None or version_of(version) >= _IN_PLACE_FROM)
         grad_hidden = torch.zeros_like(hidden)
@@ -192,7 +192,7 @@ def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
 
 
 def _writes_into_storage(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Follows ``_can_use_mm_out``: the product needs no cast."""
+    """Follows ``_can_use_mm_out``: returns whether the product needs no cast."""
     same = hidden.dtype == weight.dtype and hidden.dtype in (*HALF, torch.float32)
     autocast = torch.is_autocast_enabled("cpu")
     return same and (not autocast or hidden.dtype == torch.get_autocast_dtype("cpu"))
@@ -297,7 +297,7 @@ def fused_head_stand_ins() -> Iterator[None]:
 
 
 def _fused_head() -> Any:
-    """Returns TRL's module, or None. Errors within the caller's block must not have the ImportError as context."""
+    """Returns TRL's module, or None. In the caller, the ImportError would become the context of later errors."""
     try:
         from trl.kernels import chunked_logprob
     except ImportError:
@@ -307,7 +307,7 @@ def _fused_head() -> Any:
 
 class _Kernel:
     """Replaces a jitted kernel: ``kernel[grid](logits, ...)`` writes into its arguments and allocates nothing. ``tile``
-    is the same computation in PyTorch, which also writes the arguments of ``statistics``."""
+    is the same computation in PyTorch; ``statistics`` selects the arguments that are written besides the logits."""
 
     def __init__(self, tile: Callable[..., None], *, statistics: slice) -> None:
         self._tile, self._statistics = tile, statistics

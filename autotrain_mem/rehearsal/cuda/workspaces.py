@@ -1,8 +1,8 @@
 """Counts the memory that CUDA's kernels take from torch's allocator and return within one operator.
 
-The rows name the file and symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and count the buffers that are
-alive at once. cub's radix sort copies its keys and values (``cub/device/device_radix_sort.cuh: SortPairs`` without
-DoubleBuffer). ``attention`` allocates the buffers of its kernels itself.
+Each row of the table names the file and symbol that allocates (torch 2.13, below ``aten/src/ATen/``) and counts the
+buffers that are alive at once. cub's radix sort copies its keys and values (``cub/device/device_radix_sort.cuh:
+SortPairs`` without DoubleBuffer). The buffers of attention kernels are allocated in ``attention``.
 """
 
 import math
@@ -16,8 +16,8 @@ from autotrain_mem.rehearsal.trace.recorder import Scratch, Workspace
 from autotrain_mem.types.hardware import Capability
 
 NOT_COUNTED = (
-    "workspaces inside CUDA kernels that are below 1 MiB in a training step (reductions but for sums over rows, topk, "
-    "scans, grouped matrix products), those of cuDNN's convolutions, and layer_norm's partial gradients beyond 65,536 "
+    "CUDA workspaces of less than 1 MiB in a training step (of topk, scans, grouped matrix products, and of reductions "
+    "other than sums over rows), workspaces of cuDNN's convolutions, and layer_norm's partial gradients beyond 65,536 "
     "tokens",
     "copies that kernels other than softmax make of inputs that are not contiguous",
 )
@@ -33,14 +33,14 @@ Row = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 def workspaces(compute_capability: Capability) -> Workspace:
     """Returns the workspace function of one run on a card.
 
-    cuBLAS, with cublasLt, keeps a workspace per thread for good (``cuda/CublasHandlePool.cpp: setWorkspaceForHandle``).
-    On CUDA autograd runs the backward pass in a thread of its own, so a run keeps two.
+    cuBLAS and cublasLt permanently share a workspace per thread (``cuda/CublasHandlePool.cpp: setWorkspaceForHandle``).
+    On CUDA, autograd runs the backward pass in a thread of its own, so a run keeps two workspaces.
     """
     rows: dict[Any, Row] = {
         _aten.sum.dim_IntList: _sum_over(compute_capability),
         _aten.sum.default: _sum_converted,
         _aten.embedding_dense_backward.default: _embedding_backward,
-        # native/cuda/SoftMax.cu: host_softmax copies an input that is not contiguous, such as logits cut by rows.
+        # native/cuda/SoftMax.cu: host_softmax copies a non-contiguous input, such as a slice of logits.
         _aten._softmax.default: lambda args, kwargs, out: _copied(args[0]),
         _aten._log_softmax.default: lambda args, kwargs, out: _copied(args[0]),
         # softmax_backward_cuda_out holds `tmp = grad * output`; for log_softmax host_softmax_backward copies inputs
@@ -60,7 +60,7 @@ def workspaces(compute_capability: Capability) -> Workspace:
         **dict.fromkeys(
             (_aten._index_put_impl_.default, _aten.index_put_.default, _aten.index_put.default), _index_put
         ),
-        # native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl indexes by the expanded mask: its positions.
+        # native/cuda/IndexKernel.cpp: masked_select_out_cuda_impl indexes by the positions of the expanded mask.
         _aten.masked_select.default: lambda args, kwargs, out: out.numel() * max(args[0].dim(), args[1].dim()) * INT64,
         _aten.masked_scatter.default: _masked_scatter,
         _aten.masked_scatter_.default: _masked_scatter,
@@ -129,7 +129,7 @@ def _sum_over(compute_capability: Capability) -> Row:
 
 
 def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts a copy in the result's dtype, except half to float32 (``native/ReduceOpsUtils.h: make_reduction``)."""
+    """Counts a cast to the result's dtype, except half to float32 (``native/ReduceOpsUtils.h: make_reduction``)."""
     tensor = args[0]
     as_it_is = tensor.dtype is out.dtype or (tensor.dtype in HALF and out.dtype is torch.float32)
     return 0 if as_it_is else int(tensor.numel() * out.element_size())
@@ -138,14 +138,14 @@ def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> i
 def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int) -> int:
     """Follows ``native/cuda/Reduce.cuh: setReduceConfig, ReduceConfig::global_memory_size``.
 
-    Blocks that share a sum over rows keep a float32 part for every output and thread of their width. 4096 rows of 896:
-    64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. The card runs ``threads`` threads at once.
+    Thread blocks that share a sum over rows keep a float32 partial sum for every output and thread of their width. For
+    4096 rows of 896: 64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. A card runs ``threads``.
     """
     if tensor.numel() < _MOST_VALUES:
         return 0
     rows, columns, vector = _rows_and_columns(tensor, dims)
     while rows * columns * tensor.element_size() > _LARGEST_INDEX and rows > 1:
-        rows = -(-rows // 2)  # TensorIterator.cpp: with_32bit_indexing, one half after the other
+        rows = -(-rows // 2)  # TensorIterator.cpp: with_32bit_indexing sums one half of the rows after the other
     if not columns or rows < _MOST_VALUES:
         return 0
     # the largest powers of two not above each count
@@ -213,13 +213,13 @@ def _foreach_norm(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> in
     return int(len(tensors) * chunks * max(FLOAT, max((tensor.element_size() for tensor in tensors), default=0)))
 
 
-_SMALL_SORT = 4096
+_SMALL_SORT = 4096  # native/cuda/Sort.h: should_use_small_sort
 _LARGE_SEGMENT = 1_000_000
 _FEW_SEGMENTS = 128
 
 
 def _sort(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Follows ``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``, above ``Sort.h: should_use_small_sort``.
+    """Follows ``native/cuda/SortStable.cu: do_launch_stable_sort_kernel``; a row of up to 4096 needs no scratch memory.
 
     Few rows: two arrays of (row, index) pairs, the sorted keys and cub's copy (``segmented_sort_pairs_by_full_sort``).
     Otherwise: indices and cub's copy, for one row at a time if it has a million elements.
@@ -240,7 +240,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Follows ``native/IndexingUtils.h: expandTensors``: the positions that a mask selects."""
+    """Counts the positions that masks select (``native/IndexingUtils.h: expandTensors``)."""
     tensor, indices = args
     masks = [index for index in indices if index is not None and index.dtype in _MASKS]
     if not masks:

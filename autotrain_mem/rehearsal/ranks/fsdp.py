@@ -1,7 +1,7 @@
-"""Runs FSDP2 on CPU tensors that stand for a GPU's: its streams, its shards, and what is on the device.
+"""Runs FSDP2 on CPU tensors in place of GPU tensors: replaces its streams, and records which shards are on the device.
 
-FSDP2 holds a reference to every buffer in use. So prefetched and not yet reduced buffers are recorded correctly once
-blocks are allocated on its streams (``torch/distributed/fsdp/_fully_shard/``).
+FSDP2 holds a reference to every buffer in use (``torch/distributed/fsdp/_fully_shard/``). So prefetched buffers and
+buffers that are not yet reduced are recorded correctly, as long as blocks are allocated on FSDP2's streams.
 """
 
 import math
@@ -47,11 +47,11 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
             if hasattr(module, "_get_device_handle"):
                 stack.enter_context(patch.object(module, "_get_device_handle", lambda *_: streams))
         stack.enter_context(patch.object(torch.accelerator, "current_stream", streams.current_stream))
-        # DTensor runs an operator to determine its global shape; this allocates nothing on the device.
+        # DTensor runs an operator to determine the result's global shape; this allocates nothing on the device.
         stack.enter_context(wrapped(ShardingPropagator, "_propagate_tensor_meta_non_cached", run_unseen, recorder))
         stack.enter_context(wrapped(_fsdp_collectives.DefaultReduceScatter, "__call__", _reduce_scatter, recorder))
         stack.enter_context(wrapped(Accelerator, "_prepare_fsdp2", _prepare, recorder, shards))
-        # TRL shards a reference model itself (``trl/models/utils.py: prepare_fsdp``), whole as one unit.
+        # TRL shards a reference model itself (``trl/models/utils.py: prepare_fsdp``), as a single unit.
         stack.enter_context(wrapped(fsdp, "fully_shard", run_unseen, recorder))
         stack.enter_context(wrapped(FSDPParam, "reset_sharded_param", _reset_sharded_param))
         stack.enter_context(wrapped(FSDPParam, "alloc_all_gather_outputs", _allocate_outputs, recorder))
@@ -117,8 +117,8 @@ def _prepare(prepare: Callable[..., Any], recorder: RankRecorder, shards: int, a
 
 
 def _reset_sharded_param(reset: Callable[[Any], None], param: Any) -> None:
-    """Compares storages to find out if a padded shard is still FSDP2's own: fake tensors have no addresses, which FSDP2
-    compares (``_fsdp_param.py: reset_sharded_param``)."""
+    """Resets a padded shard only if it is no longer FSDP2's own. FSDP2 compares addresses to find out
+    (``_fsdp_param.py: reset_sharded_param``); fake tensors have none, so this compares storages."""
     place, own = param._module_info, param._sharded_param_data
     current = getattr(place.module, place.param_name)
     is_own = current._local_tensor.untyped_storage()._cdata == own.untyped_storage()._cdata
@@ -136,7 +136,7 @@ def _reduce_scatter(
     op: Any,
     async_op: bool = False,
 ) -> Any:
-    """Hides gloo's copy: gloo reduces and scatters in a copy of its own, NCCL in the given buffer."""
+    """Counts a reduce-scatter, and hides its allocations: gloo works in a copy of the buffer, NCCL in the buffer."""
     if recorder.collectives is not None:
         recorder.collectives.note(recorder, input_tensor, group)
     return run_unseen(reduce, recorder, comm, output_tensor, input_tensor, group, op, async_op)
@@ -149,7 +149,7 @@ def _allocate_outputs(allocate: Callable[[Any], None], recorder: RankRecorder, p
 
 
 def _count_as_weights(function: Callable[..., Any], recorder: RankRecorder, *args: Any, **kwargs: Any) -> Any:
-    """Counts bytes as a weight's within the call: flat buffers and their slices have the shape of no weight."""
+    """Calls a function, and counts its bytes as a weight's: flat buffers and their slices lack a weight's shape."""
     with recorder.work.of_weights():
         return function(*args, **kwargs)
 
@@ -186,7 +186,7 @@ def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
     def foreach_reduce(fsdp_params: list[Any], *args: Any, **kwargs: Any) -> Any:
         result = reduce(fsdp_params, *args, **kwargs)
         for param in fsdp_params:
-            gradient = param.sharded_param.grad  # as a view of all that a unit reduced
+            gradient = param.sharded_param.grad  # a view of the buffer that the whole unit reduced
             if param.offload_to_cpu and gradient is not None and not recorder.is_host(shard := local(gradient)):
                 note(shard)
                 with recorder.unseen():

@@ -1,7 +1,7 @@
 """Checks that a rehearsed rank trained every parameter.
 
 Sharding can fail silently: an optimizer that still holds the unsharded parameters updates nothing, and its state is
-missing in the prediction.
+missing from the prediction.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ _WAITING = ("gradient which is undefined", "mark a variable ready only once")
 """DDP's errors for a missing gradient (``torch/csrc/distributed/c10d/reducer.cpp: finalize_bucket_dense,
 mark_variable_ready``)."""
 LARGEST_PADDING = 0.001
-"""The share of elements by which shards may differ from their part of the model, besides one row per parameter."""
+"""The share of elements by which all shards together can differ from the model; padding to whole rows is extra."""
 
 
 @contextmanager
 def trained_in_full(trainer: Any) -> Iterator[None]:
-    """Within the block, a trainer trains; afterwards every used parameter must have optimizer state. Raises
-    RehearsalError if the prediction would be too low."""
+    """Checks, after a trainer has trained within the block, that every used parameter has optimizer state. Raises
+    RehearsalError if one has none, since the prediction would be too low."""
     ran: set[int] = set()
     try:
         with hooks.register_module_forward_pre_hook(lambda module, _: ran.add(id(module))):
@@ -39,7 +39,7 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
         for prefix, module in model.named_modules()
         if id(module) in ran
         for name, parameter in module.named_parameters(prefix, recurse=False)
-        if parameter.requires_grad and local(parameter).numel()  # of a small one, some shards are empty
+        if parameter.requires_grad and local(parameter).numel()  # some shards of a small parameter are empty
     }
     if not used or trainer.state.global_step == 0:
         raise _broken("no step was made, or nothing was trained")
@@ -61,7 +61,7 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
     inner = optimizer.optimizer
     flat = [parameter for group in inner.param_groups for parameter in group["params"]]
     held = getattr(optimizer, "fp32_partitioned_groups_flat", None) or flat
-    # On NVMe (runtime/swap_tensor/optimizer_utils.py: OptimizerStateSwapInfo), of which nothing is left here.
+    # Parameters on NVMe are empty here (runtime/swap_tensor/optimizer_utils.py: OptimizerStateSwapInfo).
     swapped = getattr(getattr(optimizer, "optimizer_swapper", None), "swap_params_info", {})
     parts, ranks = [swapped.get(getattr(each, "ds_id", None), each) for each in held], engine.seq_dp_world_size
     count = sum(part.numel() for part in parts) * ranks
@@ -72,13 +72,13 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
     if not all(inner.state.get(parameter) for parameter in flat) or not all(
         info.has_state_tensors for info in swapped.values()
     ):
-        raise _broken("the optimizer made no step on a part of its parameters")
+        raise _broken("the optimizer made no step on some of its parameters")
 
 
 def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) -> None:
-    """Checks that a model's shards add up to all elements; ``before`` has those of each parameter.
+    """Checks that a model's shards add up to all elements; ``before`` has each parameter's number of elements.
 
-    Raises RehearsalError if they are more or fewer, apart from padding.
+    Raises RehearsalError if the shards have more or fewer elements, apart from padding.
     """
     whole = sum(before.values())
     held = sum(local(parameter).numel() for parameter in model.parameters()) * shards
@@ -88,12 +88,12 @@ def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) ->
 
 
 def _without_gradient(names: str) -> RehearsalError:
-    """Makes the error for parameters without a gradient: a vision tower may end in unused layers."""
+    """Makes the error for parameters without a gradient, such as the unused last layers of a vision tower."""
     return RehearsalError(
         f"The optimizer made no step on {names}: the loss does not depend on them, or they were lost when the model "
-        "was divided among the processes.",
-        hint="With several GPUs that is not rehearsed yet. Where the loss does not depend on parts of the model, DDP "
-        "needs --ddp_find_unused_parameters true, or fails in its second step. --gpus 1 plans for one.",
+        "was sharded across the processes.",
+        hint="This cannot be rehearsed on several GPUs yet. If the loss does not depend on parts of the model, DDP "
+        "fails in its second step without --ddp_find_unused_parameters true. --gpus 1 plans for one GPU.",
     )
 
 
@@ -104,6 +104,6 @@ def _some(names: list[str]) -> str:
 def _broken(what: str) -> RehearsalError:
     return RehearsalError(
         f"The rehearsal of one rank is incomplete: {what}.",
-        hint="Its figures would be too low, so none are given. Please report the model, the method and the flags; "
-        "--sharding ddp, or another of --sharding's values, may be rehearsed.",
+        hint="The prediction would be too low, so none is given. Please report the model, the method and the flags. "
+        "Another value of --sharding may work, such as --sharding ddp.",
     )

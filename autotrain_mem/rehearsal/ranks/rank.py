@@ -169,7 +169,7 @@ _WITHOUT_DEVICE_IDS = {"ACCELERATE_BYPASS_DEVICE_MAP": "true"}
 
 @contextmanager
 def _alone_with_objects() -> Iterator[None]:
-    """Within the block, gathering objects returns copies of this process's own, and broadcasts do nothing.
+    """Within the block, gathering objects returns this process's object once per process; broadcasts do nothing.
 
     torch sends objects as bytes of tensors, which the fake backend leaves empty
     (``torch/distributed/distributed_c10d.py: all_gather_object``).
@@ -187,14 +187,14 @@ def _alone_with_objects() -> Iterator[None]:
     prepare = Accelerator.prepare_data_loader
 
     def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():  # it reads a random seed
+        with _disable_current_modes():  # the function reads a random seed
             return prepare(*args, **kwargs)
 
     init_mesh = DeviceMesh.__init__
 
     def init_real_mesh(*args: Any, **kwargs: Any) -> None:
-        with _disable_current_modes():  # it looks up ranks by value
-            if isinstance(kwargs.get("_rank_map"), FakeTensor):  # that of ``init_device_mesh``: all ranks in order
+        with _disable_current_modes():  # a mesh looks up ranks by value
+            if isinstance(kwargs.get("_rank_map"), FakeTensor):  # ``init_device_mesh`` passes all ranks in order
                 kwargs["_rank_map"] = torch.arange(kwargs["_layout"].numel(), dtype=torch.int)
             init_mesh(*args, **kwargs)
 
@@ -222,7 +222,7 @@ def on_gpus() -> Iterator[None]:
     start = PartialState.__init__
 
     def init(state: Any, cpu: bool = False, **options: Any) -> None:
-        start(state, **options)  # with ``cpu=True`` it ignores DeepSpeed
+        start(state, **options)  # with ``cpu=True``, accelerate would ignore DeepSpeed
 
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, _WITHOUT_DEVICE_IDS))

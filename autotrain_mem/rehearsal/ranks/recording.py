@@ -67,7 +67,7 @@ class RankRecorder(Recorder):
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
-        """Within the block, allocations are not recorded, as they are not on the device; known values stay known."""
+        """Within the block, allocations are not recorded, since they are on the host; known values stay known."""
         is_recording = self in _get_current_dispatch_mode_stack()
         with patch.object(self, "_unseen", True), nullcontext() if is_recording else self:
             yield
@@ -140,24 +140,24 @@ _ROUNDS = {"allreduce_": 2, "allreduce_coalesced_": 2}
 _EXCHANGE = "dim_zero_all_to_all"
 """DeepSpeed's own operator (``deepspeed/sequence/layer.py``): each process keeps its own part of the exchanged data."""
 _OF_TOKENS = ("all_to_all_single", _EXCHANGE)
-"""Collectives that grow with the tokens: ring attention sends keys, values and their gradients from each process to the
-next, and Ulysses exchanges a share of the tokens for a share of the heads."""
+"""Collectives whose bytes grow with the tokens: ring attention sends keys, values and their gradients from each process
+to the next, and Ulysses exchanges a share of the tokens for a share of the heads."""
 _TO_ALL = ("broadcast_", "send", "recv_", "scatter_", "all_to_all_single")
-"""Each byte is sent once, whatever the number of processes."""
+"""Collectives that send each byte once, whatever the number of processes."""
 _GATHERS = ("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_")
 _REDUCES = ("allreduce_", "allreduce_coalesced_")
 
 
 class Collectives:
-    """Runs collectives for a recorder; a rehearsal, which has no other processes, makes up results. A group that spans
-    nodes uses the network; a node has ``devices`` ranks."""
+    """Runs and counts collectives for a recorder. A rehearsal has no other processes, so their results are made up. A
+    group that spans nodes uses the network; a node has ``devices`` ranks."""
 
     NAMESPACES = ("c10d", "_c10d_functional", "deepspeed")
 
     def __init__(self, devices: int, *, is_fake: bool) -> None:
         self._devices, self._is_fake = devices, is_fake
         self._sent: dict[int, torch.Tensor] = {}
-        """Tensors being sent, by the receiving storage. Each lives until the exchange has been waited for
+        """Maps the receiving storage to the tensor being sent, which stays alive until ``wait_tensor``
         (``torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp: WorkNCCL::stashed_for_allocator_safety_``)."""
 
     def run(self, recorder: RankRecorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,7 +169,7 @@ class Collectives:
             return recorder.see(func, args, kwargs)
         if _name(func) == "wait_tensor":
             self._sent.pop(args[0].untyped_storage()._cdata, None)
-            return args[0]  # as torch/csrc/distributed/c10d/Functional.cpp does, where its meta kernel makes another
+            return args[0]  # as torch/csrc/distributed/c10d/Functional.cpp does; its meta kernel makes a new tensor
         out = func(*args, **kwargs)
         recorder.see_result(out)
         if _name(func) == "all_to_all_single":
@@ -207,7 +207,7 @@ def _group(args: tuple[Any, ...]) -> dist.ProcessGroup | None:
                 return dist.ProcessGroup.unbox(arg)
             except RuntimeError:
                 continue
-    # Functional ones end with a group's name (``torch/csrc/distributed/c10d/Functional.cpp``).
+    # Functional collectives take a group's name as last argument (``torch/csrc/distributed/c10d/Functional.cpp``).
     return dist.distributed_c10d._resolve_process_group(args[-1]) if args and isinstance(args[-1], str) else None
 
 

@@ -1,7 +1,7 @@
-"""Rehearses context parallelism on CPU tensors: torch's own ring attention, with stand-ins for CUDA's kernels.
+"""Rehearses context parallelism on CPU tensors, with torch's own ring attention and stand-ins for CUDA's kernels.
 
 ``_context_parallel/_attention.py: _templated_ring_attention`` sends keys and values around the processes and calls a
-fused kernel on each share. It runs unchanged, so its buffers are in the trace; only the kernels
+fused kernel on each share. It runs unchanged, so its buffers are in the trace. Only the kernels
 (``_sdpa_handler: call_maps``) are replaced (``cuda.attention_kernels``).
 """
 
@@ -39,7 +39,7 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
     """Within the block, attention over sharded tokens uses the ring, as on a card of this compute capability.
 
     Attention over a process's own tokens alone raises RehearsalError, since the prediction would be too low. The
-    function keeps torch's name, under which ``_attention.py: _distribute_function`` wraps it.
+    replacement has the name of torch's function, which ``_attention.py: _distribute_function`` reads to wrap it.
     """
 
     def scaled_dot_product_attention(
@@ -55,17 +55,17 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
     ) -> torch.Tensor:
         if not isinstance(query, DTensor):
             raise RehearsalError(
-                "Context parallelism cannot be rehearsed for this model: a layer attends only to its own tokens.",
+                "Context parallelism cannot be rehearsed for this model: a layer attends to one process's tokens only.",
                 hint="The prediction would be too low. Give --cp_size 1, and please report the model and the flags.",
             )
         inputs = autocast_inputs(query, key, value)
         facts: dict[str, Any] = {"dropout": dropout_p, "is_causal": is_causal, "enable_gqa": enable_gqa}
         backend = choose(tuple(inputs), attn_mask, capability=compute_capability, **facts)
-        is_odd = query.size(-1) % 8 != 0  # torch pads these heads
+        is_odd = query.size(-1) % 8 != 0  # torch pads heads of these sizes
         if attn_mask is not None or not is_causal or is_odd or backend not in (Backend.FLASH, Backend.CUDNN):
             raise RehearsalError(
-                f"Context parallelism does not run with this model's attention: CUDA takes {backend} for it.",
-                hint="Ring attention takes causal attention without a mask, in bfloat16 or float16. Give --bf16, or "
+                f"Context parallelism does not run with this model's attention: CUDA picks its {backend} kernel.",
+                hint="Ring attention needs causal attention without a mask, in bfloat16 or float16. Give --bf16, or "
                 "remove --cp_size.",
             )
         call = KernelCall(backend, compute_capability, is_causal, scale)
@@ -75,13 +75,13 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
 
     with (
         patch.object(functional, "scaled_dot_product_attention", scaled_dot_product_attention),
-        patch.dict(_replaced_functions),  # torch never empties it
+        patch.dict(_replaced_functions),  # torch never clears this dict
     ):
         yield
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Computes one attention over a group's tokens, with torch's rounds, CUDA's buffers and the CPU's values."""
+    """Computes one attention over a group's tokens, by torch's rounds, with CUDA's buffers and the CPU's values."""
 
     @staticmethod
     def forward(
@@ -101,7 +101,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped t
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Sends keys and values around again, and with them their gradients, in float32."""
+        """Sends keys and values around again, together with their gradients in float32."""
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
         call: KernelCall = ctx.call
 
@@ -125,7 +125,7 @@ def _forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, call: 
             )
             out.copy_(values[0])
             logsumexp.copy_(values[1])
-    if call.backend is Backend.CUDNN:  # it keeps a last dimension (``_attention.py: _SDPAMerger._merge_one``)
+    if call.backend is Backend.CUDNN:  # whose logsumexp has one dimension more (``_SDPAMerger._merge_one``)
         logsumexp = logsumexp.unsqueeze(-1)
     return out, logsumexp, *rest
 
@@ -144,7 +144,7 @@ def _backward(
     grads, scratch = KERNELS[call.backend][1](inputs, call)
     note(attention(*inputs, visible=visible_share(query, key, call), backward=True))
     if not isinstance(query, FakeTensor):
-        with unseen():  # those of this share of keys, by the statistics of all
+        with unseen():  # gradients for this share of the keys, from the logsumexp over all keys
             heads, groups = query.size(1), key.size(1)
             repeated = (query, _repeated(key, heads), _repeated(value, heads))
             statistics = logsumexp.squeeze(-1) if call.backend is Backend.CUDNN else logsumexp

@@ -1,4 +1,4 @@
-"""Runs DeepSpeed's engine on CPU tensors as on a GPU, with an accelerator that answers as CUDA's does.
+"""Runs DeepSpeed's engine on CPU tensors as on a GPU, with an accelerator that behaves like CUDA's.
 
 DeepSpeed gets devices and streams from its accelerator (``deepspeed/accelerator/``).
 """
@@ -43,11 +43,11 @@ from autotrain_mem.trainers.weightless import IN_SHARDS
 from autotrain_mem.types import Knobs, Owner
 
 _ROOM_BYTES = sys.maxsize
-"""The free memory that DeepSpeed sees; if a copy did not fit, it would flatten weights on the host."""
+"""The free memory that DeepSpeed reads; it would flatten weights on the host if a copy did not fit."""
 
 
 class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyped
-    """Answers as CUDA's accelerator, except that its devices are named ``cpu``."""
+    """Behaves like CUDA's accelerator, except that its devices are named ``cpu``."""
 
     def __init__(self, recorder: RankRecorder, host: HostTensors | None) -> None:
         super().__init__()
@@ -106,10 +106,10 @@ def fresh_deepspeed() -> Iterator[None]:
 
 @contextmanager
 def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterator[None]:
-    """Within the block, DeepSpeed trains as on GPUs; the values of a fake group are unknown."""
+    """Within the block, DeepSpeed trains as on GPUs. ``is_fake`` means a group whose collectives do nothing."""
 
     def find_no_overflow(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-        """Reports no overflow: DeepSpeed takes an unknown value for one and would skip the step."""
+        """Reports no overflow: DeepSpeed would take an unknown value for an overflow and skip the step."""
         check(*args, **kwargs)
         return False
 
@@ -136,7 +136,7 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
 
 
 def _configure_model(configure: Callable[..., None], recorder: RankRecorder, engine: Any, model: Any) -> None:
-    """Hides the engine's casting, which is on the host, and records the whole model, unless it is already sharded."""
+    """Hides the engine's cast, which is on the host, and records the whole model, unless it is already sharded."""
     for parameter in model.parameters():
         recorder.work.know_weight(parameter)
     with recorder.unseen():
@@ -166,8 +166,8 @@ def _cut(cut: Callable[..., None], recorder: RankRecorder, offload: Any, config:
         for parameter, number in zip(in_order, numbers, strict=True):
             parameter.ds_id = number
         if recorder.host is not None and any(getattr(each, IN_SHARDS, False) for each in module.modules()):
-            # ``zero.Init`` pins a shard of a tied weight, too, until the model ties it, and the block stays cached
-            # (``partition_parameters.py: InsertPostInitMethodToModuleSubClasses, Init._post_init_method``).
+            # ``zero.Init`` also pins a shard of a tied weight until the model ties it; its block stays cached after
+            # that (``partition_parameters.py: InsertPostInitMethodToModuleSubClasses, Init._post_init_method``).
             uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
             for parameter, count in uses.items():
                 for _ in range(count - 1):
@@ -181,7 +181,7 @@ def _cut(cut: Callable[..., None], recorder: RankRecorder, offload: Any, config:
 
 
 def _defragment(defragment: Callable[..., Any], recorder: RankRecorder, shards: list[torch.Tensor]) -> Any:
-    """Moves shards to the host, empties the cache, and returns the shards as one buffer (``zero/utils.py``)."""
+    """Records the one buffer into which ``zero/utils.py: defragment`` joins shards, by way of the host."""
     buffer = run_unseen(defragment, recorder, shards)
     recorder.mark(buffer, Owner.WEIGHTS, "flat_weights")
     return buffer
@@ -231,8 +231,8 @@ def shared_sequences(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]
 
 
 class _Uneven:
-    """Wraps DeepSpeed's collectives: gathers rows of different lengths, which gloo rejects, by broadcasts, as NCCL does
-    (``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: ProcessGroupNCCL::allgather``)."""
+    """Wraps DeepSpeed's collectives. Rows of different lengths, which gloo rejects, are gathered by broadcasts, as NCCL
+    does (``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp: ProcessGroupNCCL::allgather``)."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(comm, name)
@@ -247,7 +247,7 @@ class _Uneven:
 
 
 def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) -> None:
-    """Copies the parts of rows that ``refill`` moves to the host; on the CPU it would return the same tensors."""
+    """Copies the parts of rows that ``refill`` moves to the host; on the CPU, moving would return the same tensors."""
     refill(loader)
     with recorder.unseen():
         for batch in loader.micro_batches:
@@ -256,7 +256,7 @@ def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) 
 
 def _next(following: Callable[[Any], dict[str, Any]], recorder: RankRecorder, loader: Any) -> dict[str, Any]:
     """Counts a batch on the device as soon as it is drawn, a few micro-steps before the trainer moves it there
-    (``transformers/trainer.py: _prepare_inputs``): ids and labels are small beside activations."""
+    (``transformers/trainer.py: _prepare_inputs``). The error is small, since ids and labels are."""
     batch = {name: _copy(value) for name, value in following(loader).items()}
     recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
     return batch

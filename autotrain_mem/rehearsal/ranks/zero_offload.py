@@ -1,7 +1,7 @@
 """Emulates DeepSpeed's offload on CPU tensors: two string classes distinguish the device ``cpu`` from the host ``cpu``.
 
-Copies between them convert on the host (``aten/src/ATen/native/cuda/Copy.cu: copy_kernel_cuda``): only their result
-takes device memory.
+Copies between device and host convert dtypes on the host (``aten/src/ATen/native/cuda/Copy.cu: copy_kernel_cuda``), so
+only their result takes device memory.
 """
 
 import pathlib
@@ -106,7 +106,7 @@ class HostTensors:
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counts a tensor as pinned in place of the copy that CUDA would make: DeepSpeed drops the original."""
         self._recorder.pinned.take(tensor.untyped_storage(), int(tensor.nbytes))
-        self._recorder.disown(tensor)  # made without a device argument
+        self._recorder.disown(tensor)  # it was made without a device argument, and so recorded
         self.add(tensor)
         self._storages[tensor.untyped_storage()]()
         self.locked.add(tensor.untyped_storage())
@@ -114,7 +114,7 @@ class HostTensors:
 
 
 class _Devices(TorchFunctionMode):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Tracks on which side tensors are created and to which they move."""
+    """Tracks whether tensors are created on, and moved to, the device or the host."""
 
     def __init__(self, recorder: RankRecorder, host: HostTensors) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def zero_offload(recorder: RankRecorder) -> Iterator[HostTensors]:
 
 
 class HostAdam:
-    """Replaces ``csrc/adam/cpu_adam_impl.cpp``, which is compiled at first use. It works on host tensors."""
+    """Replaces ``csrc/adam/cpu_adam_impl.cpp``, which updates host tensors and would be compiled at first use."""
 
     def create_adam(self, *_: Any) -> int:
         return 0
@@ -179,7 +179,7 @@ class HostAdam:
             return 0
         settings = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
         with _real():
-            lists = ([each] for each in tensors)  # parameter, gradient, average, square
+            lists = ([each] for each in tensors)  # parameter, gradient, and averages of the gradient and its square
             steps = [torch.tensor(float(step))]
             torch._fused_adamw_(*lists, [], steps, **settings, amsgrad=False, maximize=False)
         return 0
@@ -196,7 +196,7 @@ class _Handle:
         self._asked = 0
 
     def new_cpu_locked_tensor(self, elements: int, like: torch.Tensor) -> torch.Tensor:
-        """Makes a buffer of exactly this size (``csrc/pin_memory``: posix_memalign, no power of two)."""
+        """Makes a buffer of exactly this size: ``csrc/pin_memory`` does not round up to a power of two."""
         with self._recorder.unseen():
             buffer: torch.Tensor = self._host.add(torch.zeros(int(elements), dtype=like.dtype))
         self._host.locked.add(buffer.untyped_storage())

@@ -1,6 +1,6 @@
 """Counts the FLOPs, bytes and kernels of a recorded run, phase by phase.
 
-Replacements of kernels that run no operator of torch (fused attention, Liger's head, copies to the host) report their
+Some replacements of kernels run no torch operator (fused attention, Liger's head, copies to the host) and report their
 work to :func:`recorder.note`. The cost of an operator is computed once for each of its shapes.
 """
 
@@ -19,7 +19,7 @@ from autotrain_mem.rehearsal.trace.operator_costs import Cost, cost_of, is_free
 from autotrain_mem.types import Phase, Work, Workload
 
 COUNTED = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP})
-"""The phases of every training step."""
+"""The phases whose work is counted: those of a training step."""
 
 _BEGINS_A_STEP = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD})
 
@@ -34,7 +34,7 @@ class _Period:
 
     counts: defaultdict[Phase, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
     of_chunks: defaultdict[Phase, dict[Key, float]] = field(default_factory=lambda: defaultdict(dict))
-    """The part of ``counts`` that the chunks of the loss did."""
+    """The part of ``counts`` that belongs to the chunks of the loss."""
     micro_steps: int = 0
     optimizer_steps: int = 0
 
@@ -61,13 +61,13 @@ class WorkCounter:
         self._period.optimizer_steps += 1
 
     def know_weight(self, weight: torch.Tensor) -> None:
-        """Stores a weight's shape, also transposed and dequantized: their bytes are fixed."""
+        """Stores a weight's shape, also transposed and dequantized. Tensors of these shapes count as fixed bytes."""
         state = getattr(weight, "quant_state", None)
         for shape in (tuple(weight.shape), tuple(getattr(state, "shape", None) or ())):
             self._weights |= {shape, (*shape[:-2], *shape[:-3:-1])} if len(shape) > 1 else set()
 
     def of_weights(self) -> AbstractContextManager[Any]:
-        """Within the block, no bytes grow with the tokens: shards are gathered, or gradients reduced."""
+        """Within the block, which gathers shards or reduces gradients, no bytes grow with the tokens."""
         return patch.object(self, "_is_of_weights", True)
 
     def see(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
@@ -108,10 +108,10 @@ class WorkCounter:
                 self._counts[key] = self._counts.get(key, 0.0) + count
 
     def mark_chunks(self, marks: Sequence[Mark]) -> None:
-        """Assigns the work of the middle chunk, times their number, to the loss's chunks. The last mark is the end.
+        """Assigns the work of the middle chunk, times the number of chunks, to the loss's chunks. Each chunk has a mark
+        at its start; the last mark is the end.
 
-        Chunks add their gradients together with one addition fewer than chunks: it counts once for each chunk, and -1
-        times outside of them.
+        Adding the gradients of n chunks takes n - 1 additions, but n are assigned. So -1 remains outside the chunks.
         """
         chunks = len(marks) - 1
         begun, ended = marks[(chunks - 1) // 2 :][:2]
@@ -141,7 +141,7 @@ class WorkCounter:
             cost, of_operator = self._costs[key], key[0]
             shapes: Iterable[Any] = (part for part in key if isinstance(part, torch.Size))
             shapes = (of_operator.shape,) if isinstance(of_operator, Cost) else shapes
-            # one of its tensors is as long as the cache, with or without the new token
+            # the operator has a tensor as long as the cache, with or without the new token
             if any(size in (longest, longest - 1) for shape in shapes for size in shape):
                 key = (*key, mean_length)
                 self._costs[key] = cost.scaled(mean_length / longest)

@@ -1,4 +1,4 @@
-"""Records the blocks of a run, their births and deaths, and its phases; holds no tensors."""
+"""Records the blocks of a run, their births and deaths, and the run's phases; holds no tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_WORK = Workload()
 
 @dataclass(slots=True)
 class _Entry:
-    """One block, without its size. It is born and dies in stretches of the run: phases, or the parts of a backward pass
-    with grad mode on or off."""
+    """Describes one block, except its size. ``born_in`` and ``died_in`` number stretches of the run: a stretch is a
+    phase, or a part of a backward pass with grad mode on or off."""
 
     name: str
     phase: Phase
@@ -34,7 +34,7 @@ class SeenDevice(Protocol):
     """A device of limited size, such as a simulated GPU. It gets every allocation and free as it happens."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
-        """Allocates block number ``block``; raises torch.OutOfMemoryError."""
+        """Allocates block number ``block``. Raises torch.OutOfMemoryError if it does not fit."""
 
     def free(self, block: int) -> None:
         """Frees block number ``block``."""
@@ -146,7 +146,7 @@ class Ledger:
             self._device.record_stream(block, stream)
 
     def add_loss_pass(self, start: int, chunks: int, operators: int) -> None:
-        """Records a pass over the chunks of a loss that goes from event ``start`` to here."""
+        """Records a pass over the chunks of a loss, from event ``start`` to the latest event."""
         self._loss_passes.append(LossPass(start, len(self.events), chunks, operators))
 
     def copy(self, block: int, size_bytes: int) -> int:
@@ -156,7 +156,7 @@ class Ledger:
         return len(self.sizes) - 1
 
     def rewrite(self, start: int, stop: int, events: array[int]) -> None:
-        """Replaces the events from ``start`` to ``stop`` of one phase, but not on the device."""
+        """Replaces the events from ``start`` to ``stop``, which lie in one phase; the device does not get them."""
         longer = len(events) - (stop - start)
         self.events[start:stop] = events
 
@@ -183,7 +183,7 @@ class Ledger:
         """Returns the trace of the run so far, without disowned blocks."""
         kept = [block for block in range(len(self.sizes)) if block not in self._disowned]
         number = {block: index for index, block in enumerate(kept, start=1)}
-        events, moved = array("q"), array("q", [0])  # moved: the index among all events -> the one among these
+        events, moved = array("q"), array("q", [0])  # moved maps indices of recorded events to indices of the trace's
         for event in self.events:
             block = abs(event) - 1
             if event == CACHE_EMPTIED:
@@ -213,8 +213,8 @@ class Ledger:
         )
 
     def _owner(self, block: int) -> Owner:
-        """Returns a marked block's owner, or infers it: a block that outlives its stretch of forward or recomputation
-        is an activation, any other a temporary, and one of loading is OTHER."""
+        """Returns the owner with which a block is marked. An unmarked block of loading is OTHER; one that outlives its
+        stretch of a forward pass or a recomputation is an activation; any other is a temporary."""
         entry = self._entries[block]
         if entry.owner is not None:
             return entry.owner
@@ -260,7 +260,7 @@ class UnpinnedMemory:
         self._alive_bytes = self.peak_bytes = 0
 
     def take(self, holder: object, size_bytes: int) -> Callable[[], object]:
-        """Counts a tensor that lives as long as ``holder``; returns a function that ends it earlier, once."""
+        """Counts a tensor that lives as long as ``holder``; returns a function that removes it earlier."""
         self._alive_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
         return weakref.finalize(holder, self._give_back, size_bytes)

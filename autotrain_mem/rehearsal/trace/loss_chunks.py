@@ -1,7 +1,7 @@
 """Shortens TRL's chunked SFT loss to few chunks, and records its passes and the work of its chunks.
 
-Fewer tokens make fewer chunks, not smaller ones, and each chunk reads the whole head. ``estimator.depth`` repeats the
-passes by the number of chunks, and the rest by the number of layers.
+Fewer tokens make fewer chunks, not smaller ones, and each chunk reads the whole LM head. ``estimator.depth`` repeats
+the passes for each chunk that is left out, and the rest of the run for each layer.
 """
 
 import builtins
@@ -41,7 +41,7 @@ def with_chunks(chunks: int | None) -> Iterator[list[int]]:
 
     def fewer(*bounds: Any) -> Sequence[int]:
         every = builtins.range(*bounds)
-        # Only this loop of the module ends at a tensor: the number of tokens with a label.
+        # Of the module's loops, only this one has a tensor as its end: the number of tokens with a label.
         if not any(hasattr(bound, "dtype") for bound in bounds) or len(every) < FEWEST_LOSS_CHUNKS:
             return every
         cut.append(len(every))

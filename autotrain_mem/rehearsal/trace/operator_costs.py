@@ -34,7 +34,7 @@ class Cost:
     launches: int = 1
     of_step: bool = False
     shape: tuple[int, ...] = ()
-    """The lengths with which the cost of something other than an operator grows."""
+    """The lengths with which the cost grows, if it is not that of an operator."""
 
     def scaled(self, share: float) -> Cost:
         """Returns the cost for a share of the tokens; fixed bytes stay."""
@@ -58,7 +58,7 @@ _NO_KERNEL = frozenset(
         *("aten::is_same_size", "prim::device"),
     }
 )
-"""Operators that allocate, view or wait, and run nothing on the device."""
+"""Operators that run no kernel on the device: they allocate, make a view, or wait."""
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def cost_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
     read = [*tensors_in((*args, *kwargs.values()))]
     written = [*tensors_in((out,))]
-    if not written and operator._schema.is_mutable:  # it returns none of the arguments that it writes
+    if not written and operator._schema.is_mutable:  # the operator does not return the arguments that it writes
         written = [*tensors_in((*written_arguments(operator, args), kwargs.get("out")))]
     if operator in _OVERWRITING:
         read = read[1:]
@@ -130,7 +130,7 @@ _CHUNK_ELEMENTS, _BLOCKS_PER_LAUNCH = 65536, 320
 
 
 def _grouped_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """Tokens T x K times experts E x K x N; for the gradients of weights, K x T times T x N."""
+    """Counts the FLOPs of tokens T x K times experts E x K x N, or, for weight gradients, of K x T times T x N."""
     first, second = args[0], args[1]
     if out.dim() == 3 and first.dim() == second.dim() == 2:
         return 2 * int(first.numel()) * int(second.shape[-1])
@@ -138,7 +138,7 @@ def _grouped_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
 
 
 def _plain_product(args: tuple[Any, ...], out: torch.Tensor) -> int:
-    """An activation of ... x K and a result of ... x N."""
+    """Counts the FLOPs of a product with an activation of ... x K and a result of ... x N."""
     return 2 * int(out.numel()) * int(args[0].shape[-1])
 
 
@@ -209,7 +209,7 @@ def host_step(parameters: Iterable[torch.Tensor], *, fused: bool) -> tuple[Cost,
     """Returns the costs of an optimizer step on the host: copies of gradients and weights, and host memory traffic.
 
     Fused AdamW (``aten/src/ATen/native/cpu/FusedAdamKernel.cpp``) reads weight, gradient and two moments and writes all
-    but the gradient. ``torch/optim/adamw.py: _single_tensor_adamw`` passes over the weights 18 times: decay 2, lerp 3,
+    but the gradient. ``torch/optim/adam.py: _single_tensor_adam`` passes over the weights 18 times: decay 2, lerp 3,
     squares 4, root 2, division 2, epsilon 2, update 3.
     """
     sizes = [int(tensor.numel() * tensor.element_size()) for tensor in parameters]

@@ -1,7 +1,7 @@
 """Records every allocation and free of a run on fake or real tensors, with phase, owner and module.
 
 A :class:`Recorder` looks at the result of each operator: a new storage is a birth, and a weak reference reports its
-death. The memory that a kernel takes and returns within one operator comes from a ``workspace`` function.
+death. A ``workspace`` function computes the memory that a kernel allocates and frees within one operator.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Execute = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Memory that a kernel takes beside its results."""
+    """Memory that a kernel allocates besides its results."""
 
     size_bytes: int
     kept_as: str = ""
-    """The name of permanent memory, which is allocated once for each object; empty for memory of one operator."""
+    """The name of permanent memory, which is allocated once for each Scratch object; empty if the operator frees it."""
 
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
@@ -50,7 +50,7 @@ Played = tuple[int, int, bool, Owner | None]
 
 
 class _Watched(weakref.ref[Any]):
-    """A weak reference to a storage, with the number of its block."""
+    """A weak reference to a storage, with its block and its key among the live storages."""
 
     __slots__ = ("block", "key")
     block: int
@@ -165,7 +165,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return self._kept.keys() == other._kept.keys()
 
     def replay(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:
-        """Repeats recorded births and deaths; keeps ``blocks``, recorded number -> block of this run, up to date."""
+        """Repeats recorded births and deaths; updates ``blocks``, which maps recorded numbers to blocks of this run."""
         ledger, module = self.ledger, self._module()
         for number, size_bytes, with_grad, owner in steps:
             if not size_bytes:
@@ -177,7 +177,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             ledger.allocate(block)
 
     def attach(self, tensor: torch.Tensor, blocks: Iterable[int]) -> None:
-        """Frees some blocks when an unrecorded tensor is freed, whose own bytes do not count."""
+        """Ties the lifetime of blocks to that of an unrecorded tensor, whose own bytes do not count."""
         storage = tensor.untyped_storage()
         carrier = self.ledger.write_unseen(storage.nbytes())
         self._watch(storage, storage._cdata, carrier)
@@ -203,14 +203,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from wrapping each operator against torch.compile, which would take as long as recording it."""
+        """Keeps torch from disabling Dynamo around each operator, which would take as long as recording it."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE_OF:
-            return args[0].fake_device  # a shortcut for fake tensors, which ask often
+            return args[0].fake_device  # a shortcut: torch reads a fake tensor's device often
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled():  # it dispatches composite operators, such as linear
+        if torch.is_inference_mode_enabled():  # this mode dispatches composite operators, such as linear
             with self:
                 parts: Any = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -223,7 +223,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         if isinstance(out, torch.Tensor):
             self._see(out)
         elif isinstance(out, (list, tuple)):
-            for item in reversed(out) if func is _DROPOUT else out:  # native/cuda/Dropout.cu: the mask comes first
+            for item in reversed(out) if func is _DROPOUT else out:  # native/cuda/Dropout.cu allocates the mask first
                 if isinstance(item, torch.Tensor):
                     self._see(item)
         if self._workspace is not None:
@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         return out
 
     def _see(self, tensor: torch.Tensor) -> int | None:
-        """Returns the block of a tensor's storage, which is recorded if new; None without bytes on a device."""
+        """Returns the block of a tensor's storage, which is recorded if new; None if it has no bytes on a device."""
         if tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
@@ -317,7 +317,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             yield self
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        # A checkpoint stops its recomputation early by an exception, which leaves inner modules without this hook.
+        # Also removes inner modules that an exception left without this hook; a checkpoint ends recomputation by one.
         while self._module_stack and self._module_stack.pop() != id(module):
             pass
 
@@ -353,6 +353,6 @@ def current_recorder() -> Recorder | None:
 
 
 def note(cost: Cost) -> None:
-    """Adds work that no operator shows to the active recorder, if any."""
+    """Adds the cost of work that runs no torch operator to the active recorder, if any."""
     if recorder := _recording.get():
         recorder.work.note(cost)

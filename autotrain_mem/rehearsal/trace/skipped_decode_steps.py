@@ -1,9 +1,9 @@
-"""Writes the decode steps that are not rehearsed into the record, between the rehearsed ones.
+"""Writes the decode steps that are not rehearsed into the ledger, between the rehearsed ones.
 
 Each decode step allocates a KV cache with one more token, and frees the shorter one (``transformers/cache_utils.py:
-DynamicLayer.update``). The longer cache never fits the freed block, which fragments a caching allocator. So as many
-skipped steps as the budget allows are written with the growth of their cache, and some of these in full: they repeat
-the last step's other blocks, with its sizes even if they depend on the length (masks, attention scores).
+DynamicLayer.update``). The longer cache never fits the freed block, which fragments a caching allocator. So the growth
+of the cache is written for as many skipped steps as the budget allows. Some of these steps are written in full, as
+copies of the last step: masks and attention scores, which depend on the length, have the last step's sizes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from autotrain_mem.rehearsal.trace.ledger import Ledger
 EVENTS_OF_SKIPPED_STEPS = 100_000
 """The most events of skipped steps in one run; each generation uses half of the remaining ones.
 
-Sixteen times as many reserve the same bytes (GRPO of Qwen3-8B and Qwen2.5-0.5B, RLOO of Llama-3.2-1B, PPO of
-Qwen2.5-0.5B, 128 to 1,024 tokens sampled), and a quarter of them up to 3.5 % more. If segments have fixed sizes, they
-are too few for a long generation of a deep model: GRPO of Qwen3-8B in 4 bits with 1,024 tokens reserves 21.7 GiB
-instead of 16.8, with expandable segments 11.7 in both cases."""
+With sixteen times as many, the same bytes are reserved (GRPO of Qwen3-8B and Qwen2.5-0.5B, RLOO of Llama-3.2-1B, PPO of
+Qwen2.5-0.5B, 128 to 1,024 tokens sampled); with a quarter, up to 3.5 % more. Without expandable segments, the number is
+too small for a long generation of a deep model: GRPO of Qwen3-8B in 4 bits with 1,024 tokens reserves 21.7 GiB instead
+of 16.8 GiB. With expandable segments it reserves 11.7 GiB in both cases."""
 GROWTH_OF_A_LAYER = 4
 """Events of a step that replace a layer's keys and values by longer ones."""
 STEP_OF_A_LAYER = 220
@@ -30,14 +30,14 @@ STEP_OF_A_LAYER = 220
 
 @dataclass(kw_only=True, slots=True)
 class Budget:
-    """Counts the events that may still be written, by the usual number per step."""
+    """Counts the events that can still be written, estimated from the usual number per step."""
 
     layers: int
-    """Layers of the whole model, also if fewer are rehearsed: extrapolation needs the same steps."""
+    """Layers of the whole model, even if fewer are rehearsed: extrapolation needs the same steps in all rehearsals."""
     events: int = EVENTS_OF_SKIPPED_STEPS
 
     def take(self, steps: int) -> tuple[int, int]:
-        """Returns the number of skipped steps to write with the growth of their cache, and of those in full."""
+        """Returns how many skipped steps to write with the growth of the cache, and how many of these in full."""
         room, growth, whole_step = self.events // 2, self.layers * GROWTH_OF_A_LAYER, self.layers * STEP_OF_A_LAYER
         grown = min(steps, max(room // 2 // growth, 1))
         whole = min(grown, max(room - grown * growth, 0) // whole_step)
@@ -58,7 +58,7 @@ class GrowingState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Jump:
-    """Describes skipped steps. The events from ``start`` to ``stop`` move the loop's state; the last step's follow."""
+    """Describes skipped steps. Events ``start`` to ``stop`` move the loop's state; the last step's events follow."""
 
     start: int
     stop: int
@@ -68,7 +68,7 @@ class Jump:
 
 
 def write_skipped_steps(ledger: Ledger, jump: Jump, budget: Budget) -> None:
-    """Replaces the jump by the skipped steps; to be called at the end of the last step."""
+    """Replaces the jump by the skipped steps. Call this at the end of the last step."""
     writing = _Writing(ledger, jump)
     events = writing.steps(*budget.take(jump.steps))
     rest_of_jump = array("q", (event for event in writing.jumped if event not in writing.moved))
@@ -80,7 +80,7 @@ class _Slot:
     """Tracks a block that every step allocates and the next step frees."""
 
     numbers: tuple[int, ...]
-    """The birth events to use in turn; a state has one for each step."""
+    """The birth events to use in turn; a growing state has one for each step."""
     alive: deque[int] = field(default_factory=deque)
     lengths: tuple[int, ...] = ()
 
@@ -91,7 +91,7 @@ class _Slot:
         return event
 
     def clear(self) -> Iterator[int]:
-        """Yields the death event of the previous block, if there is one; a state keeps its last block."""
+        """Yields the death event of the previous block, if there is one; a growing state keeps its last block."""
         if len(self.alive) > bool(self.lengths):
             yield -self.alive.popleft()
 
@@ -105,9 +105,9 @@ class _Writing:
         self.jumped = ledger.events[jump.start : jump.stop]
         self._births: dict[int, _Slot] = {}
         self._deaths: dict[int, _Slot] = {}
-        """Slots by the last step's event that allocates, or frees, their block."""
+        """Maps events of the last step to the slots whose block they free; ``_births``, those that allocate it."""
         self._for_good: dict[int, deque[int]] = {}
-        """Birth in the last step of a block that no step frees (scores) -> the births of the other steps."""
+        """Maps a birth in the last step, of a block that no step frees (scores), to those in the other steps."""
         self.moved: set[int] = set()
         """Events of the jump and the last step that are already written elsewhere."""
         self._states: list[_Slot] = []
@@ -132,7 +132,7 @@ class _Writing:
             self._states.append(slot)
 
     def _match(self) -> None:
-        """Pairs the blocks that a step leaves with those that it frees, by size and in order."""
+        """Pairs the blocks that a step leaves allocated with those that it frees, by size and in order."""
         sizes, in_step = self._ledger.sizes, set(self._step)
         ended: dict[int, deque[int]] = {}
         for event in self._step:
@@ -190,7 +190,7 @@ class _Writing:
             elif event not in self._left or event not in self.moved:
                 written.append(event)
                 self.moved |= {event} & self._left
-        for slot in self._states:  # something held the shorter cache beyond the step
+        for slot in self._states:  # frees a shorter cache that something held beyond the step
             written.extend(slot.clear())
 
     def last_step(self) -> array[int]:

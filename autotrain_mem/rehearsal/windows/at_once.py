@@ -1,10 +1,10 @@
-"""Attends to all windows of an image at once, and records the allocations of one call for each window.
+"""Attends to all windows of an image at once, and records what one call for each window would allocate.
 
 Qwen's vision towers call attention for each window or image
-(``transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py: Qwen2_5_VLVisionAttention.forward``): an image of 1024 x 768
-needs 70 calls in each of 28 layers, forward, recomputed and backward, which took nine tenths of a rehearsal. Here a
-trial (``trial``) runs the calls of one layer one by one, once for each shape, and its allocations, work and frees are
-repeated for all other layers and micro-steps. If the single call does not record the same, all calls run one by one.
+(``transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py: Qwen2_5_VLVisionAttention.forward``). An image of 1024 x 768
+needs 70 calls in each of 28 layers, in forward, recomputation and backward; that was nine tenths of a rehearsal's time.
+Here a trial (``trial``) runs the calls of one layer one by one, once for each shape. Its allocations, work and frees
+are repeated for all other layers and micro-steps. If a replay does not record the same, all calls run one by one.
 """
 
 import sys
@@ -38,12 +38,12 @@ FEWEST_WINDOWS = 4
 """The fewest windows for which a trial, which runs each call about six times, pays off."""
 
 Interface = Callable[..., tuple[torch.Tensor, Any]]
-"""Attention as transformers calls it."""
+"""The type of transformers' attention functions."""
 
 
 @contextmanager
 def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Within the block, a model of these classes attends to all windows at once, if that records the same."""
+    """Within the block, layers of :data:`TOWERS` attend to all windows at once, if that records the same."""
     homes = {type(module).__module__ for module in model.modules() if type(module).__name__ in TOWERS}
     with ExitStack() as stack:
         for home in homes:
@@ -70,7 +70,7 @@ class _Instead:
 
 @dataclass(frozen=True, slots=True)
 class _OneByOne:
-    """Holds the windows and their results, if they were attended to one by one."""
+    """Holds windows that were attended to one by one, and their results."""
 
     windows: Any
     outputs: list[torch.Tensor]
@@ -89,7 +89,7 @@ class _Calls:
         self._lengths: list[int] = []
         self._scripts: dict[Any, dict[Saving, Script] | None] = {}
         self._saved: dict[int, dict[int, int]] = {}
-        """For each tensor that stands for saved ones, the blocks by their numbers in the script."""
+        """Maps the block of a tensor that replaces saved tensors to their blocks, by their numbers in the script."""
 
     def interface_of(self, registry: Any) -> Callable[..., Interface]:
         """Wraps a registry's sdpa implementation; other implementations get their windows one by one."""
@@ -103,7 +103,7 @@ class _Calls:
         return get_interface
 
     def split(self, tensor: torch.Tensor, lengths: Any, dim: int = 0) -> Sequence[torch.Tensor]:
-        """Replaces ``torch.split``: returns the windows as one piece."""
+        """Replaces ``torch.split``: returns all windows as one tensor."""
         if not self._watches or dim != 2 or not isinstance(lengths, list) or len(lengths) < FEWEST_WINDOWS:
             return tuple(torch.split(tensor, lengths, dim))
         self._split.append(tensor)
@@ -145,7 +145,7 @@ class _Calls:
             return None
         if not all(isinstance(value, (bool, int, float, str, type(None))) for value in options.values()):
             return None
-        # What a checkpoint saves it counts, and counts again as it recomputes: both are played, or neither.
+        # A checkpoint checks that it recomputes as many tensors as it saved: both passes are replayed, or neither.
         checkpoint = (Saving.DROPPED, Saving.RECOMPUTED)
         savings = checkpoint if saving in checkpoint else (saving,)
         layouts = tuple(map(TensorLayout.of, inputs))
@@ -154,7 +154,7 @@ class _Calls:
         if key not in self._scripts:
             try:
                 learned = {each: self._learned(each, module, layouts, lengths, options) for each in savings}
-                if Saving.DROPPED in learned:  # its graph gets what is recomputed
+                if Saving.DROPPED in learned:  # its backward pass gets the recomputed tensors
                     recomputed = learned[Saving.RECOMPUTED].backward
                     learned[Saving.DROPPED] = learned[Saving.DROPPED]._replace(backward=recomputed)
                 self._scripts[key] = learned
@@ -166,7 +166,7 @@ class _Calls:
     def _learned(
         self, saving: Saving, module: Any, layouts: Sequence[TensorLayout], lengths: list[int], options: dict[str, Any]
     ) -> Script:
-        """Tries the windows one by one, then the script. Raises UnclearTrialError if the two differ."""
+        """Tries the windows one by one, then the script of that trial. Raises UnclearTrialError if the two differ."""
 
         def one_by_one(_: Recorder, inputs: Sequence[torch.Tensor]) -> Any:
             attended = _one_by_one(module, inputs, lengths, options)
@@ -188,7 +188,7 @@ class _Calls:
         )
 
     def play(self, script: Script, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Runs a script; its result replaces all windows' results."""
+        """Replays a script; returns a tensor in place of all windows' results."""
         if script.backward is None and not any(tensor.requires_grad for tensor in inputs):
             return self.forward(script.forward)[0]
         ends = [_Joint.apply(tensor, script.backward, index) for index, tensor in enumerate(inputs)]
@@ -196,7 +196,7 @@ class _Calls:
         return output
 
     def forward(self, told: Pass) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes a forward pass; returns what has the place of the results, and of what is saved beside the inputs."""
+        """Records a forward pass; returns tensors in place of the results, and of what is saved besides the inputs."""
         blocks: dict[int, int] = {}
         (output,) = self._write(told, blocks)
         saved = self._carrier(replace(told.results[0], shape=(1,), stride=(1,)), blocks.values())
@@ -205,7 +205,7 @@ class _Calls:
         return output, saved
 
     def backward(self, told: Pass, saved: torch.Tensor) -> list[torch.Tensor]:
-        """Writes a backward pass; returns what has the place of all windows' gradients."""
+        """Records a backward pass; returns tensors in place of all windows' gradients."""
         blocks = self._saved.pop(born_as(self._recorder, saved), {})
         self._recorder.detach(saved)
         return self._write(told, blocks)
@@ -240,7 +240,7 @@ class _Joint(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy 
 
 
 class _Windows(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Replaces all windows' attention."""
+    """Replaces the attention of all windows."""
 
     @staticmethod
     def forward(
@@ -258,7 +258,6 @@ class _Windows(torch.autograd.Function):  # type: ignore[misc]  # untyped to myp
 
 
 def _one_by_one(module: Any, inputs: Sequence[torch.Tensor], lengths: list[int], options: dict[str, Any]) -> _OneByOne:
-    """Runs the windows one by one, as the tower does."""
     windows = [torch.split(tensor, lengths, dim=2) for tensor in inputs]
     outputs = [sdpa_attention_forward(module, *rows, **options)[0] for rows in zip(*windows, strict=True)]
     return _OneByOne(windows, outputs)

@@ -1,4 +1,4 @@
-"""Runs attention window by window on tensors of its own, under a separate recorder, and returns its :class:`Script`."""
+"""Runs attention window by window on new tensors, under a separate recorder, and makes a :class:`Script` from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Saving(Enum):
     RECOMPUTED = "kept as a checkpoint recomputes them"
 
     def hooks(self) -> AbstractContextManager[Any]:
-        """Treats saved tensors as ``torch/utils/checkpoint.py: _checkpoint_hook, _recomputation_hook``."""
+        """Returns hooks like those of ``torch/utils/checkpoint.py: _checkpoint_hook, _recomputation_hook``."""
         hooked: Callable[..., AbstractContextManager[Any]] = torch.autograd.graph.saved_tensors_hooks
         if self is Saving.DROPPED:
             return hooked(lambda tensor: None, lambda nothing: nothing)
@@ -65,12 +65,12 @@ class Pass:
     with_results: tuple[tuple[int, ...], ...]
     """Blocks that are freed together with each result."""
     operators: int = 0
-    """Number of operators that its replacement does not run."""
+    """Number of operators that a replay of this pass does not run."""
     counts: Mark = field(default_factory=dict)
-    """Work that its replacement does not count."""
+    """Work that a replay of this pass does not count."""
 
     def beside(self, whole: Trial, played: Trial, phase: Phase) -> Pass:
-        """Adds the operators and work of the trial ``whole`` that its replacement's trial ``played`` lacks."""
+        """Adds the operators and work of ``whole``, the windows' trial, that ``played``, the replay's trial, lacks."""
         more, less = (trial.recorder.work.counts(phase) for trial in (whole, played))
         counts = {key: more.get(key, 0.0) - less.get(key, 0.0) for key in {**more, **less}}
         return replace(
@@ -131,7 +131,7 @@ class Trial:
             del result
             operators = ledger.operators
             self.recorder.enter_phase(Phase.BACKWARD)
-            with torch.autocast("cpu", enabled=False):  # trainers go backward outside of it
+            with torch.autocast("cpu", enabled=False):  # trainers run the backward pass without autocast
                 torch.autograd.grad(loss, leaf)
             self.operators[Phase.BACKWARD] -= operators
             self._outside |= {self.gradient, *(block for _, block in self.gradients)}
@@ -214,7 +214,7 @@ def born_as(recorder: Recorder, tensor: torch.Tensor) -> int:
 
 
 class _Source(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Creates queries, keys and values without another reference, and records their gradients."""
+    """Creates queries, keys and values to which nothing else refers, and records their gradients."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, inputs: Sequence[TensorLayout], trial: Trial) -> tuple[torch.Tensor, ...]:
@@ -228,7 +228,7 @@ class _Source(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy
 
 
 class _Sink(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Creates the gradient of the results, without another reference."""
+    """Creates the gradient of the results, to which nothing else refers."""
 
     @staticmethod
     def forward(ctx: Any, result: torch.Tensor, trial: Trial) -> torch.Tensor:
