@@ -17,10 +17,10 @@ Form = Literal["whole", "shards", "zero", "zero3"]
 ``torch.distributed.checkpoint`` (FSDP); ``zero`` and ``zero3``: DeepSpeed's, one file for each rank's part."""
 
 _NAMES = {
-    "whole": "whole (of one process, or of DDP)",
-    "shards": "in FSDP's shards",
-    "zero": "DeepSpeed's ZeRO-1 or 2",
-    "zero3": "DeepSpeed's ZeRO-3",
+    "whole": "a whole checkpoint (of one process or DDP)",
+    "shards": "a checkpoint in FSDP shards",
+    "zero": "a DeepSpeed ZeRO-1 or ZeRO-2 checkpoint",
+    "zero3": "a DeepSpeed ZeRO-3 checkpoint",
 }
 _FORMS: Mapping[str | None, Form] = {None: "whole", "ddp": "whole", "zero1": "zero", "zero2": "zero", "zero3": "zero3"}
 
@@ -84,7 +84,7 @@ def check_form(checkpoint: Path, resumer: Resumer) -> None:
 
 
 def how_to_resume(checkpoint: Path) -> str:
-    """Returns a hint: the flags to resume from a checkpoint, and for DeepSpeed's how to export its weights."""
+    """Returns the hint of that error: the flags to resume with, and for DeepSpeed also how to export the weights."""
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form == "whole":
         sharding = " --sharding ddp" if before > 1 else ""

@@ -17,7 +17,7 @@ class Remedy(StrEnum):
     UNLESS_REPEATED = "unless repeated"
     """Restart, unless the process before ended for the same cause at the same step."""
     UNLESS_LOST = "unless lost"
-    """Like UNLESS_REPEATED, but only if this process wrote a checkpoint: the cause will most likely recur."""
+    """Like UNLESS_REPEATED, but only if there is a checkpoint and this process trained a step; else it would recur."""
     LESS_DEVICE_MEMORY = "less device memory"
     LESS_HOST_MEMORY = "less host memory"
     """Both: restart with a plan that needs less memory if there is one, else with the same plan, since other processes
@@ -94,13 +94,13 @@ class Ending:
     saving: str = ""
     """The folder of the checkpoint that it was writing; empty if it wrote none."""
     host_kills: int = 0
-    """The number of processes that the kernel's OOM killer ended during the run."""
+    """The number of processes that the kernel's OOM killer ended while it ran."""
     host_left_share: float = 1.0
     """The lowest share of host memory that was available."""
     peak_reserved_bytes: int | None = None
     """Peak reserved bytes of the device's allocator at the last step; None if they cannot be measured."""
     rank: int | None = None
-    """The rank that ended first, or that the others wait for; None if there is only one process."""
+    """The rank that ended first, or that the others wait for; None for a single process, or if a machine was lost."""
     waited_for: str = ""
     """The evidence that the others wait for this rank; empty if nothing hangs."""
     machine_lost: str = ""

@@ -47,7 +47,7 @@ def train(
     lock: int | None = None,
     machines: Machines | None = None,
 ) -> Event | Ending:
-    """Runs the processes of one run to their end; returns rank 0's ``end`` event, or an ending if none came.
+    """Runs the processes of one run to their end; returns rank 0's ``end`` event, or an Ending if it sent none.
 
     A rank's child processes, such as dataloader workers, end with it, and all ranks end with this process. When one
     rank fails, the others are stopped within ``processes.GRACE_SECONDS``.
@@ -148,7 +148,7 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
         raise interrupted_before_training() from ended.error
     raise InterruptedByUser(
         f"Interrupted after step {ended.step}; the run ended before it could save: {ended.error.message}",
-        hint="Checkpoints that were complete before stay valid.",
+        hint="Earlier complete checkpoints stay valid.",
     ) from ended.error
 
 
@@ -189,7 +189,7 @@ def _error_by(
     code, words = failure.code, failure.log_tail[-LAST_WORDS_CHARACTERS:].strip()
     status = f"it was killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
     likely = "Signal 9 often means that host memory ran out.\n" if code == -signal.SIGKILL else ""
-    where = f"Its last output is below; all of it is in {log}." if words else f"Its log, {log}, is empty."
+    where = f"Its last output is below; the whole output is in {log}." if words else f"Its log, {log}, is empty."
     advice = " --no_probe trains without a probe." if is_probe else ""
     hint = "\n".join(filter(None, [f"{likely}{where}{advice}", words]))
     return TrainingError(f"{what} ended too early: {status}.", hint=hint)

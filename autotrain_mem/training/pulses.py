@@ -85,7 +85,7 @@ class Pulses:
             return rank, f"its progress count is {most - least} behind, {self._ranks[rank].place}"
         (common, _), *_ = places.most_common()
         odd = next((number for number, each in enumerate(self._ranks) if each.place != common), None)
-        return None if odd is None else (odd, f"it is {self._ranks[odd].place}, where others are {common}")
+        return None if odd is None else (odd, f"it is {self._ranks[odd].place}, while others are {common}")
 
     def _missing(self) -> tuple[int, str] | None:
         """Returns the rank that has not entered a collective in which its group waits, and the evidence."""

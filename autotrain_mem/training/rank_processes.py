@@ -155,7 +155,7 @@ class RankProcesses:
                 raise
 
     def receive(self, timeout_seconds: float | None = None) -> Event:
-        """Returns the next event. With several ranks, an error has its ``rank``.
+        """Returns the next event. With several ranks, an error has the ``rank`` that sent it.
 
         Raises:
             RankDied: a rank ended too early, or rank 0 has ended.

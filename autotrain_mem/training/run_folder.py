@@ -219,7 +219,7 @@ def identity_of(folder: Path) -> str:
 
 
 def is_held_by(folder: Path, pid: int, host: str) -> bool:
-    """Returns whether the lock file names that process on that machine as the last holder."""
+    """Returns whether the lock file names process ``pid`` on machine ``host`` as its last holder."""
     record = _record_in(folder)
     return (record.get("pid"), record.get("host")) == (pid, host)
 

@@ -79,7 +79,7 @@ def test_ranks_that_cannot_read_it_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputFolderError, match="DeepSpeed resumes it only with that stage"):
         refuse(request(tmp_path, AutoFit(gpus=2, sharding="fsdp2")), to_train=True)
     made_on(2).save(tmp_path / "plan.json")
-    with pytest.raises(OutputFolderError, match="it is DeepSpeed's ZeRO-3 of 2 ranks") as refused:
+    with pytest.raises(OutputFolderError, match="it is a DeepSpeed ZeRO-3 checkpoint of 2 ranks") as refused:
         refuse(request(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
     assert "--gpus 2 --sharding zero3" in refused.value.hint
     with pytest.raises(OutputFolderError, match="ZeRO-3"):

@@ -17,7 +17,7 @@ from autotrain_mem.types import Incident, LearnedLimits, Phase
 OnIncident = Callable[[Incident, LearnedLimits], None]
 """Called with each out-of-memory error that the guard handles, and the limits learned so far."""
 OnNotice = Callable[[str], None]
-"""Called with a message to the user about how parts are combined, once for each text."""
+"""Called once with each distinct message to the user about how parts are combined."""
 
 LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
 """Fields of :class:`LearnedLimits`. Tokens count padding."""
@@ -69,7 +69,7 @@ class Limit:
         self._fitted = max(self._fitted, amount)
 
     def failed(self, amount: int) -> None:
-        """Records that this amount did not fit: the new limit is half of it, or the most that fitted if larger."""
+        """Records that this amount did not fit: the new limit is half of it, or the largest that fitted if larger."""
         if self._fitted >= amount:
             self._fitted = 0  # the device has less free memory than before
         self.most = max(-(-amount // 2), self._fitted) if amount > 1 else 1

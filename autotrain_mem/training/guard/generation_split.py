@@ -40,7 +40,7 @@ class Generation:
             self._context.give_up(Phase.GENERATE, first, self._context.why_not)
         restore_rng()
         second = attempt(lambda: self._generate(**kwargs))
-        if not isinstance(second, RanOut):  # memory was fragmented; the samples are those that the first one would draw
+        if not isinstance(second, RanOut):  # memory was fragmented; the samples are as if the first attempt had worked
             self._context.report(Phase.GENERATE, REPEATED, first, rows=rows)
             return second
         if whole.units < 2:

@@ -26,7 +26,7 @@ class Rule:
     """Why the sum is not exact; None if it is."""
 
     def as_tried(self, own: OwnLoss | None) -> Rule:
-        """Returns the rule with the basis found for a model's own loss; None if the model has none."""
+        """Returns the rule with the basis that a test found. ``own``: the test's result; None for TRL's own loss."""
         if own is None or own.heeds_count:
             return self
         if own.basis is None:

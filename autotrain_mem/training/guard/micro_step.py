@@ -33,7 +33,7 @@ from autotrain_mem.training.guard.ranks import OtherRankFullError
 from autotrain_mem.types import Phase
 
 NEFTUNE = (
-    "NEFTune draws other noise, of the same size, for the parts of a micro-batch than for the whole. Training "
+    "NEFTune draws different noise (of the same size) for the parts of a micro-batch than for the whole. Training "
     "continues, but the gradient is not exactly the same."
 )
 """NEFTune draws noise as dropout does; its bound depends on the columns of the embedding's input, so parts keep all
@@ -131,7 +131,7 @@ class MicroSteps:
         return losses[0] if len(losses) == 1 else sum(losses)
 
     def rule(self, whole: Piece, *, counted: bool) -> Rule:
-        """Returns how to split; if the loss is the model's own, it is tested first."""
+        """Returns how to split a batch. If the loss is the model's own, tests it first."""
         return rule_of(self._trainer, counted=counted).as_tried(self.own_loss(whole.inputs))
 
     def own_loss(self, inputs: Mapping[str, Any]) -> OwnLoss | None:

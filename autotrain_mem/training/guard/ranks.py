@@ -1,4 +1,4 @@
-"""Handles out of memory on each DDP rank by itself, and combines gradients and metrics when all ranks are done."""
+"""Handles out-of-memory errors on each DDP rank separately, then combines the gradients and metrics of all ranks."""
 
 import functools
 from collections.abc import Callable, Iterator

@@ -130,7 +130,7 @@ class _Following:
                 if self._interrupted_at is not None:
                     raise InterruptedByUser(
                         "Interrupted twice, in the middle of a step.",
-                        hint="Checkpoints that were complete before stay valid.",
+                        hint="Earlier complete checkpoints stay valid.",
                     ) from interrupt
                 self._say("Interrupted: asking machine 0 to stop after this step; Ctrl-C again stops this machine now")
                 self._interrupted_at = time.monotonic()

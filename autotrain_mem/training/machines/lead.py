@@ -199,7 +199,7 @@ class Machines:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Sends the run's outcome to the other machines, and closes the connections."""
+        """Sends the run's outcome to the other machines, and waits until they disconnect."""
         if isinstance(error, KeyboardInterrupt):
             error = InterruptedByUser("It was interrupted.")
         elif error is not None and not isinstance(error, AutofitError):

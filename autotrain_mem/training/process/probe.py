@@ -88,7 +88,7 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _Progres
         trainer = build(request, device.placed, changes)
     progress.row_tokens = take_longest(trainer, knobs.gradient_accumulation_steps)
     if samples_completions(trainer):
-        # Make completions of GRPO and RLOO reach their full length. An engine uses vLLM's name for it
+        # Make completions of GRPO and RLOO reach their full length. A vLLM engine has its own name for this option
         # (``vllm.SamplingParams: min_tokens``).
         options, name = trainer, "min_new_tokens"
         if (engine := getattr(trainer, "vllm_generation", None)) is not None:
@@ -110,7 +110,7 @@ def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _Progres
 
 
 def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
-    """Returns the bytes that this process holds by NVML, minus those that torch reserved; None if implausible."""
+    """Returns the bytes that this process holds according to NVML, minus those torch reserved; None if implausible."""
     hardware = device.hardware
     if device.simulated is not None:
         return hardware.non_torch_bytes

@@ -175,7 +175,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.interrupted = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Makes interrupts wait for the end of the step from here on, so that no file is left half written."""
+        """Makes later interrupts wait for the end of their step, so that no file is left half written."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self.interrupted = True

@@ -37,7 +37,7 @@ IN_A_ROW = 2
 HOST_SECONDS = 6 * 3600
 """Warn this long before host memory runs out: long enough for a sleeping user."""
 HOST_LEFT = 0.05
-"""Half of the share of available host memory at which earlyoom begins to kill (10 %, its README)."""
+"""Warn below this share of available host memory, half of that at which earlyoom begins to kill (10 %, its README)."""
 AGAIN = 4.0
 """A sign is repeated when it is this many times as severe: a steady leak is reported some five times."""
 
