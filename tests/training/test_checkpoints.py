@@ -239,7 +239,7 @@ RESUMERS: list[tuple[str, dict[str, Any], str]] = [
     ("shards", {"sharding": "ddp", "processes": 3}, ""),
     ("shards", {"sharding": "zero2", "processes": 2}, "DeepSpeed resumes only its own"),
     ("zero3", {"sharding": "zero3", "processes": 2}, ""),
-    ("zero3", {"sharding": "zero3", "processes": 4}, "ZeRO-3 checkpoint of 2 ranks, and DeepSpeed resumes it only with"),
+    ("zero3", {"sharding": "zero3", "processes": 4}, "ZeRO-3 checkpoint of 2 ranks, and DeepSpeed resumes it only"),
     ("zero3", {"sharding": "fsdp2", "processes": 2}, "as many ranks"),
     ("zero", {"sharding": "zero3", "processes": 2}, "ZeRO-1 or ZeRO-2 checkpoint of 2 ranks"),
 ]
