@@ -96,7 +96,7 @@ def test_of_ranks_that_live_and_do_not_move_the_one_behind_elsewhere_or_not_at_a
     assert why == "no progress on any rank for 1800 s, and its progress count is 1 behind, in dataloader.py: __next__"
     alike, elsewhere = pulse(7), pulse(7, "in reward.py: score")
     rank, why = Watched(3, 1800).after(2000, elsewhere, alike, alike)
-    assert (rank, why.partition("and ")[2][:34]) == (0, "it is in reward.py: score, where o")
+    assert (rank, why.partition("and ")[2][:34]) == (0, "it is in reward.py: score, while o")
     waiting = alike | {"collectives": {"0": (118, "all_gather"), "1": (3, "")}}
     late = elsewhere | {"collectives": {"0": (117, ""), "1": (3, "")}}
     rank, why = Watched(3, 100).after(200, waiting, late, waiting)
