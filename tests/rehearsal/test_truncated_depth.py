@@ -328,7 +328,7 @@ def test_images_that_leave_no_room_for_a_word_are_refused(vision_folder: Folder)
 
 
 def test_a_model_whose_images_are_not_rehearsed_is_named(model_folder: Folder) -> None:
-    with pytest.raises(UnsupportedModelError, match="not rehearsed for qwen2 models"):
+    with pytest.raises(UnsupportedModelError, match="cannot be rehearsed for qwen2 models"):
         rehearsed(pictured("sft", model_folder("qwen2")))
 
 
