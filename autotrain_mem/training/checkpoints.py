@@ -112,7 +112,7 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
 
 
 def why_torn(checkpoint: Path) -> str:
-    """Returns what is missing in a checkpoint, by file names and sizes; empty for a complete one.
+    """Returns what is missing in a checkpoint, judged by file names and sizes; empty for a complete one.
 
     >>> why_torn(Path("checkpoint-that-is-not-there"))
     'trainer_state.json is missing'
@@ -202,7 +202,7 @@ def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
             f"{checkpoint} was trained on rows in another order: {changes}. This epoch would train on some rows "
             "twice and skip others.",
             hint=f"Resume with the values of the first run: {flags}.\n"
-            "Or add --ignore_data_skip true, which starts the epoch again with the present rows.",
+            "Or add --ignore_data_skip true, which starts the epoch again with this run's rows.",
         )
 
 

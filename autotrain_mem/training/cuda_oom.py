@@ -64,7 +64,7 @@ inconsistent state"): whatever else the message says, freeing memory does not he
 
 
 def kind_of_text(text: str) -> str | None:
-    """Returns which memory ran out, by a library's message; None for any other message.
+    """Returns which memory ran out, according to a library's message; None for any other message.
 
     >>> kind_of_text("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     'cuBLAS workspace'

@@ -22,8 +22,8 @@ LOOK_SECONDS = 0.5
 """The longest wait: Python runs a signal handler only between two waits."""
 
 CULPRIT_SECONDS = 5.0
-"""How long to wait for another rank's failure before a rank that blames others counts as the one that failed: a killed
-process's socket closes before its parent is notified, and a process that raised writes its traceback first."""
+"""If a rank fails because another one is gone, how long to wait for that one's own failure. It can be reported later: a
+killed process's socket closes before its parent is notified, and a process that raised writes its traceback first."""
 
 MUTE_PULSES = 3.0
 """Seconds without a heartbeat after which a rank counts as stopped, once a collective has failed on another rank."""

@@ -158,7 +158,7 @@ def lock_folder(output_dir: str, on_event: OnEvent = lambda event: None) -> Iter
             )
         time.sleep(LOCK_SECONDS / 20)
     with contextlib.closing(os.fdopen(file, "rb+", buffering=0)):  # the lock ends when the last process closes the file
-        with contextlib.suppress(OSError):  # the record is only for error messages
+        with contextlib.suppress(OSError):  # one machine needs pid and host for error messages only
             _write_record(file, {**_read_record(file), "pid": os.getpid(), "host": socket.gethostname()})
         yield file
 

@@ -30,8 +30,8 @@ def attach_guard(
     """Guards one trainer, not its class. Call it after building the trainer, before ``train()``.
 
     The guard covers micro-steps, evaluation steps, and the generation and scoring of completions. Gradient clipping,
-    the optimizer's step and a reward model's forward cannot be made smaller. Steps of TRL's SFT, Reward, DPO, GRPO,
-    RLOO and Distillation are split; those of other trainers are repeated whole, and PPO's are not even repeated.
+    the optimizer's step and a reward model's forward cannot be made smaller. Steps are split if the loss is a weighted
+    sum of the parts' losses (not KTO's, ORPO's or a custom loss), else repeated whole; PPO's are not even repeated.
 
     Args:
         learned: The limits that an earlier run of the same plan learned, in addition to those in a checkpoint.

@@ -20,7 +20,7 @@ OnNotice = Callable[[str], None]
 """Called once with each distinct message to the user about how parts are combined."""
 
 LIMIT_NAMES = ("train_tokens", "evaluate_tokens", "generate_rows", "score_rows")
-"""Fields of :class:`LearnedLimits`. Tokens count padding."""
+"""Fields of :class:`LearnedLimits`. Tokens include padding."""
 
 KEPT_AS = "autofit_guard"
 """The limits' key in ``trainer_state.json``, under ``stateful_callbacks``. It must not be a class's name: with
@@ -37,7 +37,7 @@ class Limit:
     >>> limit = Limit(None, grow_after=2)
     >>> limit.failed(1000), limit.parts(1000, units=8)
     (None, 2)
-    >>> limit.step_ended(), limit.step_ended(), limit.most  # two clean steps: nothing above 1000 was requested
+    >>> limit.step_ended(), limit.step_ended(), limit.most  # after two clean steps, 2 x 500 covers every request
     (None, None, None)
 
     Args:

@@ -257,7 +257,7 @@ class InParts:
             self._metrics.settle(piece)
         self._metrics.undo()
         with getattr(context.trainer, "maybe_activation_offload_context", nullcontext()):
-            pass  # entering the trainer's own offloading frees what a failed backward left in it
+            pass  # entering the trainer's own offloading frees the tensors that a failed backward left in it
         release()
         restore_rng()
         done = gradients.done()

@@ -100,7 +100,7 @@ class Ranks:
 
     @property
     def has_logged_for_all(self) -> bool:
-        """Returns whether all logs of the micro-step were gathered before this rank repeats it."""
+        """Returns whether the micro-step's logs were gathered from all ranks before this rank failed."""
         return self._group is not None and not self._is_open and not self._is_alone
 
     def _agree(self, *, leaves: bool) -> None:
@@ -145,7 +145,7 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
 
 @contextmanager
 def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
-    """Within the block, forward and backward do not communicate; at the end gradients are averaged, if DDP would."""
+    """Within the block, forward and backward do not communicate. At the end, averages the gradients if DDP would."""
     ddp.reducer._rebuild_buckets()  # as DDP does before a forward (``torch/nn/parallel/distributed.py: _pre_forward``)
     if ddp._check_sync_bufs_pre_fwd():
         ddp._sync_buffers()

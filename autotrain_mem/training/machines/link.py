@@ -106,7 +106,7 @@ class Link:
         """Returns the next object; empty for a heartbeat, or if none came in time."""
         before = time.monotonic()
         if not self._connection.poll(BEAT_SECONDS):
-            if time.monotonic() - before > LOST_SECONDS:  # this process itself was stopped
+            if time.monotonic() - before > LOST_SECONDS:  # this process itself was suspended
                 self._heard = time.monotonic()
             return {}
         message = json.loads(self._connection.recv_bytes(MOST_BYTES))

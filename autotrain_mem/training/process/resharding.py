@@ -158,7 +158,7 @@ def _copy_part(name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
 
 @contextmanager
 def _on_host() -> Iterator[None]:
-    """Within the block, a simulated card ignores tensors, since they are on the host."""
+    """Within the block, a simulated card does not count operations: their tensors are on the host."""
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         yield
 

@@ -127,7 +127,7 @@ Collectives = dict[str, tuple[int, str]]
 
 def _place(thread: int) -> str:
     """Returns the innermost Python function of a thread, as ``in dataloader.py: __next__``."""
-    frame = sys._current_frames().get(thread)  # a local variable here, since a frame keeps its tensors alive
+    frame = sys._current_frames().get(thread)  # released on return: a frame keeps its tensors alive
     if frame is None:
         return "at its end"
     return f"in {os.path.basename(frame.f_code.co_filename)}: {frame.f_code.co_name}"
@@ -136,7 +136,7 @@ def _place(thread: int) -> str:
 def last_collectives() -> Collectives:
     """Returns the last collectives of all groups of this process; empty if unknown."""
     found: Collectives = {}
-    with contextlib.suppress(Exception):  # a private function of torch, for optional information
+    with contextlib.suppress(Exception):  # the function is private to torch, and the information is optional
         from torch._C import _distributed_c10d
 
         for name in ("_dump_fr_trace", "_dump_nccl_trace"):

@@ -37,7 +37,7 @@ Event = Callable[..., None]
 
 
 def _harmless(event: Event) -> Event:
-    """Logs an exception of the watch once, and never lets it stop the training."""
+    """Wraps a method of the watch, so that its exceptions are logged once and never stop the training."""
 
     @functools.wraps(event)
     def watched(self: MemoryWatch, *args: Any, **kwargs: Any) -> None:

@@ -32,8 +32,8 @@ SLACK = 0.25
 (QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), and an 8B QLoRA that gains from expandable segments has 34 %
 (torchtune#1185: 16.39 GiB before, 10.83 after)."""
 IN_A_ROW = 2
-"""The number of consecutive logs in which the allocator had to release its cache. Composer shrinks its micro-batch then
-(``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
+"""The GPU is full if the allocator had to release its cache before this many logs in a row. Composer then shrinks its
+micro-batch (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
 HOST_SECONDS = 6 * 3600
 """Warn this long before host memory runs out: long enough for a sleeping user."""
 HOST_LEFT = 0.05
@@ -167,7 +167,7 @@ class SignDetector:
         )
 
     def _steps_left(self, rise: float) -> str:
-        """Returns the end of a sentence with the steps until the GPU is full, in two digits: 1,200 for 1,234."""
+        """Returns text on the steps left until the GPU is full, rounded: 1,200 for 1,234. Empty if unknown."""
         first, sample = self._samples[0], self._samples[-1]
         if sample.total_bytes is None or sample.device is None:
             return ""
