@@ -16,7 +16,7 @@ from autotrain_mem.support.host import free_disk_bytes, host_memory
 from autotrain_mem.support.units import format_bytes
 
 ROOM = 1.15
-"""Memory to load and merge a model, as a multiple of its weights' bytes. A layer is copied as it is read."""
+"""Memory to load and merge a model, as a multiple of its weights' bytes: each layer is copied while it is read."""
 CARD_NAME = "README.md"
 
 
@@ -83,7 +83,7 @@ def not_loaded(run: TrainedRun, error: Exception) -> ModelNotFoundError:
 
 
 def check_room(weight_bytes: int, folder: Path) -> None:
-    """Raises HostMemoryError (else the kernel would kill the process), or OutputFolderError if the disk is full."""
+    """Raises HostMemoryError or OutputFolderError if the merge would run out of host memory or of disk space."""
     available_bytes, free_bytes = host_memory().available_bytes, free_disk_bytes(folder)
     if ROOM * weight_bytes > available_bytes:
         raise HostMemoryError(

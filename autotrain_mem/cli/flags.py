@@ -269,7 +269,7 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}.", hint=" ".join(self.format_usage().removeprefix("usage: ").split()))
 
     def add_run(self) -> None:
-        """Adds the output folder of a training run."""
+        """Adds the argument RUN: the output folder of a training run."""
         self.add_argument("run", metavar="RUN", help="the output folder of a training run")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:

@@ -103,7 +103,7 @@ def command(job: Job, autofit: AutoFit, *, out: str) -> str:
 def check_export(request: api.RunRequest, output: Output) -> None:
     """Checks that the file of ``--export`` or ``--dry_run`` can be written, before minutes of planning.
 
-    Raises UsageError if the tool does not have the method, for several cards, and for two outputs to stdout.
+    Raises UsageError if the tool lacks the method, if several cards are given, or if two outputs go to stdout.
     """
     if not output.stops:
         return

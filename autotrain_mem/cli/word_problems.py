@@ -1,7 +1,7 @@
 """Generates arithmetic word problems with checkable answers, for a first training run without a download.
 
-Row lengths vary on purpose: most problems take one or two steps, one row in every hundred takes 34 to 40 and is over
-eight times the median. A batch that fits with the usual rows overflows with the rare one, as with real data.
+Row lengths vary on purpose: most problems take one or two steps, but one row in every hundred takes 34 to 40, and has
+over eight times the median length. As with real data, a batch of usual rows fits, and one with the rare row does not.
 """
 
 import json

@@ -33,7 +33,7 @@ TRAINER_DEFAULTS: Mapping[str, Any] = {
 """Defaults of every TRL config that differ from those of other tools (transformers ``training_args.py:
 TrainingArguments`` and ``trl/trainer/base_config.py``)."""
 LORA_DEFAULTS: Mapping[str, Any] = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05}
-"""``trl/trainer/model_config.py: ModelConfig``."""
+"""TRL's defaults (``trl/trainer/model_config.py: ModelConfig``)."""
 
 NO_LIMIT_TOKENS = 1 << 20
 """Means "no limit" to a tool that takes only a number: longer than any row that fits a card."""
@@ -72,7 +72,7 @@ class Draft:
 
     plan: Plan
     job: Job
-    """The job without what a file must not hold."""
+    """The job without its secrets, which a file must not hold."""
     hidden: tuple[str, ...]
     """Names of the user's arguments and variables whose values a file must not hold."""
     settings: Mapping[str, Any] = field(init=False)
@@ -215,7 +215,7 @@ def document(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
     comments = heading(draft, tool, environment)
 
     class Dumper(yaml.SafeDumper):
-        """Writes texts so that every YAML reader takes them for texts, and keeps their lines."""
+        """Writes strings so that every YAML reader reads them as strings, and keeps their line breaks."""
 
     def represent(dumper: Any, text: str) -> Any:
         style = "|" if text.endswith("\n") and printable(text) == text else None

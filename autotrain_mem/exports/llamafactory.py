@@ -50,7 +50,7 @@ TRAINER_ARGUMENTS = (
     *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
     *("ddp_backend", "ddp_timeout", "debug", "skip_memory_metrics", "resume_from_checkpoint"),
 )
-"""transformers 5.23, ``training_args.py: TrainingArguments``, except for the choice and number of devices."""
+"""Arguments of transformers 5.23 (``training_args.py: TrainingArguments``), except those that choose devices."""
 
 RENAMED = {
     "dataset_num_proc": "preprocessing_num_workers",
@@ -59,7 +59,7 @@ RENAMED = {
     "trust_remote_code": "trust_remote_code",
 }
 ATTENTION = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2", "flash_attention_3": "fa3"}
-"""``extras/constants.py: AttentionFunction``, after ``model/model_utils/attention.py``."""
+"""TRL's name -> LLaMA-Factory's (``extras/constants.py: AttentionFunction``, ``model/model_utils/attention.py``)."""
 
 _OWN_WAY = frozenset(
     {

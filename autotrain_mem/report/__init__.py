@@ -1,1 +1,1 @@
-"""Writes what a person reads: the terminal and the files in the output folder. Runs in the parent."""
+"""Writes what users read in the terminal and in the files of the output folder. Runs in the parent."""

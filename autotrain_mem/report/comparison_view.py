@@ -24,7 +24,7 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
     "s": (lambda knobs: knobs.is_sharded, "weights, gradients and optimizer state are divided among the GPUs (FSDP)"),
     "+": (lambda knobs: knobs.expandable_segments, f"with {formatting.segments(expandable=True)}"),
 }
-"""Sign beside a batch -> whether these knobs get it, and its meaning."""
+"""Sign beside a batch -> a function that returns whether knobs get it, and its meaning."""
 
 _CARDS_NOTE = """\
 Speeds are predictions: trust the order of the cards more than the numbers.

@@ -11,7 +11,7 @@ from autotrain_mem.support.units import printable
 
 _LABEL = re.compile(r"(\s*\S.*?\s{2,})(?=\S)|(\s+)")
 _LABEL_WIDTH = 32
-"""Two fifths of 80 columns: a longer label would leave too little for the text beside it."""
+"""The most columns of a label: two fifths of 80, so that the text beside it has enough."""
 
 
 def label_of(line: str) -> str:

@@ -53,7 +53,7 @@ SHARINGS = {
     "zero2": "ZeRO-2",
     "zero3": "ZeRO-3",
 }
-"""Way in which several processes share a model -> its name for users."""
+"""Value of ``sharding`` -> its name for users."""
 
 BATCHES = {
     *("per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -179,7 +179,7 @@ def sharing(knobs: Knobs) -> str:
 
 def attempt(tried: Candidate, asked: Knobs, *, has_copies: bool) -> str:
     """Describes an attempt of a search beside its batch: ``checkpointing off, LoRA, whole model``. ``has_copies``:
-    others were rehearsed on copies of few layers."""
+    whether other attempts were rehearsed on copies of few layers."""
     return difference(tried.knobs, asked) + (", whole model" if has_copies and tried.rehearsed_layers is None else "")
 
 
@@ -241,7 +241,7 @@ def command_line(words: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def command_of(plan: Plan, *, trains: bool) -> str:
-    """Writes the command that makes a plan again, or that trains its job."""
+    """Writes the command that makes a plan again, or, if ``trains``, the one that trains its job."""
     hardware, topology = plan.estimate.hardware, plan.estimate.hardware.topology
     device = {
         "gpu": hardware.name if hardware.origin in ("named", "imagined") else None,

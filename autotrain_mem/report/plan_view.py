@@ -54,7 +54,7 @@ class Fact:
     """Empty for a continuation line."""
     text: Text
     gravity: int = 0
-    """The gravest facts are shown in full first, and left out last; those of 0 are not on the first screen."""
+    """Facts of larger gravity are shown in full first and left out last; those of 0 are not on the first screen."""
 
 
 NOTES = ("advice", "warning")

@@ -17,13 +17,13 @@ from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory,
 from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB
-"""The most bytes read of a file: about 350,000 lines of about 700 bytes, one for each log."""
+"""The most bytes that one read takes from a file: about 380,000 lines of about 700 bytes, one for each log."""
 _KINDS = {
     **{name: name for name in ("start", "checkpoint", "restart", "end")},
     "incident": "out of memory",
     **dict.fromkeys(("save_failed", "sign", "note", "not_finite"), "warning"),
 }
-"""The kind of mark for each event that has one."""
+"""Event -> the kind of its mark in a run's history; other events have no mark."""
 _SOUND = (
     "the gradient is sound, and training continues. A micro-batch in which no token counts has no mean: look for rows "
     "whose completion --max_length cuts off."
@@ -185,7 +185,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             start = f"continues from step {resumed_at}" if resumed_at else "starts over"
             change = f" with {restart['change']}" if restart["change"] else ""
             why = f"({restart['cause']}: {restart['why']})"
-            return f"the training process ended after {step} {why}; another {start}{change}"
+            return f"the training process ended after {step} {why}; a new one {start}{change}"
         case "incident":
             incident, phase = event["incident"], event["incident"]["phase"].replace("_", " ")
             return f"out of memory in {phase} after step {incident['step']}: {incident['remedy']}"
@@ -211,7 +211,7 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 
 def outcome(probe: Probe, predicted_bytes: int, budget_bytes: int) -> str:
-    """Returns ``8 x 1 rows of 1197 tokens: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps in 3.1 s: fits``."""
+    """Returns ``8 x 1 rows: needs 96.0 MiB of 99.8 MiB, predicted 98.0 MiB; 2 steps and a save in 3.1 s: fits``."""
     tokens = f" of {probe.row_tokens} tokens" if probe.row_tokens else ""
     if completion := probe.knobs.completion_length:
         tokens = f" of {completion} tokens{f' on prompts{tokens}' if tokens else ''}"

@@ -1,4 +1,4 @@
-"""Explains an out of memory: what was requested, what was free, who held the rest, and what would fit."""
+"""Explains an out-of-memory error: what was requested, what was free, what held the rest, and what would fit."""
 
 import io
 

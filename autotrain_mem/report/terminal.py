@@ -22,7 +22,7 @@ from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
 from autotrain_mem.types.report import REWARD_NAMES
 
 UNWRAPPED_COLUMNS = 4000
-"""Columns without a terminal, where lines are not wrapped: a name cut in two cannot be searched for in a log."""
+"""The width without a terminal: lines are not wrapped, since a name cut in two cannot be searched for in a log."""
 
 
 class Console(rich.console.Console):

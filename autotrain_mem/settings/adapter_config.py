@@ -76,7 +76,7 @@ _PREPARED = {
 
 
 def canonical(content: Mapping[str, Any]) -> str:
-    """Returns a config as one line, the same for equal adapters, without the keys that saving adds.
+    """Returns a config as one line of JSON, without the keys that saving adds. Equal adapters give equal lines.
 
     >>> canonical({"peft_type": "IA3", "inference_mode": True, "target_modules": None})
     '{"peft_type": "IA3"}'
@@ -105,7 +105,7 @@ def name_of(text: str | None) -> str:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Returns TRL's arguments that correspond to a config, and the config itself; for LoRA they are its flags.
+    """Returns the arguments that a config sets: ``peft_config``, ``use_peft``, and for LoRA also TRL's LoRA flags.
 
     If the kind cannot adapt a quantized base, quantization is turned off. Prefix tuning turns gradient checkpointing
     off: a prefix consists of keys and values, and a checkpointed layer gets none

@@ -14,7 +14,7 @@ from typing import Any
 Problem = tuple[str, str]
 """What is wrong with a value, and its cure."""
 Check = Callable[[str, Any], Iterable[Problem]]
-"""Yields what is wrong with a setting, given its name and value."""
+"""A function that takes a setting's name and value, and yields what is wrong."""
 
 
 class Harm(IntEnum):
@@ -74,7 +74,7 @@ class LeverRow:
     reason: str
     """One line for the user."""
     turns_on_adapter: bool = False
-    """Whether it brings the adapter's own settings (``search.adapter``)."""
+    """Whether it also sets the adapter's targets, rank and learning rate (``search.adapter``)."""
     without: str = ""
     """The start of the sentence on what the smallest point without the lever needs: ``without rounding it needs``."""
     let_go: str = ""
@@ -191,7 +191,7 @@ def setting(default: Any, **said: Any) -> Any:
 def settings_of(declared: type) -> dict[str, Setting]:
     """Lists the settings of a dataclass by name, with their types and their levers' names filled in.
 
-    Annotations must be strings (``from __future__ import annotations``); of ``str | Path``, only Python takes a Path.
+    Annotations must be strings (``from __future__ import annotations``). A ``Path`` is accepted in Python only.
     """
     found = {}
     for each in fields(declared):
@@ -221,7 +221,7 @@ def up_to(most: int, noun: str) -> Check:
 
 
 def one_of(known: tuple[str, ...], told: tuple[str, ...] | None = None, prefix: str = "--") -> Check:
-    """Makes the check that a value is known. ``told``: the values that the cure lists, if not all."""
+    """Makes the check that a value is in ``known``. ``told``: the values that the cure lists; None for all."""
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         if value not in known:

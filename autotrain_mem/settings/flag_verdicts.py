@@ -63,7 +63,7 @@ REFUSED: dict[str, str] = {
     # Only trl/scripts/dpo.py: main reads it, so that DDP ignores buffers of bools.
     "ignore_bias_buffers": "--ddp_broadcast_buffers false keeps all buffers from being sent",
 }
-"""Flag -> what to do instead. A plan would ignore it, or it would end the rehearsal."""
+"""Flag -> what to do instead. If it were not refused, a plan would ignore it, or the rehearsal would fail."""
 REFUSED_WHEN_OFF: dict[str, str] = {
     # transformers/trainer_utils.py: TrainerMemoryTracker.start
     "skip_memory_metrics": "transformers would reset the memory counters that autofit reads and reports: remove it",

@@ -106,7 +106,7 @@ class Knobs(OwnSettings, TrainerKnobs):
     cp_size: int = 1
     """Processes that share each row's tokens, and pass keys and values around (context parallelism, FSDP2)."""
     sp_size: int = 1
-    """The same in DeepSpeed (sequence parallelism, with ZeRO): for attention they exchange tokens for heads."""
+    """The same in DeepSpeed (sequence parallelism, with ZeRO): for attention, processes share heads, not tokens."""
     peft_config: str | None = None
     """A PEFT config of the adapter, as JSON; None if TRL's flags describe it."""
 
@@ -120,7 +120,7 @@ class Knobs(OwnSettings, TrainerKnobs):
         return replace(self, processes=1, sharding=None, dp_replicate_size=None, cp_size=1, sp_size=1)
 
     def growing(self, grows: bool = True) -> Knobs:
-        """Returns the same point with growing allocator segments, or with the default ones."""
+        """Returns the same point with expandable allocator segments, or with segments of fixed size."""
         return self if self.expandable_segments is grows else replace(self, expandable_segments=grows)
 
     def as_rehearsed(self) -> Knobs:

@@ -137,7 +137,7 @@ _OF_TRLS = (
         knobs=("use_peft",),
         moves_from=(False,),
         to=True,
-        along=("bf16_weights",),  # a frozen base has no update that rounding could swallow
+        along=("bf16_weights",),  # a frozen base has no updates that rounding could lose
         turns_on_adapter=True,
         reason="a LoRA adapter is trained and the base model stays frozen",
         without="full fine-tuning that keeps its updates needs",
@@ -202,8 +202,8 @@ LADDER = tuple(
         key=lambda row: (row.harm, row.to is None if row.harm is Harm.NONE else row.to is not None),
     )
 )
-"""Least harm first. Within one harm, levers over a range precede switches, except that levers without harm have the
-switches first; TRL's then precede ours."""
+"""The levers, least harm first. Among levers of equal harm, those over a range come first (without harm: last); then
+those of TRL's settings precede those of ours."""
 
 LEVERS = {row.name: row for row in LADDER}
 

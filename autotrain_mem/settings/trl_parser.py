@@ -51,7 +51,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
 MethodsWith = Callable[[str], Sequence[str]]
-"""Returns the methods that have a flag."""
+"""A function that returns the methods that have a flag."""
 
 
 def read_given(
@@ -62,7 +62,7 @@ def read_given(
     also_known: Sequence[str],
     methods_with: MethodsWith,
 ) -> dict[str, Any]:
-    """Returns exactly the arguments that the user gave, by the parser's names. Modifies the method's parser.
+    """Returns exactly the arguments that the user gave, by the parser's names. Modifies ``parser``.
 
     Args:
         argv: Flags except our own.
@@ -117,7 +117,7 @@ def read_given(
 
 
 def _ratio(text: str) -> float:
-    """Parses a share of all steps, as ``warmup_steps`` below 1 also is (``training_args.py: get_warmup_steps``)."""
+    """Parses a share of all steps; a ``warmup_steps`` below 1 is one too (``training_args.py: get_warmup_steps``)."""
     if not 0 <= float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a share; --warmup_steps {text} counts steps, 0.03 is a share")
     return float(text)
@@ -287,7 +287,7 @@ class TrlFlag:
     """Its spellings: ``("--max_length", "--max-length")``."""
     dest: str
     nargs: int | str | None
-    """0 for a switch."""
+    """argparse's ``nargs``; 0 for a switch."""
     kind: str
     """The name of the type of its values; only TRL can import most types."""
     choices: tuple[str, ...] | None

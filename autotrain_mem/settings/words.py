@@ -50,7 +50,7 @@ def is_image_size(text: str) -> bool:
 
 
 def read_length(text: str) -> int | str | None:
-    """Reads the value of a flag or a YAML key: ``512``, ``"auto"``, ``"p99.9"``, ``"max"``, or None for no limit.
+    """Parses a length: ``512``, ``auto``, ``p99.9``, ``max``, or ``none``, for which it returns None: no limit.
 
     Raises:
         ValueError: the text is anything else; the message is for the user.
