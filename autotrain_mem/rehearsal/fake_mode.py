@@ -103,7 +103,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
             super()._validate_cache_key(func, args, kwargs)
 
     def _recipe(self, func: Any, args: Any, kwargs: Any) -> _Recipe | None:
-        """Returns the recipe in torch's cache entry for an operator that just ran; None without an ordinary entry."""
+        """Makes a recipe from torch's cache entry for an operator that just ran; None without an ordinary entry."""
         try:
             key = self._cache_key(fake_tensor._CacheKeyState(self.shape_env), func, args, kwargs)
         except fake_tensor._BypassDispatchCache:
@@ -150,11 +150,11 @@ and is shared by all modes."""
 
 
 def _part(info: Any) -> _Recipe | None:
-    """Reads torch's ``_DispatchCacheEntryOutputInfo`` as ``_get_output_tensor_from_cache_entry`` does."""
+    """Makes the recipe for one output: reads torch's info as ``_get_output_tensor_from_cache_entry`` does."""
     found, written, viewed = info.metadata, info.inplace_idx, info.view_idx
     if written is not None:
         return lambda mode, args: args[written]
-    if found is None:  # it follows from shapes alone
+    if found is None:  # a number, which follows from shapes alone
         constant = info.constant_value
         return lambda mode, args: constant
     if found.layout is not torch.strided or found.requires_grad or found.is_conj or found.is_neg:
@@ -184,7 +184,7 @@ def _is_quick() -> bool:
             return hasattr(fake_tensor, "_BypassDispatchCache") and all(
                 _alike(func(*args), mode.answer(func, args, {})) for func, args in calls
             )
-    except Exception:  # whatever a later torch raises where this one has an attribute
+    except Exception:  # a later torch without a private name may raise any exception
         return False
 
 

@@ -38,7 +38,7 @@ _is_dynamic = functools.cache(lambda operator: torch.Tag.dynamic_output_shape in
 
 
 class Known(NamedTuple):
-    """Holds the real value of a fake tensor. All views of a storage share ``valid``: [False] once it is unknown."""
+    """Holds the real value of a fake tensor. All views of a storage share ``valid``: [False] if values are unknown."""
 
     value: torch.Tensor
     valid: list[bool]
@@ -177,7 +177,7 @@ class KnownValues:
             fake.known = Known(value, valid if valid is not None else [True])
 
     def _forget(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Marks the arguments that an operator wrote as unknown: it wrote unknown values."""
+        """Marks the values of the arguments that an operator wrote as unknown."""
         for tensor in tensors_in((*written_arguments(operator, args), kwargs.get("out"))):
             if (known := tensor.__dict__.get("known")) is not None:
                 known.valid[0] = False

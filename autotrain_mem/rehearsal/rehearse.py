@@ -43,7 +43,7 @@ from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.trace import Routing
 
 PROCESSES_WITH_ROWS = 8
-"""Rows are tokenized for at most this many processes and repeated for the others: 2,048 tokens take TRL 1 ms."""
+"""Rows are tokenized for at most this many processes and repeated for the others: TRL needs 1 ms per 2,048 tokens."""
 
 _WORSE = (Routing.ANY, Routing.EVEN, Routing.ONE)
 
@@ -218,7 +218,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
         "the fp16 gradient scaler: a few scalars": knobs.fp16,
         "cuSOLVER's workspace while the adapter is initialized from one weight after another, before training: "
-        "as much as a few copies of the largest weight in float32": (
+        "up to a few copies of the largest weight in float32": (
             starts_from_weights(given.get(PEFT_CONFIG) or knobs.peft_config)
         ),
     }

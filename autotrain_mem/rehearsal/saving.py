@@ -28,7 +28,7 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
     is_adapter = hasattr(policy, "peft_config")
     recorder.saved_model_bytes = _bytes(each for each in policy.parameters() if each.requires_grad or not is_adapter)
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    if isinstance(optimizer, HostOptimizer):  # it does not run here: count AdamW's two moments
+    if isinstance(optimizer, HostOptimizer):  # this optimizer does not run here: count AdamW's two moments
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         recorder.saved_state_bytes = 2 * _bytes(weights) if "betas" in optimizer.defaults else 0
     else:

@@ -40,7 +40,7 @@ class SimulatedRun:
         return refusal if refusal is not None and refusal.message() in str(error) else None
 
     def owned(self, named: Mapping[Owner, list[Any]], refusal: Refusal) -> dict[Owner, int]:
-        """Sums by owner the blocks that were allocated at the refusal; the allocator's rounding counts as OTHER."""
+        """Returns the bytes allocated at the failed request, by owner; the allocator's rounding counts as OTHER."""
         recorder = self.watch.recorder
         for owner, tensors in named.items():  # a run marks gradients only after a backward pass, state after a step
             for tensor in tensors:

@@ -33,7 +33,7 @@ def rehearsed_processor(
     if config.model_type not in FAMILIES:
         raise UnsupportedModelError(
             f"Rows with images cannot be rehearsed for {config.model_type} models.",
-            hint=f"They can be for models of these types: {', '.join(FAMILIES)}.",
+            hint=f"Models of these types can be rehearsed with images: {', '.join(FAMILIES)}.",
         )
     tokens = FAMILIES[config.model_type]
     free = iter(range(8, 8 + len(tokens)))  # unused ids, for tokens without one in the config

@@ -136,7 +136,7 @@ def _int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> Any:
     outliers = A.abs() >= threshold
     if outliers.any():
         columns = torch.argwhere(outliers.any(dim=0)).view(-1)
-        with torch._C._DisableTorchDispatch():  # values without outliers, as CUDA's kernel computes them above
+        with torch._C._DisableTorchDispatch():  # writes values without outliers, as CUDA's kernel would
             exact, exact_scales, _ = _whole(quantize, A, threshold)
             rows.copy_(exact)
             scales.copy_(exact_scales)

@@ -32,7 +32,7 @@ from autotrain_mem.trainers import host_optimizer
 @contextmanager
 def host_offloading(recorder: Recorder) -> Iterator[None]:
     """Within the block, TRL's ``activation_offloading`` and our ``optimizer_offload`` treat CPU tensors as a GPU's.
-    The trainer must be built within the block, since TRL queries the accelerator when it is built."""
+    The trainer must be built within the block, since TRL queries the accelerator at that time."""
 
     def record_stream(tensor: torch.Tensor, stream: _Stream) -> None:
         recorder.record_stream(tensor, stream.number)
@@ -152,7 +152,7 @@ class _OnHost:
 
 
 class _Stream:
-    """Imitates a stream or its event. Its work is always done: FSDP2 and TRL hold references to tensors in use."""
+    """Imitates a stream or an event. All work counts as done: FSDP2 and TRL hold references to tensors in use."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

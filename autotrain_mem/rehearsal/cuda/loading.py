@@ -44,8 +44,8 @@ from autotrain_mem.types import Owner
 
 NOT_COUNTED = (
     "loading in special cases: tensors that are merged as they arrive (the experts of a mixture), weights that the "
-    "checkpoint lacks, threads that load in another order, and a smaller warm-up block for the weights, either on a "
-    "card with less than 1.2 GiB besides them or because memory is already cached when a second model is loaded",
+    "checkpoint lacks, threads that load in another order, and a smaller warm-up block for the weights, because the "
+    "card has less than 1.2 GiB besides them or because memory is already cached when a second model is loaded",
 )
 """The warm-up block depends on the card's memory and on the bytes already cached; a rehearsal has neither."""
 

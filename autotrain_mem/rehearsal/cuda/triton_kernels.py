@@ -255,7 +255,7 @@ def _model_forward(model: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
             kwargs.update({name: value for name, value in more.items() if value is not None})
             return plain(input_ids=input_ids, logits_to_keep=logits_to_keep, **kwargs)
         if use_token_scaling:
-            raise UsageError("--use_liger_kernel: not rehearsed with --loss_type dft.", hint="Use --loss_type nll.")
+            raise UsageError("--use_liger_kernel is not rehearsed with --loss_type dft.", hint="Use --loss_type nll.")
         outputs = model.model(input_ids=input_ids, **kwargs)
         hidden = outputs[0][:, -logits_to_keep or None :, :]
         if shift_labels is None:

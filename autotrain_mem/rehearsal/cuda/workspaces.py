@@ -47,7 +47,7 @@ def workspaces(compute_capability: Capability) -> Workspace:
         # that are not contiguous.
         _aten._softmax_backward_data.default: lambda args, kwargs, out: int(args[0].nbytes),
         _aten._log_softmax_backward_data.default: lambda args, kwargs, out: _copied(args[0]) + _copied(args[1]),
-        # native/ReduceOps.cpp: logsumexp_out_impl holds `(self - maxes).exp_()`; an integer input as float32.
+        # native/ReduceOps.cpp: logsumexp_out_impl holds `(self - maxes).exp_()`, and integer inputs as float32.
         _aten.logsumexp.default: lambda args, kwargs, out: (
             int(args[0].nbytes) if args[0].is_floating_point() else 2 * args[0].numel() * FLOAT
         ),
@@ -138,8 +138,8 @@ def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> i
 def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int) -> int:
     """Follows ``native/cuda/Reduce.cuh: setReduceConfig, ReduceConfig::global_memory_size``.
 
-    Thread blocks that share a sum over rows keep a float32 partial sum for every output and thread of their width. For
-    4096 rows of 896: 64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. A card runs ``threads``.
+    Blocks that share a sum over rows keep a float32 partial sum for every output and thread of their width. 4096 rows
+    of 896: 64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. The card runs ``threads`` at once.
     """
     if tensor.numel() < _MOST_VALUES:
         return 0

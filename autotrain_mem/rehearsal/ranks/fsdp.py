@@ -63,8 +63,8 @@ def fsdp2_rules(recorder: RankRecorder, shards: int) -> Iterator[None]:
             from bitsandbytes.nn import modules
 
             def keep_quant_state(module: Any) -> None:
-                """Replaces bitsandbytes' function, which would turn a gathered weight into its own parameter class;
-                that class needs no memory, and cannot wrap a fake tensor."""
+                """Replaces bitsandbytes' function, which would turn a gathered weight into bitsandbytes' parameter
+                class. That takes no memory, and the class cannot wrap a fake tensor."""
                 if getattr(module.weight, "quant_state", None) is None:
                     module.weight.quant_state = module.quant_state
 
@@ -165,8 +165,8 @@ def _gather(gather: Callable[..., Any], recorder: RankRecorder, *args: Any, **kw
 def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
     """Within the block, what FSDP2 offloads (shards, their gradients and the optimizer) is not on the device.
 
-    A gathered layer's shards are copied to the GPU first (``_fsdp_param.py: all_gather_inputs``), its reduced gradients
-    are copied back (``_fsdp_collectives.py: foreach_reduce``), and clipping and the optimizer's step run on the host.
+    Shards are copied to the GPU before they are gathered (``_fsdp_param.py: all_gather_inputs``). Reduced gradients are
+    copied back (``_fsdp_collectives.py: foreach_reduce``). Clipping and the optimizer's step run on the host.
     """
     enter = recorder.enter_phase
     inputs = FSDPParam.all_gather_inputs.fget

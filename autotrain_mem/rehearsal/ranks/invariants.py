@@ -42,7 +42,7 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
         if parameter.requires_grad and local(parameter).numel()  # some shards of a small parameter are empty
     }
     if not used or trainer.state.global_step == 0:
-        raise _broken("no step was made, or nothing was trained")
+        raise _broken("the optimizer made no step, or nothing was trained")
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     if getattr(trainer, "is_deepspeed_enabled", False):
         _check_flat(optimizer, model, trainer.deepspeed)
@@ -61,7 +61,7 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
     inner = optimizer.optimizer
     flat = [parameter for group in inner.param_groups for parameter in group["params"]]
     held = getattr(optimizer, "fp32_partitioned_groups_flat", None) or flat
-    # Parameters on NVMe are empty here (runtime/swap_tensor/optimizer_utils.py: OptimizerStateSwapInfo).
+    # Parameters on NVMe are empty; their sizes are in runtime/swap_tensor/optimizer_utils.py: OptimizerStateSwapInfo.
     swapped = getattr(getattr(optimizer, "optimizer_swapper", None), "swap_params_info", {})
     parts, ranks = [swapped.get(getattr(each, "ds_id", None), each) for each in held], engine.seq_dp_world_size
     count = sum(part.numel() for part in parts) * ranks
@@ -72,7 +72,7 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
     if not all(inner.state.get(parameter) for parameter in flat) or not all(
         info.has_state_tensors for info in swapped.values()
     ):
-        raise _broken("the optimizer made no step on some of its parameters")
+        raise _broken("the optimizer did not update some of its parameters")
 
 
 def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) -> None:
@@ -90,7 +90,7 @@ def check_shards(before: dict[str, int], model: torch.nn.Module, shards: int) ->
 def _without_gradient(names: str) -> RehearsalError:
     """Makes the error for parameters without a gradient, such as the unused last layers of a vision tower."""
     return RehearsalError(
-        f"The optimizer made no step on {names}: the loss does not depend on them, or they were lost when the model "
+        f"The optimizer did not update {names}: the loss does not depend on them, or they were lost when the model "
         "was sharded across the processes.",
         hint="This cannot be rehearsed on several GPUs yet. If the loss does not depend on parts of the model, DDP "
         "fails in its second step without --ddp_find_unused_parameters true. --gpus 1 plans for one GPU.",

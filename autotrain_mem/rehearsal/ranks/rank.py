@@ -58,7 +58,7 @@ class RehearsedRank:
                     yield
             finally:
                 dist.destroy_process_group()
-                _clear_sharding_prop_cache()  # its meshes refer to destroyed groups
+                _clear_sharding_prop_cache()  # the cached meshes refer to destroyed groups
 
     def rules(self, recorder: Recorder, compute_capability: Capability) -> AbstractContextManager[None]:
         """Within the block, a recorded trainer trains as this process would."""
@@ -75,8 +75,8 @@ class RehearsedRank:
 def rehearsed_rank(
     knobs: Knobs, accelerate: Mapping[str, Any] | None = None, rank: int = 0, *, attention: str | None = None
 ) -> RehearsedRank | None:
-    """Returns the process to rehearse; None for a single one without a group. ``accelerate`` is the user's config or
-    None; ``attention`` is ``attn_implementation`` or None."""
+    """Returns the process to rehearse; None for a single process without a group. ``accelerate`` is the user's config
+    or None; ``attention`` is ``attn_implementation`` or None."""
     if not knobs.has_group:
         return None
     # Without a config, each HSDP shard group is one node.
@@ -154,7 +154,7 @@ def ddp_rules(recorder: RankRecorder, *, is_fake: bool) -> Iterator[None]:
             model.reducer = _KeepsBuckets(model.reducer)
 
     with (
-        # Its C++ code reads the bytes of tensors.
+        # The C++ code of this function reads the bytes of tensors.
         patch.object(distributed, "_verify_param_shape_across_processes", lambda *_, **__: True),
         patch.object(distributed.DistributedDataParallel, "__init__", init),
     ):

@@ -1,4 +1,4 @@
-"""Records one process of several: looks into shards, tracks what is on the host, and counts collectives.
+"""Records one process of several: its parts of sharded tensors, what is on the host, and its collectives.
 
 All ranks of a rehearsal train on the same worst batch, so a gather returns this process's own data once per process.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 class RankRecorder(Recorder):
     """Records the run of one rank. Operators on DTensors are left to DTensor, which calls them again on the local
-    tensors; only these are on the device. Collectives are counted for the step's time."""
+    tensors; only these are on the device. Collectives are counted, since they take part of the step's time."""
 
     collectives: Collectives | None = None
     shards = False
@@ -80,7 +80,7 @@ class RankRecorder(Recorder):
         self.ledger.describe_unowned(first, owner, name)
 
     def adopt_model(self, model: torch.nn.Module) -> None:
-        """Counts a model's parameters and buffers as weights, unless it is still on the host, to be sharded."""
+        """Counts a model's parameters and buffers as weights, unless it is on the host and still to be sharded."""
         if self.shards and not is_sharded(model) and any(each.requires_grad for each in model.parameters()):
             self.name_modules(model)
             return
@@ -136,7 +136,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 _ROUNDS = {"allreduce_": 2, "allreduce_coalesced_": 2}
-"""How often all bytes go around the ring (nccl-tests, PERFORMANCE.md)."""
+"""Collectives that send all bytes around the ring more than once, and how often (nccl-tests, PERFORMANCE.md)."""
 _EXCHANGE = "dim_zero_all_to_all"
 """DeepSpeed's own operator (``deepspeed/sequence/layer.py``): each process keeps its own part of the exchanged data."""
 _OF_TOKENS = ("all_to_all_single", _EXCHANGE)
@@ -218,7 +218,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _bring(func: Any, args: tuple[Any, ...]) -> None:
-    """Sets results to their values if all processes contribute the same; other results become unknown."""
+    """Sets the known values of results that follow if all processes contribute the same; forgets those of others."""
     name = _name(func)
     if name in _GATHERS:
         outs, ins = [*tensors_in([args[0]])], [*tensors_in([args[1]])]

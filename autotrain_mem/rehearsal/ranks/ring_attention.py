@@ -81,7 +81,7 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Computes one attention over a group's tokens, by torch's rounds, with CUDA's buffers and the CPU's values."""
+    """Computes attention over a group's tokens by torch's ring, with CUDA's buffers and the CPU kernel's values."""
 
     @staticmethod
     def forward(

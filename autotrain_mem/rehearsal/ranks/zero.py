@@ -43,7 +43,7 @@ from autotrain_mem.trainers.weightless import IN_SHARDS
 from autotrain_mem.types import Knobs, Owner
 
 _ROOM_BYTES = sys.maxsize
-"""The free memory that DeepSpeed reads; it would flatten weights on the host if a copy did not fit."""
+"""The free memory reported to DeepSpeed, which would flatten weights on the host if a copy did not fit."""
 
 
 class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyped
@@ -256,7 +256,7 @@ def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) 
 
 def _next(following: Callable[[Any], dict[str, Any]], recorder: RankRecorder, loader: Any) -> dict[str, Any]:
     """Counts a batch on the device as soon as it is drawn, a few micro-steps before the trainer moves it there
-    (``transformers/trainer.py: _prepare_inputs``). The error is small, since ids and labels are."""
+    (``transformers/trainer.py: _prepare_inputs``). The difference is small, since ids and labels are small."""
     batch = {name: _copy(value) for name, value in following(loader).items()}
     recorder.adopt_batch(value for value in batch.values() if isinstance(value, torch.Tensor))
     return batch

@@ -183,7 +183,7 @@ class Ledger:
         """Returns the trace of the run so far, without disowned blocks."""
         kept = [block for block in range(len(self.sizes)) if block not in self._disowned]
         number = {block: index for index, block in enumerate(kept, start=1)}
-        events, moved = array("q"), array("q", [0])  # moved maps indices of recorded events to indices of the trace's
+        events, moved = array("q"), array("q", [0])  # moved maps an index of self.events to one of the trace's events
         for event in self.events:
             block = abs(event) - 1
             if event == CACHE_EMPTIED:
@@ -213,8 +213,8 @@ class Ledger:
         )
 
     def _owner(self, block: int) -> Owner:
-        """Returns the owner with which a block is marked. An unmarked block of loading is OTHER; one that outlives its
-        stretch of a forward pass or a recomputation is an activation; any other is a temporary."""
+        """Returns a marked block's owner. An unmarked block from loading is OTHER; one that outlives its stretch of a
+        forward pass or a recomputation is an activation; any other is a temporary."""
         entry = self._entries[block]
         if entry.owner is not None:
             return entry.owner

@@ -317,7 +317,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             yield self
 
     def _leave_module(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        # Also removes inner modules that an exception left without this hook; a checkpoint ends recomputation by one.
+        # Also removes inner modules whose hook an exception skipped: a checkpoint ends its recomputation by one.
         while self._module_stack and self._module_stack.pop() != id(module):
             pass
 

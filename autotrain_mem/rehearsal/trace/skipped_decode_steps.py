@@ -105,7 +105,7 @@ class _Writing:
         self.jumped = ledger.events[jump.start : jump.stop]
         self._births: dict[int, _Slot] = {}
         self._deaths: dict[int, _Slot] = {}
-        """Maps events of the last step to the slots whose block they free; ``_births``, those that allocate it."""
+        """Map events of the last step that allocate (``_births``) or free (``_deaths``) a block to the block's slot."""
         self._for_good: dict[int, deque[int]] = {}
         """Maps a birth in the last step, of a block that no step frees (scores), to those in the other steps."""
         self.moved: set[int] = set()

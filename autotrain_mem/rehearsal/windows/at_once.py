@@ -120,7 +120,7 @@ class _Calls:
             return attended
         options |= dict(zip(("attention_mask",), mask, strict=False))
         assert len(self._split) == len(inputs)
-        assert all(one is other for one, other in zip(self._split, inputs, strict=True)), "these are not the windows"
+        assert all(one is other for one, other in zip(self._split, inputs, strict=True)), "not the split tensors"
         lengths, self._split = self._lengths, []
         script = self._script(module, inputs, lengths, options)
         if script is None:

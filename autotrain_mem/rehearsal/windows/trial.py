@@ -70,7 +70,7 @@ class Pass:
     """Work that a replay of this pass does not count."""
 
     def beside(self, whole: Trial, played: Trial, phase: Phase) -> Pass:
-        """Adds the operators and work of ``whole``, the windows' trial, that ``played``, the replay's trial, lacks."""
+        """Adds the operators and work of the windows' trial, ``whole``, that the replay's trial, ``played``, lacks."""
         more, less = (trial.recorder.work.counts(phase) for trial in (whole, played))
         counts = {key: more.get(key, 0.0) - less.get(key, 0.0) for key in {**more, **less}}
         return replace(
@@ -90,7 +90,7 @@ class UnclearTrialError(Exception):
 
 
 class Trial:
-    """Runs the forward pass and, unless saved tensors are dropped, the backward pass.
+    """Runs the forward pass, and also the backward pass if saved tensors are kept.
 
     Raises UnclearTrialError if a kernel keeps memory, such as a workspace.
     """
