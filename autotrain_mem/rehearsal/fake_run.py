@@ -44,7 +44,7 @@ def fake_tensors() -> Iterator[QuickFakeMode]:
     (``transformers/utils/import_utils.py: is_tracing``). A rehearsal has these values, so ``is_fake_tensor`` returns
     False. A deep copy of a fake tensor (PEFT copies ``modules_to_save``) keeps this mode instead of copying it.
     """
-    _device_constructors()  # torch caches these functions: fills the cache before torch.tensor is replaced
+    _device_constructors()  # fills torch's cache of functions that take a device, before torch.tensor is replaced
     with (
         QuickFakeMode() as mode,
         conversion_in_place(),

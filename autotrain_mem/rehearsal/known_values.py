@@ -61,7 +61,7 @@ def real_tensors() -> AbstractContextManager[None]:
 
 
 def tensors_in(items: Iterable[Any]) -> Iterable[torch.Tensor]:
-    """Yields the tensors among arguments, also those in lists and tuples."""
+    """Yields the tensors among arguments, including those in lists and tuples."""
     for item in items:
         if isinstance(item, torch.Tensor):
             yield item

@@ -147,7 +147,7 @@ def _rows_first(like: torch.Tensor, head_size: int) -> torch.Tensor:
 
 
 def _flash_forward(query: torch.Tensor, value: torch.Tensor, call: KernelCall) -> Kept:
-    """Follows ``cuda/flash_attn/flash_api.cpp: mha_fwd``. ``hopper/flash_api.cpp`` keeps no generator state."""
+    """Follows ``cuda/flash_attn/flash_api.cpp: mha_fwd``. ``hopper/flash_api.cpp`` saves no random generator state."""
     out, logsumexp = torch.empty_like(query), torch.empty(query.shape[:3], dtype=torch.float32)
     return out, [logsumexp] if call.backend is Backend.FLASH3 else [logsumexp, torch.empty(2, dtype=torch.int64)]
 

@@ -167,7 +167,7 @@ def _load(model: Any, name: str, source_bytes: int, recorder: Recorder) -> None:
 
 _PACKED = tuple(f".experts.{name}" for name in Mxfp4HfQuantizer.serialized_names)
 _GROUP, _PACKED_BYTES = 32, 16
-"""Elements that share a scale in mxfp4, and their bytes."""
+"""The number of mxfp4 elements that share a scale, and their bytes."""
 
 
 def _dequantize_mxfp4(model: Any, name: str, recorder: Recorder) -> None:

@@ -218,7 +218,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _bring(func: Any, args: tuple[Any, ...]) -> None:
-    """Sets the known values of results that follow if all processes contribute the same; forgets those of others."""
+    """Assumes that all processes contribute equal data, and sets known values of results; others become unknown."""
     name = _name(func)
     if name in _GATHERS:
         outs, ins = [*tensors_in([args[0]])], [*tensors_in([args[1]])]

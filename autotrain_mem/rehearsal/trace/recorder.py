@@ -72,7 +72,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         sole_holders()
         self.ledger, self.work = Ledger(device), WorkCounter()
         self.pinned, self.unpinned = PinnedMemory(), UnpinnedMemory()
-        """Host memory that offloading takes."""
+        """Pinned and unpinned host memory that offloading uses."""
         self.files: dict[str, int] = {}
         """Bytes of files on a disk during training, by path."""
         self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
