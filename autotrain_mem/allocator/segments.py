@@ -235,7 +235,7 @@ def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: in
         return None
     while candidate.size < size:
         following = candidate.next
-        assert following is not None, "a candidate has room for what is asked"
+        assert following is not None, "a candidate and the blocks after it have enough bytes"
         if not _map(state, following, min(size - candidate.size, following.size)):
             return None
         candidate = following

@@ -16,7 +16,7 @@ from autotrain_mem.support.units import MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 """``c10/core/AllocatorConfig.h: large_segment_size_``."""
 ROUNDUP_INTERVALS = 16
-"""``AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals``: powers of two from 1 MiB (``kRoundUpPowerOfTwoStart``) on."""
+"""``AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals``: number of powers of two, from 1 MiB on."""
 _SMALLEST_SEGMENT_MIB = 11
 """A segment must be larger than the largest request that may share it, which is below 10 MiB."""
 
@@ -77,7 +77,7 @@ def parse_settings(text: str) -> AllocatorSettings:
             field, read = _READERS[name]
             settings = replace(settings, **{field: read(name, value)})
         elif name == "backend" and value != "native":
-            raise ValueError(f"backend:{value} is another allocator, which is not simulated; native is")
+            raise ValueError(f"backend:{value} is another allocator; only backend:native is simulated")
         elif name not in (*_PLACES_NOTHING, "backend"):
             raise ValueError(f"{name} is not an option of the allocator")
     smallest = settings.large_segment_bytes  # parseMaxSplitSize, parseMaxNonSplitRoundingSize

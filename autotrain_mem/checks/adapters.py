@@ -18,7 +18,7 @@ NAMED_AT_MOST = 12
 def unmatched_targets(setup: Setup) -> Problems:
     """Yields an error if ``--lora_target_modules`` matches nothing, and a warning if only some names match nothing.
 
-    Mixtures are not checked, since a name may refer to fused experts, which PEFT adapts as parameters.
+    Mixtures of experts are not checked, since a name may refer to fused experts, which PEFT adapts as parameters.
     """
     job, filled = setup.job, setup.filled
     if job.python_call is not None:
@@ -49,7 +49,7 @@ def unmatched_targets(setup: Setup) -> Problems:
     often = [name for name, times in ends.items() if times > 1] or list(ends)
     *first, last = kinds = often[:NAMED_AT_MOST]
     cure = f"Give at least two of {', '.join(first)} and {last}; all-linear takes them all."
-    if len(missing) == 1 and missing[0] in kinds:  # trl/trainer/model_config.py: __post_init__ makes a text of one name
+    if len(missing) == 1 and missing[0] in kinds:  # trl/trainer/model_config.py: __post_init__ unpacks a single name
         cure = f"Give '.*{missing[0]}': a single name is a regular expression for a module's whole name.\n{cure}"
     yield Finding(
         kind="error" if none else "warning",

@@ -59,7 +59,7 @@ FLASH = "flash_attention_2"
 
 
 def why_no_flash_attention(job: Job, config: Any, compute_capability: Capability) -> str:
-    """Returns why a plan for a card of this machine may not choose flash-attention; empty if it may."""
+    """Returns why a plan for a card of this machine cannot choose flash-attention; empty if it can."""
     if job.arguments.get("use_cpu"):
         return "flash-attention runs on a GPU only"
     if command := flash_package_missing(FLASH):

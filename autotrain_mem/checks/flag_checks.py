@@ -252,7 +252,7 @@ _GRAPHS = {"torch_compile_mode": ("reduce-overhead", "max-autotune"), "torch_com
 
 
 def compiled_graphs(flags: Flags) -> Problems:
-    """Refuses CUDA graphs: they have their own memory pools, so an uncompiled rehearsal is no upper bound."""
+    """Refuses CUDA graphs: they have their own memory pools, so they may need more than an uncompiled rehearsal."""
     for name, values in _GRAPHS.items():
         if (value := flags.given.get(name)) in values:
             yield (
@@ -307,7 +307,7 @@ def optimizer(flags: Flags) -> Problems:
     given, name = flags.given, str(flags.given.get("optim") or "")
     if refused := REFUSED_OPTIMIZERS.get(name):
         why, cure = refused
-        yield f"--optim {name} is not supported yet: {why}.", f"{cure}; adafactor, lion_8bit and ademamix_8bit are too."
+        yield f"--optim {name} is not supported yet: {why}.", f"{cure}. Others: adafactor, lion_8bit, ademamix_8bit."
     elif (package := package_of(name)) and importlib.util.find_spec(package[0]) is None:
         yield Finding(
             kind="error",

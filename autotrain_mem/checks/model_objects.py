@@ -42,13 +42,13 @@ _WRAPPERS = {
 
 
 def _spread(model: Any) -> Iterator[_Problem]:
-    """Yields wrappers, ZeRO-3, compilation and device maps, in this order, since one may cause the next."""
+    """Yields a problem for wrappers, ZeRO-3, compilation and device maps, in this order: one may cause the next."""
     for module in model.modules():
         for kind in type(module).__mro__:
             for home, name in _WRAPPERS.items():
                 if f"{kind.__module__}.".startswith(f"{home}."):
                     yield (
-                        f"is wrapped for several devices ({name}); plans are for one GPU so far.",
+                        f"is wrapped for several devices ({name}); a plan is for one GPU per process.",
                         "Give the model itself, before it is wrapped: the trainer wraps it.",
                     )
     # transformers/modeling_utils.py: from_pretrained, deepspeed/runtime/zero/partition_parameters.py: Init
@@ -73,7 +73,7 @@ def _spread(model: Any) -> Iterator[_Problem]:
 
 
 def _unknown_tensors(model: Any) -> Iterator[_Problem]:
-    """Yields tensors without a known shape, storage or device."""
+    """Yields a problem for each tensor without a known shape, storage or device."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in tensors:
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -87,7 +87,7 @@ def _unknown_tensors(model: Any) -> Iterator[_Problem]:
             yield f"has no weights: {name} is on the meta device.", "Load its weights, or move it with model.to_empty."
     devices = {tensor.device for _, tensor in tensors}
     if len(devices) > 1:
-        yield f"is spread over {_listed(devices)}; plans are for one GPU so far.", "Move it to one: model.to('cuda:0')."
+        yield f"is spread over {_listed(devices)}; only one is supported.", "Move it to one: model.to('cuda:0')."
     if others := {device.type for device in devices} - {"cpu", "cuda"}:
         yield (
             f"is on {_listed(others)}, whose allocator is unknown.",
@@ -96,8 +96,8 @@ def _unknown_tensors(model: Any) -> Iterator[_Problem]:
 
 
 def _unknown_layers(model: Any) -> Iterator[_Problem]:
-    """Yields layers quantized without bitsandbytes, and fused ones: fake tensors cannot run Triton kernels. Liger's are
-    rehearsed if the trainer applies them (``rehearsal.cuda``)."""
+    """Yields a problem for layers quantized without bitsandbytes, and for fused layers: fake tensors cannot run Triton
+    kernels. Liger's layers are rehearsed only if the trainer applies them (``rehearsal.cuda``)."""
     from transformers import PreTrainedModel
 
     for part in model.modules():

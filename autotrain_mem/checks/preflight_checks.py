@@ -68,7 +68,7 @@ class Setup:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """Returns the job's or its model's tokenizer; None if it cannot be loaded, which counting tokens reports."""
+        """Returns the job's or its model's tokenizer; None if it cannot be loaded, which is reported at counting."""
         tokenizer = keyword_of(self.job, "processing_class")
         if tokenizer is None and lacks_tokenizer(pathlib.Path(self.job.model)):
             return None
@@ -269,7 +269,7 @@ def idle(setup: Setup) -> Problems:
         elif switch and str(getattr(value, "value", value)) == "no":
             reasons.setdefault(f"--{switch} is not given", []).append(name)
     if given.get("optim_target_modules") and not is_projecting(optimizer_of(setup.filled.training)):
-        reasons["only optimizers of GaLore and APOLLO read it, and --optim names none"] = ["optim_target_modules"]
+        reasons["only optimizers of GaLore and APOLLO read it, and --optim is neither"] = ["optim_target_modules"]
     for why, names in reasons.items():
         flags = ", ".join(f"--{name}" for name in names)
         yield Finding(

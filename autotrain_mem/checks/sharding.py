@@ -43,13 +43,13 @@ REFUSED = (
     ),
     Incompatible(  # transformers/trainer.py: _build_accelerator_args and what follows refuse it with SHARDED_STATE_DICT
         names=["save_only_model"],
-        reason="transformers writes checkpoints of shards with the optimizer's state, or none",
+        reason="transformers saves sharded checkpoints only with the optimizer's state",
         cure="Remove --save_only_model, or give --save_strategy no: the trained model is written whole at the end.",
     ),
     Incompatible(
         names=_OFFLOADS,
         shardings=ZEROS,
-        reason="it is not rehearsed beside DeepSpeed's own offload",
+        reason="it is not rehearsed together with DeepSpeed's own offload",
         cure="--offload_optimizer_device cpu has DeepSpeed keep the optimizer's state on the host.",
     ),
     Incompatible(
@@ -103,7 +103,7 @@ def shared_tokens(flags: Flags) -> Problems:
     asked = [WAYS[name] for name in SHARE_TOKENS if _size(flags.given, name) > 1]
     if len(asked) > 1:  # accelerate/parallelism_config.py: __post_init__
         yield (
-            "--cp_size and --sp_size both share the tokens of a row; accelerate takes one of them.",
+            "--cp_size and --sp_size both share the tokens of a row; accelerate accepts only one of them.",
             "Remove --sp_size (FSDP2 then divides the model), or --cp_size (ZeRO-3).",
         )
     for way in asked:

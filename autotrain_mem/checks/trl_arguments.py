@@ -1,4 +1,4 @@
-"""Checks arguments with TRL's own dataclasses, and for failures at the start or at the first evaluation."""
+"""Checks arguments with TRL's own dataclasses, and for values that fail at the start or at the first evaluation."""
 
 import contextlib
 import copy
@@ -46,7 +46,7 @@ def best_model(flags: Flags) -> Problems:
 
 
 def kept_inputs(flags: Flags) -> Problems:
-    """Refuses kept inputs: ``transformers/trainer.py: evaluation_loop`` needs a mapping, not a list of prompts."""
+    """Refuses ``--include_for_metrics`` for prompts: ``transformers/trainer.py: evaluation_loop`` needs a mapping."""
     if flags.given.get("include_for_metrics") and METHODS[flags.method].is_online:
         yield (
             "--include_for_metrics would fail at the first evaluation: a batch of prompts has no such inputs.",

@@ -78,7 +78,7 @@ class ImageCounter:
 
     @functools.cached_property
     def _one_patch(self) -> _Patch | None:
-        """Returns a patch's share if a small and a large image agree. It replaces processing an image of each size."""
+        """Returns a patch's share if a small and a large image agree; then images of other sizes are not processed."""
         of_two = {_Patch.of(self._process(size), self._kind_of(size)) for size in _TRIED}
         return of_two.pop() if len(of_two) == 1 else None
 

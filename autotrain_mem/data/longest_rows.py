@@ -10,7 +10,7 @@ from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.row_lengths import prepared_lengths
 
 CANDIDATES = 64
-"""Number of prompts or conversations with the most characters that are tokenized."""
+"""Number of prompts or conversations that are tokenized: those with the most characters."""
 
 
 def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) -> list[int]:

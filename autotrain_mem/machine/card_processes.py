@@ -13,7 +13,7 @@ from autotrain_mem.types.experience import OtherProcess
 from autotrain_mem.types.hardware import Hardware
 
 STEADY_BYTES = 16 * MIB
-"""Free memory may vary by this much while no process starts or exits: every CUDA context is larger."""
+"""A change of free memory up to this size is ignored: every CUDA context of a new process is larger."""
 PLAUSIBLE_BYTES = range(16 * MIB, 8 * GIB)
 """The bytes that a process may hold outside torch's allocator. ``overhead`` gives 61 MiB for a MIG instance of 14 SMs;
 the largest figure ever reported with all kernels loaded is 1.5 GiB. Any other figure is a measuring error."""

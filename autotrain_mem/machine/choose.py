@@ -159,7 +159,7 @@ def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str
     """
     if len(counts) > 1 and not names:
         numbers = ",".join(map(str, counts))
-        raise UsageError(f"--gpus {numbers} compares, and no card is named.", hint="Give --gpu NAME too, or --gpu all.")
+        raise UsageError(f"--gpus {numbers} needs the name of a card.", hint="Give --gpu NAME too, or --gpu all.")
     listed = [name for name in names.split(",") if name.strip()]
     is_all = names.strip().lower() == ALL
     if not is_all and len(listed) < 2 and len(counts) < 2:

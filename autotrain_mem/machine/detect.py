@@ -11,7 +11,7 @@ NVML lists every card; CUDA exposes some of them to a process, in its own order.
   beside it (NVIDIA Multi-Instance GPU User Guide, "Device Enumeration").
 
 A card that NVML cannot read (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMISSION``) keeps its number and exposes no
-device: it matters only to a user who names it.
+device. Its error is reported unless ``CUDA_VISIBLE_DEVICES`` selects only other cards, or none.
 """
 
 import contextlib

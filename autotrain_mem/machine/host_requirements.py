@@ -89,7 +89,7 @@ class Load:
 def room_findings(
     load: Load, *, memory: HostMemory | None = None, free_disk_bytes: int | None = None
 ) -> tuple[Finding, ...]:
-    """Returns a finding for each lack of host memory or disk space. None: this machine's memory, the output's disk."""
+    """Returns a finding for each lack of host memory or disk space; measures the figures that are not given."""
     if free_disk_bytes is None:
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
     available_bytes = (memory or host_memory()).available_bytes
@@ -129,8 +129,8 @@ def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
             kind="warning",
             message=f"{load.processes} processes load {load.job.model} at once, up to {format_bytes(loaded_bytes)} of "
             f"host memory in all, and {available}: the kernel may kill one of them.",
-            cure="--sharding fsdp2 loads the weights in one process, which sends each other its shard; the "
-            "checkpoint's own --dtype needs no copy of the file's pages.",
+            cure="--sharding fsdp2 loads the weights in one process, and sends their shards to the others; with the "
+            "checkpoint's own --dtype the file's pages are not copied.",
         )
     kept: list[tuple[list[str], int, str]] = []
     if given.get("fsdp_offload_params"):
@@ -154,7 +154,7 @@ def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
         kept.append(([f"--{name}" for name in offloads], load.offloaded_bytes, cure))
     for flags, held_bytes, cure in kept:
         if held_bytes > available_bytes:
-            message = f"On the host, {' and '.join(flags)} need {format_bytes(held_bytes)} of memory, and {available}."
+            message = f"Host memory for {' and '.join(flags)}: {format_bytes(held_bytes)} are needed, and {available}."
             yield _refusal(HostMemoryError, message, cure)
 
 

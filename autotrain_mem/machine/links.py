@@ -23,7 +23,8 @@ from autotrain_mem.types.hardware import Hardware, Topology
 _ROWS = Path(__file__).with_name("links.csv")
 
 NETWORKS = {"nvlink3": "hdr", "nvlink4": "ndr", "nvlink5": "ndr"}
-"""Maps a link to the network between machines with it, one port per card (data sheets of DGX A100, H100 and B200)."""
+"""Maps a link between GPUs to the usual network of such machines, with one port per card (data sheets of DGX A100, H100
+and B200)."""
 
 FULL_LANES = 16
 
@@ -89,7 +90,7 @@ def topology(
 
 
 def named_links(asked: str | None) -> dict[str, Interconnect]:
-    """Parses ``nvlink4``, ``ndr`` or ``nvlink4,ndr``; maps what a link joins to the link. Raises UsageError."""
+    """Parses ``nvlink4``, ``ndr`` or ``nvlink4,ndr``: ``devices`` or ``nodes`` -> their link. Raises UsageError."""
     chosen: dict[str, Interconnect] = {}
     for name in filter(None, (each.strip().lower() for each in (asked or "").split(","))):
         if name not in links():

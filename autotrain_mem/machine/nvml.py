@@ -1,4 +1,4 @@
-"""Queries NVML, NVIDIA's management library, from the parent, which opens no card."""
+"""Queries NVML, NVIDIA's management library, from the parent, which creates no CUDA context."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def memory_of(nvml: Any, handle: Any) -> tuple[int, int]:
-    """Returns the device's total and free bytes, as torch counts them; both are 0 for a card with the host's memory.
+    """Returns the device's total and free bytes, as torch counts them; both are 0 for a card that shares host memory.
 
     NVML's total includes what driver and firmware reserve, torch's does not. The second version of NVML's query reports
     the reserve: torch's OOM message said 11.63 GiB on a card of 12288 MiB with 380 MiB reserved (public notes, August

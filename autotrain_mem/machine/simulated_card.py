@@ -92,7 +92,7 @@ class SimulatedGpu:
                 self._depth += 1  # blocks that are freed meanwhile wait
                 try:
                     self._allocator.free(address)
-                    self._allocator.complete_events()  # other streams keep up, as in a replayed trace
+                    self._allocator.complete_events()  # assumes that other streams are done, as a replayed trace does
                 finally:
                     self._depth -= 1
 
@@ -108,7 +108,7 @@ class SimulatedGpu:
         raise torch.OutOfMemoryError(self.refusal.message())
 
     def occupy(self, size_bytes: int) -> int:
-        """Takes at most the free memory, as another process would; returns the bytes taken."""
+        """Takes these bytes, or fewer if fewer are free, as another process would; returns the bytes taken."""
         device = self._allocator.device
         taken_bytes = min(size_bytes, device.free_bytes)
         device.take(taken_bytes)

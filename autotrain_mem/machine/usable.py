@@ -29,7 +29,7 @@ NVIDIA_DRIVER_CAPABILITIES=compute,utility; WSL needs /usr/lib/wsl/lib in LD_LIB
 python -c 'import torch; torch.ones(1, device=0)'"""
 CHILD_MODULE = "autotrain_mem.machine.usable"
 TIME_LIMIT_SECONDS = 120.0
-"""Importing torch takes most of it: 5 s from a warm disk, a minute from a network disk."""
+"""Limit for a child's answer. Importing torch takes 5 s from a warm disk, a minute from a network disk."""
 
 
 def check_usable(index: int, *, grows: bool = False) -> None:
@@ -43,7 +43,7 @@ def check_usable(index: int, *, grows: bool = False) -> None:
         grows: Whether this process turned expandable segments on itself, without a variable of its environment.
 
     Raises:
-        UnreadableGpuError: torch cannot use it; with torch's message and the fix.
+        UnreadableGpuError: torch cannot use the device; the error has torch's message and the fix.
     """
     import torch
 

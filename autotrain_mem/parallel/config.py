@@ -178,7 +178,7 @@ _NOT_REHEARSED = {
     "zero_optimization.zenflow": "ZenFlow is not rehearsed",
     "zero_optimization.mics_shard_size": "MiCS is not rehearsed",
     "tensor_parallel": "tensor parallelism is not rehearsed",
-    "activation_checkpointing": "the model's own --gradient_checkpointing recomputes",
+    "activation_checkpointing": "the model's own --gradient_checkpointing does this",
     "compression_training": "compression is not rehearsed",
 }
 

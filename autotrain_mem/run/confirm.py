@@ -28,10 +28,10 @@ from autotrain_mem.types import Estimate, Experience, Footprint, Hardware, Job, 
 from autotrain_mem.worker.pool import Workers
 
 MOST_PROBES = 3
-"""Our choice: a probe takes about as long as the start of a run."""
+"""The most probes of a plan. Our choice: a probe takes about as long as the start of a run."""
 ROOM_WORTH_A_MOVE = 0.10
-"""If a run needs less than predicted by this share or more, a faster plan is searched for. Most public runs were
-predicted within 5 % (docs/understand/accuracy.md)."""
+"""A faster plan is searched for if the first probe needs less than predicted by more than this share. Most public runs
+were predicted within 5 % (docs/understand/accuracy.md)."""
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -232,7 +232,7 @@ class _Confirmation:
         return probe
 
     def _as_measured(self) -> Plan:
-        """Returns the plan. If probes failed, which raised its prediction, the last probe's measurement replaces it."""
+        """Returns the plan. If a probe failed, the last measurement replaces the prediction that the failure raised."""
         if all(point.probe.fits for point in self.points):
             return self.plan
         correction = corrected(self.points[-1:], self.predicted.budget_bytes)

@@ -200,7 +200,7 @@ def _job(request: RunRequest) -> Job | None:
 
 
 def _check_checkpoint(request: RunRequest) -> None:
-    """Checks the checkpoint to resume from against flags and the earlier plan; ``run.supervised`` uses the new plan."""
+    """Checks the checkpoint to resume from against flags and the earlier plan; ``run.supervised`` uses the new one."""
     plan = _plan_of(request.plan or request.autofit.plan or request.folder)
     counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices

@@ -41,15 +41,15 @@ class Form:
     schema: str = ""
     """The value of the key ``schema``; empty for none."""
     derived: Mapping[str, str] = field(default_factory=dict)
-    """Additional key -> a dotted path of attributes; None if one on the path is None. Ignored when the noun is read."""
+    """Additional key -> a dotted path of attributes; null if one of them is None. Ignored when the noun is read."""
     inline: Collection[str] = ()
-    """Fields with nouns whose keys become keys of this noun."""
+    """Fields that hold a noun; its keys become keys of this noun."""
     optional: Collection[str] = ()
     """Fields that are left out if None or equal to the default."""
     hidden: Collection[str] = ()
     """Fields that are never written."""
     objects: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Field with a mapping or pairs -> the two keys of each object in its list."""
+    """Field that holds a mapping or pairs, written as a list of objects -> the two keys of each object."""
 
 
 def to_json(value: Any) -> Any:

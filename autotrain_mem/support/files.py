@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 
 OUTPUT_FOLDER = "--output_dir a folder"
-"""The flag for the folder of a run's records, with its value."""
+"""The place of a run's files, as hints name it: "Give --output_dir a folder elsewhere"."""
 
 _ON_ANOTHER_DISK = "Free some space, or give {place} on another disk."
 _WRITABLE = "Give {place} that you may write to."

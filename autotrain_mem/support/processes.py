@@ -25,7 +25,7 @@ ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if
 """Sent by a closing terminal, and by Slurm to all processes of a step before its time limit (sbatch(1), ``--signal``).
 Windows has neither."""
 _HAS_GROUPS = hasattr(os, "killpg")
-"""Windows has no such process groups."""
+"""False on Windows, which has no process groups."""
 GRACE_SECONDS = 10.0
 """Seconds between a request to exit and a kill."""
 

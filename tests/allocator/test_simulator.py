@@ -176,7 +176,7 @@ def test_what_torch_refuses_is_refused_by_its_name() -> None:
         ("roundup_power2_divisions:3", "roundup_power2_divisions takes powers of two, not 3"),
         ("roundup_power2_divisions:[4:3]", "roundup_power2_divisions takes powers of two, not 3"),
         ("roundup_power2_divisions:[4]", "roundup_power2_divisions takes a whole number, not "),
-        ("backend:cudaMallocAsync", "backend:cudaMallocAsync is another allocator, which is not simulated; native is"),
+        ("backend:cudaMallocAsync", "backend:cudaMallocAsync is another allocator; only backend:native is simulated"),
     ):
         with pytest.raises(ValueError, match=r".") as raised:
             parse_settings(f"expandable_segments:True,{text}")

@@ -77,7 +77,7 @@ def test_all_visible_gpus_are_used_unless_a_card_a_size_or_the_cpu_is_chosen(
         *(("rtx3060", 2), ("rtx3060", 8)),
         *(("l4", 2), ("l4", 8)),
     ]
-    with pytest.raises(UsageError, match="no card is named"):
+    with pytest.raises(UsageError, match="needs the name of a card"):
         several("", (1, 2))
     assert choose("rtx3060", use_cpu=False, gpus=4, nodes=2).topology.processes == 8
     with pytest.raises(UsageError, match="nvlink9"):

@@ -85,7 +85,7 @@ def test_several_loading_processes_are_a_warning_and_offloaded_shards_must_fit()
     sharded = {"dtype": "bfloat16", "sharding": "fsdp2", "fsdp_offload_params": True, "processes": 4}
     # float32 under mixed precision: parameter, gradient and two moments, of all processes together
     finding = only_below(load(use_peft=False, memory=rehearsed(**ADAMW), **sharded), 4 * 28 * BILLIONS)
-    assert (finding.kind, "--fsdp_offload_params need" in finding.message) == ("error", True)
+    assert (finding.kind, "--fsdp_offload_params: " in finding.message) == ("error", True)
     assert only_below(load(use_peft=True, **sharded), 14 * BILLIONS).kind == "error"
 
 
@@ -94,16 +94,16 @@ def test_offloaded_tensors_of_all_processes_must_fit() -> None:
     activations = {"memory": memory, "activation_offloading": True, "use_peft": True}
     finding = only_below(load(**activations), 6 * GIB)
     assert finding.error == "HostMemoryError"
-    assert finding.message.startswith("On the host, --activation_offloading need 6.00 GiB of memory")
+    assert finding.message.startswith("Host memory for --activation_offloading: 6.00 GiB are needed")
     assert "--forbid activation_offloading. Smaller batches" in finding.cure
     assert not looked_at(load(**FULL), memory=1 * GIB), "a card's weights pass through the host one by one"
     both = activations | {"optimizer_offload": True}  # with the optimizer's state
     finding = only_below(load(**both, parameters=1, processes=2, sharding="ddp"), 2 * 8 * GIB)
-    assert "--activation_offloading and --optimizer_offload need" in finding.message
+    assert "--activation_offloading and --optimizer_offload: " in finding.message
     memory = rehearsed(pinned_host_bytes=6 * GIB, unpinned_host_bytes=10 * GIB)
     zero = {"sharding": "zero3", "offload_optimizer_device": "cpu"}
     finding = only_below(load(**FULL, **zero, memory=memory, processes=2), 2 * 16 * GIB)
-    assert finding.message.startswith("On the host, --offload_optimizer_device cpu need 32.0 GiB of memory")
+    assert finding.message.startswith("Host memory for --offload_optimizer_device cpu: 32.0 GiB are needed")
     assert "--use_peft" in finding.cure
 
 
@@ -115,7 +115,7 @@ def test_offloads_to_nvme_must_fit_there_and_their_buffers_on_the_host(
     words = {**FULL, "sharding": "zero3", "offload_optimizer_device": "nvme", "deepspeed": config}
     fits = load(**words, memory=rehearsed(unpinned_host_bytes=5 * GIB, nvme_bytes=16 * GIB), processes=2)
     finding = only_below(fits, 10 * GIB)
-    assert "--offload_optimizer_device nvme need 10.0 GiB of memory" in finding.message
+    assert "--offload_optimizer_device nvme: 10.0 GiB are needed" in finding.message
     assert "sub_group_size" in finding.cure
     (finding,) = looked_at(load(**words, memory=rehearsed(nvme_bytes=16 * GIB + 1), processes=2))
     assert (finding.error, "nvme_path" in finding.cure) == ("OutputFolderError", True)
