@@ -5,12 +5,12 @@ cached for one length do not fit the next. Two rehearsals, of the longest rows a
 grows with the length (:class:`BlockSizes`), so that a step of any length can be replayed. A step that leaves the
 allocator's state unchanged is replayed once.
 
-Example: Qwen2.5-0.5B, LoRA without checkpointing, 8 rows of up to 1,024 tokens, segments of fixed size: 11.6 GiB for
-its worst batch alone, 15.6 GiB after 300 steps in any order, 11.6 GiB if the longest rows run first.
+Example: Qwen2.5-0.5B with LoRA, without checkpointing, with 8 rows of up to 1,024 tokens and segments of fixed size
+reserves 11.6 GiB for its worst batch, 15.6 GiB after 300 steps in any order, 11.6 GiB if the longest rows run first.
 
-Known limits: a step's micro-batches have the same length; only small blocks are replayed with mixed lengths in a step.
-More than :data:`CLASSES` distinct lengths are grouped. Blocks of up to 1 MiB, which have their own segments, count
-with the most that any length needs.
+Known limits: the micro-batches of a step have the same length, except for small blocks. More than :data:`CLASSES`
+distinct lengths are grouped. Blocks of up to 1 MiB, which have their own segments, count with the most that any length
+needs.
 """
 
 import math
@@ -101,8 +101,8 @@ def _by_place(trace: Trace) -> dict[Hashable, Counter[int]]:
 def _partners(mine: Counter[int], others: Counter[int], ratio: float) -> dict[int, int]:
     """Maps each block size at a place to the size of the corresponding blocks in the other rehearsal.
 
-    A constant, linear or quadratic size in the tokens is preferred, and among these one with as many blocks. The
-    rest is paired in order, or else assumed to be linear.
+    A constant, linear or quadratic size in the tokens is preferred, and among these the one with the most similar
+    number of blocks. The rest is paired in order, or else assumed to be linear.
     """
     partners: dict[int, int] = {}
     for size, count in mine.items():
@@ -319,5 +319,5 @@ class Run:
         self._carried.clear()
 
     def _state(self) -> object:
-        """Returns a key of the allocator's state: the places of free blocks, which determine all others."""
+        """Returns a key of the allocator's state: the addresses of free blocks, which determine all others."""
         return [(block.address, block.size) for block in self.allocator.free_blocks()], self.allocator.reserved_bytes

@@ -125,12 +125,12 @@ def step_time(
 
     Args:
         tokens: Tokens of one optimizer step, without padding.
-        share: The mean tokens of a padded row over those of the rehearsed, longest one. FLOPs and bytes that grow with
-            tokens shrink by it, attention's FLOPs by its square; weights, launches and the update do not.
+        share: The mean tokens of a padded row divided by those of the longest, which was rehearsed. FLOPs and bytes
+            that grow with tokens shrink by it, attention's FLOPs by its square; not weights, launches or the update.
         overlaps: Whether collectives overlap with computation, as those of sharded processes do.
     """
     rates, assumed = _rates(hardware, {work.kind for work in workload.work})
-    # Computes how often a phase comes in one training step, and how often it was rehearsed. GRPO with 8 micro-steps
+    # Counts how often a phase occurs in one training step, and how often it was rehearsed. GRPO with 8 micro-steps
     # per generation and an accumulation of 4 generates in every second step.
     optimizer_steps = workload.passes
     micro_steps = optimizer_steps * gradient_accumulation_steps

@@ -12,7 +12,7 @@ from autotrain_mem.types.vllm import ASLEEP_BYTES, ASLEEP_PARALLEL_BYTES, VllmSl
 
 VLLM_MODE = "colocate"
 VLLM_SHARE = 0.3
-"""``vllm_mode`` and ``vllm_gpu_memory_utilization``, TRL 1.12 to 1.16 (trl/trainer/grpo_config.py, rloo_config.py)."""
+"""Defaults of ``vllm_mode`` and ``vllm_gpu_memory_utilization``, TRL 1.12 to 1.16 (grpo_config.py, rloo_config.py)."""
 
 
 def vllm_share_bytes(job: Job, hardware: Hardware) -> int:

@@ -45,7 +45,7 @@ def with_accelerate(request: RunRequest) -> RunRequest:
     if str(content.get("distributed_type")) == "DEEPSPEED":
         return _with_zero(request, content, launch, gpus=gpus)
     sharding = launch.sharding if processes > 1 else None
-    # Knobs that have no flag, and offloading even if it is off.
+    # The config also decides knobs without a flag, and offloading even if it is off.
     pins: dict[str, Any] = {"fsdp_offload_params": launch.fsdp_offload_params}
     if launch.dp_replicate_size is not None:
         pins["dp_replicate_size"] = launch.dp_replicate_size
@@ -122,13 +122,13 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
         asked, size = getattr(autofit, knob), getattr(launch, knob)
         if asked not in (None, size):
             cure = f"Remove --{knob}, or write parallelism_config_{knob}: {asked}."
-            yield f"--{knob} {asked} and the {size} of {name} contradict each other", cure
+            yield f"--{knob} {asked} and the value {size} in {name} contradict each other", cure
     attention = request.argument("attn_implementation") or "sdpa"
     if launch.sp_size > 1 and attention != launch.sp_attention:
         cure = f"Write parallelism_config_sp_attn_implementation: {attention}."
         yield f"{name} is for {launch.sp_attention} attention, and --attn_implementation is {attention}", cure
     if launch.recomputes and any(request.argument(each) for each in RECOMPUTES):
-        cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; transformers takes one."
+        cure = "Remove --gradient_checkpointing, or write fsdp_activation_checkpointing: false; one is enough."
         yield f"--gradient_checkpointing and fsdp_activation_checkpointing in {name} recompute activations twice", cure
     precision = launch.mixed_precision
     other = {"bf16": "fp16", "fp16": "bf16"}.get(precision)
@@ -142,7 +142,7 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
 def with_deepspeed(request: RunRequest) -> RunRequest:
     """Returns the request with the ZeRO stage and offloading of its DeepSpeed config; TRL gets the config as well.
 
-    Numbers for which TRL has arguments become these arguments, and ``auto`` in the config. Raises UsageError.
+    A number that TRL takes as an argument becomes that argument, and ``auto`` in the config. Raises UsageError.
     """
     given = request.argument(_ARGUMENT)
     if given is None:
@@ -154,7 +154,7 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
     zero = read_deepspeed(content, str(given) if is_file else f"--{_ARGUMENT}")
     problems = []
     if request.autofit.sharding not in (None, zero.sharding):
-        both = f"--sharding {request.autofit.sharding} and the {zero.sharding} of --{_ARGUMENT} contradict each other"
+        both = f"--sharding {request.autofit.sharding} and {zero.sharding} in --{_ARGUMENT} contradict each other"
         problems.append((both, "Remove one."))
     if request.autofit.accelerate_config is not None or request.accelerate is not None:
         problems.append((f"{FLAG} and --{_ARGUMENT} both set how processes share the model", "Remove one."))
@@ -179,7 +179,7 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
 
 def deepspeed_content(given: Any) -> Mapping[str, Any]:
     """Reads a DeepSpeed config from a path, JSON text (TRL's parser accepts both), or keys. Raises UsageError."""
-    return config_content(given, f"--{_ARGUMENT}", hint="Give DeepSpeed's own JSON.")
+    return config_content(given, f"--{_ARGUMENT}", hint="Give a DeepSpeed config in JSON.")
 
 
 def config_content(given: Any, flag: str, *, hint: str, file_name: str = "") -> Mapping[str, Any]:

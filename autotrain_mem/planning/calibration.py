@@ -32,7 +32,7 @@ LEAST_DISTANCE = 0.05
 """Two probes give no slope if their predictions differ by less than this share: measured bytes change by whole segments
 of 2 MiB, or 20 MiB for larger blocks (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
 MISTRUST = 0.05
-"""Share of the budget that each further failed probe adds to the assumed bytes of such settings."""
+"""Share of the budget that each further failed probe adds to the bytes that its settings are assumed to need."""
 
 _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))")
 """The message of ``c10/cuda/CUDACachingAllocator.cpp: malloc``, whose sizes ``format_size`` writes."""

@@ -18,7 +18,7 @@ from autotrain_mem.types.hardware import Topology
 
 
 def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:
-    """Returns TRL's defaults for each of a job's processes. Raises as :func:`check_processes`."""
+    """Returns TRL's defaults for each of a job's processes. Raises UsageError (:func:`check_processes`)."""
     check_processes(topology, given)
     if topology.processes == 1:
         return defaults
@@ -57,7 +57,7 @@ def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
     if zero and (sharding not in ZEROS or ("offload_param_device" in zero and sharding != "zero3")):
         flag = "offload_param_device" if "offload_param_device" in zero else "offload_optimizer_device"
         takes = "--sharding zero3" if flag == "offload_param_device" else "--sharding zero1, zero2 or zero3"
-        raise UsageError(f"--{flag} needs DeepSpeed: {takes}.", hint=f"Give {takes}, or remove --{flag}.")
+        raise UsageError(f"--{flag} works only with DeepSpeed's {takes}.", hint=f"Give {takes}, or remove --{flag}.")
     for name, size in _token_shares(given).items():
         if processes % size:
             takes, more = ", ".join(map(str, divisors(processes))), f"--gpus {size} or a multiple"
@@ -100,7 +100,7 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
 
 
 def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
-    """Returns the plan's TRL arguments without accumulation, and without a micro-batch that no longer divides."""
+    """Returns the plan's TRL arguments without accumulation, and without rows that no longer divide the batch."""
     processes = sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1) // autofit.token_shards or 1
     arguments = dict(plan.job.trl_arguments)
     arguments.pop(STEPS, None)

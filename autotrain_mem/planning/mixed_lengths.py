@@ -42,7 +42,7 @@ def _count_as_alike(job: Job, knobs: Knobs) -> bool:
 
 
 def replayed(subject: Subject, knobs: Knobs, trace_of: Callable[[int], Trace]) -> MixedLengths | None:
-    """Replays batches of every length, or returns None; ``trace_of`` rehearses a length. Raises RehearsalError."""
+    """Returns the reserved bytes of batches of every length; None if they cannot be replayed. Raises RehearsalError."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
         return None

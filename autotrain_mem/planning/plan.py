@@ -1,4 +1,4 @@
-"""Searches for a job's settings and makes a plan from them."""
+"""Searches the settings of a job and makes a plan from them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -138,7 +138,7 @@ def with_shared_tokens(
 ) -> SearchResult | None:
     """Returns the plan that costs only time and shares each row among the fewest GPUs: of 8, it tries 1, 2, 4 and 8.
 
-    None if rows may not be shared, if the job fits without sharing, or if it fits with no number of GPUs per row.
+    None if rows may not be shared, if the job fits without sharing, or if no number of GPUs per row makes it fit.
     """
     sizes, way = degrees(space, subject.job), way_of(subject.job)
     if not sizes or (way.in_half_precision and subject.hardware.capability < FLASH_CAPABILITY):
@@ -173,7 +173,7 @@ def with_shared_tokens(
 
 
 MOST_STEPS = 4
-"""The most areas to try, from the largest down; ``--max_pixels`` accepts smaller areas."""
+"""The most image areas to try, from the largest down; ``--max_pixels`` accepts smaller areas."""
 
 
 def searched_with_images(

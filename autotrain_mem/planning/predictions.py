@@ -220,7 +220,7 @@ class Predictions:
         calls = []
         for knobs, depths in points.items():
             for layers, chunks in ((depths.long, MORE_LOSS_CHUNKS), (depths.short, FEW_LOSS_CHUNKS)):
-                # The loss keeps all chunks if activations are held back on another stream: chunks would free them.
+                # The loss keeps all chunks if another stream holds activations back: these are freed between chunks.
                 cut = None if depths.sees_held_back else chunks
                 calls.append(partial(self._trace, knobs, layers=layers, chunks=cut, tokens=tokens))
         traces = self._subject.workers.each(calls)
@@ -243,7 +243,7 @@ class Predictions:
 
 
 def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
-    """Estimates a footprint on one device, corrected by what probes measured."""
+    """Returns the estimate of a footprint on one device, corrected by what probes measured."""
     estimate = Estimate(
         knobs=knobs,
         hardware=subject.hardware,

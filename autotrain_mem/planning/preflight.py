@@ -58,7 +58,7 @@ def check_preflight(
 def examine(
     rehearsals: Rehearsals, on_counting: OnCounting, *, to_train: bool = False, simulate: bool = False
 ) -> tuple[Checked, Lengths]:
-    """Checks the job and measures its rows. Raises as :func:`check_preflight` and ``Rehearsals.count_lengths``."""
+    """Checks the job and measures its rows. Raises as :func:`check_preflight` and ``Rehearsals.count_lengths`` do."""
     job = rehearsals.job
     reads = reads_dataset(job, to_train=to_train)
     checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)

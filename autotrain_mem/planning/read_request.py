@@ -88,7 +88,7 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
     names_model, names_dataset = request.names(*_MODEL_NAMES), request.names(*_DATASET_NAMES)
     if plan.objects is not None and not (names_model and names_dataset):
         raise UsageError(
-            f"{_called(given)} was made in Python, from data or a model that no file holds.",
+            f"{_called(given)} was made in Python, from data or a model that are in no file.",
             hint=hints.objects.format(plan=given),
         )
     job, given_here = plan.job, request.environment
@@ -99,7 +99,7 @@ def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None]
     if missing := sorted({*(job.unrecorded or ())} - given_here.keys() - os.environ.keys()):
         warn(
             f"the plan was made with {', '.join(missing)}, which a plan does not store and which is not set here: "
-            f"write {missing[0]}=... before the command, or into the env: block of a config"
+            f"put {missing[0]}=... before the command, or in the env: block of a config"
         )
     autofit, arguments = request.autofit.over(plan, here=to_train and not request.simulate), dict(job.trl_arguments)
     if is_shared_otherwise(request.autofit, plan):
@@ -141,7 +141,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
     counts, nodes = autofit.gpu_counts, autofit.nodes or 1
     if len(counts) > 1:
         raise UsageError(
-            f"--gpus {','.join(map(str, counts))} names several plans.",
+            f"--gpus {','.join(map(str, counts))} asks for several plans.",
             hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
         )
     hardware = choose(

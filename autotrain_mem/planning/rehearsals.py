@@ -36,7 +36,7 @@ class Lengths:
     """Holds the known lengths of rows."""
 
     longest: int | None
-    """Tokens of the longest row, or of the longest prompt in online methods; if None, rows count as ``max_length``."""
+    """Tokens of the longest row, or of an online method's prompt; None if unknown: rows then fill ``max_length``."""
     profile: DataProfile | None = None
     """The lengths of all rows; None if the data were not read."""
     why_not: str = ""
@@ -294,4 +294,4 @@ class Subject(Rehearsals):
         if EXPANDABLE not in environment_setting(self.job.environment):
             return space
         base = space.base.growing(space.base.expandable_segments or self.settings.grows)
-        return replace(space, base=base, pinned=space.pinned | {EXPANDABLE})  # as the user's setting
+        return replace(space, base=base, pinned=space.pinned | {EXPANDABLE})  # set in the environment

@@ -53,7 +53,7 @@ class RunRequest:
     accelerate: Mapping[str, Any] | None = None
     """The content of the user's config of ``accelerate launch``."""
     pins: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that the request pins beside those of ``autofit``."""
+    """Knobs that the request pins besides those of ``autofit``."""
     simulate: bool = setting(
         False, group=Group.DEVICE, before="headroom", help="train on the CPU, with a simulated card of the --gpu name"
     )
@@ -178,7 +178,7 @@ def check_launch(*, is_placed: bool = False) -> None:
     is_one_of_several = any(size.isdigit() and int(size) > 1 for size in sizes) and not is_placed
     if "LOCAL_RANK" in os.environ or is_one_of_several:
         raise UsageError(
-            "autofit was started by torchrun, accelerate launch or mpirun: it starts a process for each GPU itself.",
+            "autofit was started by torchrun, accelerate launch or mpirun, but starts a process for each GPU itself.",
             hint="Start it without them, with --gpus N and --sharding or with --accelerate_config FILE.\n"
             "They can launch a script with a trainer of autotrain_mem: from autotrain_mem import SFTTrainer.",
         )

@@ -1,4 +1,4 @@
-"""Budgets vLLM: the GPUs of its server, or its share of the GPUs that train."""
+"""Plans vLLM's memory: on the GPUs of its server, or as a share of the GPUs that train."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _MOST_PERCENT = 95
 
 
 def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
-    """Returns the server of ``--vllm_mode server``, on cards like those that train; None without one.
+    """Returns the server of ``--vllm_mode server``, assumed to have cards like those that train; or None.
 
     TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's command. Raises
     DoesNotFitError if the weights and one completion exceed the server's share of its cards.

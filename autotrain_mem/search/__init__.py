@@ -1,1 +1,1 @@
-"""Decides what to try, in which order, and when to stop; prediction is an argument. Runs in the parent (pure)."""
+"""Decides, given a predictor, which settings to try, in which order, and when to stop. Runs in the parent (pure)."""

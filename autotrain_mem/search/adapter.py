@@ -2,7 +2,7 @@
 
 Sources: John Schulman and Thinking Machines Lab, "LoRA Without Regret" (doi 10.64434/tml.20250929), TRL's guide to it
 (``docs/source/lora_without_regret.md``) and Unsloth's "LoRA hyperparameters guide". An adapter on every linear layer
-learns like full fine-tuning while its rank suffices for the data. ``lora_alpha`` stays TRL's 32: PEFT scales by
+learns like full fine-tuning if its rank suffices for the data. ``lora_alpha`` stays TRL's 32: PEFT scales by
 alpha / rank, with which the best learning rate is nearly the same at every rank.
 """
 
@@ -20,7 +20,7 @@ LEARNING_RATE_FACTOR = 10
 Regret"). TRL's documentation gives 1e-5 in place of 1e-6 (DPO, GRPO) and 1e-3 in place of 1e-4 (Reward)."""
 
 NEAR = 4
-"""Factor by which a learning rate may differ without advice: sweeps in steps of 3 to 4 find no difference."""
+"""A learning rate within this factor of the best one gets no advice: sweeps in steps of 3 to 4 find no difference."""
 
 RANKS = (16, 32, 64, 128, 256)
 """Ranks from TRL's default (``trl/trainer/model_config.py: lora_r``) to the largest of "LoRA Without Regret"."""
@@ -51,7 +51,7 @@ ADAPTED = ("lora_r", "lora_alpha", "lora_target_modules", "learning_rate")
 def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile | None) -> Adapter:
     """Chooses an adapter for this job; ``base`` has the knobs that the user gave.
 
-    Example: for Qwen2.5-0.5B, an adapter on all linear layers has 0.55 million parameters times its rank, so with 19
+    Example: for Qwen2.5-0.5B, an adapter on all linear layers has 0.55 million parameters per unit of rank, so with 19
     million tokens rank 64 is the first with as many parameters as tokens.
     """
     rank, why_rank = _rank(job, facts, profile)

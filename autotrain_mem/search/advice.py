@@ -1,7 +1,7 @@
 """Lists a plan's questions (is more harm worth much more speed?), and advice on settings that only the user may change.
 
-Proposals change the rows of a batch, their order or their end, which a plan may not do by itself. ``--padding_free``
-without packing is not proposed, since TRL then truncates no rows.
+Proposals change the rows of a batch, their order or where they end, which a plan may not do by itself.
+``--padding_free`` without packing is not proposed, since TRL then truncates no rows.
 """
 
 import math
@@ -61,7 +61,7 @@ def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[
         # PEFT's own list is often two layers of seven.
         adapted = facts.adapted if facts.adapted.replace("-", "").isalnum() else f"'{facts.adapted}'"
         why = (
-            f"PEFT adapts {' and '.join(facts.lora_targets)} of this architecture where no targets are named, and that "
+            f"PEFT adapts {' and '.join(facts.lora_targets)} of this architecture if no targets are named, and that "
             "learns less at any rank"
         )
         offers.append(Proposal(flags=f"--lora_target_modules {adapted}", why=why))
@@ -91,7 +91,7 @@ FLASH_ATTENTION = (
 """Attention that keeps packed rows apart: with any other, TRL warns (sft_trainer.py: FLASH_ATTENTION_VARIANTS)."""
 
 MEGA_BATCHES = 50
-"""Optimizer steps that are sorted together (transformers/trainer_pt_utils.py: get_length_grouped_indices)."""
+"""Optimizer steps whose rows are sorted together (transformers/trainer_pt_utils.py: get_length_grouped_indices)."""
 
 
 def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: str | None) -> tuple[Proposal, ...]:

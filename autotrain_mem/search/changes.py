@@ -60,7 +60,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
             larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == adapter.lora_r]
             alike = [each for each in larger if each.knobs.training == knobs.training]
             needed = f"rank {adapter.lora_r} needs at least {_least(alike)}: " if alike else ""
-            why_adapter["lora_r"] = f"{needed}the data ask for more, and there is no memory for it"
+            why_adapter["lora_r"] = f"{needed}the data need a larger rank, but it does not fit"
         moved = [(name, getattr(base, name), getattr(knobs, name)) for name in ADAPTED]
         of_adapter = [
             Lever(name=name, before=before, after=after, harm=Harm.WHAT_IS_TRAINED, why=why_adapter[name])
@@ -173,7 +173,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     ratio = found.tokens_per_second / memo(knobs).tokens_per_second if found and found.tokens_per_second else 1.0
     if ratio < 1 - TIE:
         return f"without it the same fits at {ratio:.2f} x the speed"
-    if harm_of(row, space) <= Harm.TIME:  # settings that lack it alone, with no more rows
+    if harm_of(row, space) <= Harm.TIME:  # compare with settings that lack only this lever, with no more rows
         time = (*OFFLOADING, CHECKPOINTING)
         others = {name for name in time if getattr(knobs, name)} - {row.knobs[0]}
         alike = [

@@ -123,7 +123,7 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
         _check_groups(group, size, GENERATION, group)
         if size % processes:
             raise BatchSplitError(
-                f"--{GENERATION} {size} counts all processes, but {processes} do not divide it",
+                f"--{GENERATION} {size} is shared by all processes, but {processes} do not divide it",
                 hint=f"use --{GENERATION} {either(multiples(lcm(group, processes), size))}",
             )
         return tuple(rows for rows in every if size % (rows * processes) == 0)
@@ -175,7 +175,7 @@ def _of_whole_mini_batches(job: Job, knobs: Knobs, batches: int) -> tuple[int, .
     ``trl/experimental/ppo/ppo_trainer.py: __init__`` asserts the first; the second is needed to accumulate."""
     effective, rows, processes = knobs.effective_batch_size, share(knobs), knobs.processes
     if rows % batches:
-        each = f" in the share of each of {processes} processes" if processes > 1 else ""
+        each = f" when split over {processes} processes" if processes > 1 else ""
         raise BatchSplitError(
             f"--{MINI_BATCHES} {batches} does not divide the effective batch size {effective}{each}",
             hint=f"use --effective_batch_size {either(multiples(batches * processes, effective))}, or --{MINI_BATCHES} "

@@ -1,8 +1,8 @@
 """Finds the fastest plan that fits at one level of harm, in few rehearsals.
 
-Best first: of the points that may fit, the one that may be fastest is rehearsed next; its memory and time rule others
-out. The search ends when no remaining point can be faster than the best that fits. It finds what a full grid would
-find, unless a guess wrongly rules a point out as too large; points at the border are rehearsed as well.
+The search is best-first: of the points that may fit, the one that may be fastest is rehearsed next, and its memory and
+time rule others out. It ends when no remaining point can be faster than the best that fits. It finds what a full grid
+would find, unless a guess wrongly rules a point out as too large; points at the border are rehearsed as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +26,10 @@ MIDDLE_EVERY = 3
 """Every third guess is the middle, so that misleading guesses cost at most three times as much as bisection."""
 
 LENGTH_TURNS = 6
-"""The most lengths to guess after the shortest and the requested one."""
+"""The most guesses at a length after the shortest and the requested one."""
 
 EASING_TURNS = 2
-"""The most numbers of rows generated at once to guess after the smallest and the requested one."""
+"""The most guesses at the number of rows generated at once, after the smallest and the requested one."""
 
 
 def best_of(

@@ -118,7 +118,7 @@ def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
         return may_fit_at_once(space, sight.known[0], knobs)
     if sight.known:
         return required_bytes(space, sight.known, knobs) <= sight.known[0].budget_bytes * LEEWAY
-    for known in sight.heavier:  # all but the weights of a base with more bits
+    for known in sight.heavier:  # a base with more bits needs as much beyond its weights
         weights = _nearest(known, knobs).memory.owners_at_peak.get(Owner.WEIGHTS, 0)
         if required_bytes(space, known, knobs) - weights > known[0].budget_bytes * LEEWAY_OF_ONE:
             return False
@@ -141,7 +141,7 @@ def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
 def _with_levers(
     space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
 ) -> float:
-    """Guesses the bytes from points with fewer levers, less the savings of the others, or with another sharding."""
+    """Guesses the bytes from points with fewer levers, less what the other levers save, or with another sharding."""
     nearest = _nearest(known, knobs)
     pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
     if not pulled:
@@ -195,7 +195,7 @@ def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> floa
 
 
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
-    """Returns the gradient bytes that a phase holds with these knobs beyond a rehearsed point; may be negative.
+    """Returns how many more gradient bytes a phase holds with these knobs than a rehearsed point; may be negative.
     Only later micro-steps start with gradients (``torch/optim/optimizer.py: zero_grad``)."""
     memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
     accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)

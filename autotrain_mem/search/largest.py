@@ -30,7 +30,7 @@ FAR = 8
 """The least ratio of the second value to the smallest: closer values may both peak in the optimizer step."""
 
 STEEPER = 1.5
-"""The assumed slope at a single point, relative to proportionality, so that the second point likely fits."""
+"""If one point is known, bytes are assumed to grow this much faster than the value, so that the next likely fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class Boundary:
 
 
 def find_most(question: Question, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
-    """Returns the plan with the largest value that fits; None if no value fits and keeps the limits."""
+    """Returns the plan with the largest value that fits; None if no value fits within the limits."""
     tried: set[str] = set()
     best: SearchResult | None = None
     name = next((level.name for level in answering(question) if _holds(question, level, memo)), None)
@@ -106,8 +106,8 @@ def find_border(question: Question, level: str, memo: Memo) -> Boundary | None:
 
 
 def _at_once(question: Question, level: str, memo: Memo, following: int) -> tuple[_Points, int | None]:
-    """Returns the points of the whole batch at once, and the value from which they may fit although fewer rows do not;
-    None if nothing is accumulated, or they are too large."""
+    """Returns the points of the whole batch at once, and the index from which they may fit although fewer rows do not.
+    The index is None if no gradients accumulate anyway, or if these points are too large."""
     accumulated = _Points(question, level, memo, attrgetter("least"))(following)
     points, ends = _Points(question, level, memo, attrgetter("at_once")), (following, len(question.values) - 1)
     start = next((each for each in ends if points.knobs(each).gradient_accumulation_steps == 1), None)
@@ -118,7 +118,7 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
 
 
 def _border(points: _Points, start: int) -> Boundary | None:
-    """Finds the boundary from a value on, with both sides rehearsed whole; None if that value does not fit."""
+    """Finds the boundary from a value on, with both sides rehearsed on the whole model; None if it does not fit."""
     if not points.holds(start):
         return None
     end = len(points.question.values)

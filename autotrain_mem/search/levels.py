@@ -125,7 +125,7 @@ def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Describes a level: its settings pull at least one of its ``own`` levers and, if it ``offloads``, one of these."""
+    """Describes a level: each setting pulls at least one lever of ``own`` and one of ``offloads``, if there are any."""
 
     name: str
     own: tuple[str, ...]
@@ -280,7 +280,7 @@ def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
     if free:  # levers that cost nothing are always pulled, except in the job as requested
         pulled = [*([()] if step == LEVELS[0] else []), *((*free, *chosen) for chosen in pulled)]
     offloads = [chosen for chosen in _sets(step.offloads, space) if chosen or not step.offloads]
-    offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # needs least, so it is last
+    offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # the last setting must need least
     for offloaded, chosen in product(offloads, pulled):
         replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
         setting = pull_all(space, (*chosen, *offloaded))

@@ -50,7 +50,7 @@ class Memo:
         self.predictor = predictor
         self._on_attempt = on_attempt
         self._may_expand = allowed(LEVERS[EXPANDABLE], space)
-        # Keys are knobs without expandable segments: if the user sets them, all knobs of a search agree.
+        # Keys are knobs without expandable segments: if the user sets them, they are the same in all points.
         self._estimates: dict[Knobs, Estimate] = {}
         self._attempts: list[Candidate] = []
         self._speeds: dict[tuple[Knobs, int | None, Knobs], float] = {}
@@ -61,7 +61,7 @@ class Memo:
         return self._estimates[knobs.growing(False)]
 
     def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
-        """Rehearses the unknown ones of these points, in one call."""
+        """Rehearses those of these points that are unknown, in one call."""
         asked = [knobs for knobs in dict.fromkeys(map(self._native, points)) if not self._is_known(knobs, whole)]
         if not asked:
             return

@@ -85,7 +85,7 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
             continue
         if level.lengths:
             return longest_rows(level, memo, turns=LENGTH_TURNS)
-        # The fewest of a level's levers that fit, and then as many of the pins on the levers of time
+        # The fewest of a level's levers that fit, then as many pins on batches and checkpointing as possible
         accumulates, at_each_step = memo(level.least).fits, [replace(level, space=step) for step in steps]
         floors = [each.least if accumulates else each.at_once for each in at_each_step]
         settings = (least_shared(steps[-1], each) for each in level.settings)

@@ -53,8 +53,8 @@ def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult
     None if nothing fits within the limits. Levels that are too large by the number of parameters alone are rehearsed
     last; if one of them fits after all, the levels are climbed again.
 
-    Example: with an effective batch of 8, 4 rows fit without checkpointing. The search rehearses 8 rows without it,
-    which do not fit, 1 row with it, which fits, and 4 rows without it, which fit and are faster than all other points.
+    Example: with an effective batch of 8, 4 rows fit without checkpointing. The search rehearses 8 rows without it (do
+    not fit), 1 row with it (fits), and 4 rows without it (fit). No other point can be faster.
 
     Raises:
         UsageError: ``space.forbid`` names an unknown lever.

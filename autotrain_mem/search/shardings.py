@@ -1,4 +1,4 @@
-"""Describes how several processes may share a model, or the tokens of a row, and what each then holds."""
+"""Describes how several processes may share a model, or the tokens of a row, and what each of them then holds."""
 
 import re
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ FASTEST_FIRST: tuple[Sharding, ...] = ("ddp", "fsdp2-no-reshard", "fsdp2", "hsdp
 """Shardings that a search tries; the first of equally fast ones wins. DeepSpeed is used only if the user asks."""
 
 WITH_SHARED_TOKENS: tuple[Sharding, ...] = ("fsdp2-no-reshard", "fsdp2")
-"""Shardings for context parallelism: torch supports it in FSDP2 only, and HSDP beside it is not rehearsed."""
+"""Shardings for context parallelism: torch supports it in FSDP2 only, and with HSDP it is not rehearsed."""
 
 LEAST_FIRST: tuple[Sharding | None, ...] = (
     *("fsdp2", "zero3", "hsdp", "fsdp2-no-reshard", "zero2", "zero1", "ddp", None),
@@ -81,8 +81,8 @@ NOT_WITH: dict[str, tuple[str, str]] = {
     "padding_free": ("the mask that keeps rows apart is dropped", "--padding_free false"),
     "use_liger_kernel": ("its loss over shared tokens is not rehearsed yet", "--use_liger_kernel false"),
     "load_in_8bit": ("8-bit weights cannot be sharded", "--load_in_4bit"),
-    "fp16": ("float16's scaler beside it is not rehearsed yet", "--bf16"),
-    "assistant_only_loss": ("it is not rehearsed beside shared tokens yet", "--assistant_only_loss false"),
+    "fp16": ("float16's gradient scaler is not rehearsed with shared tokens yet", "--bf16"),
+    "assistant_only_loss": ("it is not rehearsed with shared tokens yet", "--assistant_only_loss false"),
 }
 """Argument -> why shared tokens do not support it, and the flag to use instead."""
 
@@ -111,7 +111,7 @@ WAYS = {
     SHARED_TOKENS: SharedTokens(
         name=SHARED_TOKENS,
         shardings=WITH_SHARED_TOKENS,
-        owner="torch has context parallelism under FSDP2 only",
+        owner="torch supports context parallelism only under FSDP2",
         attention="sdpa",
         attends="transformers shares tokens with sdpa only",
         in_half_precision=True,
@@ -122,7 +122,7 @@ WAYS = {
     SHARED_SEQUENCE: SharedTokens(
         name=SHARED_SEQUENCE,
         shardings=ZEROS,
-        owner="sequence parallelism is DeepSpeed's",
+        owner="sequence parallelism needs DeepSpeed",
         attention="sdpa|flash_attention_[23]",
         attends="DeepSpeed's sequence parallelism wraps sdpa and flash attention only",
         in_half_precision=False,

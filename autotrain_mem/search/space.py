@@ -1,6 +1,6 @@
 """Holds the search space: the requested settings, the pins, and the ways to split the effective batch.
 
-Lengths are tokens, batch sizes are rows; a micro-batch is that of one device, the effective batch that of all.
+Lengths are in tokens, batch sizes in rows. A micro-batch is for one device, the effective batch for all.
 """
 
 from collections.abc import Mapping
@@ -157,7 +157,7 @@ def make_space(
         if is_kept and longest is not None and context_length is not None and longest > context_length:
             raise ContextLengthError(
                 f"The longest row has {longest} tokens, the model's context is {context_length}, and TRL's "
-                f"{job.method_facts.trainer} cuts only answers: a long prompt stays",
+                f"{job.method_facts.trainer} cuts only answers, so a long prompt stays",
                 hint="drop the longest rows from the data, or use a model with a longer context",
             )
         asked = None if profile is None else profile.asked_length(wished_share(job.arguments.get(MAX_LENGTH)))

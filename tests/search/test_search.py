@@ -332,7 +332,7 @@ def test_a_rank_that_the_card_has_no_memory_for_makes_way_for_the_largest_that_f
     (lever,) = [lever for lever in found.levers if lever.name == "lora_r"]
     assert (lever.before, lever.after) == (16, 64)
     assert re.fullmatch(
-        r"rank 256 needs at least \S+ GiB, the budget is \S+ GiB: the data ask for more, and there is no memory for it",
+        r"rank 256 needs at least \S+ GiB, the budget is \S+ GiB: the data need a larger rank, but it does not fit",
         lever.why,
     )
     assert search(adapted_space(10**9, lora_r=256), model).level != "LoRA"  # one that the user gave is kept

@@ -1,9 +1,9 @@
 """Aligns a run with few layers (or chunks of the loss) with a run with a few more, to find the events of one layer.
 
 The longer run is the shorter one with insertions. Wherever work goes layer by layer (a forward pass, its recomputation,
-its backward pass, an optimizer's list, loading), it has one more copy for each extra layer; within a chunked loss, one
-for each extra chunk. Where the two runs diverge, a copy's length is right if the longer run continues with that many
-equal copies, after which both runs match again.
+its backward pass, an optimizer's list, loading), the longer run has one more copy for each extra layer; within a
+chunked loss, one for each extra chunk. Where the two runs diverge, a copy's length is right if the longer run continues
+with equal copies of that length, one for each extra layer or chunk, and both runs match again after them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotrain_mem.types.model import Depths
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 NOWHERE = -1
-"""The birth of a step that concerns no block."""
+"""The value in ``Steps.births`` for a step that concerns no block."""
 SURE_STEPS = 64
 """The number of equal steps after which two runs count as matching."""
 MOST_LOOKS = 10_000_000
@@ -142,8 +142,8 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
 def in_order(trace: Trace) -> array[int]:
     """Lists the events, with consecutive deaths sorted by birth.
 
-    Nothing depends on their order, which can be arbitrary: autocast frees its casts in the order of a table of
-    addresses (``at::autocast::clear_cache``).
+    Nothing depends on the order of these deaths, which can be arbitrary: autocast frees its casts in the order of a
+    table of addresses (``at::autocast::clear_cache``).
     """
     events, born = array("q", trace.events), [0] * len(trace.blocks)
     between = {index for index, _ in (*trace.phase_starts, *trace.engine_marks)}
@@ -170,7 +170,7 @@ class Insertion:
     period: int
     """Steps of one copy."""
     growth: Depths
-    """Whether layers or chunks grow, with their numbers."""
+    """The numbers of layers, or of chunks if the copies are chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,8 +100,8 @@ class _Mistakes:
         """Pairs for which an extrapolation failed."""
 
     def __contains__(self, steps: object) -> bool:
-        """Returns whether the steps' picks differ, or failed before: blocks of a kind are freed oldest or newest first,
-        so different ranks from both ends mean different blocks."""
+        """Returns whether the steps' picks differ, or failed in an extrapolation. Blocks of a kind are freed oldest or
+        newest first, so picks differ if the ranks from both ends differ."""
         assert isinstance(steps, tuple)
         one, other = self._short.picks.get(steps[0]), self._long.picks.get(steps[1])
         if one is None or other is None:
@@ -172,7 +172,7 @@ class _Expansion:
         return short.extrapolated(long, self._depths.all_copies / self._depths.copies)
 
     def _stretches(self) -> list[tuple[list[Act], int]]:
-        """Lists steps with their repeats: those of both runs once, those of a copy for each. Raises UnclearError."""
+        """Lists the steps of the whole run in groups, each with its number of repeats. Raises UnclearError."""
         stretches: list[tuple[list[Act], int]] = []
         i = j = 0
 

@@ -97,9 +97,9 @@ class Writer:
         self._births: list[int] = []
         """The block's number for each allocation."""
         self._last_births: dict[int, tuple[int, list[Hashable]]] = {}
-        """The allocation of each live block, and its places."""
+        """For each live block, the index of its allocation, and its places."""
         self._dead: dict[Block, list[int]] = {}
-        """Numbers of dead blocks, by their kind."""
+        """Numbers of dead blocks, by size, owner, module and stream."""
         self._dead_alike: list[list[int]] = []
         """For each block, its list in ``_dead``: a block's hash is computed once, not at each free."""
 
