@@ -179,7 +179,7 @@ def test_a_file_of_the_users_own_that_a_run_would_write_over_is_refused_by_its_n
     (folder / "data.jsonl").write_text("mine")
     for overwrite in (False, True):
         for check in CHECKS:
-            with pytest.raises(OutputFolderError, match=rf"that no run .+\({re.escape(name)}\)") as raised:
+            with pytest.raises(OutputFolderError, match=rf"no earlier run .+\({re.escape(name)}\)") as raised:
                 check(str(folder), resuming=False, overwrite=overwrite)
             assert "--overwrite_output_dir" not in raised.value.hint
     assert {path.name: path.read_text() for path in folder.iterdir() if path.name != LOCK_NAME} == {

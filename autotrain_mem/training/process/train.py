@@ -129,7 +129,7 @@ class Safeguards:
     def _keep_shortage(self, error: BaseException) -> None:
         try:
             self._shortage = shortage_of(error, self._trainer, self._device)
-        except Exception:  # it goes to the log; the training raises the original error
+        except Exception:  # goes to the log, while the training raises the original error
             traceback.print_exc()
 
 
