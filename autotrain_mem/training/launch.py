@@ -125,7 +125,7 @@ def _listen(ranks: RankProcesses, messages: Iterable[Event], log: pathlib.Path, 
             ranks.wait(LAST_WORDS_SECONDS)
             return message
         progress.follow(message)
-    raise InterruptedByUser("The training process ended before its first step.", hint=f"What it printed is in {log}.")
+    raise InterruptedByUser("The training process exited before it finished.", hint=f"What it printed is in {log}.")
 
 
 def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Event:

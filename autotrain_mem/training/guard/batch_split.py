@@ -120,7 +120,7 @@ def split_evenly(rows: range, parts: int) -> Iterator[range]:
 
 
 def _length(value: Any) -> int | None:
-    """Returns the length of the first dimension; None for a value of the batch as a whole."""
+    """Returns the length of the first dimension; None for a value without rows."""
     if isinstance(value, torch.Tensor):
         return int(value.shape[0]) if value.dim() else None
     return len(value) if isinstance(value, (list, tuple)) else None

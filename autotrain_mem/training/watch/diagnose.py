@@ -144,7 +144,7 @@ class SignDetector:
         )
 
     def _leak(self) -> Sign | None:
-        """Detects memory held after a step that grows from step to step, unless rows grow longer."""
+        """Detects that the memory held after each step keeps growing, although the rows do not grow longer."""
         devices = [sample.device for sample in self._samples if sample.device is not None]
         if len(devices) < WINDOW:
             return None
