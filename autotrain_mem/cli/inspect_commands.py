@@ -30,7 +30,7 @@ beside what a probe and the run measured; loss and speed; what was tried; the le
 
   autofit report Qwen2.5-0.5B-SFT
 """
-_PATH = "a plan's file: the report is written beside it; or an output folder: it is written into it, as report.html"
+_PATH = "a plan's file, beside which the report is written; or an output folder, in which it becomes report.html"
 
 
 def report(argv: Sequence[str]) -> int:
@@ -77,7 +77,7 @@ def watch(argv: Sequence[str]) -> int:
     parser = CommandParser("watch", _WATCH)
     parser.add_run()
     parser.add_argument("--once", action="store_true", help="show its present state, and stop")
-    parser.add_argument("--json", action="store_true", help="its whole history as one JSON object, once")
+    parser.add_argument("--json", action="store_true", help="print the whole history once, as one JSON object")
     options = parser.read(argv)
     folder = Path(options.run)
     if not folder.is_dir():
@@ -150,7 +150,7 @@ def explain(argv: Sequence[str]) -> int:
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan's file, an output folder, or -")
     usage = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."
     if "--json" in argv:
-        raise UsageError("autofit explain takes no --json: the plan is JSON itself.", hint=usage)
+        raise UsageError("autofit explain takes no --json: the plan's file is JSON already.", hint=usage)
     options = parser.read(argv)
     if options.plan is None:
         raise UsageError("autofit explain needs a plan.", hint=usage)

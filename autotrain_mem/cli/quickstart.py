@@ -103,7 +103,7 @@ def make_material(folder: pathlib.Path) -> None:
     except OSError as error:
         raise OutputFolderError(
             f"Cannot write to {folder}: {error.strerror or error}.",
-            hint="Give --folder a new folder where you may write: autofit quickstart --folder FOLDER",
+            hint="Give --folder a new folder where you can write: autofit quickstart --folder FOLDER",
         ) from error
 
 

@@ -136,7 +136,7 @@ def _add_data(draft: Draft) -> None:
         subset = {} if data.subset is None else {"subset": data.subset}
         for key, split in zip(names.values(), (data.train_split, data.test_split), strict=False):
             entry = json.dumps({**source, **subset, "split": split, **facts.entry}, ensure_ascii=False)
-            added = f'to which this is added, for {facts.rows}: "{key}": {entry}'
+            added = f'where you add, for {facts.rows}: "{key}": {entry}'
             draft.notes.append(f"dataset: a name in data/dataset_info.json, {added}")
     prompts_only = draft.job.is_online and draft.plan.prompt_length
     draft.keys |= {**names, "cutoff_len": draft.plan.prompt_length if prompts_only else draft.length}

@@ -165,7 +165,7 @@ def skypilot(plan: Plan, job: Job) -> str:
     }
     notes = (
         *((unknown,) if card == CARD else ()),
-        "workdir is a clone of autotrain_mem with your data in it, which setup installs",
+        "workdir is a clone of autotrain_mem, which setup installs, with your data in it",
         "a machine's disk is lost with it: mount a bucket (file_mounts), and put output_dir there",
     )
     note_shared_files(draft, notes)
@@ -190,7 +190,7 @@ def kubernetes(plan: Plan, job: Job) -> str:
     tool = Tool(name="Kubernetes", command="kubectl apply -f FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
     notes = (
         f"write your image in place of {IMAGE}: the project's Dockerfile makes one",
-        f"make a volume claim {CLAIM} that many may write (ReadWriteMany): it is mounted at {WORKSPACE}",
+        f"make a volume claim {CLAIM} that many pods can write (ReadWriteMany): it is mounted at {WORKSPACE}",
         "Kubeflow's training operator is installed (kubeflow.org/v1 PyTorchJob)",
     )
     workers = {"Worker": _replicas(draft, draft.nodes - 1)} if draft.nodes > 1 else {}

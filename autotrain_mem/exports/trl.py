@@ -55,15 +55,15 @@ def trl(plan: Plan, job: Job) -> str:
     draft.keys |= {**first, **rest, **environment}
     if has_script:
         note_launch(draft)
-    note_host_optimizer(draft, "autofit METHOD --config FILE --optimizer_offload has it")
+    note_host_optimizer(draft, "autofit METHOD --config FILE --optimizer_offload does it")
     if knobs.peft_config:
         draft.notes.append(
-            "peft_config: TRL has no key for it, and would train LoRA: autofit METHOD --peft_config FILE has it"
+            "peft_config: TRL has no key for it, and would train LoRA: autofit METHOD --peft_config FILE applies it"
         )
     draft.note_data()
     if not has_script:
-        why = f"autofit {method} reads this file, trl does not have the command"
-        draft.notes.append(f"TRL has {job.method_facts.title}Config and no script for it: {why}")
+        why = f"autofit {method} reads this file, but trl has no such command"
+        draft.notes.append(f"TRL has {job.method_facts.title}Config, but no script for it: {why}")
     return document(draft, tool, {})
 
 
@@ -94,7 +94,7 @@ class DryRun:
         """Returns one YAML file that TRL can read; all but the config is in comments."""
         lines = ["No command: TRL has no script for this method, and autofit trains with a trainer of its own."]
         if self.command is not None:
-            lines = [f"The command, with this text as {TRL_FILE} (TRL's short form of it: {self.short_command}):"]
+            lines = [f"The command, with this text saved as {TRL_FILE} (in TRL's short form: {self.short_command}):"]
             lines.append(f"  {one_line(shlex.join(self.command))}")
         lines.append(f"The environment that autofit would set for the process:{'' if self.environment else ' nothing'}")
         lines += [f"  {one_line(f'{name}={shlex.quote(value)}')}" for name, value in self.environment.items()]

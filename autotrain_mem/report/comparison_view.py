@@ -19,7 +19,7 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
     "*": (lambda knobs: not knobs.recomputes, "without gradient checkpointing"),
     "h": (
         lambda knobs: any(row.offloads for row in pulled(knobs)),
-        "activations or optimizer state wait in the host's memory",
+        "activations or optimizer state are in the host's memory",
     ),
     "s": (lambda knobs: knobs.is_sharded, "weights, gradients and optimizer state are divided among the GPUs (FSDP)"),
     "+": (lambda knobs: knobs.expandable_segments, f"with {formatting.segments(expandable=True)}"),
@@ -66,7 +66,7 @@ def cards_view(cards: Cards) -> RenderableType:
         legend = [f"{SMALLEST}  the smallest {card_or_set} that trains what was asked for, unchanged, {how}"]
     legend += [f"{sign}  {meaning}" for sign, (has, meaning) in _MARKS.items() if any(map(has, knobs))]
     if any(each.estimate is not None and not formatting.has_speed(each.estimate.time) for each in cards.verdicts):
-        legend.append("-  unknown, as the card's rates are")
+        legend.append("-  unknown, since the card's rates are unknown")
     legend += [f"{mark}  {reason}" for reason, mark in reasons.items()]
     if knobs:
         legend.append(_BATCH_OF_SEVERAL if any(each.processes > 1 for each in knobs) else _BATCH)

@@ -149,7 +149,7 @@ def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | No
     else:
         targets = knobs.lora_target_modules
         named = () if targets is None else ("all linear layers" if targets == ("all-linear",) else value(targets),)
-        where = " ".join((*named, *(parameters or ()))) or "the layers that PEFT names"
+        where = " ".join((*named, *(parameters or ()))) or "PEFT's default layers"
         what = f"{name} of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {where}"
     if trained is None:
         return what

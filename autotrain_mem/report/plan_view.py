@@ -64,7 +64,7 @@ NOTES = ("advice", "warning")
 def facts(plan: Plan) -> Iterator[Fact]:
     """Yields what to know before the details: harm, speed, batch, data, warnings and advice."""
     estimate, knobs, facts = plan.estimate, plan.knobs, plan.job.method_facts
-    yield Fact("level", Text(f"{plan.level}: {formatting.LEVELS.get(plan.level, 'not known here')}"), 50)
+    yield Fact("level", Text(f"{plan.level}: {formatting.LEVELS.get(plan.level, 'unknown here')}"), 50)
     if plan.most is not None:
         yield Fact("most", Text(most_sentence(plan.most, estimate.budget_bytes, plan.level)), 70)
     parameters = plan.job.arguments.get("lora_target_parameters")
@@ -227,7 +227,7 @@ def levels_table(plan: Plan) -> Table:
             outcome = Text(f"fits{speed}: {formatting.batch(each.knobs)}, {others}")
         else:
             *cards, last = each.would_fit or ("",)
-            where = f"; would on {' or '.join(filter(None, [', '.join(cards), last]))}" if last else ""
+            where = f"; would fit on {' or '.join(filter(None, [', '.join(cards), last]))}" if last else ""
             outcome = Text.assemble(("does not fit", BAD), where)
         add(grid, each.level, format_bytes(each.required_bytes), outcome)
     return grid
@@ -285,6 +285,6 @@ def flags(plan: Plan) -> list[RenderableType]:
         own += [f"--{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1]
         own += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
         own += [f"--{name} cpu" for name in OF_DEEPSPEED if getattr(knobs, name) == "cpu"]  # NVMe has no flag
-    more = [Text(f"and only autofit has {' '.join(own)}")] if own else []
+    more = [Text(f"autofit's own flags: {' '.join(own)}")] if own else []
     lines = map(Text, formatting.flag_lines(plan.method, knobs))
     return section(f"the same settings as flags of {command} {plan.method}", *lines, *more)

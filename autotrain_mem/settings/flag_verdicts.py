@@ -86,7 +86,7 @@ _ROWS_FOR_ALL = (
     # -- how the model is loaded and adapted
     FlagGroup(
         verdict=_R,
-        why="how the model is loaded, quantized and adapted: from_pretrained, bitsandbytes and PEFT run as they are",
+        why="how the model is loaded, quantized and adapted: from_pretrained, bitsandbytes and PEFT run unchanged",
         flags="model_name_or_path model_revision trust_remote_code dtype attn_implementation load_in_8bit "
         "load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage use_peft lora_r lora_alpha "
         "lora_dropout lora_target_modules lora_target_parameters lora_modules_to_save lora_task_type use_rslora "
@@ -139,13 +139,13 @@ _ROWS_FOR_ALL = (
     # -- rows
     FlagGroup(
         verdict=_C,
-        why="which rows there are, and what TRL makes of them",
+        why="which rows are read, and how TRL converts them",
         flags="dataset_name dataset_config dataset_train_split dataset_test_split datasets dataset_streaming "
         "streaming test_split_size chat_template_kwargs reward_funcs",
     ),
     FlagGroup(
         verdict=_ONLY,
-        why="how texts become tokens: counted from the data, and a rehearsal's rows are tokens already",
+        why="how texts become tokens: the data's tokens are counted, and a rehearsal's rows are already tokens",
         flags="dataset_text_field dataset_kwargs dataset_num_proc completion_only_loss assistant_only_loss "
         "chat_template_path eos_token pad_token",
     ),
@@ -260,14 +260,14 @@ _ROWS_OF_METHODS = (
         verdict=_IDLE,
         # trl/experimental/gkd/gkd_trainer.py: __init__, compute_loss; ../utils.py: DataCollatorForChatML
         methods=(_GKD,),
-        why="this trainer has a loss and a collator of its own: rows are cut at their beginning, and not prepared",
+        why="this trainer has its own loss and collator: rows are truncated at their start, and not preprocessed",
         flags="loss_type packing_strategy pad_to_multiple_of truncation_mode completion_only_loss dataset_text_field "
         "dataset_kwargs shuffle_dataset",
     ),
     FlagGroup(
         verdict=_IDLE,
         methods=(_ORPO, _CPO, _GKD),  # trl/experimental/orpo/orpo_trainer.py: __init__; gkd_trainer.py: __init__
-        why="TRL switches it off: its collator takes every column",
+        why="TRL turns it off, since its collator needs every column",
         flags="remove_unused_columns",
     ),
     FlagGroup(

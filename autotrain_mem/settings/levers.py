@@ -83,7 +83,7 @@ _OF_TRLS = (
             "TRL's offloading of FSDP's gathered weights is not rehearsed yet",
             "Remove --activation_offloading: --gradient_checkpointing true keeps as little, or --sharding ddp.",
         ),
-        reason="activations wait in host memory for the backward pass: the same gradients, with copies both ways",
+        reason="activations are in host memory until the backward pass: the same gradients, with copies both ways",
         words="activations offloaded",
         offloads=True,
         pays_for_adapters=True,
@@ -162,8 +162,8 @@ _OF_TRLS = (
         words="8-bit base",
         warning="rounds the frozen base model to 8 bits, which changes its outputs a little",
         not_counted=(
-            "outlier columns of 8-bit layers, which are kept in 16 bits for the backward pass: how many there are "
-            "depends on the weights, at most the layers' inputs once more",
+            "outlier columns of 8-bit layers, which are kept in 16 bits for the backward pass: their number depends "
+            "on the weights; together they take at most as much as the layers' inputs",
         ),
     ),
     LeverRow(

@@ -46,7 +46,7 @@ _LAYERWISE = (
     "batch"
 )
 _TORCHAO = "torchao compiles its step, and a compiled step cannot be recorded"
-_PAGED = "bitsandbytes' library for the CPU, on which a rehearsal runs, has no paged state of this optimizer"
+_PAGED = "a rehearsal runs on the CPU, where bitsandbytes has no paged state for this optimizer"
 _OTHER_DEVICE = "it is for another kind of device"
 
 REFUSED: dict[str, tuple[str, str]] = {
@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "galore_adafactor_layerwise": (_LAYERWISE, "--optim galore_adafactor is rehearsed"),
     "apollo_adamw_layerwise": (_LAYERWISE, "--optim apollo_adamw is rehearsed"),
     "adalomo": ("its package needs a CUDA device when it is built", "--optim adafactor keeps as little state"),
-    "adamw_anyprecision": ("its package torchdistx supports no torch since 2.0", _EIGHT_BIT),
+    "adamw_anyprecision": ("its package torchdistx does not support torch 2.0 and later", _EIGHT_BIT),
     "adamw_torch_xla": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
     "adamw_torch_npu_fused": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
 }

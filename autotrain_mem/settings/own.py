@@ -63,9 +63,7 @@ class OwnSettings:
             steps_on_host=True,
             usual=Savings(taken=1.0, slower=1.5),
             at_best=Savings(taken=1.0),
-            not_counted=(
-                "host memory: weights and gradients are pinned there, and the optimizer's state lies beside them",
-            ),
+            not_counted=("host memory: it holds pinned copies of weights and gradients, and the optimizer's state",),
         ),
     )
     """Whether optimizer state and step are on the host; the device holds weights and gradients."""
@@ -141,12 +139,11 @@ class OwnSettings:
         False,
         where=TakenBy.LAUNCH,
         accelerate="fsdp_offload_params",
-        help="shards wait in host memory, where the optimizer steps too (FSDP)",
+        help="keep shards in host memory, where the optimizer steps too (FSDP)",
         lever=LeverRow(
             harm=Harm.TIME,
             needs={"sharding": ("fsdp2", "hsdp"), "load_in_4bit": (False,), "load_in_8bit": (False,)},
-            reason="shards of weights, gradients and optimizer state wait in host memory, where the optimizer steps "
-            "too",
+            reason="shards of weights, gradients and optimizer state are in host memory, where the optimizer steps too",
             words="shards offloaded",
             offloads=True,
             pays_for_adapters=True,
@@ -163,7 +160,7 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         of_deepspeed=True,
         choices=("cpu",),
-        help="the optimizer's state and step are in host memory (ZeRO); NVMe: --deepspeed FILE",
+        help="keep the optimizer's state and step in host memory (ZeRO); NVMe: --deepspeed FILE",
         check=one_of(get_args(OffloadDevice), told=("cpu",)),
     )
     """``cpu``: the optimizer's state and step are on the host (ZeRO); None: on the GPU."""
@@ -174,7 +171,7 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         of_deepspeed=True,
         choices=("cpu",),
-        help="shards of weights wait in host memory (ZeRO-3); NVMe: --deepspeed FILE",
+        help="keep shards of weights in host memory (ZeRO-3); NVMe: --deepspeed FILE",
         check=one_of(get_args(OffloadDevice), told=("cpu",)),
     )
     """``cpu``: shards of weights are offloaded to host (ZeRO-3); None: on the GPU."""

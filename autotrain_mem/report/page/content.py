@@ -99,10 +99,10 @@ def figures(material: Material) -> Iterator[Section]:
     if (profile := material.profile) is not None and profile.rows:
         longest = plan.job.row_limit(plan.knobs)
         limit = {} if longest is None else {f"max_length {longest}": float(longest)}
-        yield _distribution("lengths", "How long the rows are", "are no longer", profile.rows_by_length, limit)
+        yield _distribution("lengths", "How long the rows are", "are at most this long", profile.rows_by_length, limit)
         if profile.images is not None:
             counts = profile.images.rows_by_image_tokens
-            yield _distribution("images", "How many tokens of a row are images", "have no more", counts, {})
+            yield _distribution("images", "Image tokens of a row", "have at most this many", counts, {})
     if (mixed := estimate.mixed) is not None:
         yield line_figure(
             "hours",
