@@ -171,8 +171,8 @@ def mixed_lengths(
 
     def reserved(grows: bool) -> tuple[int, ...]:
         segments = replace(settings, grows=grows)
-        # Small blocks count after all lengths have run, in every combination within a step's micro-batches: gradients
-        # of a short micro-batch lie elsewhere than those of the longest.
+        # Small blocks are counted after all lengths have run, in every combination for a step's micro-batches, since
+        # gradients of a short micro-batch have other addresses than those of the longest.
         small = Run(templates, segments, longest_first=True, is_small=True)
         every = sorted({*batches.tokens})
         spread = sorted({*every[:: max(1, -(-len(every) // SMALL_CLASSES))], every[-1]})

@@ -29,7 +29,7 @@ class TraceSpan:
     foreign: tuple[Kind, ...]
     """Kinds of the blocks of earlier parts that this part frees, in order."""
     kept: dict[int, Kind] = field(default_factory=dict)
-    """Its own blocks that are alive at its end."""
+    """Its own blocks that are alive at its end, with their kinds."""
     lasting: frozenset[int] = frozenset()
     """Blocks of ``kept`` that are never freed: weights, optimizer state."""
 

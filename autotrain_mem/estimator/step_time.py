@@ -35,8 +35,8 @@ LINK_EFFICIENCY = 0.8
 """A share of PCI Express's rate, for pinned memory: 25 of 31.5 GB/s at generation 4 (NVIDIA's bandwidthTest)."""
 
 HOST_BYTES_PER_SECOND = 40 * 10**9
-"""Memory traffic of an optimizer step on the host: 80 % of the 51 GB/s of two channels of DDR4-3200. The processes of
-a machine share it."""
+"""The memory traffic of an optimizer step on the host: 80 % of the 51 GB/s of two channels of DDR4-3200. The processes
+of a machine share it."""
 
 COLLECTIVE_EFFICIENCY = 0.85
 """A share of the bus bandwidth that nccl-tests reaches with the largest messages. A layer's weights, some 100 MB, are
@@ -80,7 +80,7 @@ _REFERENCE_RATES = {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12, "bandwidth"
 
 _REFERENCE_LINK, _REFERENCE_LINK_RATE = "PCIe 4.0", 20e9
 _REFERENCE_NETWORK, _REFERENCE_NETWORK_RATE = "400 Gb/s a node of 8", 6.25e9
-"""Rates for unknown links, also to rank plans only."""
+"""Rates for unknown links; these also serve only to rank plans."""
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool)
     """Sums the seconds of one phase, at a share of the rehearsed tokens."""
     busy = _Busy()
     for work in works:
-        # Fewer tokens are fewer chunks.
+        # Fewer tokens make fewer chunks.
         count, tokens = (work.count * share, 1.0) if work.of_chunk else (work.count, share)
         moved = work.bytes * tokens + work.fixed_bytes
         busy.host += count * work.launches * LAUNCH_SECONDS

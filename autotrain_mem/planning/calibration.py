@@ -35,7 +35,7 @@ MISTRUST = 0.05
 """Share of the budget that each further failed probe adds to the bytes that its settings are assumed to need."""
 
 _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))")
-"""The message of ``c10/cuda/CUDACachingAllocator.cpp: malloc``, whose sizes ``format_size`` writes."""
+"""Matches the message of ``c10/cuda/CUDACachingAllocator.cpp: malloc``, whose sizes come from ``format_size``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

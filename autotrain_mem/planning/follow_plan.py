@@ -67,7 +67,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
     knobs = precise_for(replace(plan.knobs, **given), subject.job.arguments, subject.hardware.capability)
     reasons = (*differing, *_changed(plan, knobs, subject))
     if not reasons and any(probe.fits and probe.knobs == plan.knobs for probe in plan.experience.probes):
-        # A probe showed that the plan fits with these figures; here they are measured without the job.
+        # A probe fitted with the plan's figures for memory outside torch; the new ones are measured without the job.
         as_measured = {name: getattr(before.hardware, name) for name in ("non_torch_bytes", "communicator_bytes")}
         subject = replace(subject, hardware=replace(subject.hardware, **as_measured))
     estimate = replace(  # the plan's bytes, against the memory that is free here

@@ -38,7 +38,7 @@ def question_of(subject: Subject) -> Question | None:
         return replace(subject, job=with_value(subject.job, subject.defaults, name, value)).space()
 
     values, stopped_by = _VALUES[name](subject)
-    space(values[0])  # raises an error here that every value would have
+    space(values[0])  # raises the errors that every value would raise
     return Question(name=name, values=values, space=space, stopped_by=stopped_by)
 
 

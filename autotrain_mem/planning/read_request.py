@@ -33,7 +33,7 @@ from autotrain_mem.worker.pool import Workers
 
 _MODEL_NAMES = ("model", "model_name_or_path")
 _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
-"""Our argument for the dataset, and TRL's."""
+"""The names of our argument for the dataset, and of TRL's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -178,7 +178,7 @@ class _Points:
         return surely_fits(self._memo, self.knobs(index))
 
     def guess(self, low: int, high: int, *, at_least: int) -> int:
-        """Returns the last value between both sides that should fit, and at least ``at_least`` above the lower one.
+        """Returns the last index between both sides that should fit, and at least ``at_least`` above the lower one.
 
         The lower of two lines counts: through both sides of the border (or the two nearest below it), and through the
         upper side and the point beyond it (:func:`~autotrain_mem.search.explore.most_that_fits`).

@@ -220,7 +220,7 @@ class Level:
 
     @property
     def at_every_length(self) -> tuple[Line, Line]:
-        """Returns both floors at every length, and last at the requested length."""
+        """Returns both floors at every length, the requested length last."""
         lengths = (*self.lengths, self.settings[-1].max_length)
         least, at_once = (tuple(replace(floor, max_length=each) for each in lengths) for floor in self.floors)
         return least, at_once
@@ -349,7 +349,7 @@ def _following(space: Space, lever: str) -> tuple[str, ...]:
 
 
 def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
-    """Returns the point itself, then with 2, 4, ... times the rows generated at once, up to the requested number.
+    """Returns the point, then copies that generate 2, 4, ... times as many rows at once, up to the requested number.
 
     Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
     """

@@ -1,4 +1,4 @@
-"""Climbs the levels of harm to the first that holds a plan, and takes the fastest plan of that level."""
+"""Climbs the levels of harm to the first that has a plan, and takes the fastest plan of that level."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -140,7 +140,7 @@ class _Climb:
         return {}
 
     def _found(self, level: str, estimate: Estimate, following: Mapping[str, Estimate]) -> SearchResult:
-        """Returns a choice with its alternatives, without those that do more harm and are no faster."""
+        """Returns a choice with its alternatives; those that do more harm and are no faster are left out."""
         is_timed = bool(estimate.tokens_per_second)
         faster = {name: each for name, each in following.items() if not is_timed or slowdown(estimate, each) > 1 + TIE}
         beside = {**self.passed, **faster}

@@ -197,7 +197,7 @@ class Search:
         self._short, self._long, self._unlike = short, long, unlike
         self._layers, self._chunks = layers, chunks or layers
         self._trail: list[Insertion | int] = []
-        """Insertions, and births of the shorter run with another size."""
+        """Insertions, and births of the shorter run whose blocks have another size in the longer run."""
         self._looks = 0
         self._partner: dict[int, int] = {}
         """Maps each of these births to the longer run's birth."""

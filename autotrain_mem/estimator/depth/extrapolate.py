@@ -72,7 +72,7 @@ def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
 
 
 class _NotAlikeError(UnclearError):
-    """Signals that two steps that were matched differ."""
+    """Signals that two matched steps differ."""
 
     def __init__(self, short: int, long: int) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class _Expansion:
         return Use(pick, stream if isinstance(stream, int) else None)
 
     def _birth_in_both(self, i: int, j: int) -> Birth:
-        """Makes the birth; its layer counts from the first one if both runs agree on that, else from the last."""
+        """Makes the birth of a block in both runs; its layer counts from the first if they agree, or from the last."""
         one, other = self._block(0, i), self._block(1, j)
         size = _extrapolated(self._depths, one.size_bytes, other.size_bytes) if i in self._resized else one.size_bytes
         layer, long_layer = name_of(one.module).layer, name_of(other.module).layer
@@ -230,7 +230,7 @@ class _Expansion:
         return self._birth(j, size, layer)
 
     def _birth_in_copies(self, each: range) -> Birth:
-        """Makes the birth; layers count up from the first one, or down from the last."""
+        """Makes the birth of a block in each copy; layers count up from the first one, or down from the last."""
         size_bytes = self._block(1, each[0]).size_bytes
         layers = [name_of(self._block(1, j).module).layer for j in each]
         numbers = [layer for layer in layers if layer is not None]
