@@ -229,7 +229,7 @@ GATHERED_IN = 32
 
 
 def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
-    """Returns the work of a rehearsed point, with its model sharded as these knobs say. The bytes of the whole model
+    """Returns the work of a rehearsed point, with its model sharded as in ``knobs``. The bytes of the whole model
     are its weights at the known peak, times its shards."""
     before, topology = known.knobs, known.hardware.topology
     # Processes that share a row's tokens send keys and values, whose bytes grow with the tokens, under any sharding.

@@ -149,7 +149,7 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
     given_up = max(lowered, default=Harm.NONE)  # bfloat16 weights are allowed even if they lose updates
     if job.fit != plan.job.fit and given_up > FURTHEST[job.fit]:
         yield f"fit is {job.fit}, and the plan's level is {plan.level}"
-    harms = {lever.name: lever.harm for lever in plan.levers}  # a released lever has less harm than its row
+    harms = {lever.name: lever.harm for lever in plan.levers}  # a released lever has less harm than ``row.harm``
     newly = {name: LEVERS[name] for name in sorted(check_forbid(job.forbid) - plan.job.forbid)}
     if pulled := [name for name, row in newly.items() if harms.get(lever_name(row), Harm.NONE - 1) >= row.harm]:
         yield f"forbid has {', '.join(pulled)}, and the plan needs {'it' if len(pulled) == 1 else 'them'}"

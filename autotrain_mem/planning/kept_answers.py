@@ -144,7 +144,7 @@ def _parse_key(request: RunRequest) -> dict[str, Any] | None:
 
 
 def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:
-    """Returns a key with digests of the arguments, which may hold secrets; None if a file they name is unsettled."""
+    """Returns a key with digests of the arguments, which may hold secrets; None if a named file may still change."""
     files = {text: _state(Path(text)) for text in sorted({*texts}) if os.path.exists(text)}
     if None in files.values():
         return None

@@ -219,7 +219,7 @@ def _with_smaller_images(
     if not images or not allowed(LEVERS[SMALLER_IMAGES], subject.space()):
         return None
     largest = max(width * height for width, height in (map(int, size.split("x")) for size in images))
-    areas = [step for step in facts.pixel_steps if facts.enlarges_images or step < largest]  # with an effect
+    areas = [step for step in facts.pixel_steps if facts.enlarges_images or step < largest]  # that shrink an image
     for pixels in areas[:MOST_STEPS]:
         smaller = subject.with_max_pixels(pixels)
         if subject.lengths.profile is not None:

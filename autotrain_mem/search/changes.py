@@ -33,7 +33,7 @@ from autotrain_mem.types.methods_table import METHODS
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:
-    """Returns every difference between the plan and ``space.base``, in the ladder's order.
+    """Returns every difference between the plan and ``space.base``, in the order of ``LADDER``.
 
     ``too_slow`` are plans of less harm that fit, and were passed over for their speed.
 
@@ -148,7 +148,7 @@ def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
-    """Returns whether two points differ only in batches, segments and these knobs."""
+    """Returns whether two points differ only in batches, expandable segments and these knobs."""
     batches = [name for lever in BATCHES for name in LEVERS[lever].knobs]
     kept = {name: getattr(other, name) for name in (*batches, EXPANDABLE, *but)}
     return replace(one, **kept) == other

@@ -58,8 +58,8 @@ class Vocabulary(dict[Hashable, int]):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Holds a run as one sequence: births, deaths, emptied caches, uses on other streams, phase starts and an engine's
-    marks. Two steps with the same symbol differ only in the layer in which they happen."""
+    """Holds a run as one sequence: births (allocations), deaths (frees), emptied caches, uses on other streams, phase
+    starts and a vLLM engine's marks. Two steps with the same symbol differ only in their layer."""
 
     symbols: list[int] = field(default_factory=list)
     sizeless: list[int] = field(default_factory=list)
