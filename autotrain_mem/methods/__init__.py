@@ -1,1 +1,1 @@
-"""Adapts each TRL trainer, its arguments and rows, in a module each. Runs in the worker and the training process."""
+"""Adapts TRL's trainers, one per module, with their arguments and rows. Runs in the worker and training processes."""

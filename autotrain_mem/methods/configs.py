@@ -1,4 +1,4 @@
-"""Fills TRL's four dataclasses with the user's arguments."""
+"""Fills the dataclasses of TRL's parsers with the user's arguments, and derives a trainer's arguments from them."""
 
 import dataclasses
 import importlib
@@ -13,35 +13,31 @@ from autotrain_mem.trainers.script_call import Keywords, is_adapted, quantizatio
 from autotrain_mem.types.methods_table import METHODS
 
 REHEARSED_ACCUMULATION = 2
-"""Micro-steps per optimizer step in a rehearsal: the second runs with gradients allocated; a third adds nothing."""
-
+"""The micro-steps per optimizer step in a rehearsal. The second runs with gradients allocated; a third adds nothing."""
 REHEARSED_STEPS = 2
-"""Optimizer steps in a rehearsal: the second is the first to run with optimizer state allocated."""
-
+"""The optimizer steps in a rehearsal. Only the second runs with optimizer state allocated from its beginning."""
 EVALUATED_BATCHES = 2
-"""Batches of a rehearsed evaluation: the second runs beside what the first left allocated."""
-
-
+"""The batches of a rehearsed evaluation. The second runs while the results of the first are still allocated."""
 LORA_TASK = {"lora_task_type": "SEQ_CLS"}
-"""PEFT's task type for a model with a score head of one output."""
+"""The LoRA task type for a model with a score head of one output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """Holds the four filled TRL dataclasses of one method, in the order of its parser."""
+    """Holds the four filled dataclasses of TRL's parser for a method, in the parser's order, and our own settings."""
 
     script: Any
     training: Any
     model: Any
     dataset: Any
     processor: Any = None
-    """The processor for rows with images in a real run; None: the trainer loads the tokenizer itself."""
+    """The processor for rows with images in a real run. None: the trainer loads the tokenizer itself."""
     adapter: str | None = None
-    """A PEFT config as JSON (``Knobs.peft_config``); None if TRL's flags define the adapter."""
+    """A PEFT config as JSON (``Knobs.peft_config``); None if TRL's flags describe the adapter."""
     prompt_length: int | None = None
-    """Tokens of the longest prompt in a rehearsal; None if unknown."""
+    """The tokens of the longest prompt in a rehearsal; None if unknown."""
     answer_length: int | None = None
-    """Tokens of the longest answer to those prompts; None if unknown."""
+    """The tokens of the longest answer in a rehearsal; None if unknown."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -50,7 +46,7 @@ class Configs:
 
 
 def script_parser(method: str) -> Any:
-    """Returns TRL's own parser of ``trl METHOD``, with the program name ``autofit METHOD``."""
+    """Returns TRL's own parser for ``trl METHOD``, with the program name ``autofit METHOD``."""
     return importlib.import_module(f"trl.scripts.{method}").make_parser(prog=f"autofit {method}")
 
 
@@ -58,8 +54,8 @@ def experimental_parser(method: str, training: type, script: type | None = None)
     """Returns a TRL parser for a trainer of ``trl.experimental``, for which TRL has no script.
 
     Args:
-        training: The trainer's config.
-        script: The dataclass in place of TRL's ``ScriptArguments``.
+        training: The trainer's config class.
+        script: The dataclass to use in place of TRL's ``ScriptArguments``.
     """
     from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
 
@@ -68,7 +64,7 @@ def experimental_parser(method: str, training: type, script: type | None = None)
 
 
 def fill(make_parser: Callable[[], Any], arguments: Mapping[str, Any]) -> Configs:
-    """Fills a parser's dataclasses from a flat mapping of their fields; other names are ignored."""
+    """Fills a parser's dataclasses from one flat mapping of their fields. Other names are ignored."""
     filled = Configs(*(_filled(kind, arguments) for kind in make_parser().dataclass_types))
     return dataclasses.replace(filled, adapter=arguments.get(PEFT_CONFIG))
 
@@ -100,7 +96,8 @@ def trainer_arguments(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
 
 
 def arguments_of_loaded(filled: Configs, model: str, stub: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns a trainer's arguments without the quantization, and the ``from_pretrained`` arguments with it."""
+    """Returns a trainer's arguments without the quantization, and ``from_pretrained`` arguments with it, for a trainer
+    that takes a model object."""
     common, loading = trainer_arguments(filled, model, stub), loading_arguments(filled)
     quantization = common.pop("quantization_config")
     return common, loading if quantization is None else {**loading, "quantization_config": quantization}
@@ -132,19 +129,19 @@ def padding(tokenizer: Any) -> Any:
 
 
 def trusts_remote_code(filled: Configs) -> bool:
-    """Returns whether a model's own code may run. PPO's config has no such field."""
+    """Returns whether a model's own code may run: False for PPO, whose config has no such field."""
     return bool(getattr(filled.training, "trust_remote_code", False))
 
 
 def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
-    """Makes the quantization that TRL's arguments ask for; a checkpoint in mxfp4 is dequantized.
+    """Returns the quantization config that TRL's arguments describe. A checkpoint in mxfp4 is dequantized.
 
-    transformers cannot train mxfp4 weights (``quantizers/quantizer_mxfp4.py: Mxfp4HfQuantizer.is_trainable``); TRL's
-    own script dequantizes too (``examples/scripts/sft_gpt_oss.py``).
+    transformers cannot train mxfp4 weights (``quantizers/quantizer_mxfp4.py: Mxfp4HfQuantizer.is_trainable``). TRL's
+    example also dequantizes them (``examples/scripts/sft_gpt_oss.py``).
 
     Args:
         asked: TRL's ``ModelConfig``.
-        model: Its name, or the model itself.
+        model: The model's name, or the model itself.
     """
     from transformers import Mxfp4Config
     from trl import get_quantization_config
@@ -171,10 +168,10 @@ def _config_of(asked: Any, model: Any, *, trust_remote_code: bool) -> Any:
 
 
 def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_code: bool) -> Any:
-    """Returns TRL's LoRA config, or the given PEFT config; None without an adapter.
+    """Returns the LoRA config from TRL's arguments, or the given PEFT config; None without an adapter.
 
-    LoRA gets default targets for an architecture that PEFT does not know, and for fused experts: for these, PEFT 0.21
-    turns missing targets into an empty list (``peft/utils/transformers_weight_conversion.py:
+    LoRA without targets gets default targets if PEFT does not know the architecture, or if experts are fused: there,
+    PEFT 0.21 turns missing targets into an empty list (``peft/utils/transformers_weight_conversion.py:
     _convert_peft_config_moe``).
 
     Args:
@@ -196,8 +193,8 @@ def peft_config(asked: Any, model: Any, *, own: str | None = None, trust_remote_
 
 
 def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) -> Keywords:
-    """Adds a plan's LoRA and quantization to a script's keywords, which have neither. ``arguments``: the job's
-    arguments, with the plan's knobs over them."""
+    """Adds a plan's LoRA and quantization to a script's keywords, unless the script has its own. ``arguments``: the
+    job's arguments, updated with the plan's knobs."""
     from trl import ModelConfig
 
     changed, model = dict(keywords), keywords["model"]
@@ -212,8 +209,8 @@ def with_knobs(keywords: Keywords, method: str, arguments: Mapping[str, Any]) ->
 
 
 def read_config(text: str, task: str) -> Any:
-    """Reads a config as ``peft/config.py: PeftConfigMixin.from_pretrained`` does. ``task``: the task type if the
-    config has none."""
+    """Reads a PEFT config from JSON as ``peft/config.py: PeftConfigMixin.from_pretrained`` does. ``task``: the task
+    type for a config that has none."""
     from peft import PeftConfig
 
     content = {"task_type": task, **json.loads(text)}
@@ -221,7 +218,7 @@ def read_config(text: str, task: str) -> Any:
 
 
 def default_targets(config: Any) -> str | list[str]:
-    """Returns the modules that LoRA adapts if the user names none: PEFT's for this model type, else ours."""
+    """Returns the modules that LoRA adapts if the user names none: PEFT's for this model type, or else ours."""
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
     if config.model_type in KNOWN:
@@ -230,8 +227,8 @@ def default_targets(config: Any) -> str | list[str]:
 
 
 def planned_targets(config: Any) -> str:
-    """Returns the modules that a plan's LoRA adapts: all linear layers, or attention's in a mixture of experts, since
-    PEFT 0.21 adapts fused experts only without dropout (``peft/tuners/lora/layer.py: ParamWrapper``)."""
+    """Returns the modules that a plan's LoRA adapts: all linear layers. In a mixture of experts it is only those of
+    attention: PEFT 0.21 adapts fused experts only without dropout (``peft/tuners/lora/layer.py: ParamWrapper``)."""
     return ATTENTION if has_experts(config) else "all-linear"
 
 
@@ -241,19 +238,17 @@ def has_experts(config: Any) -> bool:
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Fields of transformers' configs that hold the number of experts."""
+"""The fields of transformers' configs that hold the number of experts."""
 ATTENTION = r".*\.self_attn\.\w*proj\w*"
-
-
 DIVIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_generations", "num_generations_eval", "steps_per_generation", "generation_batch_size"),
 )
-"""Arguments that TRL's GRPO and RLOO configs check against each other when created, perhaps before a plan sets them."""
+"""Arguments that GRPO's and RLOO's configs check against each other when created, which can be before a plan exists."""
 
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Removes the arguments that TRL's configs cannot take before a plan exists."""
+    """Removes the arguments that TRL's configs may reject before a plan exists."""
     return {name: value for name, value in without_maximized(given).items() if name not in DIVIDED}
 
 
@@ -262,18 +257,18 @@ OF_WORKERS = ("dataloader_prefetch_factor", "dataloader_persistent_workers", "da
 
 
 def on_cpu(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes a config to train on CPU tensors; ``rehearsal.cuda.fp16`` keeps fp16 as on a card."""
+    """Changes a config's arguments so that a rehearsal trains on CPU tensors. ``rehearsal.cuda.fp16`` imitates fp16."""
     asked = {name: value for name, value in arguments.items() if name not in _NOT_ON_CPU}
     return {**asked, "use_cpu": True, "dataloader_num_workers": 0}
 
 
 _NOT_ON_CPU = {"ddp_backend", "tf32", "torch_compile", "torch_compile_backend", "torch_compile_mode", *OF_WORKERS}
-"""``ddp_backend`` needs a process group (``accelerate/state.py: PartialState.__init__``), which a rehearsal lacks or
-imitates. The others need a card (``transformers/training_args.py: __post_init__``), compile fake tensors, or need data
-loader workers (``torch/utils/data/dataloader.py: __init__``)."""
+"""The arguments that a rehearsal removes. ``ddp_backend`` needs a real process group (``accelerate/state.py:
+PartialState.__init__``). The others need a card (``transformers/training_args.py: __post_init__``), would compile fake
+tensors, or need data loader workers (``torch/utils/data/dataloader.py: __init__``)."""
 
 
 def on_host(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes a config to train on a real CPU: fp16 becomes bf16, since accelerate would silently drop fp16."""
+    """Changes a config's arguments to train on a real CPU. fp16 becomes bf16, since accelerate silently drops fp16."""
     half = {"fp16": False, "bf16": True} if arguments.get("fp16") else {}
     return {**arguments, **half, "use_cpu": True}

@@ -1,4 +1,4 @@
-"""Contrastive preference optimization, and SimPO, with the CPOTrainer of ``trl.experimental``."""
+"""Adapts contrastive preference optimization, and SimPO, with the CPOTrainer of ``trl.experimental``."""
 
 from functools import partial
 from typing import Any
@@ -14,5 +14,5 @@ check = orpo.check
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns that the loss adds two means (``cpo_trainer.py: get_batch_loss_metrics``); None for SimPO."""
+    """Returns the reason: the loss adds two means (``cpo_trainer.py: get_batch_loss_metrics``). None for SimPO."""
     return "its loss is a mean over the chosen answers' tokens and a mean over pairs" if trainer.cpo_alpha else None

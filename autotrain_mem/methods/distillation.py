@@ -1,4 +1,4 @@
-"""On-policy distillation with TRL's DistillationTrainer: a student answers and learns to match a teacher's output."""
+"""Adapts on-policy distillation with TRL's DistillationTrainer: a student's answers learn from a teacher's logits."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,8 +14,8 @@ liger_since = None
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the trainer with a teacher of the student's dtype and quantization, unless
-    ``--teacher_model_init_kwargs`` gives others, as ``trl/scripts/distillation.py: main`` does."""
+    """Builds the trainer as ``trl/scripts/distillation.py: main`` does. The teacher gets the student's dtype and
+    quantization unless ``--teacher_model_init_kwargs`` gives others."""
     import trl
 
     common = trainer_arguments(filled, model, stub)
@@ -41,9 +41,9 @@ image_rows_editor = online.rows_editor
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Generates for all of the plan's micro-steps at the beginning of each optimizer step, as TRL does by
-    ``gradient_accumulation_steps``, which a rehearsal reduces (trl/trainer/distillation_trainer.py:
-    get_train_dataloader, _prepare_inputs)."""
+    """Makes each optimizer step of a rehearsal begin with a generation for all micro-steps of the plan. TRL generates
+    for ``gradient_accumulation_steps`` micro-steps, of which a rehearsal has fewer
+    (trl/trainer/distillation_trainer.py: get_train_dataloader, _prepare_inputs)."""
     every = knobs.gradient_accumulation_steps
     for name in ("get_train_dataloader", "_prepare_inputs"):
         setattr(trainer, name, online.with_accumulation(every, getattr(trainer, name), trainer.args))
@@ -52,29 +52,29 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns the number of micro-steps in an optimizer step."""
+    """Returns the number of micro-steps in an optimizer step of the plan."""
     return knobs.gradient_accumulation_steps
 
 
 row_lengths = online.row_lengths
 image_texts = online.image_texts
 
-
 _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remote_code"})
-"""Keys of ``teacher_model_init_kwargs`` that a rehearsal supports; keys that place the model are not among them."""
+"""The keys of ``teacher_model_init_kwargs`` that a rehearsal supports. It supports none that place the model."""
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Raises UsageError if the teacher is placed or quantized by its own settings."""
+    """Raises UsageError if ``teacher_model_init_kwargs`` has keys that a rehearsal does not support."""
     given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
     if others := sorted(given.keys() - _LOADED_BY):
         raise UsageError(
-            f"--teacher_model_init_kwargs with {', '.join(others)} is not supported yet: a rehearsal does not know the "
-            "teacher's place.",
+            f"--teacher_model_init_kwargs with {', '.join(others)} is not supported yet: a rehearsal cannot place or "
+            "quantize the teacher separately.",
             hint=f"It takes {', '.join(sorted(_LOADED_BY))}. --load_in_4bit quantizes student and teacher.",
         )
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns tokens: a generation's in training, else a batch's (``distillation_trainer.py: compute_loss``)."""
+    """Returns the basis: all tokens of a generation in training, else a batch's tokens
+    (``distillation_trainer.py: compute_loss``)."""
     return Basis.WHOLE if trainer.model.training else Basis.TOKENS

@@ -1,4 +1,4 @@
-"""Direct preference optimization with TRL's DPOTrainer; KTO's trainer also has a reference (``kto``)."""
+"""Adapts direct preference optimization with TRL's DPOTrainer. KTO (``kto``) shares some of its functions."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ axolotl = AxolotlFacts(
         "excess_length_strategy truncate: a pair whose prompt alone is longer is dropped; TRL cuts it",
     ),
 )
-"""Names after ``core/trainers/dpo/__init__.py: DPOStrategy``."""
+"""The names are those of ``core/trainers/dpo/__init__.py: DPOStrategy`` in Axolotl."""
 llamafactory = LlamaFactoryFacts(
     stage="dpo",
     entry=LLAMAFACTORY_PAIRS,
@@ -47,17 +47,17 @@ llamafactory = LlamaFactoryFacts(
     renamed={"beta": "pref_beta", "label_smoothing": "dpo_label_smoothing", "ld_alpha": "ld_alpha"},
     losses=("sigmoid", "hinge", "ipo"),
     loss_key="pref_loss",
-    notes=("the loss: logits of policy and reference are whole in float32, whatever TRL's does",),
+    notes=("the loss: LLaMA-Factory holds the full logits of policy and reference in float32, even if TRL does not",),
 )
-"""Names after ``train/dpo/trainer.py: CustomDPOTrainer``."""
+"""The names are those of ``train/dpo/trainer.py: CustomDPOTrainer`` in LLaMA-Factory."""
 
 
 def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:
-    """Uses zeros in place of the reference's scores, which a trainer computes before training.
+    """Within the block, a trainer uses zeros in place of the reference's scores, which it computes before training.
 
     Args:
-        trainer: The name of its class.
-        columns: Returns the names of a trainer's score columns.
+        trainer: The name of the trainer's class.
+        columns: Returns the names of the score columns of a trainer.
     """
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -75,7 +75,7 @@ without_precomputing = partial(without_scoring, "DPOTrainer", lambda _: ("ref_ch
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes pairs that fill ``length`` tokens with either completion: half prompt, half completion."""
+    """Makes pairs in which the prompt with either completion fills ``length`` tokens, half of them prompt."""
     from datasets import Dataset
 
     prompt = length // 2
@@ -86,7 +86,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding of a real batch of pairs, after the collator has truncated its rows."""
+    """Returns a function that shortens the last rejected completion, so that a batch is padded as a real one is."""
     return partial(shorten_last_rejected, limit=filled.training.max_length)
 
 
@@ -96,10 +96,10 @@ image_rows_editor = partial(image_rows.shorten_last, "rejected")
 
 @contextmanager
 def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Makes a trainer's log-probabilities a strided view of the gathered values.
+    """Within the block, a trainer's log-probabilities are an ``as_strided`` view of the gathered values.
 
-    TRL's DPO (before 1.16) and KTO write into a view of them. The backward pass of such a write uses ``as_strided``,
-    with zeros of the base's size; for fake tensors autograd would repeat the view instead
+    TRL's DPO (before 1.16) and KTO write into a view of the log-probabilities. For real tensors, the backward of such a
+    write uses ``as_strided`` with zeros of the base's size; for fake ones, autograd would replay the view instead
     (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch). ``home``: the trainer's module, such as
     ``trl.trainer.dpo_trainer``.
     """
@@ -127,7 +127,7 @@ training_patches = partial(strided_logps, "trl.trainer.dpo_trainer")
 
 
 def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> Any:
-    """Tokenizes the data with TRL's class ``trainer``, without truncation or reference log-probabilities."""
+    """Tokenizes the data with TRL's trainer class of this name, without truncation or reference log-probabilities."""
     import trl
 
     filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
@@ -137,7 +137,7 @@ def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> 
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them: the prompt's with the longer completion's."""
+    """Counts the tokens of each prompt with either completion, as the trainer prepares them."""
     rows = prepared_rows("DPOTrainer", filled, split, tokenizer)
     prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
     return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
@@ -145,25 +145,24 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 image_texts = image_rows.pair_texts
 
-
 PAIRWISE = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "apo_zero"),
     *("apo_down", "discopop", "sigmoid_norm"),
 )
-"""Losses that average one value per pair."""
+"""The values of ``loss_type`` whose loss is a mean of one value per pair."""
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns why a loss cannot be split: it compares a micro-batch's pairs, or adds means over tokens and pairs."""
+    """Returns the reason: the loss compares a micro-batch's pairs, or adds means over tokens and pairs. Else None."""
     kinds = list(trainer.loss_types)
     others = [kind for kind in kinds if kind not in PAIRWISE]
     if kinds == ["sft"] or not others:
         return None
     if "sft" in others:
-        return "loss_type sft is a mean over tokens beside means over pairs"
+        return "loss_type sft is a mean over tokens, and its other losses are means over pairs"
     return f"loss_type {others[0]} compares each pair with the others of its micro-batch"
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns pairs; the chosen completions' tokens if loss_type is sft alone."""
+    """Returns the basis: pairs, or the chosen completions' tokens if ``loss_type`` is only sft."""
     return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS

@@ -1,6 +1,6 @@
-"""Generalized knowledge distillation with the GKDTrainer of ``trl.experimental``.
+"""Adapts generalized knowledge distillation with the GKDTrainer of ``trl.experimental``.
 
-It trains on the data's answers, on the student's or on the teacher's, as in TRL's ``examples/scripts/gkd.py``.
+It trains on answers of the data, the student or the teacher, as in TRL's ``examples/scripts/gkd.py``.
 """
 
 import itertools
@@ -30,24 +30,24 @@ class CompletionSource(StrEnum):
     STUDENT = "student"
     TEACHER = "teacher"
     DATA = "data"
-    """The rows' own answers; nothing is generated."""
+    """The answers in the rows are used, and none is generated."""
 
 
 def _ways(training: Any) -> tuple[CompletionSource, ...]:
-    """Returns the possible sources of a micro-batch: the student with probability ``lmbda``, else the other one."""
+    """Returns the possible sources: the student with probability ``lmbda``, else the teacher or the data."""
     other = CompletionSource.TEACHER if training.seq_kd else CompletionSource.DATA
     chances = {other: 1 - training.lmbda, CompletionSource.STUDENT: training.lmbda}
     return tuple(source for source, chance in chances.items() if chance > 0)
 
 
 def _trained_tokens(way: CompletionSource, row: int, prompt: int, training: Any) -> int:
-    """Counts a row's tokens in a training step; a generated answer follows the prompt regardless of ``max_length``."""
+    """Counts a row's tokens in a training step. A generated answer follows the prompt regardless of ``max_length``."""
     return row if way is CompletionSource.DATA else prompt + int(training.max_new_tokens)
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the trainer with a teacher of the student's dtype and quantization, unless
-    ``--teacher_model_init_kwargs`` gives others. Both models use the student's tokenizer."""
+    """Builds the trainer. The teacher gets the student's dtype and quantization unless ``--teacher_model_init_kwargs``
+    gives others. Both models use the student's tokenizer."""
     from trl.experimental.gkd import GKDTrainer
 
     training = filled.training
@@ -64,7 +64,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
-    """Converts conversational prompts to text, as TRL's example does: the collator accepts only text."""
+    """Converts conversational prompts to text, as TRL's example does, since the collator accepts only text."""
     if isinstance(rows, dict):
         return {name: _with_prompt_texts(each, tokenizer) for name, each in rows.items()}
     if rows is None or "prompt" not in (rows.column_names or ()) or isinstance(next(iter(rows))["prompt"], str):
@@ -77,7 +77,7 @@ def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes rows of ``length`` tokens with the data's longest prompt, or with an answer of one token."""
+    """Makes rows of ``length`` tokens with the data's longest prompt. If it is unknown, the answer has one token."""
     from datasets import Dataset
 
     prompt = max(1, min(length - 1, filled.prompt_length or length))
@@ -85,13 +85,13 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
         {
             "input_ids": [[ORDINARY_TOKEN] * length] * rows,
             "completion_mask": [[0] * prompt + [1] * (length - prompt)] * rows,
-            "prompt": [text_of(1)] * rows,  # the collator requires it, but uses the mask
+            "prompt": [text_of(1)] * rows,  # the collator requires a text, but uses the mask
         }
     )
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates left padding in a batch of several rows: the last prompt is one token shorter."""
+    """Returns a function that shortens the last prompt by one token, so that a batch of several rows is padded left."""
 
     def shorten_last_prompt(rows: list[Any]) -> list[Any]:
         *full, last = rows
@@ -104,11 +104,11 @@ def rows_editor(filled: Configs) -> EditRows:
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Uses the possible sources of answers in turn; the one that trains on the most tokens comes last.
+    """Uses the possible sources of answers in turn, the one that trains on the most tokens last.
 
-    The longest source needs the most memory, for its copies of full logits. Being last, it runs with gradients and
-    optimizer state allocated. Rows of a rehearsal have as many labels as the data's longest answer, or if unknown all
-    tokens but the first, since the loss copies logits at labels.
+    That source needs the most memory, for its copies of full logits. Since it comes last, gradients and optimizer state
+    are already allocated. The loss copies logits at labels, so a rehearsal's rows have as many labels as the data's
+    longest answer has tokens; if that is unknown, every token but the first is a label.
     """
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
@@ -132,9 +132,9 @@ def _labelled(collate: Any, answer: int | None) -> Any:
 
     def collate_with_labels(rows: list[Any]) -> Any:
         batch = collate(rows)
-        with torch._C._DisableTorchDispatch():  # on the host, not recorded
+        with torch._C._DisableTorchDispatch():  # the collator's work is on the host and must not be recorded
             mask = batch["attention_mask"]
-            learned = (mask.cumsum(dim=1) * mask) > 1  # a prompt has at least one token
+            learned = (mask.cumsum(dim=1) * mask) > 1  # every token but the first, which is prompt
             learned[:, : -(answer or mask.shape[1])] = False
             batch["labels"] = batch["input_ids"].masked_fill(~learned, -100)
         return batch
@@ -144,7 +144,7 @@ def _labelled(collate: Any, answer: int | None) -> Any:
 
 @contextmanager
 def going(trainer: Any, way: CompletionSource) -> Iterator[None]:
-    """Within the block, a training step uses this source, and generated answers have full length."""
+    """Within the block, training steps use this source of answers, and generated answers have their full length."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     from trl.experimental.gkd import gkd_trainer
@@ -159,12 +159,12 @@ def going(trainer: Any, way: CompletionSource) -> Iterator[None]:
 
 
 def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
-    """Returns the possible sources of answers."""
+    """Returns a context manager for each possible source of answers, which forces it."""
     return [going(trainer, way) for way in _ways(trainer.args)]
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns how many micro-steps generate as many answers, on average, as a rehearsed optimizer step; or 0."""
+    """Returns the micro-steps in which a run generates as often, on average, as one rehearsed optimizer step; or 0."""
     training, ways = filled.training, _ways(filled.training)
     chances = {CompletionSource.STUDENT: training.lmbda, CompletionSource.TEACHER: 1 - training.lmbda}
     chance = sum(chances.get(way, 0.0) for way in ways)
@@ -174,7 +174,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
-    """Counts the most tokens that each row trains on: its own, or its prompt's plus a generated answer's."""
+    """Counts the most tokens that each row can train on: the row's own, or its prompt's plus a generated answer's."""
     lengths = []
     for row in rows:
         batch = trainer.data_collator([row])
@@ -186,7 +186,7 @@ def unprepared_lengths(trainer: Any, rows: list[Any]) -> list[int]:
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Counts the tokens of each row and of its prompt as TRL's collator makes them, without truncation. Raises
-    DatasetFormatError if a conversation has fewer than two messages, or the data have a column of text prompts."""
+    DatasetFormatError if a conversation has fewer than two messages, or if the data have a column of text prompts."""
     from trl.experimental.utils import DataCollatorForChatML
 
     if without := sum(len(messages) < 2 for messages in split["messages"]):
@@ -197,7 +197,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
         )
     if "prompt" in split.column_names and isinstance(split[0]["prompt"], str):
         raise DatasetFormatError(
-            "The data have texts in a column prompt beside their messages, and TRL would take these texts for the "
+            "The data have a column prompt with texts beside their messages, and TRL would take these texts for the "
             "rendered beginning of the conversations.",
             hint="Drop the column prompt: all messages but the last are then the prompt.",
         )
@@ -222,7 +222,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
     distillation.check(filled, to_train=to_train)
     if training.max_length is None:
         raise UsageError(
-            "TRL's trainer takes --max_length none for at most 1,024 tokens.",
+            "TRL's trainer would take --max_length none as a limit of 1,024 tokens.",
             hint="Give a number, or --max_length auto for the length of the longest row.",
         )
     for name in ("packing", "eval_packing", "padding_free", "assistant_only_loss"):
@@ -240,12 +240,13 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns that each call of a step draws the source; None if it trains on the data's answers only."""
+    """Returns the reason: each step draws its source of answers. None if it only trains on the data's answers."""
     if _ways(trainer.args) == (CompletionSource.DATA,):
         return None
-    return "the source of answers is drawn for each micro-batch, and its parts would draw again"
+    return "the source of answers is drawn for each micro-batch, and each of its parts would draw another"
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns tokens: all micro-batches' if transformers counted them (``gkd_trainer.py: generalized_jsd_loss``)."""
+    """Returns the basis: the tokens of all micro-batches if transformers counted them, else those of one
+    (``gkd_trainer.py: generalized_jsd_loss``)."""
     return Basis.WHOLE if is_counted else Basis.TOKENS

@@ -1,4 +1,4 @@
-"""Group relative policy optimization with TRL's GRPOTrainer."""
+"""Adapts group relative policy optimization with TRL's GRPOTrainer."""
 
 from functools import partial
 from typing import Any
@@ -33,26 +33,26 @@ _LOSS_BASES = {
     "cispo": Basis.WHOLE,
     "vespo": Basis.WHOLE,
 }
-"""Maps ``loss_type`` to its basis, as ``trl/trainer/grpo_trainer.py: _compute_loss`` reduces it.
+"""``loss_type`` -> what the loss is averaged over (``trl/trainer/grpo_trainer.py: _compute_loss``).
 
-``UNITS`` are means over completions; ``TOKENS`` is a mean over the micro-batch's tokens; ``WHOLE`` is divided by
+``UNITS`` is a mean over completions, and ``TOKENS`` a mean over the micro-batch's tokens. ``WHOLE`` is a sum divided by
 ``num_items_in_batch``, the tokens of a whole generation.
 """
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns why the loss cannot be split: it is unknown, or depends on all tokens of a micro-batch."""
+    """Returns the reason: the loss is unknown, or it depends on all tokens of a micro-batch. Else None."""
     if trainer.loss_type not in _LOSS_BASES:
         return f"it is unknown how loss_type {trainer.loss_type} averages rows"
     if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
         return "top_entropy_quantile is computed over all tokens of the micro-batch"
     if getattr(trainer, "use_adaptive_entropy", False):
-        return "the adaptive entropy bonus follows whole micro-batches"
+        return "the adaptive entropy bonus is computed over the whole micro-batch"
     if getattr(trainer, "_entropy_bonus_enabled", False) and trainer.loss_type != "bnpo":
-        return f"the entropy bonus is a mean over tokens and loss_type {trainer.loss_type} is not"
+        return f"the entropy bonus is a mean over tokens, and loss_type {trainer.loss_type} is not"
     return None
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns the basis of ``loss_type``; TRL ignores transformers' token count."""
+    """Returns the basis of ``loss_type``. TRL ignores transformers' token count."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)

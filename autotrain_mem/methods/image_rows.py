@@ -1,4 +1,4 @@
-"""Makes a rehearsal's rows with images: every row has the same images, and text fills the rest."""
+"""Makes rows with images for a rehearsal, and formats the user's rows with images as TRL does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from autotrain_mem.support.errors import UsageError
 
 
 def mark_of(processor: Any) -> str:
-    """Returns an image's placeholder and a word, since two adjacent images would count as one."""
+    """Returns an image's placeholder and a word: without a word between them, two images would count as one."""
     return f"{processor.image_token} {text_of(1)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowImages:
-    """Holds the sizes of a row's images, and the processor for them (``rehearsal.stub_processor``)."""
+    """Holds the images of every rehearsed row and their processor (``rehearsal.stub_processor``)."""
 
     processor: Any
     sizes: tuple[str, ...]
-    """Each ``"1024x768"``: width x height."""
+    """The size of each image, as ``"1024x768"`` (width x height)."""
 
     @property
     def tokens(self) -> int:
-        """Counts the tokens that the images alone need."""
+        """Counts the tokens that the images take without further text."""
         row = self.processor(text=[self.marks], images=[[*self.sizes]])
         return len(row["input_ids"][0])
 
@@ -34,7 +34,7 @@ class RowImages:
         return mark_of(self.processor) * len(self.sizes)
 
     def text(self, length: int) -> str:
-        """Returns text that fills ``length`` tokens together with the images; raises UsageError if they do not fit."""
+        """Returns text that fills ``length`` tokens together with the images. Raises UsageError if they do not fit."""
         if length <= self.tokens:
             raise UsageError(
                 f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), and rows may have "
@@ -51,18 +51,18 @@ def conversations(filled: Configs, length: int, rows: int, images: RowImages) ->
 
 
 def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Makes pairs with the images in the prompt, which takes half of a row or as much as the images need."""
+    """Makes pairs with the images in the prompt, which fills half of a row, or more if the images need it."""
     prompt = max(length // 2, images.tokens + 1)
-    images.text(length - 1)  # a completion has at least one token
+    images.text(length - 1)  # raises unless a token is left for the completion
     completion = text_of(length - prompt)
     row = {"prompt": images.marks + images.text(prompt), "chosen": completion, "rejected": completion}
     return _repeated({**row, "images": [*images.sizes]}, rows)
 
 
 def labelled(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-    """Makes desirable completions to the shortest prompt that holds the images, to which TRL adds no end token."""
+    """Makes desirable completions to the shortest prompt that holds the images. TRL adds no end token to such rows."""
     prompt = images.tokens + 1
-    images.text(length - 1)  # a completion has at least one token
+    images.text(length - 1)  # raises unless a token is left for the completion
     row = {"prompt": images.marks + images.text(prompt), "completion": text_of(length - prompt), "label": True}
     return _repeated({**row, "images": [*images.sizes]}, rows)
 
@@ -83,7 +83,7 @@ def _repeated(row: dict[str, Any], rows: int) -> Any:
 
 
 def shorten_last(column: str, filled: Configs) -> EditRows:
-    """Returns a function that removes a word from the last row's column, so that the batch is padded."""
+    """Returns a function that removes a word from this column of the last row, so that the batch is padded."""
 
     def shorten(rows: list[Any]) -> list[Any]:
         *full, last = rows
@@ -93,22 +93,22 @@ def shorten_last(column: str, filled: Configs) -> EditRows:
 
 
 def without_a_word(value: Any) -> Any:
-    """Removes a word from a text, or from a conversation of one message, but keeps at least one word."""
+    """Removes one word from a text, or from a conversation of one message, but keeps at least one word."""
     if isinstance(value, str):
         return text_of(max(1, len(value.split()) - 1))
     return _said(without_a_word(value[0]["content"]))
 
 
 Texts = tuple[tuple[str, ...], ...]
-"""The sequences of a row, each as the texts that TRL tokenizes separately, with a placeholder for each image."""
+"""The sequences of a row. Each consists of the texts that TRL tokenizes separately, with a placeholder per image."""
 
 
 def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text_field: str) -> Texts:
-    """Formats a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling``.
+    """Formats a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling`` does.
 
     Args:
         images: The number of the row's images.
-        text_field: The column of plain text.
+        text_field: The name of the column for plain text.
     """
     if "messages" in row:
         return ((_rendered(row["messages"], images, processor),),)
@@ -119,19 +119,19 @@ def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text
 
 
 def pair_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Formats a row as ``trl/trainer/dpo_trainer.py: DataCollatorForVisionPreference``."""
+    """Formats a row as ``trl/trainer/dpo_trainer.py: DataCollatorForVisionPreference`` does."""
     formatted = _formatted(row, ("prompt", "chosen", "rejected"), images, processor)
     return tuple((formatted["prompt"], formatted[side]) for side in ("chosen", "rejected"))
 
 
 def completion_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Formats a row as ``trl/trainer/kto_trainer.py: DataCollatorForVisionUnpairedPreference``."""
+    """Formats a row as ``trl/trainer/kto_trainer.py: DataCollatorForVisionUnpairedPreference`` does."""
     formatted = _formatted(row, ("prompt", "completion"), images, processor)
     return ((formatted["prompt"], formatted["completion"]),)
 
 
 def prompt_texts(row: Mapping[str, Any], images: int, processor: Any, **options: Any) -> Texts:
-    """Formats a prompt as ``trl/trainer/grpo_trainer.py: _tokenize_prompts``."""
+    """Formats a prompt as ``trl/trainer/grpo_trainer.py: _tokenize_prompts`` does."""
     if isinstance(row["prompt"], str):
         return ((row["prompt"],),)
     return ((_rendered(row["prompt"], images, processor, add_generation_prompt=True, **options),),)
@@ -145,7 +145,7 @@ def _rendered(messages: Any, images: int, processor: Any, **options: Any) -> str
 
 
 _SOME_IMAGE = "image"
-"""Stands for an image: a template writes a placeholder for each image without reading it."""
+"""Stands for any image, since a chat template writes a placeholder for each image without reading it."""
 
 
 def _formatted(row: Mapping[str, Any], columns: tuple[str, ...], images: int, processor: Any) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Defines the functions and values of a method's module, with defaults, and finds the module."""
+"""Defines what the module of a training method must or can provide, and loads such a module."""
 
 import functools
 import importlib
@@ -19,29 +19,30 @@ from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
 
 class Basis(StrEnum):
-    """Names what a loss is averaged over; the guard uses it to combine the losses of a micro-batch's parts."""
+    """Names what a loss is averaged over. The guard uses it to combine the losses of a micro-batch's parts."""
 
     WHOLE = "whole"
-    """Divided by a count over all micro-batches: the parts' losses are summed as they are."""
+    """A sum divided by a count over all micro-batches, so that the losses of parts are added without weights."""
     UNITS = "units"
-    """Rows, or pairs."""
+    """A mean over rows or pairs."""
     TOKENS = "tokens"
     """A mean over the tokens that count for the loss."""
     CHOSEN_TOKENS = "chosen tokens"
+    """A mean over the tokens of the chosen completions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AxolotlFacts:
-    """Holds the keys that select a method in Axolotl's YAML (``exports.axolotl`` names the version that was read)."""
+    """Holds the keys that select a method in Axolotl's YAML (``exports.axolotl`` names the Axolotl version)."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     """The keys that choose the trainer (``core/builders/causal.py`` and ``rl.py: _get_trainer_cls``)."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """TRL's argument -> Axolotl's key."""
     row_type: str | None = None
-    """The ``type`` of conversational rows (``prompt_strategies``); None: Axolotl takes them as TRL does."""
+    """The ``type`` of conversational rows (``prompt_strategies``); None if Axolotl reads them as TRL does."""
     notes: tuple[str, ...]
-    """The rows that the file is for, and what happens to others."""
+    """Notes on the rows that the file can read, and on what Axolotl does with other rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,63 +50,55 @@ class LlamaFactoryFacts:
     """Holds the keys that select a method in LLaMA-Factory's YAML (``exports.llamafactory``)."""
 
     stage: str
-    """``finetuning_args.py: FinetuningArguments.stage``."""
+    """The value of ``finetuning_args.py: FinetuningArguments.stage``."""
     entry: Mapping[str, Any]
-    """The columns in an entry of ``data/dataset_info.json`` (``data/README.md``, ``data/parser.py: DatasetAttr``)."""
+    """The dataset's entry in ``data/dataset_info.json`` (``data/README.md``, ``data/parser.py: DatasetAttr``)."""
     rows: str
-    """The rows that the entry is for."""
+    """A description of the rows that the entry can read."""
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that have the same value for every job."""
+    """The keys that have the same value in every job."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """TRL's argument -> LLaMA-Factory's key; written if the job or ``MethodFacts.defaults`` has a value."""
+    """TRL's argument -> LLaMA-Factory's key. It is written if the job or ``MethodFacts.defaults`` has a value."""
     losses: tuple[str | None, ...] = ()
-    """Values of TRL's ``loss_type`` with the same meaning in LLaMA-Factory; None is TRL's default."""
+    """The values of TRL's ``loss_type`` with the same meaning in LLaMA-Factory; None is TRL's default."""
     loss_key: str | None = None
     """The key that names the loss; None if it cannot be chosen."""
     length_notes: tuple[str, ...] = ()
+    """Notes on what LLaMA-Factory does differently with long rows."""
     notes: tuple[str, ...] = ()
-    """What LLaMA-Factory does differently from TRL."""
+    """Notes on what else LLaMA-Factory does differently from TRL."""
 
 
 class Method(Protocol):
-    """Defines the protocol of a method's module: these names in this order; those with a default are optional."""
+    """Defines the names that a method's module has, in this order. A name with a default can be left out."""
 
     facts: MethodFacts
-    """The method's row in the table; not defined by its module."""
-
+    """The method's facts from ``METHODS``. The module does not define them."""
     takes_model_name: bool = True
-    """Whether the trainer loads a model by its name; else the caller passes model objects."""
-
+    """Whether the trainer can load a model by its name; otherwise it takes only model objects."""
     takes_transformers_arguments: bool = False
-    """Whether the trainer also takes transformers' TrainingArguments as its config."""
-
+    """Whether the trainer also accepts transformers' TrainingArguments as its config."""
     is_evaluated: bool = True
-    """Whether the trainer evaluates when asked to."""
-
+    """Whether the trainer evaluates if its config sets an evaluation strategy."""
     samples_each_micro_step: bool = False
-    """Whether each micro-step samples its own completions; other online methods sample for whole optimizer steps."""
-
+    """Whether each micro-step samples its own completions. Other online methods sample for whole optimizer steps."""
     learns_tokens: bool = False
-    """Whether the loss covers every token of an answer; else a row carries about one bit."""
-
+    """Whether every token of an answer is a label; otherwise a whole row teaches about one bit."""
     joins_sides: bool = False
-    """Whether a batch stacks all chosen sequences, then all rejected ones."""
-
+    """Whether a batch holds first all chosen sequences, then all rejected ones."""
     liger_since: str | None = ""
-    """The oldest TRL whose Liger loss can be rehearsed; empty if the loss is the model's own, None if none can."""
-
+    """The oldest TRL whose Liger loss can be rehearsed; empty if the model computes the loss, None if none can be."""
     axolotl: AxolotlFacts | None = None
-    """Facts for an Axolotl file; None if none is written."""
-
+    """The facts for an Axolotl file; None if no such file can be written."""
     llamafactory: LlamaFactoryFacts | None = None
-    """Facts for a LLaMA-Factory file; None if none is written."""
+    """The facts for a LLaMA-Factory file; None if no such file can be written."""
 
     def missing(self, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-        """Returns the error for a job without a teacher, or without a reward; a plan needs no reward.
+        """Returns the error for a job without a needed teacher or reward; None if all is given. A plan needs no reward.
 
         Args:
-            given: Returns the value of a TRL argument; None if it is not given.
-            to_train: Whether the job will train.
+            given: Returns the value of a TRL argument, or None if the argument is not given.
+            to_train: Whether the job trains, and is not only planned.
         """
         teacher, judge = self.facts.teacher_argument, self.facts.reward_model_argument
         if teacher and not given(teacher):
@@ -126,23 +119,23 @@ class Method(Protocol):
         return 1
 
     def mini_batches(self, arguments: Mapping[str, Any]) -> int | None:
-        """Returns the number of mini-batches in an effective batch; None if the method has none."""
+        """Returns the number of mini-batches in an effective batch; None if the method has no mini-batches."""
         return None
 
     def judge_of_text(self, arguments: Mapping[str, Any]) -> Any:
-        """Returns the reward model that reads text with its own tokenizer; None without one."""
+        """Returns the name of a reward model that reads text with its own tokenizer; None without one."""
         return arguments.get(self.facts.reward_model_argument or "")
 
     def models_in_step(self, model: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-        """Returns the models that are rehearsed with equally many layers: those that trained models start from."""
+        """Returns the models that are rehearsed with equally many layers: those from which trained models start."""
         return (model,)
 
     def not_counted(self, job: Job, knobs: Knobs) -> Iterable[str]:
-        """Describes the memory that a run of this method needs and an estimate does not include."""
+        """Yields descriptions of memory that a run of this method needs but an estimate does not include."""
         return ()
 
     def make_parser(self) -> Any:
-        """Returns TRL's own parser: we accept every flag and YAML key that it does."""
+        """Returns TRL's own parser, so that every flag and YAML key that it accepts is accepted."""
         name = self.facts.name
         if not self.facts.is_experimental:
             return script_parser(name)
@@ -151,96 +144,96 @@ class Method(Protocol):
         )
 
     def configs(self, arguments: Mapping[str, Any]) -> Configs:
-        """Fills TRL's dataclasses. With a score head, LoRA's task type is SEQ_CLS unless given: TRL's default of
-        CAUSAL_LM would leave the new head frozen (trl/trainer/model_config.py: lora_task_type)."""
+        """Fills TRL's dataclasses. For a model with a score head, LoRA's task type is SEQ_CLS unless given: TRL's
+        default CAUSAL_LM would leave the new head frozen (trl/trainer/model_config.py: lora_task_type)."""
         return fill(self.make_parser, {**(LORA_TASK if self.facts.has_score_head else {}), **arguments})
 
     def rehearsal_changes(self, arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-        """Returns a rehearsal's arguments that differ from ``rehearse.rehearsal_arguments``."""
+        """Returns the arguments of a rehearsal that differ from ``rehearsal.rehearse: rehearsal_arguments``."""
         return {}
 
     def build_trainer(
         self, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
     ) -> Any:
-        """Builds the installed trainer as TRL's own script does. ``stub``: the tokenizer of a rehearsal; None in a
-        real run."""
+        """Builds the installed trainer as TRL's own script does. ``stub``: the rehearsal's tokenizer; None in a real
+        run."""
         return build(self.facts.trainer, filled, model, train_dataset, eval_dataset, stub)
 
     def without_precomputing(self) -> AbstractContextManager[Any]:
-        """Skips a pass over all data before training, such as a reference's scoring. It would take too long for two
-        steps, and takes less memory than training."""
+        """Within the block, a trainer skips passes over all data before training, such as a reference's scoring. For
+        a rehearsal of two steps they would take too long, and they need less memory than training."""
         return nullcontext()
 
     def worst_rows(self, filled: Configs, length: int, rows: int) -> Any:
-        """Makes a dataset of ``rows`` rows of ``length`` tokens each (in online methods, the prompt's)."""
+        """Makes a dataset of ``rows`` rows of ``length`` tokens each. In online methods a row is a prompt."""
 
     def rows_editor(self, filled: Configs) -> EditRows:
         """Returns a function that turns the rows that the sampler drew into the worst micro-batch."""
 
     def worst_image_rows(self, filled: Configs, length: int, rows: int, images: RowImages) -> Any:
-        """Makes such rows with images; ``length`` includes the images' tokens."""
+        """Makes :meth:`worst_rows` with images. ``length`` includes the tokens of the images."""
 
     def image_rows_editor(self, filled: Configs) -> EditRows:
         """Returns the :meth:`rows_editor` for rows with images."""
 
     def training_patches(self, trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
-        """Applies the patches that a rehearsal of this trainer needs while it trains."""
+        """Within the block, patches that a rehearsal of this trainer needs for training are applied."""
         return nullcontext()
 
     def ways_of_step(self, trainer: Any) -> Iterable[AbstractContextManager[None]]:
-        """Returns the random variants of a training step, each as a context manager that forces it."""
+        """Returns a context manager for each random variant of a training step, which forces that variant."""
         return (nullcontext(),)
 
     def passes(self, arguments: Mapping[str, Any]) -> int:
-        """Returns the passes over the sampled completions; a rehearsal makes one."""
+        """Returns how many passes train on the sampled completions. A rehearsal makes one."""
         return 1
 
     def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int:
-        """Returns how many micro-steps train on the completions of one generation; 0 without any."""
+        """Returns how many micro-steps train on the completions of one generation; 0 if nothing is generated."""
         return 0
 
     def unprepared_lengths(self, trainer: Any, rows: list[Any]) -> list[int] | None:
-        """Counts each row's maximum tokens in a step if the collator tokenizes conversations; else None."""
+        """Counts the most tokens of each row in a step, if the collator tokenizes conversations; else returns None."""
         return None
 
     def row_lengths(
         self, filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
     ) -> RowLengths:
-        """Counts the tokens of every row after the trainer's own formatting, untruncated. ``formatting``: a script's
-        formatting function, for SFT only; other methods are called without it."""
+        """Counts the tokens of every row after the trainer's own formatting, without truncation. ``formatting``: a
+        script's formatting function. Only SFT is called with it."""
 
     def image_texts(self, filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-        """Formats one of the user's rows, with this number of images, as the trainer does."""
+        """Formats one of the user's rows, which has this number of images, as the trainer does."""
 
     def check(self, filled: Configs, *, to_train: bool) -> None:
-        """Raises UsageError for what the trainer would refuse later or silently ignore."""
+        """Raises UsageError for arguments that the trainer would reject later or silently ignore."""
 
     def tokenizer_findings(self, filled: Configs, tokenizer: Any) -> Iterable[Finding]:
-        """Returns problems of the tokenizer that matter to this trainer only."""
+        """Returns the problems of the tokenizer that matter only to this trainer."""
         return ()
 
     def why_not_split(self, trainer: Any) -> str | None:
-        """Returns why splitting a micro-batch changes its gradient; None if its parts' losses have a weighted sum.
+        """Returns why splitting a micro-batch would change its gradient; None if a weighted sum of losses preserves it.
 
-        Source, also for the next two: ``trl/trainer/*_trainer.py: compute_loss, _compute_loss`` of TRL 1.12 and 1.16.
+        The source, also for the next two: ``trl/trainer/*_trainer.py: compute_loss, _compute_loss`` (TRL 1.12, 1.16).
         """
         return None
 
     def loss_basis(self, trainer: Any, *, is_counted: bool) -> Basis:
-        """Returns what a micro-batch's loss is averaged over. ``is_counted``: whether each loss is divided by
-        transformers' token count of all micro-batches."""
+        """Returns what the loss of a micro-batch is averaged over. ``is_counted``: whether each loss is divided by the
+        token count of all micro-batches, which transformers passes."""
         return Basis.UNITS
 
     def is_models_loss(self, trainer: Any) -> bool:
-        """Returns whether the model's own forward computes the loss; its basis is then found by trying."""
+        """Returns whether the model's own forward computes the loss. The guard then finds its basis by trying."""
         return False
 
 
 @functools.cache
 def method_of(name: str) -> Method:
-    """Returns the module of a method in ``METHODS``, with :class:`Method`'s defaults for what it leaves out."""
+    """Returns the module of a method in ``METHODS``, with the defaults of :class:`Method` for missing names."""
     if name not in METHODS:
-        raise ValueError(f"no method {name!r}; there are {', '.join(METHODS)}")
+        raise ValueError(f"no method {name!r}; the methods are {', '.join(METHODS)}")
     module = vars(importlib.import_module(f"autotrain_mem.methods.{name}"))
     own = {each: module[each] for each in vars(Method).keys() & module.keys() if each[0] != "_"}
     bound = {each: staticmethod(value) if callable(value) else value for each, value in own.items()}
@@ -248,7 +241,7 @@ def method_of(name: str) -> Method:
 
 
 def method_of_trainer(trainer: Any) -> Method | None:
-    """Returns the method whose TRL trainer this is or derives from; None for others."""
+    """Returns the method to whose TRL trainer class this trainer belongs; None for other trainers."""
     names = {row.trainer: name for name, row in METHODS.items()}
     found = (names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names)
     name = next(found, None)

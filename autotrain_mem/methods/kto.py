@@ -1,4 +1,4 @@
-"""Kahneman-Tversky optimization with TRL's KTOTrainer: completions are labelled desirable or undesirable."""
+"""Adapts Kahneman-Tversky optimization with TRL's KTOTrainer: completions are labelled desirable or undesirable."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,8 +13,8 @@ liger_since = None
 
 
 def least_rows(arguments: Mapping[str, Any]) -> int:
-    """Returns 2, since the KL divergence pairs prompts with their neighbours' completions
-    (``trl/trainer/kto_trainer.py: __init__``); 1 for a loss without it."""
+    """Returns 2, since the KL divergence pairs each prompt with another row's completion
+    (``trl/trainer/kto_trainer.py: __init__``); 1 for the loss without a KL divergence."""
     return 1 if arguments.get("loss_type") == "apo_zero_unpaired" else 2
 
 
@@ -26,19 +26,19 @@ without_precomputing = partial(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes desirable rows that fill ``length`` tokens, nearly all in the completion.
+    """Makes desirable rows that fill ``length`` tokens, nearly all of them in the completion.
 
-    For its metrics the trainer copies the logits of all desirable rows, then those of their completions' tokens
+    For its metrics the trainer copies the logits of all desirable rows, then the logits of their completions' tokens
     (``trl/trainer/kto_trainer.py: _compute_loss``).
     """
     from datasets import Dataset
 
-    completion = text_of(max(1, length - 2))  # TRL adds an end
+    completion = text_of(max(1, length - 2))  # TRL adds an end token
     return Dataset.from_dict({"prompt": [text_of(1)] * rows, "completion": [completion] * rows, "label": [True] * rows})
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding of a batch of several rows."""
+    """Returns a function that shortens the last of several rows, so that the batch is padded."""
     return shorten_last_row
 
 
@@ -48,10 +48,10 @@ training_patches = partial(dpo.strided_logps, "trl.trainer.kto_trainer")
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them: the prompt's with the longer of its own and the previous row's
-    completion, with which TRL estimates the KL divergence (the last row's, for a micro-batch's first row)."""
+    """Counts the tokens of each prompt with the longer of two completions: its own and the previous row's, with which
+    TRL estimates the KL divergence. For the first row of a micro-batch the previous one is the last row."""
     lengths = prepared_lengths(dpo.prepared_rows("KTOTrainer", filled, split, tokenizer))
-    assert lengths is not None, "TRL's columns have other names"
+    assert lengths is not None, "TRL's columns have unknown names"
     return RowLengths(longer=lengths)
 
 
@@ -59,7 +59,7 @@ image_texts = image_rows.completion_texts
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns that the KL divergence, or else the metrics, compare a micro-batch's rows."""
+    """Returns the reason: the KL divergence, or without it the metrics, compare a micro-batch's rows."""
     if trainer.calculate_KL:
         return "its KL divergence is estimated over the rows of a micro-batch"
     return "its metrics compare the desirable rows of a micro-batch with the undesirable ones"

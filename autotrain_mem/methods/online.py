@@ -1,4 +1,4 @@
-"""Provides what methods share that sample completions: GRPO, RLOO, distillation and online DPO."""
+"""Provides the functions that methods with sampled completions share: GRPO, RLOO, distillation, online DPO, PPO."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ def build_trainer(
     import trl
 
     rewards = rewards_of(filled, filled.script.reward_model_name_or_path, rehearsed=stub is not None)
-    # In a rehearsal a reward model reads the rehearsal's tokens; in a real run it brings its own tokenizer.
+    # In a rehearsal a reward model reads the stub's tokens. In a real run TRL loads the reward model's own tokenizer.
     judges = None if stub is None else [stub if isinstance(reward, str) else None for reward in rewards]
     return getattr(trl, trainer)(
         reward_funcs=rewards,
@@ -34,7 +34,7 @@ def build_trainer(
 
 
 def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[Any]:
-    """Lists the reward model's path and the reward functions, in the order of trl/scripts/grpo.py: main."""
+    """Returns the reward model's path and the reward functions, in the order of trl/scripts/grpo.py: main."""
     names = filled.script.reward_funcs or []
     functions = [rehearsed_reward] * len(names) if rehearsed else reward_functions(names)
     if rehearsed and not model and not names:
@@ -43,7 +43,7 @@ def rewards_of(filled: Configs, model: str | None, *, rehearsed: bool) -> list[A
 
 
 def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
-    """Loads a model with a score head of one output; the policy's revision does not apply to it."""
+    """Loads the reward model, with a score head of one output, without the policy's revision."""
     from transformers import AutoModelForSequenceClassification
     from trl.trainer.utils import create_model_from_path
 
@@ -60,10 +60,10 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Returns a function that shortens a generation's first prompt if there are others.
+    """Returns a function that shortens the first of several prompts in a generation.
 
-    The batch then needs masks, and no tensor is smaller: TRL pads all prompts of a generation to the longest, and only
-    the first completion has its full length (``generation``).
+    The batch then needs masks, but no tensor becomes smaller: TRL pads all prompts of a generation to the longest, and
+    only the first completion has its full length (``rehearsal.generation``).
     """
     group: int = getattr(filled.training, "num_generations", 1)
     group = min(group, getattr(filled.training, "num_generations_eval", None) or group)
@@ -77,19 +77,19 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Sets ``steps_per_generation`` to the plan's accumulation unless the user sets the size of a generation: TRL's
-    default is the accumulation (trl/trainer/grpo_config.py: __post_init__), which a rehearsal reduces."""
+    """Sets ``steps_per_generation`` to the plan's accumulation, unless the user sets the size of a generation. TRL's
+    default is the config's accumulation (trl/trainer/grpo_config.py: __post_init__), which a rehearsal reduces."""
     given = any(arguments.get(name) is not None for name in ("steps_per_generation", "generation_batch_size"))
     return {} if given else {"steps_per_generation": knobs.gradient_accumulation_steps}
 
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Makes every optimizer step of a rehearsal begin with a generation, so that one runs beside optimizer state.
+    """Makes every optimizer step of a rehearsal begin with a generation: the second has optimizer state allocated.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
-    _prepare_inputs), and whether it scores completions before training depends on the accumulation
-    (_generate_and_score_completions), so it sees the plan's.
+    _prepare_inputs). Whether it scores completions before training depends on the accumulation
+    (_generate_and_score_completions), so that method runs with the plan's accumulation.
     """
     every = trainer.args.steps_per_generation * trainer.num_iterations
     trainer.add_callback(generating_each_step(trainer, every))
@@ -116,16 +116,16 @@ def generating_each_step(trainer: Any, every: int) -> Any:
 
 
 def answers_of(trainer: Any) -> int:
-    """Counts the rows that one prompt's completions make; a pair is one row."""
+    """Returns the number of rows from one prompt: one per completion, but one for a pair of completions."""
     return int(getattr(trainer.args, "num_generations", 1))
 
 
 def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
-    """Counts the prompts of a generation over all processes.
+    """Returns the number of prompts in a generation over all processes.
 
-    Distillation generates for an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler), online
-    DPO for a micro-batch; GRPO's and RLOO's configs give the size. ``accumulation``: micro-steps of an optimizer
-    step; None for the trainer's.
+    Distillation generates for an effective batch (trl/trainer/distillation_trainer.py: _get_train_sampler), and online
+    DPO for a micro-batch. The configs of GRPO and RLOO give the size. ``accumulation``: the micro-steps of an optimizer
+    step; None for those of the trainer's config.
     """
     args = trainer.args
     method = method_of_trainer(trainer)
@@ -137,7 +137,7 @@ def prompts_at_once(trainer: Any, accumulation: int | None = None) -> int:
 
 
 def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Callable[..., Any]:
-    """Wraps a trainer's method to see the plan's accumulation in its config."""
+    """Wraps a trainer's method so that it runs with this ``gradient_accumulation_steps`` in the trainer's config."""
 
     def called(*positional: Any, **named: Any) -> Any:
         rehearsed, args.gradient_accumulation_steps = args.gradient_accumulation_steps, steps
@@ -150,7 +150,7 @@ def with_accumulation(steps: int, function: Callable[..., Any], args: Any) -> Ca
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens of every prompt with its chat template; also tries the reward functions on a few rows."""
+    """Counts the tokens of every prompt with its chat template, and tries the reward functions on a few rows."""
     try_once(getattr(filled.script, "reward_funcs", None) or [], split)
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     tokenize = partial(prompt_ids, tokenizer=tokenizer, **options)
@@ -164,7 +164,7 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
 
 
 def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processes: int | None) -> RowLengths:
-    """Counts the tokens of every prompt, without datasets' cache, which would not notice a change of ``prompt_ids``."""
+    """Counts the tokens of every prompt without datasets' cache, which would not notice a change of ``tokenize``."""
 
     def count(row: dict[str, Any]) -> dict[str, int]:
         return {"tokens": len(tokenize(row["prompt"]))}
@@ -175,7 +175,7 @@ def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processe
 
 
 def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
-    """Tokenizes a prompt; a conversation ends with the assistant's generation prompt."""
+    """Tokenizes a prompt. A conversation gets its chat template and the assistant's generation prompt."""
     if isinstance(prompt, str):
         return list(tokenizer(text=prompt)["input_ids"])
     encoded = tokenizer.apply_chat_template(
@@ -185,10 +185,10 @@ def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuses reward functions that cannot be found.
+    """Checks that reward functions exist, and for training that their packages are installed.
 
     Raises:
-        UsageError: there is no such function.
+        UsageError: a function does not exist.
         MissingExtraError: one of TRL's rewards needs a package that is not installed.
     """
     names = filled.script.reward_funcs or []

@@ -1,6 +1,6 @@
-"""Online direct preference optimization with TRL's experimental OnlineDPOTrainer.
+"""Adapts online direct preference optimization with TRL's experimental OnlineDPOTrainer.
 
-It is built as in TRL's example (``examples/scripts/dpo_online.py``); reward functions are found by name, as for GRPO.
+It is built as in TRL's example (``examples/scripts/dpo_online.py``). Reward functions are found by name, as for GRPO.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ joins_sides = True
 
 
 def make_parser() -> Any:
-    """Returns a TRL parser with GRPO's ``--reward_funcs`` beside the config's ``--reward_model_path``."""
+    """Returns a TRL parser with GRPO's ``--reward_funcs`` in addition to the config's ``--reward_model_path``."""
     from trl import ScriptArguments
     from trl.experimental.online_dpo import OnlineDPOConfig
     from trl.scripts.grpo import GRPOScriptArguments
@@ -34,7 +34,7 @@ def make_parser() -> Any:
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds the trainer; a reward model is loaded in the policy's dtype, unquantized."""
+    """Builds the trainer. A reward model is loaded in the policy's dtype, without quantization."""
     from transformers import AutoTokenizer
 
     from autotrain_mem.trainers.online_dpo_trainer import OnlineDPOTrainer
@@ -58,12 +58,12 @@ rows_editor = online.rows_editor
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns 1: each micro-step samples for itself."""
+    """Returns 1, since each micro-step samples its own completions."""
     return 1
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens of every prompt with its chat template; raises DatasetFormatError for rows with images."""
+    """Counts the tokens of every prompt with its chat template. Raises DatasetFormatError for rows with images."""
     from autotrain_mem.trainers.online_dpo_trainer import prompt_ids
 
     if "image" in split.column_names:
@@ -76,15 +76,15 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Refuses what would fail in the trainer later, and what is not rehearsed; raises as ``online.check`` does."""
+    """Raises UsageError for arguments that fail later in the trainer or are not rehearsed, and as ``online.check``."""
     training = filled.training
     if filled.is_evaluated:  # transformers/trainer.py: prediction_step hands prompts to the model
         raise UsageError(
-            "Online DPO cannot be evaluated: TRL's trainer would fail at the first evaluation, where it gives the "
-            "model text.",
+            "Online DPO cannot be evaluated: TRL's trainer would fail at the first evaluation, since it passes "
+            "text to the model.",
             hint="Remove --eval_strategy; rewards and margins of the training rows are logged.",
         )
-    if isinstance(training.beta, list):  # online_dpo_trainer.py: beta takes the epoch, a fraction, as a list's index
+    if isinstance(training.beta, list):  # online_dpo_trainer.py: beta indexes the list by the epoch, a fraction
         raise UsageError(
             f"--beta with {len(training.beta)} values makes TRL's trainer fail at the first step.",
             hint="Give one value.",
@@ -100,14 +100,14 @@ def check(filled: Configs, *, to_train: bool) -> None:
         )
     if str(getattr(training.train_sampling_strategy, "value", training.train_sampling_strategy)) == "group_by_length":
         raise UsageError(
-            "--train_sampling_strategy group_by_length looks for input_ids, but prompts are text until a step begins.",
+            "--train_sampling_strategy group_by_length needs input_ids, but prompts are text until a step begins.",
             hint="Remove it.",
         )
     online.check(filled, to_train=to_train)
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns why an unknown loss cannot be split; the known ones are means over pairs."""
+    """Returns the reason: the loss is unknown. None for the known losses, which are means over pairs."""
     if trainer.args.loss_type not in ("sigmoid", "ipo"):
         return f"it is unknown how loss_type {trainer.args.loss_type} averages pairs"
     return None

@@ -1,6 +1,6 @@
-"""Odds ratio preference optimization with the ORPOTrainer of ``trl.experimental``.
+"""Adapts odds ratio preference optimization with the ORPOTrainer of ``trl.experimental``.
 
-TRL has no script for it, nor for CPO (``cpo``): both are built as its other scripts build trainers.
+TRL has no script for it or for CPO (``cpo``). Both are built as TRL's scripts build other trainers.
 """
 
 import copy
@@ -20,7 +20,7 @@ takes_model_name = False
 def build_pairs_trainer(
     home: str, filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None
 ) -> Any:
-    """Builds a trainer of ``trl.experimental``. ``home``: its package, such as ``trl.experimental.orpo``."""
+    """Builds a trainer of ``trl.experimental``. ``home``: the trainer's package, such as ``trl.experimental.orpo``."""
     common = with_policy(filled, model, stub)
     return _class_of(home)(train_dataset=train_dataset, eval_dataset=eval_dataset, **common)
 
@@ -30,8 +30,8 @@ def _class_of(home: str) -> Any:
 
 
 def with_policy(filled: Configs, model: str, stub: Any) -> dict[str, Any]:
-    """Returns the arguments of a trainer that takes a model object, loaded as ``trl/trainer/dpo_trainer.py: __init__``
-    does: with several processes, accelerate places it."""
+    """Returns the arguments of a trainer that takes a model object. The model is loaded as in
+    ``trl/trainer/dpo_trainer.py: __init__``: with several processes, accelerate places it."""
     from trl.trainer.utils import create_model_from_path
 
     common, loading = arguments_of_loaded(filled, model, stub)
@@ -46,7 +46,7 @@ build_trainer = partial(build_pairs_trainer, "trl.experimental.orpo")
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes pairs that fill ``length`` tokens, nearly all in the prompt: the card holds prompts a second time by
+    """Makes pairs that fill ``length`` tokens, nearly all of them in the prompt: a batch holds prompts a second time by
     themselves, and logits cover prompt and answer. TRL adds an end token."""
     from datasets import Dataset
 
@@ -58,7 +58,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding of a real batch of pairs."""
+    """Returns a function that shortens the last rejected sequence, so that a batch is padded as a real one is."""
 
     def shorten_last_rejected(rows: list[Any]) -> list[Any]:
         *full, last = rows
@@ -69,14 +69,14 @@ def rows_editor(filled: Configs) -> EditRows:
 
 
 def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares them, untruncated; both sequences include the prompt. Raises
-    DatasetFormatError if some rows would stay longer than the user's ``max_length``."""
+    """Counts the tokens of both sequences of each pair, prompt included, as the trainer prepares them, without
+    truncation. Raises DatasetFormatError if some rows would stay longer than the user's ``max_length``."""
     limit, tokenizer = filled.training.max_length, padding(tokenizer)
     rows = _prepared(home, filled, split, tokenizer, limit=sys.maxsize)
     sides = map(partial(list_lengths, rows), ("chosen_input_ids", "rejected_input_ids"))
     lengths = pair_lengths(*sides)
     if limit is not None and limit < max(lengths.longer, default=0):
-        # TRL cuts no prompt, and 1.12 cuts an answer by the longer one's length (``orpo_trainer.py: tokenize_row``).
+        # TRL cuts no prompt; 1.12 cuts answers to max_length minus the longer one (``orpo_trainer.py: tokenize_row``).
         cut = prepared_lengths(_prepared(home, filled, split, tokenizer, limit=limit)) or []
         if longer := [tokens for tokens in cut if tokens > limit]:
             raise DatasetFormatError(
@@ -98,11 +98,11 @@ row_lengths = partial(pair_row_lengths, "trl.experimental.orpo")
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Raises UsageError for arguments that the trainer would misinterpret, and for sampling in evaluation."""
+    """Raises UsageError for arguments that the trainer would misinterpret, and for sampling during evaluation."""
     training = filled.training
     if training.max_length is None:
         raise UsageError(
-            "TRL's trainer takes --max_length none for 512 tokens.",
+            "TRL's trainer would take --max_length none as a limit of 512 tokens.",
             hint="Give a number, or --max_length auto for the length of the longest row.",
         )
     if training.generate_during_eval:
@@ -117,5 +117,5 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns that the loss combines means over tokens and over pairs (``orpo_trainer.py: get_batch_loss_metrics``)."""
-    return "its loss is a mean over the chosen rows' tokens less a mean over pairs"
+    """Returns the reason: the loss has means over tokens and pairs (``orpo_trainer.py: get_batch_loss_metrics``)."""
+    return "its loss is a mean over the chosen rows' tokens minus a mean over pairs"

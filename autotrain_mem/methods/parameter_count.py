@@ -1,19 +1,19 @@
-"""Counts a model's parameters, its adapters' parameters, and the KV cache of a token, from the config alone."""
+"""Computes a model's parameters, the parameters of its adapters, and its KV cache per token from the config alone."""
 
 from collections.abc import Mapping
 from typing import Any
 
 _BIASED, _NORMED = "qwen2", "qwen3"
-"""Model types whose queries, keys and values have a bias (``transformers/models/qwen2/modeling_qwen2.py:
-Qwen2Attention``), or whose heads have a norm (``qwen3/modeling_qwen3.py: Qwen3Attention``)."""
+"""The model type whose queries, keys and values have a bias (``transformers/models/qwen2/modeling_qwen2.py:
+Qwen2Attention``), and the one whose heads have a norm (``qwen3/modeling_qwen3.py: Qwen3Attention``)."""
 _KNOWN = ("llama", "mistral", _BIASED, _NORMED)
-"""Model types with the layers that :func:`parameters` counts."""
+"""The model types with the layers that :func:`parameters` counts."""
 _OTHERWISE = ("attention_bias", "mlp_bias", "quantization_config")
-"""Config keys that mean that such a model has other layers."""
+"""Config keys that, if set, give such a model other layers."""
 
 
 def parameters(config: Mapping[str, Any]) -> int | None:
-    """Counts the parameters of a decoder from its ``config.json``; None if its layers are not known.
+    """Computes the number of parameters of a decoder from its ``config.json``; None if its layers are not known.
 
     Example: 494,032,768 for Qwen2.5-0.5B.
     """
@@ -34,10 +34,10 @@ def parameters(config: Mapping[str, Any]) -> int | None:
 
 
 def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Returns the number of key-value heads, and the elements per token and head over all layers.
+    """Returns the number of key-value heads, and the elements of the KV cache per token and head over all layers.
 
-    None if layers cache latents (``kv_lora_rank``) or states of linear attention. Example: 2 heads and 2 * 24 * 64
-    elements for Qwen2.5-0.5B.
+    Returns None if layers cache latents (``kv_lora_rank``) or states of linear attention. Example: 2 heads and
+    2 * 24 * 64 elements for Qwen2.5-0.5B.
     """
     try:
         heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
@@ -51,9 +51,10 @@ def kv_cache(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def adapter_width(config: Any) -> int | None:
-    """Counts the parameters of a rank-1 adapter on ``configs.planned_targets``: each layer's inputs plus outputs.
+    """Computes the parameters of a rank-1 LoRA adapter on ``configs.planned_targets``: inputs plus outputs of each.
 
-    Exact for decoders with a gated MLP, and off by less than half for others. Example: 549,888 for Qwen2.5-0.5B.
+    The number is exact for decoders with a gated MLP, and off by less than half for others. Example: 549,888 for
+    Qwen2.5-0.5B.
     """
     from autotrain_mem.methods.configs import has_experts
 
@@ -71,6 +72,6 @@ def adapter_width(config: Any) -> int | None:
 
 
 def checkpoint_dtype(config: Any) -> str | None:
-    """Returns the dtype that transformers saved the weights in, such as ``bfloat16``."""
+    """Returns the dtype of the saved weights, such as ``bfloat16``; None if the config does not state it."""
     dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     return None if dtype is None else str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Proximal policy optimization with our subclass of TRL 1.12's PPOTrainer."""
+"""Adapts proximal policy optimization with our subclass of TRL 1.12's PPOTrainer."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,32 +42,31 @@ llamafactory = LlamaFactoryFacts(
         "value model, so the prediction is only a rough guide",
     ),
 )
-"""Keys from ``train/ppo/trainer.py: CustomPPOTrainer``; its reward model is an adapter by default, TRL's a whole model.
-"""
+"""The keys are those of ``train/ppo/trainer.py: CustomPPOTrainer``. There the reward model is by default an adapter."""
 
 
 def missing(given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
-    """Returns the error for a job without a reward model, which even a plan needs."""
+    """Returns the error for a job without a reward model, which even a plan needs; None if there is one."""
     if given("reward_model_path"):
         return None
     return UsageError(
         "PPO needs a reward model: it gives the scores, and the value model starts from it.",
-        hint="Give --reward_model_path MODEL, such as `autofit reward` makes; it reads the policy's tokens.",
+        hint="Give --reward_model_path MODEL, such as one from `autofit reward`, with the policy's tokenizer.",
     )
 
 
 def mini_batches(arguments: Mapping[str, Any]) -> int | None:
-    """Returns ``num_mini_batches``, into which each process splits its rows."""
+    """Returns ``num_mini_batches``, the number of parts into which each process splits its rows."""
     return arguments.get("num_mini_batches") or 1
 
 
 def judge_of_text(arguments: Mapping[str, Any]) -> Any:
-    """Returns None: the reward model reads the policy's tokens."""
+    """Returns None, since the reward model reads the policy's tokens, not text."""
     return None
 
 
 def models_in_step(model: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the policy and the reward model, from which the value model also starts."""
+    """Returns the policy, and the reward model, from which the value model starts."""
     judge = arguments.get("reward_model_path")
     return (model, str(judge)) if judge else (model,)
 
@@ -77,7 +76,7 @@ _EVALUATED_ROWS = 8
 
 
 def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
-    """Returns the samples that TRL shows if they exceed a rollout (``ppo_trainer.py: generate_completions``)."""
+    """Yields the shown samples if they are more than a rollout has (``ppo_trainer.py: generate_completions``)."""
     given = job.arguments
     shown = knobs.per_device_eval_batch_size or int(given.get("per_device_eval_batch_size") or _EVALUATED_ROWS)
     if (
@@ -86,18 +85,18 @@ def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
         and (job.is_evaluated or job.python_call is not None)
     ):
         yield (
-            "samples that PPO shows of the prompts to evaluate on: a generation of --per_device_eval_batch_size "
-            "prompts, which are more than a rollout of one GPU has"
+            "the samples that PPO shows for evaluation prompts: it generates for --per_device_eval_batch_size "
+            "prompts at once, more than a rollout on one GPU has"
         )
 
 
 def make_parser() -> Any:
-    """Returns a TRL parser; raises MissingExtraError if the installed TRL has no PPO."""
+    """Returns a TRL parser. Raises MissingExtraError if the installed TRL has no PPO."""
     return experimental_parser("ppo", _config_type())
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
-    """Sets the whole rollout, which is generated at once, and one epoch over it."""
+    """Keeps the plan's rollout, which is generated at once, with one epoch over it."""
     episodes = knobs.effective_batch_size * REHEARSED_STEPS
     return {
         "gradient_accumulation_steps": knobs.gradient_accumulation_steps,
@@ -108,7 +107,7 @@ def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, A
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
-    """Builds our PPOTrainer; reward and value model start from ``--reward_model_path``, unquantized."""
+    """Builds our PPOTrainer. Reward and value model are loaded from ``--reward_model_path``, without quantization."""
     from transformers import AutoTokenizer
     from trl.trainer.utils import create_model_from_path
 
@@ -137,21 +136,21 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes prompts of ``length`` tokens that begin with padding, as most prompts of a real rollout do."""
+    """Makes prompts of ``length`` tokens that begin with padding, like most prompts of a real rollout."""
     from datasets import Dataset
 
     return Dataset.from_dict({"input_ids": [[PADDING_TOKEN, *[ORDINARY_TOKEN] * (length - 1)][-length:]] * rows})
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Returns ``list``, which changes no row: the rows are padded already."""
+    """Returns ``list``, which changes no row, since the rows already begin with padding."""
     return list
 
 
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
-    """Trains on two micro-batches of each rollout. The rollout keeps its size, which the constructor has given to the
-    dataloader (trl/experimental/ppo/ppo_trainer.py: train and __init__)."""
+    """Makes a rehearsal train on two micro-batches of each rollout. The rollout keeps its size, since the constructor
+    has already created the dataloader (trl/experimental/ppo/ppo_trainer.py: train and __init__)."""
     arguments = trainer.args
     steps = min(REHEARSED_ACCUMULATION, arguments.gradient_accumulation_steps)
     arguments.local_batch_size = arguments.local_mini_batch_size = steps * arguments.per_device_train_batch_size
@@ -160,7 +159,7 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
 
 def passes(arguments: Mapping[str, Any]) -> int:
-    """Returns ``num_ppo_epochs``; a rehearsal's config has 1."""
+    """Returns ``num_ppo_epochs``. A rehearsal makes one epoch."""
     return int(arguments.get("num_ppo_epochs") or _config_type().num_ppo_epochs)
 
 
@@ -170,7 +169,7 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens of every prompt; also raises what the trainer's constructor would raise."""
+    """Counts the tokens of every prompt. Raises the errors that the trainer's constructor would raise."""
     from autotrain_mem.trainers import ppo_checks
 
     ppo_checks.refuse(filled.training, tokenizer)
@@ -181,7 +180,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """Returns the problems for which the trainer's constructor would raise."""
+    """Yields the problems for which the trainer's constructor would raise an error."""
     from autotrain_mem.trainers import ppo_checks
 
     for message, cure in ppo_checks.problems(filled.training, tokenizer):
@@ -200,7 +199,7 @@ def _config_type() -> Any:
 
 
 def _tokenized(split: Any, tokenizer: Any) -> Any:
-    """Returns rows with ``input_ids`` only, for the trainer's collator. Conversations get their chat template."""
+    """Returns the rows with ``input_ids`` only, for the trainer's collator. Conversations get their chat template."""
     if "input_ids" in split.column_names:
         return split.select_columns(["input_ids"])
 

@@ -1,4 +1,4 @@
-"""Reward modelling with TRL's RewardTrainer: a score head of one output, trained on pairs."""
+"""Adapts reward modelling with TRL's RewardTrainer: a model with a score head of one output is trained on pairs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ axolotl = AxolotlFacts(
     row_type="bradley_terry.chat_template",
     notes=("type: for rows with input, chosen and rejected, as Axolotl documents them; TRL's have other columns",),
 )
-"""Keys after ``validation.py: set_reward_model_defaults``."""
+"""The keys are those of ``validation.py: set_reward_model_defaults`` in Axolotl."""
 llamafactory = LlamaFactoryFacts(
     stage="rm",
     entry=LLAMAFACTORY_PAIRS,
@@ -28,7 +28,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes pairs whose sequences both fill ``length`` tokens."""
+    """Makes pairs in which both sequences fill ``length`` tokens."""
     from datasets import Dataset
 
     full = [[ORDINARY_TOKEN] * length] * rows
@@ -36,12 +36,12 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates the padding of every real batch of pairs."""
+    """Returns a function that shortens the last rejected sequence, so that a batch is padded as a real one is."""
     return shorten_last_rejected
 
 
 def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts tokens as the trainer prepares the data, before it drops long pairs."""
+    """Counts the tokens of pairs as the trainer prepares them, before it drops long pairs."""
     from trl import RewardTrainer
 
     filled.training.max_length = None
@@ -53,7 +53,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
-    """Warns if padding and end token are the same: TRL ends every sequence with the end token, and the model reads the
+    """Warns if the padding token is the end token. TRL ends every sequence with the end token, but the model reads the
     score at the last token that is not padding (``transformers/modeling_layers.py:
     GenericForSequenceClassification.forward``)."""
     padding = filled.training.pad_token or tokenizer.pad_token or tokenizer.eos_token

@@ -16,12 +16,12 @@ RewardFunction = Callable[..., Any]
 
 _SIGNATURE = (
     "TRL calls it with prompts, completions, completion_ids and the dataset's other columns, each a list with one item "
-    "per completion, and expects a list of one number (or None) per completion."
+    "per completion, and expects a list with one number (or None) per completion."
 )
 
 
 def built_in_rewards() -> dict[str, RewardFunction]:
-    """Returns TRL's own reward functions by their names in ``trl grpo`` (trl/scripts/grpo.py: main)."""
+    """Returns TRL's own reward functions by their names for ``trl grpo`` (trl/scripts/grpo.py: main)."""
     from trl import rewards
 
     return {
@@ -35,8 +35,8 @@ def built_in_rewards() -> dict[str, RewardFunction]:
 
 
 def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
-    """Finds the functions of these names: TRL's own, or ``module.function`` importable from the working folder.
-    Raises UsageError if a function is not found, with the reason for each."""
+    """Returns the functions of these names: TRL's own, or ``module.function``, importable from the working folder.
+    Raises UsageError with the reason if a function is not found."""
     known = built_in_rewards()
     return [_naming_itself(name, known[name]) if name in known else _imported(name, known) for name in names]
 
@@ -73,7 +73,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """Adds the reward function's name to any error but out of memory."""
+    """Within the block, adds the reward function's name to every error except out of memory."""
     import torch
 
     try:
@@ -106,10 +106,10 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
 
 
 def try_once(names: Sequence[str], split: Any) -> None:
-    """Calls every function as TRL would, on two rows of the dataset with a placeholder completion each.
+    """Calls every function as TRL does, on two rows of the dataset with a placeholder completion each.
 
-    A plan ignores a missing package of one of TRL's own functions (:func:`check_packages` is for a run). Raises
-    RewardFunctionError if a function raised, or did not return one number per completion.
+    A package that one of TRL's own functions lacks is ignored here; :func:`check_packages` reports it before a run.
+    Raises RewardFunctionError if a function raises, or does not return one number per completion.
     """
     rows = [split[index] for index in range(min(2, len(split)))]
     known = built_in_rewards() if names else {}
@@ -142,7 +142,7 @@ def try_once(names: Sequence[str], split: Any) -> None:
 
 
 def check_packages(names: Iterable[str]) -> None:
-    """Raises MissingExtraError if one of TRL's own functions lacks a package, which it imports when called."""
+    """Raises MissingExtraError if a package is missing that one of TRL's own functions imports when it is called."""
     known = built_in_rewards()
     sample = {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "solution": "4"}
     for name in known.keys() & set(names):
@@ -156,7 +156,7 @@ def check_packages(names: Iterable[str]) -> None:
 
 
 def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Calls it as ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does."""
+    """Calls a reward function as ``trl/trainer/grpo_trainer.py: _calculate_rewards`` does."""
     import asyncio
 
     from transformers import TrainerState
@@ -180,5 +180,5 @@ def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def rehearsed_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
-    """Stands in for a reward function with rewards that differ."""
+    """Replaces a reward function in a rehearsal. The rewards of successive completions differ."""
     return [float(index % 3) for index, _ in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""REINFORCE leave-one-out with TRL's RLOOTrainer."""
+"""Adapts REINFORCE leave-one-out with TRL's RLOOTrainer."""
 
 from functools import partial
 

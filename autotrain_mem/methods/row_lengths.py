@@ -1,4 +1,4 @@
-"""Counts the tokens of a prepared dataset, in several processes if that pays, and reports progress."""
+"""Counts the tokens of prepared datasets, chooses the number of processes for it, and reports progress."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,24 +14,24 @@ from autotrain_mem.types.data import Counting
 OnProgress = Callable[[Counting], None]
 
 ROWS_PER_PROCESS = 2000
-"""A pool adds 0.5 s to a pass over the data, to start and gather; formatting and tokenizing a row of gsm8k takes 0.45
-ms. Two processes therefore pay from about 2,300 rows. Measured with 2 cores, datasets 5.2, trl 1.12."""
+"""The rows for which one more process is used. A process pool adds 0.5 s to a pass over the data, and formatting and
+tokenizing a row of gsm8k takes 0.45 ms, so two processes are faster from about 2,300 rows on (measured with 2 cores,
+datasets 5.2, trl 1.12)."""
 MOST_PROCESSES = 16
-"""The limit on processes: each is a fork of the worker with a copy of the tokenizer."""
-
+"""The most processes. Each is a fork of the worker with a copy of the tokenizer."""
 REPORT_EVERY_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowLengths:
-    """Holds the tokens of every row, in the data's order."""
+    """Holds the numbers of tokens of all rows, in the data's order."""
 
     longer: Sequence[int]
-    """Tokens of the longer sequence of each pair, or of a row's only sequence."""
+    """The tokens of each row's sequence, or of the longer sequence of a pair."""
     shorter: Sequence[int] = ()
-    """Tokens of the other sequence of each pair; empty if a row is one sequence."""
+    """The tokens of the shorter sequence of each pair; empty if a row is one sequence."""
     prompts: Sequence[int] = ()
-    """Tokens of each row's prompt, if training generates answers although the rows have their own; else empty."""
+    """The tokens of each row's prompt if training generates answers although the rows have answers; else empty."""
 
 
 def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
@@ -41,9 +41,9 @@ def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
 
 
 def processes(rows: int, given: int | None) -> int | None:
-    """Chooses the number of processes: the user's, else as many as pay; None for this process alone.
+    """Chooses the number of processes for this many rows: the user's, else by the rows; None for this process alone.
 
-    Without fork, each process would first import torch and transformers.
+    Without fork this process works alone, since others would first import torch and transformers.
     """
     import multiprocessing
 
@@ -55,14 +55,14 @@ def processes(rows: int, given: int | None) -> int | None:
 
 @contextmanager
 def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
-    """Reports the progress of ``datasets/arrow_dataset.py: Dataset.map`` in place of its bars."""
+    """Within the block, reports the progress of ``datasets/arrow_dataset.py: Dataset.map`` in place of its bars."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     from datasets import arrow_dataset
 
     @contextmanager
     def bar(*, total: int, desc: str | None = None, initial: int = 0, **options: Any) -> Iterator[SimpleNamespace]:
-        """Replaces tqdm's bar, of which ``Dataset.map`` calls only ``update``."""
+        """Replaces tqdm's bar. ``Dataset.map`` calls only its ``update``."""
         done, reported_at, doing = initial, 0.0, (desc or "Reading").partition(" (num_proc")[0]
 
         def update(rows: int) -> None:
@@ -81,7 +81,8 @@ def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
 
 @contextmanager
 def without_labels() -> Iterator[None]:
-    """Skips the pass that makes labels (trl/trainer/sft_trainer.py: _prepare_dataset), a quarter of the time."""
+    """Within the block, skips the pass that makes labels (trl/trainer/sft_trainer.py: _prepare_dataset), which takes a
+    quarter of the time."""
     from unittest.mock import patch  # slow to import, and the parent asks this module too
 
     import datasets
@@ -97,7 +98,7 @@ def without_labels() -> Iterator[None]:
 
 
 def smallest_model(*, classifier: bool = False) -> Any:
-    """Makes a model of a few hundred weights for a trainer that only prepares data."""
+    """Returns a model with a few hundred parameters, for a trainer that only prepares data."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
     config = Qwen2Config(
@@ -116,7 +117,7 @@ _ROWS_AT_ONCE = 10_000
 
 
 def list_lengths(rows: Any, column: str) -> list[int]:
-    """Returns the lengths of the lists in a datasets.Dataset column: 40 ms for 200,000 rows of 220 tokens."""
+    """Returns the lengths of the lists in a column of a dataset. It takes 40 ms for 200,000 rows of 220 tokens."""
     found: list[int] = []
     for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
         for chunk in batch.column(column).chunks:
@@ -127,7 +128,7 @@ def list_lengths(rows: Any, column: str) -> list[int]:
 def prepared_lengths(rows: Any) -> list[int] | None:
     """Returns the tokens of every row of prepared data; None if the columns are unknown.
 
-    A pair counts with its longer sequence, and so does a prompt that KTO also pairs with another row's completion.
+    A pair counts with its longer sequence. In KTO a prompt counts with the longer of its two completions.
     """
     columns = set(rows.column_names)
     if {"prompt_ids", "completion_ids"} <= columns:

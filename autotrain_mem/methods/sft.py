@@ -1,4 +1,4 @@
-"""Supervised fine-tuning with TRL's SFTTrainer."""
+"""Adapts supervised fine-tuning with TRL's SFTTrainer."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,7 +38,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
-    """Makes rows that fill ``length`` tokens. A packed block gets two documents, whose mask takes memory."""
+    """Makes rows that fill ``length`` tokens. With packing, a block has two documents, so that it needs a mask."""
     from datasets import Dataset
 
     half = length // 2
@@ -47,7 +47,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Imitates padding, except in padding-free batches."""
+    """Returns a function that shortens the last row, so that the batch is padded; none without padding."""
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
 
 
@@ -55,7 +55,8 @@ worst_image_rows = image_rows.conversations
 
 
 def image_rows_editor(filled: Configs) -> EditRows:
-    """Imitates padding: rows with images are never packed (``trl/trainer/sft_trainer.py: __init__``)."""
+    """Returns a function that shortens the last of several rows. Rows with images are always padded, never packed
+    (``trl/trainer/sft_trainer.py: __init__``)."""
     shorten = image_rows.shorten_last("messages", filled)
     return lambda rows: shorten(rows) if len(rows) > 1 else rows
 
@@ -63,7 +64,7 @@ def image_rows_editor(filled: Configs) -> EditRows:
 def row_lengths(
     filled: Configs, split: Any, tokenizer: Any, formatting: Callable[[Any], str] | None = None
 ) -> RowLengths:
-    """Counts tokens as the trainer prepares the data, untruncated."""
+    """Counts the tokens of rows as the trainer prepares them, without truncation."""
     from trl import SFTTrainer
 
     training = filled.training
@@ -80,12 +81,13 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns tokens: all micro-batches' if transformers counted them."""
+    """Returns the basis: the tokens of all micro-batches if transformers counted them, else those of one."""
     return Basis.WHOLE if is_counted else Basis.TOKENS
 
 
 def is_models_loss(trainer: Any) -> bool:
-    """Returns False for TRL's chunked loss, which replaces the model's forward (``trl/trainer/sft_trainer.py:
-    _patch_chunked_ce_lm_head``), and for label smoothing and ``dft``, which divide by transformers' count."""
+    """Returns whether the model's forward computes the loss: not for TRL's chunked loss, which replaces the forward
+    (``trl/trainer/sft_trainer.py: _patch_chunked_ce_lm_head``), nor for label smoothing and ``dft``, which divide by
+    transformers' count."""
     others = (trainer.compute_loss_func, trainer.label_smoother)
     return others == (None, None) and trainer.args.loss_type != "chunked_nll"

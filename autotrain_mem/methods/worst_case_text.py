@@ -1,20 +1,18 @@
-"""Makes tokens for a rehearsal: a tokenizer of eight words, and texts with a known number of tokens."""
+"""Makes the text of rehearsals: a tokenizer of eight words, and texts with a known number of tokens."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 EditRows = Callable[[list[Any]], list[Any]]
 """A function that turns the rows that the sampler drew into the worst micro-batch."""
-
 ORDINARY_TOKEN = 5
-"""An id that is neither padding nor an end token, and that every vocabulary has."""
-
+"""A token id that is neither padding nor an end token, and that every vocabulary has."""
 PADDING_TOKEN = 2
 
 
 def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, int]] | None = None) -> Any:
-    """Makes a tokenizer of eight words that splits at spaces. ``marks``: further special tokens, by the names of the
-    tokenizer's attributes: their texts and ids."""
+    """Returns a tokenizer of eight words that splits at spaces. ``marks``: maps the names of further attributes of the
+    tokenizer to special tokens, each with its text and id."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -33,12 +31,12 @@ def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, i
 
 
 def text_of(tokens: int) -> str:
-    """Returns a text of ``tokens`` ids for :func:`stub_tokenizer`; it ends in a space, so that two can be joined."""
+    """Returns a text that :func:`stub_tokenizer` splits into this many tokens. It ends in a space, to be joined."""
     return f"t{ORDINARY_TOKEN} " * tokens
 
 
 def shorten_last_row(rows: list[Any]) -> list[Any]:
-    """Cuts one token off the last of several rows, so that the batch is padded and has a real attention mask."""
+    """Removes the last token of the last of several rows, so that the batch is padded and has a real attention mask."""
     if len(rows) < 2:
         return rows
     *full, last = rows
@@ -46,8 +44,8 @@ def shorten_last_row(rows: list[Any]) -> list[Any]:
 
 
 def shorten_last_rejected(rows: list[Any], limit: int | None = None) -> list[Any]:
-    """Cuts one token off the last rejected completion: even a batch of one pair is padded to the chosen one.
-    ``limit``: the length to which the collator cuts prompt and completion."""
+    """Removes the last token of the last rejected completion, so that even a batch of one pair is padded. ``limit``:
+    the length to which the collator cuts prompt and completion together."""
     *full, last = rows
     rejected = last["rejected_ids"]
     if limit is not None:

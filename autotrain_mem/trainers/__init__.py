@@ -1,1 +1,1 @@
-"""Builds and finishes the real trainer, and adds what TRL lacks. Runs in the worker and the training process."""
+"""Loads models, changes TRL's trainers and adds what they lack. Runs in the worker and the training process."""

@@ -1,4 +1,4 @@
-"""Adds settings that no TRL config offers to a trainer as TRL builds it."""
+"""Changes a trainer that TRL has built: adds the settings that no TRL config offers."""
 
 import functools
 import inspect
@@ -10,7 +10,7 @@ from autotrain_mem.types import Knobs
 
 
 def finished(trainer: Any, knobs: Knobs) -> Any:
-    """Returns the trainer with the plan's settings that no TRL config offers."""
+    """Applies the plan's settings that no TRL config offers to the trainer, and returns it."""
     if trainer.is_fsdp_enabled:
         name_layers_to_shard(trainer.model)
     if knobs.fp16:
@@ -27,11 +27,11 @@ def finished(trainer: Any, knobs: Knobs) -> Any:
 
 
 def _widen_trained(model: Any) -> None:
-    """Converts trained weights to float32: fp16's scaler rejects float16 gradients, and on CUDA bfloat16 ones.
+    """Converts trained weights to float32, since fp16's gradient scaler rejects other gradients.
 
-    ``torch/amp/grad_scaler.py: _unscale_grads_``, ``aten/src/ATen/native/cuda/AmpKernels.cu:
-    _amp_foreach_non_finite_check_and_unscale_cuda_``. TRL makes a quantized base's adapter bfloat16
-    (``trl/trainer/sft_trainer.py: __init__``, https://github.com/huggingface/trl/issues/4901).
+    It rejects float16 (``torch/amp/grad_scaler.py: _unscale_grads_``) and on CUDA bfloat16 (``aten/src/ATen/native/
+    cuda/AmpKernels.cu: _amp_foreach_non_finite_check_and_unscale_cuda_``). TRL makes the adapter of a quantized base
+    bfloat16 (``trl/trainer/sft_trainer.py``, https://github.com/huggingface/trl/issues/4901).
     """
     import torch
 
@@ -41,7 +41,7 @@ def _widen_trained(model: Any) -> None:
 
 
 def layers_to_shard(model: Any) -> tuple[str, ...]:
-    """Returns the model's ``_no_split_modules`` that are classes of its modules, sorted."""
+    """Returns the names in the model's ``_no_split_modules`` that are classes of its modules, sorted."""
     classes = {type(module).__name__ for module in model.modules()}
     return tuple(sorted({*(getattr(model, "_no_split_modules", None) or ())} & classes))
 
@@ -50,22 +50,22 @@ def name_layers_to_shard(model: Any) -> None:
     """Removes the names of layers that a model lacks from its ``_no_split_modules``, also under an adapter.
 
     accelerate and PEFT reject such names (``accelerate/utils/dataclasses.py: set_auto_wrap_policy``,
-    ``peft/utils/other.py: fsdp_auto_wrap_policy``), as of vision layers in Gemma 3 from 4B on, Gemma 4 and Qwen3.5.
+    ``peft/utils/other.py: fsdp_auto_wrap_policy``). Gemma 3 from 4B on, Gemma 4 and Qwen3.5 name vision layers.
     """
     from transformers import PreTrainedModel
 
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module._no_split_modules = {*layers_to_shard(module)}
-            return  # the outermost one: accelerate and PEFT read no other
+            return  # accelerate and PEFT read only the outermost model's
 
 
 def keep_cache_in_evaluation(trainer: Any) -> None:
     """Prevents transformers' evaluation loop from emptying torch's cache, in a run and in its rehearsal.
 
-    The longest rows run first, and every later batch fits into their segments; a released cache would fragment
-    (``estimator.mixed_steps``). A failing allocation releases it anyway (``c10/cuda/CUDACachingAllocator.cpp: malloc``,
-    ``release_cached_blocks``).
+    The longest rows run first, and every later batch fits into their segments. If the cache were released, memory would
+    fragment (``estimator.mixed_steps``). A failing allocation still releases the cache
+    (``c10/cuda/CUDACachingAllocator.cpp: malloc``, ``release_cached_blocks``).
 
     TRL still empties the cache before it wakes a colocated vLLM engine (``trl/generation/vllm_generation.py``), in its
     PPO loop, and in its activation offloading with bitsandbytes (``trl/models/activation_offloading.py: __enter__``).
@@ -80,7 +80,7 @@ def keep_cache_in_evaluation(trainer: Any) -> None:
         empty_cache = torch.cuda.empty_cache
 
         def unless_loop() -> None:
-            if sys._getframe(1).f_code is not loop:  # transformers' own loop
+            if sys._getframe(1).f_code is not loop:  # not called by transformers' own loop
                 empty_cache()
 
         with patch.object(torch.cuda, "empty_cache", unless_loop):

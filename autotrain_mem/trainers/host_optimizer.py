@@ -1,11 +1,11 @@
 """Adds an optimizer on the host, so that the device holds only weights and gradients.
 
 On one GPU, TRL and transformers offer this only with DeepSpeed, whose optimizer (``deepspeed/ops/adam/cpu_adam.py:
-DeepSpeedCPUAdam``) compiles C++ on the user's machine. Here torch's own optimizer steps on host tensors, in the
-trainer's groups; its checkpoints resume with or without the offload.
+DeepSpeedCPUAdam``) compiles C++ on the user's machine. Here torch's own optimizer steps on host tensors, with the
+trainer's parameter groups. A run can be resumed from its checkpoints with or without the offload.
 
-A trained parameter takes host memory for a copy and its gradient, both pinned, which torch rounds up to a power of two
-per tensor (``aten/src/ATen/core/CachingHostAllocator.h: allocate``), and for the optimizer's state, not pinned.
+Each trained parameter takes pinned host memory for its copy and its gradient, and unpinned memory for optimizer state.
+torch rounds each pinned tensor up to a power of two (``aten/src/ATen/core/CachingHostAllocator.h: allocate``).
 Qwen2.5-0.5B in bfloat16 with AdamW: 494 M parameters x (2 + 2 + 4) = 3.7 GiB, with rounding at most 5.5 GiB.
 """
 
@@ -19,17 +19,17 @@ from autotrain_mem.settings.optimizer_verdicts import optimizer_of
 from autotrain_mem.support.errors import UsageError
 
 SUPPORTED = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
-"""Values of ``--optim`` that use torch's own optimizers, which run on host tensors as on the device."""
+"""The values of ``--optim`` for torch's own optimizers, which run on host tensors as on the device."""
 
 
 def on_host(work: Callable[[], None]) -> None:
-    """Runs the optimizer's work on the host; a rehearsal replaces this function to keep the work out of its record."""
+    """Runs the optimizer's work on the host. A rehearsal replaces this function, so that the work is not recorded."""
     work()
 
 
 def offload_to_host(trainer: Any) -> None:
-    """Makes this transformers Trainer step on the host, if called before ``train()``. Raises UsageError if the
-    optimizer, the precision or the sharding does not work with it."""
+    """Makes a transformers Trainer step on the host. Must be called before ``train()``. Raises UsageError if the
+    optimizer, the precision or the sharding does not allow it."""
     name = optimizer_of(trainer.args)
     if name not in SUPPORTED:
         raise UsageError(
@@ -48,7 +48,7 @@ def offload_to_host(trainer: Any) -> None:
         )
     if trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None:
         raise UsageError(
-            "--optimizer_offload makes the optimizer that --optim names, but this trainer was given one.",
+            "--optimizer_offload creates the optimizer that --optim names, but this trainer was given one.",
             hint="Remove optimizers= and optimizer_cls_and_kwargs=, or leave the optimizer on the device.",
         )
     kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
@@ -62,10 +62,10 @@ class _HostParameter:
         self.device = parameter
         self.host, self._gradient = _room_on_host(parameter), _room_on_host(parameter)
         self._version = -1
-        """``device._version`` when the two were last equal; every write to the parameter increases it."""
+        """The value of ``device._version`` when both copies were last equal. Each write to ``device`` increases it."""
 
     def fetch(self) -> None:
-        """Starts copying the gradient to the host, and the parameter if it changed."""
+        """Starts copying the gradient to the host, and also the parameter if it changed."""
         if self.device._version != self._version:
             self.host.copy_(self.device, non_blocking=True)
         self.host.grad = None
@@ -80,20 +80,20 @@ class _HostParameter:
 
 
 def _room_on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a host buffer, pinned for a device's tensor, of the same layout: others need a temporary on the device
-    (``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``)."""
+    """Returns a host buffer for a tensor, pinned if the tensor is on a device. It has the same layout: other copies
+    need a temporary on the device (``aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries``)."""
     pinned = tensor.device.type != "cpu"
     return torch.empty_like(tensor, device="cpu", pin_memory=pinned, requires_grad=False)
 
 
 class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Steps on the host, with ``inner`` on copies of the parameters; trainer and scheduler use it like any optimizer.
+    """Runs torch's optimizer ``inner`` on host copies of the parameters. Trainer and scheduler use it as any optimizer.
 
-    Its groups' options are read at every step. Its own ``.state`` is empty, so that nothing moves it to the device.
+    It reads the options of its groups at every step. Its own ``state`` is empty, so that no state moves to the device.
 
     Args:
-        params: Parameters, or groups of them.
-        inner: One of torch's optimizers.
+        params: The parameters, or groups of parameters.
+        inner: A class of torch's optimizers.
         options: Further arguments of ``inner``.
     """
 
@@ -105,7 +105,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Copies gradients to the host, makes one step there, and copies parameters back."""
+        """Copies gradients to the host, steps there, and copies parameters back to the device."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -117,7 +117,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         inner = self._ready()
         for twin in self._twins:
             twin.fetch()
-        # Waits for every copy to the host; the previous step's copies to the device are then complete too.
+        # Waits for all copies to the host. The previous step's copies to the device are then also complete.
         for device in {twin.device.device for twin in self._twins}:
             if device.type != "cpu":
                 torch.accelerator.current_stream(device).synchronize()
@@ -126,7 +126,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
             twin.send()
 
     def _ready(self) -> Optimizer:
-        """Returns the inner optimizer with the current options; created at first use, since accelerate would copy an
+        """Returns the inner optimizer with the current options. It is created at first use: accelerate would copy an
         initial state such as Adagrad's to the device and back (``accelerate/optimizer.py: AcceleratedOptimizer``)."""
         if self._inner is None:
             self._twins = [_HostParameter(parameter) for group in self.param_groups for parameter in group["params"]]
@@ -138,20 +138,20 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         return self._inner
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raises RuntimeError after the first step, since the state does not include new parameters."""
+        """Adds a group of parameters. Raises RuntimeError after the first step, when the inner optimizer exists."""
         if self._inner is not None:
             raise RuntimeError("A HostOptimizer takes no new parameters after its first step.")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that ``inner`` would have on the device: each can load the other's."""
+        """Returns the state that ``inner`` would have on the device, so that a run can resume without the offload."""
         state: dict[str, Any] = super().state_dict()
         if self._inner is not None:
             state["state"] = self._inner.state_dict()["state"]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads options at once, and state on the host."""
+        """Loads the groups' options here, and the state into the inner optimizer on the host."""
         super().load_state_dict({**state_dict, "state": {}})
         if state_dict["state"]:
             on_host(lambda: self._ready().load_state_dict(state_dict))

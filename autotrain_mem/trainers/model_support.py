@@ -1,4 +1,4 @@
-"""Decides which quantized models and kernels can be rehearsed, and finds tensors stored beside weights."""
+"""Decides which quantized models and kernels can be rehearsed, and finds the tensors of quantized weights."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,9 @@ from autotrain_mem.types.hardware import Capability
 
 
 def refuse_unrehearsed(config: Any, asked: Any) -> None:
-    """Raises UnsupportedModelError for a second quantization, or another method than bitsandbytes and mxfp4.
+    """Raises UnsupportedModelError for a quantization that is not rehearsed, and for a second quantization.
+
+    Only bitsandbytes' quantization is rehearsed, and checkpoints in mxfp4 if they are dequantized.
 
     Args:
         config: The model's config.
@@ -40,8 +42,8 @@ def refuse_unrehearsed(config: Any, asked: Any) -> None:
 
 
 def checkpoint_quantization(config: Any) -> Any:
-    """Returns the checkpoint's quantization as a dict or a config, or None (``transformers/quantizers/auto.py:
-    get_hf_quantizer``)."""
+    """Returns the checkpoint's quantization, as a dict or a config object; None if it has none
+    (``transformers/quantizers/auto.py: get_hf_quantizer``)."""
     found = getattr(config, "quantization_config", None)
     return found or getattr(config.get_text_config(decoder=True), "quantization_config", None)
 
@@ -53,7 +55,7 @@ def quantization_method(quantization: Any) -> str:
     if not isinstance(quantization, dict):
         quantization = quantization.to_dict()
     if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
-        return "bitsandbytes"  # older checkpoints name no method (AutoQuantizationConfig.from_dict)
+        return "bitsandbytes"  # older checkpoints do not name it (AutoQuantizationConfig.from_dict)
     method = quantization.get("quant_method") or "an unnamed method"
     return str(getattr(method, "value", method))
 
@@ -68,17 +70,17 @@ def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if (state := getattr(weight, "quant_state", None)) is not None:
             yield from _of_state(state, prefix)
         scale = getattr(weight, "SCB", None)
-        if scale is None:  # after the first forward the layer's state holds it (Linear8bitLt.init_8bit_state)
+        if scale is None:  # after the first forward it is in the layer's state (Linear8bitLt.init_8bit_state)
             scale = getattr(getattr(module, "state", None), "SCB", None)
         if scale is not None:
             yield f"{prefix}.SCB", scale
 
 
 def unquantized_bytes(model: Any) -> int:
-    """Counts the bytes of a quantized model's fused experts; 0 if not quantized.
+    """Returns the bytes of the fused experts in a quantized model; 0 if the model is not quantized.
 
-    bitsandbytes converts only ``nn.Linear`` (``transformers/integrations/bitsandbytes.py: replace_with_bnb_linear``),
-    and transformers 5 keeps a layer's experts in three-dimensional parameters.
+    Experts stay unquantized: bitsandbytes converts only ``nn.Linear`` (``transformers/integrations/bitsandbytes.py:
+    replace_with_bnb_linear``), and transformers 5 keeps a layer's experts in three-dimensional parameters.
     """
     import bitsandbytes
 
@@ -108,16 +110,16 @@ FLASH_NAMES = ("flash_attention_2", "flash_attention_3", *(f"kernels-community/{
 def why_no_attention(
     attn_implementation: str | None, compute_capability: Capability, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """Explains why this attention cannot run or be rehearsed on such a card; None if it can.
+    """Explains why an attention implementation cannot run or be rehearsed on a card; None if it can.
 
     Args:
         dtype: The dtype in which attention computes.
-        head_dim: The model's largest head size.
+        head_dim: The largest head dimension of the model.
     """
     if attn_implementation in (None, "eager", "sdpa"):
         return None
     if attn_implementation not in FLASH_NAMES:
-        return f"{attn_implementation} is not rehearsed: use sdpa, which CUDA runs by its own flash kernel"
+        return f"{attn_implementation} is not rehearsed: use sdpa, which runs torch's own flash kernel on CUDA"
     if compute_capability < (8, 0):
         major, minor = compute_capability
         return f"flash-attention needs compute capability 8.0 or newer; this card has {major}.{minor}"
@@ -126,13 +128,12 @@ def why_no_attention(
     if dtype not in (torch.float16, torch.bfloat16):
         return f"flash-attention computes in float16 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
     if head_dim > 256:
-        return f"flash-attention supports heads of at most 256; this model's have {head_dim}"
+        return f"flash-attention supports head dimensions of at most 256; this model has {head_dim}"
     return None
 
 
 LIGER_MODELS = ("gemma3_text", "llama", "mistral", "qwen2", "qwen3")
-"""``config.model_type`` of the models whose layers are imitated."""
-
+"""The values of ``config.model_type`` for which Liger's layers are imitated."""
 LIGER_SWITCHES = {"rope": True, "rms_norm": True, "swiglu": True, "geglu": True, "fused_linear_cross_entropy": True}
 """The switches of ``liger_kernel_config``, with their defaults (``apply_liger_kernel_to_llama`` and others)."""
 

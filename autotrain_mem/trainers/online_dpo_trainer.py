@@ -1,6 +1,6 @@
-"""TRL's experimental OnlineDPOTrainer, with sampling and loss in the methods of TRL's other trainers.
+"""Changes TRL's experimental OnlineDPOTrainer: sampling and loss get methods of their own, as in TRL's other trainers.
 
-TRL's ``training_step`` samples, scores and calls its own backward.
+TRL's own ``training_step`` samples, scores and calls backward in one method.
 """
 
 from collections import defaultdict
@@ -13,15 +13,15 @@ from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOTrainer as _OnlineDPOTrainer
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-"""The results of TRL's ``_generate``: all first completions of a micro-batch's prompts, then all second ones. From TRL
-1.16 on it also returns processed images."""
+"""The names of the results of TRL's ``_generate``: all first completions of a micro-batch's prompts, then all second
+ones. From TRL 1.16 on, ``_generate`` also returns processed images."""
 
 
 class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy here
-    """TRL's trainer, with gradients averaged over the rows of an optimizer step.
+    """Averages gradients over all micro-batches of an optimizer step, which TRL's trainer does not do.
 
     TRL 1.12 and 1.16 leave the division by ``gradient_accumulation_steps`` to accelerate
-    (``online_dpo_trainer.py: training_step``), but transformers 5 sets accelerate's number to 1
+    (``online_dpo_trainer.py: training_step``), but transformers 5 sets accelerate's number of steps to 1
     (``transformers/trainer.py: create_accelerator_and_postprocess``).
     """
 
@@ -31,7 +31,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @property
     def stats(self) -> dict[str, list[float]]:
-        """The metrics to log next, under the name in TRL's other trainers."""
+        """Returns the metrics that are logged next. They are stored in ``_metrics``, as in TRL's other trainers."""
         return self._metrics["train"]
 
     @stats.setter
@@ -40,11 +40,11 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
     @property
     def max_completion_length(self) -> int:
-        """The maximum tokens of a completion, under the name in TRL's other trainers."""
+        """Returns the maximum tokens of a completion. TRL's other trainers have it under this name."""
         return int(self.args.max_new_tokens)
 
     def _prepare_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Samples two completions of each prompt, unless they are already sampled."""
+        """Samples two completions of each prompt, unless the inputs already have them."""
         prepared = super()._prepare_inputs(inputs)
         return prepared if SAMPLED[0] in prepared else self._generate_and_score_completions(prepared)
 
@@ -59,7 +59,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
         return *self._sampled, *self._of_images
 
     def _tokenize_prompts(self, prompts: Sequence[Any]) -> tuple[list[list[int]]]:
-        """Tokenizes prompts as ``_generate`` does, under the name and signature of TRL's other trainers."""
+        """Tokenizes prompts as ``_generate`` does. TRL's other trainers have such a method."""
         return ([prompt_ids(prompt, self.processing_class) for prompt in prompts],)
 
     def compute_loss(self, model: Any, inputs: Mapping[str, Any], **_: Any) -> Any:
@@ -67,7 +67,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
         return inputs["loss"]
 
     def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
-        """Runs TRL's step on sampled completions, and divides its loss by the step's number of micro-batches."""
+        """Runs TRL's step on sampled completions, with the loss divided by the number of micro-batches per step."""
         model.train()
         prepared = self._prepare_inputs(inputs)
         sampled = tuple(prepared[name] for name in SAMPLED)
@@ -76,7 +76,7 @@ class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyp
 
         def backward_of_mean(loss: Any, **options: Any) -> None:
             if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-                options["scale_wrt_gas"] = False  # as in transformers' own step
+                options["scale_wrt_gas"] = False  # as in transformers' Trainer.training_step
             share = self.compute_loss(model, {"loss": loss}) / self.current_gradient_accumulation_steps
             losses.append(share.detach())
             backward(share, **options)

@@ -1,4 +1,4 @@
-"""Reports a trainer's phase to a recorder by wrapping the methods of the object at which a phase begins."""
+"""Reports a trainer's phases to a recorder. It wraps the methods at which a phase begins."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,16 +10,16 @@ from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.types import Owner, Phase
 
 PAGED_FROM_ELEMENTS = 100_000
-"""From this size on, a paged optimizer's state is in CUDA managed memory, outside torch's allocator
-(``bitsandbytes/optim/optimizer.py: Optimizer8bit.get_state_buffer``); the CPU build uses ordinary tensors."""
+"""The least number of elements of a state tensor that a paged optimizer keeps in CUDA managed memory, outside torch's
+allocator (``bitsandbytes/optim/optimizer.py: Optimizer8bit.get_state_buffer``). On the CPU it is an ordinary tensor."""
 
 
 class PhaseRecorder(Protocol):
-    """Records a followed trainer's phases, and in a rehearsal the owners of tensors."""
+    """Records the phases of a trainer, and in a rehearsal also the owners of tensors."""
 
     @property
     def phase(self) -> Phase:
-        """The trainer's current phase."""
+        """Returns the trainer's current phase."""
 
     def enter_phase(self, phase: Phase) -> None:
         """Starts a phase."""
@@ -29,7 +29,7 @@ class PhaseRecorder(Protocol):
         return
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
-        """Records that ``owner`` owns a tensor's storage."""
+        """Records ``owner`` as the owner of a tensor's storage."""
         return
 
     def disown(self, tensor: torch.Tensor) -> None:
@@ -44,15 +44,15 @@ class PhaseRecorder(Protocol):
 def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     """Reports each phase of the trainer to the recorder from now on, and records the weights of all its models.
 
-    ``compute_loss`` begins the forward phase and ``accelerator.backward`` the backward phase; when the latter returns,
-    the optimizer phase begins. An online trainer has two more: generation, while the policy's ``generate`` (or vLLM's)
-    runs, and then scoring, until the next forward.
+    ``compute_loss`` begins the forward phase, and ``accelerator.backward`` the backward phase. When backward returns,
+    the optimizer phase begins. Online trainers have two more phases: generation while the policy's ``generate`` (or
+    vLLM's) runs, then scoring until the next forward.
     """
     models = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")}
     rewards = [each for each in getattr(trainer, "reward_funcs", None) or () if isinstance(each, torch.nn.Module)]
     models |= {f"reward_model_{number}" if number else "reward_model": model for number, model in enumerate(rewards)}
     for name, model in models.items():
-        if isinstance(model, torch.nn.Module):  # the names of untrained models carry their role as a prefix
+        if isinstance(model, torch.nn.Module):  # names of untrained models' parameters begin with their role
             _adopt(torch.nn.ModuleDict({name: model}), recorder)
     _adopt(trainer.model, recorder)
     trainer.compute_loss = _watched(trainer.compute_loss, recorder, Phase.FORWARD, Phase.FORWARD)
@@ -65,20 +65,19 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     elif hasattr(trainer, "value_model"):
         _follow_ppo(trainer, recorder)
     elif hasattr(trainer, "generate_on_policy_outputs"):
-        # A step of GKD begins by generating with the student or the teacher, or generates nothing.
+        # A step of GKD begins with a generation by the student or the teacher, or without one.
         for model in (trainer.model, trainer.teacher_model):
             _follow_generation(trainer.accelerator.unwrap_model(model), recorder)
 
 
 def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
-    """Records parameters, buffers, and the scales of quantized weights."""
     recorder.adopt_model(model)
     for name, tensor in statistics(model):
         recorder.mark(tensor, Owner.WEIGHTS, name)
 
 
 def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Follows GRPO, RLOO, distillation and online DPO, in which one method generates and scores."""
+    """Follows GRPO, RLOO, distillation and online DPO, in which one method both generates and scores."""
     score = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = _watched(score, recorder, Phase.SCORE, Phase.SCORE)
     _follow_generation(trainer.accelerator.unwrap_model(trainer.model), recorder)
@@ -91,7 +90,7 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     forward = trainer._forward
 
     def forward_or_score(*args: Any, **kwargs: Any) -> Any:
-        """Online DPO runs the policy's forward, with gradients, before the reference and rewards score."""
+        """Tells both uses apart: online DPO runs the policy's forward, with gradients, before the scoring forwards."""
         recorder.enter_phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.SCORE)
         return forward(*args, **kwargs)
 
@@ -99,8 +98,8 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Follows PPO with hooks on its models' forwards, since its loop has no ``compute_loss``. ``get_reward`` calls a
-    classifier's backbone, not the classifier (``trl/experimental/utils.py``)."""
+    """Follows PPO with hooks on its models, since its loop has no ``compute_loss``. Classifiers get the hook on their
+    backbone, which ``get_reward`` calls in place of the classifier (``trl/experimental/utils.py``)."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     classifiers = (model.value_model, trainer.accelerator.unwrap_model(trainer.reward_model))
     backbones = [getattr(classifier, classifier.base_model_prefix) for classifier in classifiers]
@@ -117,7 +116,7 @@ def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_generation(policy: Any, recorder: PhaseRecorder) -> None:
-    """Records the cache before and after each forward within ``generate`` as KV cache; scoring follows."""
+    """Marks the cache before and after each forward in ``generate`` as KV cache. After ``generate``, scoring begins."""
     policy.generate = _watched(policy.generate, recorder, Phase.GENERATE, Phase.SCORE)
 
     def before(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -160,7 +159,7 @@ def _follow_backward(trainer: Any, recorder: PhaseRecorder) -> None:
 
 
 def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
-    """Follows the optimizer, which most trainers create when training begins; PPO's exists already."""
+    """Follows the optimizer. Most trainers create it when training begins; PPO's trainer already has one."""
 
     def watch(optimizer: Any) -> Any:
         def after_step(*_: Any) -> None:
@@ -186,7 +185,7 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
 def _watched(
     method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase, after: Phase | None = None
 ) -> Callable[..., Any]:
-    """Wraps a method to begin a phase, except in evaluation; when it returns, ``after`` or the earlier phase begins."""
+    """Wraps a method: it begins ``phase``, and at its end ``after`` or the earlier phase; no change in evaluation."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = recorder.phase

@@ -1,4 +1,4 @@
-"""Serializes objects of the user's process for the rehearsal's process, without the values of their tensors."""
+"""Serializes objects of the user's process for the rehearsal's process, without the values of tensors."""
 
 import enum
 import importlib
@@ -25,11 +25,11 @@ from autotrain_mem.support.errors import UsageError
 def pack(value: Any) -> bytes:
     """Serializes any value; :func:`unpack` rebuilds it in another process of the same environment.
 
-    A tensor is written as its shape, stride, dtype and ``requires_grad``: 58 kB for Qwen2.5-0.5B. Classes and
-    functions of ``__main__``, a notebook or another function are sent by value, with the globals they use; those of
-    a module by reference, with this process's search path. Devices become the CPU, and ``hf_device_map`` is left
-    out. Raises UsageError if it holds something that cannot leave its process, such as a generator or an open
-    connection.
+    A tensor is written as its shape, stride, dtype and ``requires_grad``: Qwen2.5-0.5B takes 58 kB. Classes and
+    functions from ``__main__``, a notebook or another function are written by value, with the globals that they use.
+    Those from a module are written by reference, with this process's search path. Devices become the CPU, and
+    ``hf_device_map`` is left out. Raises UsageError if the value holds an object that cannot leave its process, such
+    as a generator or an open connection.
     """
     stream = io.BytesIO()
     pickle.dump([os.path.abspath(place) for place in sys.path], stream)
@@ -44,11 +44,11 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Rebuilds a packed value, with fake tensors under a fake mode, otherwise on the meta device.
+    """Rebuilds a packed value. Its tensors are fake under a fake mode, otherwise on the meta device.
 
     Shared tensors are shared again. A quantized weight becomes an ordinary parameter with the same attributes, since
-    bitsandbytes' own cannot hold a fake tensor. Only leaf tensors still require gradients; gradients and tensor hooks
-    are left out. Modules are imported from the packing process's search path.
+    bitsandbytes' own class cannot hold a fake tensor. Only leaf tensors still require gradients; gradients and tensor
+    hooks are left out. Modules are imported from the search path of the packing process.
     """
     stream = io.BytesIO(data)
     theirs = pickle.load(stream)
@@ -67,16 +67,16 @@ _AS_ON_THE_CPU: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     ),
     ConvertOutputsToFp32: lambda forward: (ConvertOutputsToFp32, (forward.model_forward,)),
 }
-"""Reducers for types that need another form. accelerate leaves the last two around the ``forward`` of a model trained
-under mixed precision (``accelerate/accelerator.py: prepare_model``)."""
+"""Reducers for types that cannot be copied as they are. accelerate leaves the last two around the ``forward`` of a
+model that it has prepared for mixed precision (``accelerate/accelerator.py: prepare_model``)."""
 
 
 class _Tensor:
-    """Stands for a parameter's bytes, which another tensor may share (``Int8Params.CB``)."""
+    """Represents the storage of a tensor, which several tensors can share (``Int8Params.CB``)."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            moved = torch.empty_like(tensor, device="meta")  # keeps strides if a copy to a GPU would
+            moved = torch.empty_like(tensor, device="meta")  # keeps the strides that a copy to a GPU keeps
         self.facts = (tuple(moved.shape), moved.stride(), moved.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ class _Tensor:
 
 
 class _StuckError(Exception):
-    """Reports an object that cannot be pickled, with the object that holds it."""
+    """Reports an object that cannot be serialized, and the object that holds it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -110,11 +110,11 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         except _StuckError as stuck:
             stuck.pass_through(value)
             raise
-        except Exception as error:  # of any kind: objects pickle themselves in their own ways
+        except Exception as error:  # any error: objects have their own pickling methods
             raise _StuckError(type(value).__qualname__) from error
 
     def reducer_override(self, value: Any) -> Any:
-        """Returns the custom reduction of a value; ``pickle`` calls this before its own."""
+        """Returns our reduction of a value. ``pickle`` calls this method before its own reductions."""
         kind = type(value)
         if issubclass(kind, torch.Tensor) and value.layout is torch.strided:
             is_parameter = isinstance(value, torch.nn.Parameter)
@@ -125,7 +125,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
             return _reduce_class(value)
         if issubclass(kind, type | types.FunctionType) and _is_in_its_module(value):
             return value.__qualname__  # by reference
-        if issubclass(kind, types.ModuleType):  # dill would send the contents of a user's module
+        if issubclass(kind, types.ModuleType):  # dill would write the contents of a user's module
             return _module, (value.__name__,)
         if issubclass(kind, torch.nn.Module) and "hf_device_map" in vars(value):
             build, arguments, state, *rest = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -133,7 +133,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         return _AS_ON_THE_CPU[kind](value) if kind in _AS_ON_THE_CPU else NotImplemented
 
     def _bytes_of(self, tensor: torch.Tensor, is_parameter: bool) -> _Tensor:
-        """Returns the bytes of a tensor; two parameters never share them, since on a GPU each would get its own."""
+        """Returns the storage of a tensor. Two parameters never share one, since on a GPU each would get its own."""
         where = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         if where not in self._tensors or (is_parameter and where in self._of_a_parameter):
             self._tensors[where] = _Tensor(tensor)
@@ -143,8 +143,8 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
 
 
 def _is_in_its_module(value: Any) -> bool:
-    """Returns whether ``pickle`` finds a value under its name. dill follows attributes from package to module, and so
-    misses all optimizers: ``torch/optim/__init__.py`` deletes its modules' names."""
+    """Returns whether a class or function is found under its name in its module. dill's own check fails for optimizers:
+    it follows attributes from the package, but ``torch/optim/__init__.py`` deletes the names of its modules."""
     found: Any = sys.modules.get(value.__module__)
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
@@ -153,11 +153,11 @@ def _is_in_its_module(value: Any) -> bool:
 
 class _Unpickler(dill.Unpickler):  # type: ignore[misc]
     def find_class(self, module: str, name: str) -> Any:
-        with _disable_current_modes():  # a module imported here creates its own tensors
+        with _disable_current_modes():  # a module that is imported here may create real tensors
             found: Any = super().find_class(module, name)
         if PreTrainedModel in getattr(found, "__mro__", ()):
-            # transformers registers a model's optional outputs (hidden states) when the first object of its class is
-            # created (modeling_utils.py: PreTrainedModel.__init__), which never happens here.
+            # transformers registers a class's optional outputs (hidden states) in its constructor
+            # (modeling_utils.py: PreTrainedModel.__init__), which unpickling does not call.
             dict.__setitem__(_CAN_RECORD_REGISTRY, str(found), found._can_record_outputs)
         return found
 
@@ -182,14 +182,14 @@ _SET_BY_TYPE = frozenset({"__dict__", "__weakref__", "_abc_impl", "__module__", 
 
 
 def _is_own(kind: type) -> bool:
-    """Returns whether a class is from a script, a notebook or a function; not for named tuples, which dill rebuilds."""
+    """Returns whether a class was defined in a script, a notebook or a function. dill handles named tuples itself."""
     is_named_tuple = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
     return (kind.__module__ == "__main__" or "<locals>" in kind.__qualname__) and not is_named_tuple
 
 
 def _reduce_class(kind: type) -> tuple[Any, ...]:
-    """Returns the reduction of a class. It is created empty, so that its contents may refer to it, and filled with the
-    finished class's attributes, since the names in its annotations exist only in the script."""
+    """Returns the reduction of a class. It is rebuilt empty, so that its attributes can refer to it, and then gets the
+    attributes of the finished class, since the names in its annotations exist only in the script."""
     if issubclass(kind, enum.Enum):
         body = {member.name: member.value for member in kind}
         attributes = {name: value for name, value in vars(kind).items() if isinstance(value, _DEFINED)}
@@ -206,11 +206,10 @@ _DEFINED = (types.FunctionType, property, classmethod, staticmethod)
 
 
 def _new_class(metaclass: type, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
-    # ``update`` of an enumeration's namespace registers each member (``enum.py: _EnumDict.update``).
+    # For an enumeration, ``update`` of the namespace registers each member (``enum.py: _EnumDict.update``).
     return types.new_class(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(body))
 
 
 def _fill(value: Any, attributes: dict[str, Any]) -> None:
-    """Sets the attributes of a new tensor or class."""
     for name, attribute in attributes.items():
         setattr(value, name, attribute)

@@ -1,4 +1,4 @@
-"""Refuses settings that PPO cannot follow, and checks that the others took effect."""
+"""Rejects settings that PPO cannot apply, and checks that the other settings took effect."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,11 +7,11 @@ from autotrain_mem.support.errors import DatasetFormatError, EmptyDatasetError, 
 from autotrain_mem.types.findings import Finding, settle
 
 SHARDING = ("deepspeed", "fsdp", "parallelism_config")
-"""Arguments that TRL's PPOTrainer accepts but never passes to its accelerator (``ppo_trainer.py: __init__``)."""
+"""The arguments that TRL's PPOTrainer accepts but never passes to its accelerator (``ppo_trainer.py: __init__``)."""
 
 
 def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
-    """Raises UsageError for the :func:`problems`, and DatasetFormatError if prompts are not tokenized."""
+    """Raises UsageError for all :func:`problems`, and DatasetFormatError if the prompts are not tokenized."""
     settle(Finding(kind="error", message=message, cure=cure) for message, cure in problems(args, tokenizer))
     for dataset in datasets:
         if dataset is not None and len(dataset) and "input_ids" not in dataset[0]:
@@ -24,17 +24,17 @@ def refuse(args: Any, tokenizer: Any, *datasets: Any) -> None:
 
 
 def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
-    """Yields settings that PPO would ignore or misapply, each with its cure."""
+    """Yields a message and its cure for each setting that PPO would ignore or misapply."""
     for name in SHARDING:
         if getattr(args, name, None):
             yield (
                 f"PPO cannot be sharded, and --{name} would be ignored.",
-                "Remove the flag; with several GPUs each holds all four models. LoRA needs less: --use_peft.",
+                "Remove the flag; with several GPUs, each holds all four models. LoRA needs less memory: --use_peft.",
             )
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
     if strategy not in ("no", "steps"):
         yield (
-            f"PPO counts no epochs and finds no best step, so --save_strategy {strategy} would never save.",
+            f"PPO counts neither epochs nor a best step, so --save_strategy {strategy} would never save.",
             "Give --save_strategy steps with --save_steps N, or --save_strategy no.",
         )
     hint = "Give the tokenizer a padding token that no text uses, and save it with the model."
@@ -49,16 +49,16 @@ def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
 
 
 def verify(trainer: Any) -> None:
-    """Checks that the trainer does what its config promises.
+    """Checks that the settings of the trainer's config took effect.
 
     Raises:
         TrainingError: a setting did not take effect.
-        EmptyDatasetError: too few prompts for one rollout, for which TRL's loop would wait forever.
+        EmptyDatasetError: there are too few prompts for one rollout, so that TRL's loop would wait forever.
     """
     if broken := [*_broken_promises(trainer)]:
         raise TrainingError(
             f"PPO cannot do what its config says: {'; '.join(broken)}.",
-            hint="This call has trained nothing. Remove the flag, or keep the trainer's parts as they were built.",
+            hint="This call has trained nothing. Remove the flag, or do not replace parts of the built trainer.",
         )
     if len(trainer.dataloader) == 0:
         raise EmptyDatasetError(
@@ -74,7 +74,7 @@ def _broken_promises(trainer: Any) -> Iterator[str]:
         actual = accelerator.mixed_precision if accelerator.native_amp else "none"
         yield f"mixed precision should be {wanted} and is {actual} on {accelerator.device.type}"
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        yield "the launcher asks for DeepSpeed or FSDP, under which this trainer cannot save"
+        yield "the launcher sets DeepSpeed or FSDP, with which this trainer cannot save"
     for name, model in (("policy", trainer.policy_model), ("value model", trainer.value_model)):
         recomputes = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         if args.activation_checkpointing and not recomputes:
@@ -82,6 +82,6 @@ def _broken_promises(trainer: Any) -> Iterator[str]:
     if args.max_grad_norm and "step" not in vars(trainer.optimizer):
         yield f"gradients would not be clipped to {args.max_grad_norm}"
     if 0 < args.max_steps < args.num_total_batches:
-        yield f"{args.num_total_batches} updates are planned where max_steps is {args.max_steps}"
+        yield f"{args.num_total_batches} updates are planned, but max_steps is {args.max_steps}"
     if accelerator.gradient_state.sync_with_dataloader:
         yield "gradients would not be accumulated over the last prompts of the data"

@@ -1,4 +1,4 @@
-"""Resumes a PPO run: its checkpoint, its weights, and its position in the data."""
+"""Resumes a PPO run: finds the checkpoint, loads the weights, and restores the position in the data."""
 
 import collections
 import re
@@ -15,18 +15,17 @@ from transformers.modeling_utils import load_state_dict
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
 
 VALUE_MODEL = "value_model"
-"""The subfolder of checkpoints and of the output folder that holds the value model."""
-
+"""The subfolder that holds the value model, in checkpoints and in the output folder."""
 STATE = "trainer_state.json"
 """The file that transformers writes last in a checkpoint (``trainer.py: _save_checkpoint``)."""
 
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> Path | None:
-    """Finds the checkpoint to resume from: the named one, or for True the newest complete one in the output folder.
+    """Returns the checkpoint to resume from: the named one, or for True the newest complete one in the output folder.
 
     Raises:
-        OutputFolderError: there is none.
-        TrainingError: the checkpoint lacks a part, like those of TRL's own PPOTrainer.
+        OutputFolderError: the output folder has no checkpoint.
+        TrainingError: the checkpoint lacks a part, as do checkpoints of TRL's own PPOTrainer.
     """
     if resume_from_checkpoint is None or resume_from_checkpoint is False:
         return None
@@ -53,10 +52,10 @@ def _whole(checkpoint: Path) -> Path:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Loads the adapters or weights that ``save_pretrained`` wrote into a model's own parameters. Raises
-    TrainingError if the files have other names than the model."""
+    """Loads the adapters or weights from the files of ``save_pretrained`` into the parameters of a model. Raises
+    TrainingError if the files and the model do not have the same parameters."""
     if isinstance(model, PeftModel):
-        # Every adapter but ``default`` is in a subfolder of its name (``peft/peft_model.py: save_pretrained``).
+        # Every adapter except ``default`` is in a subfolder with its name (``peft/peft_model.py: save_pretrained``).
         strangers: set[str] = set()
         for name in model.peft_config:
             weights = load_peft_weights(str(folder if name == "default" else folder / name), device="cpu")
@@ -82,13 +81,13 @@ def _load_files(model: Any, folder: Path) -> set[str]:
         loaded |= set(weights)
     state = model.state_dict()
     places = {state[name].data_ptr() for name in loaded & set(state)}
-    # Tied weights are written once, under one of their names.
+    # Tied weights are saved only once, under one of their names.
     return strangers | {name for name, tensor in state.items() if tensor.data_ptr() not in places}
 
 
 def _load_converted(model: Any, folder: Path) -> set[str]:
-    """Loads weights that transformers renamed or split when saving, such as a mixture's experts
-    (``core_model_loading.py: revert_weight_conversion``); only ``from_pretrained`` can reverse that."""
+    """Loads weights that transformers renamed or split when it saved them, such as a mixture's experts
+    (``core_model_loading.py: revert_weight_conversion``). Only ``from_pretrained`` can reverse this."""
     saved, loading = type(model).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     strangers = {*loading["missing_keys"], *loading["unexpected_keys"]}
     if not strangers:
@@ -97,20 +96,20 @@ def _load_converted(model: Any, folder: Path) -> set[str]:
 
 
 def seed_shuffling(dataloader: Any, seed: int) -> None:
-    """Gives the sampler its own random generator: TRL's shares the global one with rollouts in a single process."""
+    """Gives the sampler its own random generator. In a single process TRL's uses the global one, as rollouts do."""
     batches = dataloader.batch_sampler
-    sampler = getattr(batches, "batch_sampler", batches).sampler  # in several processes accelerate wraps it
+    sampler = getattr(batches, "batch_sampler", batches).sampler  # accelerate wraps it if there are several processes
     if sampler.generator is None:
         sampler.generator = torch.Generator()
     sampler.generator.manual_seed(seed)
 
 
 def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -> Iterator[Any]:
-    """Yields batches from endless passes over the data, without the first ``done``.
+    """Yields the batches of endless passes over the data, without the first ``done`` batches.
 
     Args:
-        restore_rng: Restores the global generators' state after batch ``done``. A dataloader draws from them when a
-            pass begins (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``).
+        restore_rng: Restores the state that the global generators had after batch ``done``. It is called last, since a
+            dataloader draws from them when a pass begins (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``).
     """
     passes, within = divmod(done, len(dataloader))
     for _ in range(passes):
@@ -130,7 +129,7 @@ def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -
 
 
 class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Restores a checkpoint's state when training begins, after TRL's loop has reset it. Must be the first callback."""
+    """Restores a checkpoint's trainer state after TRL's loop has reset it. It must be the first callback."""
 
     kept = ("global_step", "episode", "epoch", "total_flos", "log_history")
 
@@ -141,12 +140,12 @@ class Continuation(TrainerCallback):  # type: ignore[misc]  # transformers is un
         for name in self.kept:
             setattr(state, name, getattr(self._saved, name))
         for name, kept in self._saved.stateful_callbacks.items():
-            if name in state.stateful_callbacks:  # only callbacks of this run are saved again
+            if name in state.stateful_callbacks:  # this run has such a callback
                 state.stateful_callbacks[name] = kept
 
 
 class Agreement(TrainerCallback):  # type: ignore[misc]
-    """Makes all processes save or stop after the same step. Must be the last callback."""
+    """Makes all processes save or stop after the same step. It must be the last callback."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator

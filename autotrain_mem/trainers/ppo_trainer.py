@@ -1,6 +1,6 @@
-"""TRL 1.12's PPOTrainer, changed to do what its config promises; TRL's loop is unchanged.
+"""Changes TRL 1.12's PPOTrainer so that it applies all settings of its config. TRL's training loop is unchanged.
 
-Importing this module raises :class:`MissingExtraError` from TRL 1.13 on, which has no PPO.
+Importing this module raises :class:`MissingExtraError` with TRL 1.13 or newer, which has no PPO.
 """
 
 import copy
@@ -24,34 +24,33 @@ from autotrain_mem.support.errors import MissingExtraError, TrainingError, Unsup
 from autotrain_mem.trainers import ppo_checks, ppo_resume
 
 with warnings.catch_warnings():
-    # There is no other PPO trainer, so TRL's warning about experimental modules on import does not help.
+    # TRL warns about experimental modules on import. There is no other PPO trainer, so the warning does not help.
     warnings.filterwarnings("ignore", message=".*trl.experimental")
     try:
         from trl.experimental.ppo import PPOConfig
         from trl.experimental.ppo import ppo_trainer as trl_ppo
     except ImportError as error:
         raise MissingExtraError(
-            f"PPO needs trl 1.12, the last one that has it; trl {trl.__version__} is installed.",
+            f"PPO needs trl 1.12, the last version that has it; trl {trl.__version__} is installed.",
             hint="pip install 'autotrain_mem[ppo]', or train with GRPO or RLOO, which need no value model.",
         ) from error
 
 __all__ = ["PPOConfig", "PPOTrainer"]
 
-
 _trl_batch_generation, _trl_forward, _trl_get_reward = trl_ppo.batch_generation, trl_ppo.forward, trl_ppo.get_reward
 
 
 class _TrainingEnded(Exception):
-    """Raised when TRL's loop requests the next batch, to end it before its last update."""
+    """Ends TRL's loop. It is raised when the loop requests a batch after the last update."""
 
 
 class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # TRL is untyped to mypy
-    """Checkpoints activations of both models, also after a generation; TRL's wrapper only the policy's."""
+    """Checkpoints activations of policy and value model, also after a generation. TRL's does so for the policy only."""
 
     before_forward: Callable[[], None]
 
     def checkpoint(self, options: Mapping[str, Any]) -> None:
-        """Enables gradient checkpointing in both models, as ``transformers/trainer.py: train`` does for one."""
+        """Enables gradient checkpointing in both models, as ``transformers/trainer.py: train`` does in one."""
         options = {"use_reentrant": False, **options}
         own = {"every_n_layers": options.pop("every_n_layers", 1), "offload": options.pop("offload", False)}
         for model in (self.policy, self.value_model):
@@ -62,7 +61,7 @@ class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # T
         self.is_gradient_checkpointing = True
 
     def gradient_checkpointing_disable(self) -> None:
-        """Pauses checkpointing for TRL's generation, since a recomputed layer cannot use a cache."""
+        """Pauses checkpointing for TRL's generation, since a checkpointed layer cannot use a KV cache."""
         self._paused = [module for module in self.modules() if getattr(module, "gradient_checkpointing", False)]
         for module in self._paused:
             module.gradient_checkpointing = False
@@ -73,38 +72,39 @@ class _PolicyAndValue(trl_ppo.PolicyAndValueWrapper):  # type: ignore[misc]  # T
             module.gradient_checkpointing = True
 
     def forward(self, **inputs: Any) -> Any:
-        """Runs in training only; the rollout calls the two models themselves."""
+        """Runs both models in training. The rollout calls the two models directly."""
         self.before_forward()
         return super().forward(**inputs)
 
 
 class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
-    """Proximal policy optimization that does what its config says, in one process and in several (DDP).
+    """Trains with proximal policy optimization as its config says, in one process or in several (DDP).
 
-    Takes the arguments of TRL's PPOTrainer. TRL ignores the following, which work here: ``bf16`` and ``fp16``, also in
-    the rollout, ``gradient_checkpointing`` of policy and value model, ``max_grad_norm``, ``max_steps`` (the smaller of
-    it and ``total_episodes`` counts), ``data_seed``, ``train(resume_from_checkpoint=...)``, and a callback's request to
-    stop. Gradients are always accumulated over ``gradient_accumulation_steps`` micro-batches; TRL steps after each one
-    in the last batch of a pass over the data. Checkpoints and the output folder hold the value model in
-    ``value_model``. ``args`` is copied, and the tokenizer is set to pad on the left.
+    It takes the arguments of TRL's PPOTrainer. These settings work here, but not in TRL: ``bf16`` and ``fp16``, also
+    in the rollout; ``gradient_checkpointing`` of policy and value model; ``max_grad_norm``; ``max_steps`` (if
+    ``total_episodes`` is also given, the smaller counts); ``data_seed``; ``train(resume_from_checkpoint=...)``; and a
+    callback's request to stop. Gradients are always accumulated over ``gradient_accumulation_steps`` micro-batches. In
+    the last batch of a pass over the data, TRL steps after each micro-batch. Checkpoints and the output folder hold the
+    value model in ``value_model``. ``args`` is copied, and the tokenizer is set to pad on the left.
 
     Unchanged from TRL:
 
     - The optimizer steps after ``gradient_accumulation_steps`` micro-batches, also if ``num_mini_batches`` > 1. TRL's
-      logged averages then include slots that are never filled: ``val/ratio`` reads 0.5 for 2. If ``num_mini_batches``
-      does not divide the accumulation, gradients carry over to the next update, and a resumed run starts without them.
+      logged averages then include entries that are never filled: with 2 mini-batches, ``val/ratio`` is about 0.5. If
+      ``num_mini_batches`` does not divide the accumulation, gradients carry over to the next update, and a resumed run
+      starts without them.
     - ``logging_steps`` and ``eval_strategy`` have no effect: every update is logged, and ``eval_dataset`` only provides
       the prompts of the shown samples.
-    - A policy trained without ``stop_token`` is saved with a generation config that has no end token.
+    - A policy trained without ``stop_token`` is saved with a generation config without an end token.
     - ``auto_find_batch_size``, ``torch_compile``, ``load_best_model_at_end``, ``group_by_length``,
       ``dataloader_num_workers`` and ``torch_empty_cache_steps`` have no effect.
 
     Raises:
         UsageError, DatasetFormatError, EmptyDatasetError: see :func:`ppo_checks.refuse` and :func:`ppo_checks.verify`.
-        TrainingError: something that ``args`` asks for did not take effect.
+        TrainingError: a setting of ``args`` did not take effect.
     """
 
-    # Trainer's __init__ sets these and TRL's PPOTrainer never calls it; Trainer's saving and loading read them.
+    # transformers' Trainer.__init__ sets these, but TRL's PPOTrainer never calls it. Saving and loading read them.
     is_fsdp_xla_v1_enabled = False
     is_distributed_loading_by_transformers = False
 
@@ -151,7 +151,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             )
         self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
         self._samples_every = getattr(self, "sample_generations_freq", 1)
-        self.sample_generations_freq = 1  # TRL counts from where its loop began; generate_completions counts steps
+        self.sample_generations_freq = 1  # TRL counts from its loop's start; generate_completions counts steps
         wrapper = self.accelerator.unwrap_model(self.model)
 
         def before_forward() -> None:
@@ -164,10 +164,10 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         if self.args.activation_checkpointing:
             wrapper.checkpoint(self.args.activation_checkpointing_kwargs or {})
         if wrapper is not self.model:
-            # TRL reads both from DDP's wrapper. The policy must not become a submodule a second time.
+            # TRL reads both from DDP's wrapper. Set in __dict__, the policy does not become a submodule a second time.
             self.model.config = wrapper.config
             self.model.__dict__["policy"] = wrapper.policy
-        # TRL calls ``step`` after every micro-batch; accelerate lets only the last one of an accumulation through.
+        # TRL calls ``step`` after every micro-batch. accelerate skips all calls but the last of an accumulation.
         step = self.optimizer.step
 
         def clip_and_step(closure: Any = None) -> None:
@@ -180,7 +180,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         ppo_checks.verify(self)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Applies ``max_steps``, between TRL's count of updates and the schedule that uses it."""
+        """Applies ``max_steps``. TRL calls this after it counts the updates and before it creates their schedule."""
         args = self.args
         if args.max_steps > 0:
             num_training_steps = min(args.max_steps, num_training_steps if self._episodes_given else args.max_steps)
@@ -198,7 +198,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> None:
         """Trains, or resumes from a checkpoint as if the run had not been interrupted. ``resume_from_checkpoint``: a
-        checkpoint's folder, or True for the newest one in ``args.output_dir``."""
+        checkpoint's folder, or True for the newest checkpoint in ``args.output_dir``."""
         ppo_checks.verify(self)
         checkpoint = ppo_resume.find_checkpoint(resume_from_checkpoint, self.args.output_dir)
         callbacks, dataloader = list(self.callback_handler.callbacks), self.dataloader
@@ -221,7 +221,6 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.dataloader, self.callback_handler.callbacks = dataloader, callbacks
 
     def _prompts(self, dataloader: Any, checkpoint: Path | None) -> Iterator[Any]:
-        """Yields batches of prompts to TRL's loop."""
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         ppo_resume.seed_shuffling(dataloader, seed)
         restore_rng = functools.partial(self._load_rng_state, None if checkpoint is None else str(checkpoint))
@@ -237,7 +236,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             return _trl_batch_generation(*args)
 
     def _forward(self, model: Any, *args: Any) -> Any:
-        """Runs the policy's training forward, or the reference's, which needs autocast added."""
+        """Runs the policy's training forward, or the reference's forward, for which autocast must be enabled here."""
         if model is self.model:
             return _trl_forward(model, *args)
         with self.accelerator.autocast():
@@ -256,7 +255,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
     def _end(self) -> None:
         """Does what TRL's loop does after its last update."""
-        # TRL has counted the update that did not run.
+        # TRL has already counted the update that did not run.
         self.state.episode = self.state.global_step * self.args.batch_size
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         if self.control.should_save:
@@ -264,7 +263,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Shows samples when due, without changing the random state of training."""
+        """Shows samples if they are due, without changing the random state of training."""
         if self.eval_dataset is None or (sampling and (self.state.global_step - 1) % self._samples_every):
             return
         device = self.accelerator.device
@@ -272,7 +271,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             super().generate_completions(sampling)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds ``loss``, and ``grad_norm`` before clipping, averaged over the update's optimizer steps."""
+        """Logs also ``loss``, and the mean ``grad_norm`` of the update's optimizer steps, before clipping."""
         if self._grad_norms:
             logs["grad_norm"] = sum(float(norm) for norm in self._grad_norms) / len(self._grad_norms)
             self._grad_norms.clear()
@@ -292,10 +291,10 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()  # no process may continue, or exit, before the checkpoint is complete
+        self.accelerator.wait_for_everyone()  # no process may continue or exit before the checkpoint is complete
 
     def _restore(self, checkpoint: Path) -> Any:
-        """Loads models, optimizer, schedule and scaler; returns the saved state of the run."""
+        """Loads models, optimizer, schedule and scaler. Returns the saved trainer state."""
         saved = trl_ppo.OnlineTrainerState.load_from_json(str(checkpoint / ppo_resume.STATE))
         if saved.episode != saved.global_step * self.args.batch_size:
             raise TrainingError(
@@ -311,8 +310,8 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
 
 
 def _accelerator(args: Any, gradient_accumulation_steps: int) -> Accelerator:
-    """Returns TRL's accelerator with the precision of ``args``. A shared state with an earlier accelerator's precision
-    is reset (``training_args.py: _setup_devices`` does too)."""
+    """Returns the accelerator for TRL, with the precision of ``args``. Resets accelerate's shared state if that has
+    another precision, as ``training_args.py: _setup_devices`` does."""
     _ = args.device  # sets up the process group, and the CPU if requested, before accelerate does
     if AcceleratorState._shared_state.get("_mixed_precision", args.mixed_precision) != args.mixed_precision:
         AcceleratorState._reset_state()

@@ -13,11 +13,12 @@ from autotrain_mem.support.sources import OFFLINE_HINT, no_id, no_model, unreach
 from autotrain_mem.types import Job
 
 _NO_VIDEOS = SimpleNamespace(num_frames=1, fps=1)
-"""Fields that SmolVLM's processor reads even without videos (``processing_smolvlm.py: apply_chat_template``)."""
+"""A stub with the fields that SmolVLM's processor reads even without videos (``processing_smolvlm.py:
+apply_chat_template``)."""
 
 
 class SpecialToken(NamedTuple):
-    """Holds the text of a token for images, and the field of the model's config with its id."""
+    """Holds the text of an image token, and the field of the model's config that holds its id."""
 
     text: str
     config_field: str | None = None
@@ -50,17 +51,17 @@ FAMILIES: dict[str, dict[str, SpecialToken]] = {
 
 
 def load_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """Loads a model's processor, including its tokenizer; for a text model, the tokenizer alone.
+    """Loads a model's processor with its tokenizer, or for a text model the tokenizer alone.
 
     Without torchvision, which a video processor needs (``transformers/processing_utils.py: ProcessorMixin.__init__``),
-    it is assembled from its image and text parts.
+    the processor is assembled from its image and text parts.
 
     Args:
-        max_pixels: The size to which larger images are reduced.
-        options: Arguments of ``from_pretrained``: ``trust_remote_code``, ``revision``.
+        max_pixels: The limit for the size of images (see :func:`image_processor`).
+        options: Arguments of ``from_pretrained``, such as ``trust_remote_code`` and ``revision``.
 
     Raises:
-        OSError, ValueError, TypeError, ImportError: transformers' own, if there is no processor.
+        OSError, ValueError, TypeError, ImportError: transformers raises them if there is no processor.
     """
     from transformers import AutoConfig, AutoProcessor, AutoTokenizer
     from transformers.utils import is_torchvision_available
@@ -81,16 +82,16 @@ def load_processor(model: str, max_pixels: int | None = None, **options: Any) ->
 
 
 def image_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """Loads the model's image processor: with torchvision if it is installed, else with Pillow.
+    """Loads the model's image processor, based on torchvision if that is installed, else on Pillow.
 
     Args:
-        max_pixels: The size to which larger images are reduced. For Qwen-VL it is the area
-            (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's processor cuts an image into equal tiles: its
-            longest side becomes that of the largest square of whole tiles within this area
+        max_pixels: The area in pixels to which larger images are reduced. Qwen-VL's processor limits the area itself
+            (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's cuts images into square tiles, so the limit of
+            their longest side becomes the side of the largest square of whole tiles within this area
             (``image_processing_smolvlm.py: resize, split_images``).
 
     Raises:
-        UsageError: the processor makes tensors of one size from all images.
+        UsageError: the processor resizes all images to one size.
     """
     from transformers import AutoImageProcessor
 
@@ -100,7 +101,7 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
     if bounds := _bounds(made):
         most = min(bounds[1], max_pixels)
         least = min(bounds[0], most)
-        # Older files have both as their own fields, which win (``image_processing_qwen2_vl.py: __init__``).
+        # Older configs have two other fields, which override ``size`` (``image_processing_qwen2_vl.py: __init__``).
         size = {"shortest_edge": least, "longest_edge": most}
         options |= {"min_pixels": least, "max_pixels": most}
     elif tile := _tile(made):
@@ -114,10 +115,10 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
 
 
 def pixel_steps(job: Job) -> tuple[tuple[int, ...], bool]:
-    """Returns the possible values of ``max_pixels``, largest first, and whether small images are enlarged.
+    """Returns the values of ``max_pixels`` to try, largest first, and whether the processor enlarges small images.
 
-    For Qwen-VL they are halved from the processor's maximum to its minimum; for SmolVLM they are squares of whole
-    tiles. Empty if all images become the same size, or if no processor can be loaded.
+    For Qwen-VL the values are halvings of the processor's maximum down to its minimum; for SmolVLM they are squares of
+    whole tiles. There are none if all images get the same size, or if no processor can be loaded.
     """
     from transformers import AutoImageProcessor
 
@@ -134,13 +135,13 @@ def pixel_steps(job: Job) -> tuple[tuple[int, ...], bool]:
 
 
 def _bounds(made: Any) -> tuple[int, int] | None:
-    """Returns the minimum and maximum pixels of an image processor that keeps an image's shape; None for others."""
+    """Returns the minimum and maximum area in pixels if the processor keeps an image's aspect ratio; else None."""
     size = dict(made.size)
     return (size["shortest_edge"], size["longest_edge"]) if {*size} >= {"shortest_edge", "longest_edge"} else None
 
 
 def _tile(made: Any) -> int | None:
-    """Returns the side of the tiles that an image processor cuts images into; None if it cuts none."""
+    """Returns the side, in pixels, of the tiles into which the processor cuts images; None if it cuts none."""
     if not dict(made.size).get("longest_edge") or not getattr(made, "max_image_size", None):
         return None
     return int(made.max_image_size["longest_edge"])
@@ -156,7 +157,7 @@ def assembled_processor(model: str, config: Any, images: Any, tokenizer: Any) ->
 
 
 def _without_videos(kind: Any) -> Any:
-    """Derives a processor class without a video processor, for which transformers needs torchvision."""
+    """Returns a subclass of a processor class without the video processor, which needs torchvision."""
 
     class ImagesOnly(kind):  # type: ignore[misc]  # a class of transformers
         video_processor = _NO_VIDEOS
@@ -178,19 +179,19 @@ def _without_videos(kind: Any) -> Any:
 
 
 def _options(model: str, config: Any, kind: Any) -> dict[str, Any]:
-    """Returns a processor's other arguments: from its own file, else from the model's config."""
+    """Returns the processor's further arguments, from its own file or else from the model's config."""
     given: dict[str, Any] = {}
     with suppress(OSError):
         given |= kind.get_processor_dict(model)[0]
     vision: Any = getattr(config, "vision_config", None)
     known: dict[str, Callable[[], Any]] = {
-        # (image_size / patch_size)^2 patches, of which pixel_shuffle makes one of scale_factor^2
+        # pixel_shuffle merges scale_factor^2 of the (image_size / patch_size)^2 patches into one
         # (processing_smolvlm.py: SmolVLMProcessor.__init__)
         "image_seq_len": lambda: (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2,
         "image_seq_length": lambda: config.mm_tokens_per_image,
         "patch_size": lambda: vision.patch_size,
         "vision_feature_select_strategy": lambda: config.vision_feature_select_strategy,
-        "num_additional_image_tokens": lambda: int(vision.model_type == "clip_vision_model"),  # its class token
+        "num_additional_image_tokens": lambda: int(vision.model_type == "clip_vision_model"),  # CLIP has a class token
     }
     names = [name for name in inspect.signature(kind.__bases__[0].__init__).parameters if name in known]
     return {name: given[name] if given.get(name) is not None else known[name]() for name in names}
@@ -198,7 +199,7 @@ def _options(model: str, config: Any, kind: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def blank(size: str) -> Any:
-    """Returns a blank image of a size such as ``"1024x768"``."""
+    """Returns a blank image of a size such as ``"1024x768"`` (width x height)."""
     from PIL import Image
 
     width, height = map(int, size.split("x"))
@@ -209,7 +210,8 @@ _LOG_IN = "hf auth login"
 
 
 def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
-    """Returns an error for a failed ``from_pretrained``, by its cause (``transformers/utils/hub.py: cached_files``)."""
+    """Returns the error to raise after ``from_pretrained`` failed, by its cause (``transformers/utils/hub.py:
+    cached_files``)."""
     from huggingface_hub import errors
 
     cause = error.__cause__
@@ -220,7 +222,7 @@ def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
         hint = f"See https://huggingface.co/{model}/commits/main"
         return ModelNotFoundError(f"The hub's {model} has no such --model_revision.", hint=hint)
     if isinstance(cause, errors.RepositoryNotFoundError):
-        hint = f"Check the spelling; where it is private: {_LOG_IN}"
+        hint = f"Check the spelling; if it is private: {_LOG_IN}"
         return no_model(model, "the hub has no such model", hint)
     if isinstance(cause, errors.HFValidationError):
         return no_id(model)
@@ -231,7 +233,7 @@ def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
 
 
 def why_unreachable(error: Exception) -> str:
-    """Explains why the hub was not asked; empty if it was."""
+    """Explains why the hub could not be reached; empty if the error has another cause."""
     from huggingface_hub import errors
 
     return unreachable() if isinstance(error.__cause__, errors.LocalEntryNotFoundError) else ""
@@ -241,7 +243,7 @@ def load_config(model: str, **options: Any) -> Any:
     """Loads the model's transformers config.
 
     Raises:
-        ModelNotFoundError: there is none, or the hub does not provide it.
+        ModelNotFoundError: there is no config, or the hub does not provide it.
         UnsupportedModelError: the installed transformers does not support the architecture.
     """
     from transformers import AutoConfig
@@ -260,7 +262,7 @@ def load_config(model: str, **options: Any) -> Any:
 
 
 def revision_of(job: Job) -> dict[str, Any]:
-    """Returns a model's revision, and whether its own code may run, as arguments of ``from_pretrained``."""
+    """Returns the job's ``model_revision`` and ``trust_remote_code``, as arguments of ``from_pretrained``."""
     given = {
         "revision": job.arguments.get("model_revision"),
         "trust_remote_code": job.arguments.get("trust_remote_code"),

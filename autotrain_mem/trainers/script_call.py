@@ -1,6 +1,6 @@
-"""Writes the user's trainer call in Python to a file, from which a rehearsal reads and repeats it.
+"""Writes a script's call of a trainer to a file. A rehearsal reads the file and repeats the call.
 
-The drop-in classes then apply :data:`substitution` before they call TRL.
+In the repeated call, the drop-in classes apply :data:`substitution` before they call TRL.
 """
 
 from __future__ import annotations
@@ -17,31 +17,29 @@ from autotrain_mem.support.files import refusal
 from autotrain_mem.types import Job
 
 Keywords = dict[str, Any]
-"""Arguments of a TRL trainer's constructor, by name."""
-
+"""The arguments of a TRL trainer's constructor, by name."""
 substitution: ContextVar[Callable[[Keywords], Keywords] | None] = ContextVar("substitution", default=None)
-"""Replaces weights, rows and callbacks by a rehearsal's; None outside a rehearsal."""
-
+"""The function that replaces model, rows and callbacks by those of a rehearsal; None outside a rehearsal."""
 _FILE = "call"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
     trainer: type
-    """The called class: a drop-in trainer, or the user's subclass of one."""
+    """The called class: a drop-in trainer, or a subclass that the user wrote."""
     args: tuple[Any, ...]
-    """The call's arguments, as in the script."""
+    """The positional arguments of the call, as in the script."""
     kwargs: Mapping[str, Any]
     keywords: Mapping[str, Any]
     """The arguments that reach TRL's constructor, by name."""
 
     @property
     def model(self) -> Any:
-        """The model's name, or the model object."""
+        """Returns the model's name, or the model object."""
         return self.keywords["model"]
 
     def replacing(self, old: Any, new: Any) -> Call:
-        """Returns the call with ``old`` replaced by ``new`` everywhere."""
+        """Returns a copy of the call in which each argument that is ``old`` becomes ``new``."""
 
         def other(value: Any) -> Any:
             return new if value is old else value
@@ -55,10 +53,10 @@ class Call:
 
 
 def write(call: Call, folder: pathlib.Path) -> str:
-    """Writes a call without its tensors' bytes; returns the file's path.
+    """Writes a call without the values of its tensors. Returns the file's path.
 
     Raises:
-        UsageError: it has no tokenizer, or holds something that cannot leave its process.
+        UsageError: the call has no tokenizer, or holds an object that cannot leave its process.
         OutputFolderError: the file cannot be written.
     """
     from autotrain_mem.trainers import pickle_without_tensors  # torch takes seconds to import
@@ -81,14 +79,14 @@ def write(call: Call, folder: pathlib.Path) -> str:
 
 
 def read(job: Job) -> Call:
-    """Reads the call of a job from Python: a new object each time, with models on the meta device. Raises
-    RehearsalError if something in it cannot be rebuilt in another process."""
+    """Reads the call of a script's job. Each result is a new object, with models on the meta device or fake. Raises
+    RehearsalError if a part of the call cannot be rebuilt in this process."""
     from autotrain_mem.trainers import pickle_without_tensors
 
-    assert job.python_call is not None, "asked for jobs from Python only"
+    assert job.python_call is not None, "only a script's job has a call"
     try:
         call = pickle_without_tensors.unpack(_content(job.python_call.path))
-    except Exception as error:  # whatever the user's classes raise when they are imported or rebuilt
+    except Exception as error:  # the user's classes may raise anything when they are imported or rebuilt
         raise RehearsalError(
             f"The trainer's arguments cannot be rebuilt in the rehearsal's process: {type(error).__name__}: {error}",
             hint="Move its classes and functions into a module that can be imported from the script's folder.",
@@ -106,9 +104,9 @@ EVALUATED = "eval_dataset"
 
 
 def splits_of(job: Job, train_split: str) -> dict[str, Any]:
-    """Returns the script's datasets: the training rows under their split's name, the others as the script names them.
+    """Returns the script's datasets: training rows by their split's name, evaluation rows by the script's expression.
 
-    Example: ``{"train": ..., "eval_dataset['chat']": ..., "eval_dataset['code']": ...}``, which may differ in columns.
+    Example: ``{"train": ..., "eval_dataset['chat']": ..., "eval_dataset['code']": ...}``. Their columns can differ.
     """
     keywords = read(job).keywords
     evaluated = keywords.get(EVALUATED)
@@ -121,17 +119,17 @@ def splits_of(job: Job, train_split: str) -> dict[str, Any]:
 
 
 def keyword_of(job: Job, name: str) -> Any:
-    """Returns the script's argument of this name to TRL's constructor; None if it is missing or there is no script."""
+    """Returns the script's argument of this name for TRL's constructor; None if it is missing or there is no script."""
     return None if job.python_call is None else read(job).keywords.get(name)
 
 
 def model_of(job: Job) -> Any:
-    """Returns the script's model object, on the meta device; None if the model is given by name."""
+    """Returns the script's model object, on the meta device or fake; None if the model is given by name."""
     return read(job).model if job.python_call is not None and job.python_call.holds_model else None
 
 
 def quantization_of(keywords: Mapping[str, Any]) -> Any:
-    """Returns the quantization in a script's call, from either place where TRL accepts it; None without one."""
+    """Returns the quantization config in a script's call, from either place where TRL accepts it; None without one."""
     said = getattr(keywords.get("args"), "model_init_kwargs", None) or {}
     return keywords.get("quantization_config") or said.get("quantization_config")
 
@@ -142,6 +140,6 @@ def is_adapted(model: Any) -> bool:
 
 
 def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
-    """Returns ``model_init_kwargs`` with a plan's dtype; TRL's default is float32."""
+    """Returns ``model_init_kwargs`` with the plan's dtype. Without one, TRL loads in float32."""
     asked = str((said or {}).get("dtype") or "float32").removeprefix("torch.")
     return said if asked == dtype else {**(said or {}), "dtype": dtype}

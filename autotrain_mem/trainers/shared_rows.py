@@ -1,7 +1,7 @@
-"""Draws the rows that processes share under DeepSpeed in each epoch's order, also in a resumed run.
+"""Makes DeepSpeed's context parallelism, in which processes share rows, follow each epoch's order, also after a resume.
 
-DeepSpeed's dataloader adapter cannot be given the epoch or started in the middle, and lacks parts that transformers
-needs to skip batches (``accelerate/data_loader.py: skip_first_batches``).
+DeepSpeed's dataloader adapter takes no epoch and cannot start in the middle of one. It also lacks attributes that are
+needed to skip batches (``accelerate/data_loader.py: skip_first_batches``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import trainer as transformers_trainer
 
 
 class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed is untyped
-    """DeepSpeed's adapter, which may start at any micro-batch; a batch becomes one micro-batch per process."""
+    """Changes DeepSpeed's adapter so that it can start at any micro-batch. A batch has one micro-batch per process."""
 
     def __init__(self, adapter: UlyssesSPDataLoaderAdapter, loader: Any = None, left_out: int = 0) -> None:
         super().__init__(
@@ -28,14 +28,14 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
         self._left_out = left_out
 
     def __iter__(self) -> SharedRows:
-        """Begins an epoch. DeepSpeed's adapter would end it at once, since a trainer never draws beyond an epoch's last
-        batch (``transformers/trainer.py: get_batch_samples``)."""
+        """Begins an epoch with a new iterator. DeepSpeed's adapter would keep an exhausted one and end the epoch at
+        once: a trainer never draws beyond an epoch's last batch (``transformers/trainer.py: get_batch_samples``)."""
         self.iter = iter(self.dl)
         self.micro_batches.clear()
         return self
 
     def __next__(self) -> Any:
-        while self._left_out:  # not earlier: set_epoch is called in between
+        while self._left_out:  # not in __iter__: set_epoch is called after it
             self._left_out -= 1
             super().__next__()
         return super().__next__()
@@ -44,13 +44,13 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
         self.dl.set_epoch(epoch)
 
     def without_first(self, micro_batches: int) -> SharedRows:
-        """Returns the same rows, starting this many micro-batches later."""
+        """Returns an adapter for the same rows that starts this many micro-batches later."""
         batches, left_out = divmod(micro_batches, self.sp_world_size)
         return SharedRows(self, accelerate.skip_first_batches(self.dl, batches), left_out)
 
 
 def share_rows(trainer: Any) -> None:
-    """Makes a trainer use :class:`SharedRows` for shared rows."""
+    """Makes a trainer use :class:`SharedRows` in place of DeepSpeed's adapter."""
     accelerator = trainer.accelerator
     adapt: Callable[..., Any] = accelerator.deepspeed_ulysses_dl_adapter
     accelerator.deepspeed_ulysses_dl_adapter = lambda *args: SharedRows(adapt(*args))

@@ -1,4 +1,4 @@
-"""Runs transformers' own ``from_pretrained`` without reading a checkpoint, for TRL's calls in a rehearsal."""
+"""Runs transformers' own ``from_pretrained`` without reading a checkpoint, when TRL calls it in a rehearsal."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,22 +18,21 @@ from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.model_support import refuse_unrehearsed
 
 _HEADS = ("lm_head", "score", "classifier")
-"""Heads over the vocabulary, or over a reward model's labels (``transformers/modeling_layers.py``)."""
-
+"""The attributes that hold a head over the vocabulary or over labels (``transformers/modeling_layers.py``)."""
 IN_SHARDS = "_is_in_shards"
-"""Marks a model that DeepSpeed would have sharded when it was created, with ``zero.Init``
-(``transformers/modeling_utils.py: get_init_context``: if a ZeRO-3 config exists and nothing is quantized)."""
+"""The attribute that marks a model that DeepSpeed would have sharded with ``zero.Init`` when it was created: one that
+is not quantized, if a ZeRO-3 config exists (``transformers/modeling_utils.py: get_init_context``)."""
 
 
 @contextmanager
 def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Iterator[None]:
-    """Within the block, ``from_pretrained`` of every transformers model needs config.json only.
+    """Within the block, ``from_pretrained`` of every transformers model needs only config.json.
 
-    The model is on the meta device, or as ``finish`` returns it.
+    It creates the model on the meta device and returns the result of ``finish`` for it.
 
     Raises:
-        UnsupportedModelError: from ``from_pretrained``: an architecture cannot be built or has no output head, the
-            quantization is not rehearsed, or the model has a LoRA adapter.
+        UnsupportedModelError: raised by ``from_pretrained`` if the model cannot be built, has no output head, has a
+            quantization that is not rehearsed, or has a LoRA adapter.
     """
     load = PreTrainedModel.__dict__["from_pretrained"].__func__
 
@@ -64,10 +63,10 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
 
     with (
         patch.object(PreTrainedModel, "from_pretrained", classmethod(from_pretrained)),
-        # Not in _no_checkpoint, so that another patch can wrap this one (cuda/loading.py).
+        # It is not in _no_checkpoint, so that another patch can wrap it (rehearsal/cuda/loading.py).
         patch.object(PreTrainedModel, "_load_pretrained_model", staticmethod(_cast_as_loading_would)),
         patch.object(auto_factory, "find_adapter_config_file", find_cached_adapter),
-        # BOFT's permutation matrix stays zero: writing its ones would need index values.
+        # BOFT's permutation matrix stays zero: writing its ones needs index values, which fake tensors lack.
         patch.object(BOFTLayer, "perm2mat", lambda layer, indices: torch.zeros(len(indices), len(indices))),
     ):
         yield
@@ -75,7 +74,7 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
 
 @contextmanager
 def _no_checkpoint() -> Iterator[None]:
-    """Patches transformers' ``from_pretrained`` to skip the steps that read a checkpoint's tensors."""
+    """Within the block, transformers' ``from_pretrained`` skips the steps that read a checkpoint's tensors."""
     plain_quantizer, plain_adapters = modeling_utils.get_hf_quantizer, modeling_utils.maybe_load_adapters
     plain_files, plain_dtype = modeling_utils._get_resolved_checkpoint_files, modeling_utils._get_dtype
 
@@ -93,14 +92,14 @@ def _no_checkpoint() -> Iterator[None]:
         return adapter, base, rest
 
     def local_files(*, pretrained_model_name_or_path: Any, **options: Any) -> Any:
-        """Returns a folder's checkpoint files, if any: they hold a dtype that config.json may lack."""
+        """Returns the checkpoint files of a folder, if it has any: they state a dtype that config.json may lack."""
         if pretrained_model_name_or_path is not None and os.path.isdir(pretrained_model_name_or_path):
             with suppress(OSError):
                 return plain_files(pretrained_model_name_or_path=pretrained_model_name_or_path, **options)
         return None, None
 
     def dtype_without_files(dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Resolves ``auto`` without a dtype in the config to float32, the dtype of older checkpoints."""
+        """Resolves the dtype ``auto``. Without a dtype in config or files it is float32, as in older checkpoints."""
         if dtype == "auto" and config.dtype is None and checkpoint_files is None:
             dtype = torch.float32
         return plain_dtype(dtype, checkpoint_files, config, *args, **kwargs)
@@ -116,7 +115,7 @@ def _no_checkpoint() -> Iterator[None]:
             maybe_load_adapters=no_adapters,
             _get_resolved_checkpoint_files=local_files,
             _get_dtype=dtype_without_files,
-            # DeepSpeed's engine shards a model that was created whole (``ranks/zero.py``), into the same shards.
+            # Models are created whole. DeepSpeed's engine shards them later in the same way (rehearsal/ranks/zero.py).
             is_deepspeed_zero3_enabled=lambda: False,
         ),
         patch.object(PreTrainedModel, "_finalize_model_loading", staticmethod(tie)),
@@ -125,8 +124,8 @@ def _no_checkpoint() -> Iterator[None]:
 
 
 def _cast_as_loading_would(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any) -> Any:
-    """Casts parameters that the architecture keeps in float32, as loading does (``transformers/core_model_loading.py:
-    convert_and_load_state_dict_in_model``, step 3)."""
+    """Casts parameters and buffers to the dtypes of ``dtype_plan``, such as those that stay in float32, as loading does
+    (``transformers/core_model_loading.py: convert_and_load_state_dict_in_model``, step 3)."""
     if plan := load_config.dtype_plan:
         pattern, patterns, _ = build_glob_alternation(list(plan))
         for path in model.state_dict():

@@ -1,6 +1,6 @@
-"""Holds the nouns: frozen values that pass between the layers. Runs in any process (pure).
+"""Defines the nouns: frozen dataclasses that pass between the layers. Imports no ML library; runs in any process.
 
-Each module is imported when one of its nouns is first used: importing all of them takes longer than an early refusal.
+Each module is imported when one of its names is first used, because importing all takes longer than an early error.
 """
 
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from autotrain_mem.types.trace import Block, Owner, Routing, Trace, Trained
     from autotrain_mem.types.vllm import VllmServer, VllmSleep
     from autotrain_mem.types.work import Phase, StepTime, Work, Workload
-else:  # hidden from type checkers, for which every name would exist
+else:  # hidden from type checkers, which would then accept any name
     from autotrain_mem.support.lazy_names import lazily_imported
 
     def __getattr__(name: str) -> object:

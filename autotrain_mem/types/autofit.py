@@ -1,4 +1,4 @@
-"""Defines AutoFit, our own flags, which the command, the drop-in trainers and the Python verbs all use."""
+"""Defines AutoFit: our own settings, which the command, the drop-in trainers and the Python verbs share."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _HEADROOM = "a size such as 500MiB or a share such as 8%, less than the device h
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AutoFit(OwnSettings):
-    """Describes how to plan. Every field is optional.
+    """Holds the settings for planning. Every field is optional.
 
     ``SFTTrainer(..., autofit=AutoFit(effective_batch_size=64, fit="lossless"))`` keeps 64 rows per optimizer step and
-    changes nothing but speed; so does ``plan("sft", model, autofit=...)``.
+    allows only changes that affect nothing but speed. ``plan("sft", model, autofit=...)`` takes the same object.
 
     >>> from autotrain_mem import AutoFit
     >>> AutoFit(gpu="rtx4090", headroom="8%", fit="rounding").headroom_bytes(24 * 2**30)
     2061584302
 
     Raises:
-        UsageError: a value that no plan can be made with; all of them in one message.
+        UsageError: some values are invalid. One message lists all of them.
     """
 
     gpu: str | None = setting(
@@ -58,9 +58,9 @@ class AutoFit(OwnSettings):
         takes="a text such as 'rtx4090'",
         group=Group.DEVICE,
         metavar="NAME",
-        help="a card by name (autofit gpus), or a size such as 6GiB",
+        help="a card by its name (see autofit gpus), or by a memory size such as 6GiB",
     )
-    """The card to plan for, by name (``rtx4090``) or size (``6GiB``); None: the device that the trainer runs on."""
+    """The card to plan for, by name (``rtx4090``) or memory size (``6GiB``). None: the device that the trainer uses."""
     gpus: int | Collection[int] | None = setting(
         None,
         takes="a whole number, or several to compare",
@@ -68,33 +68,33 @@ class AutoFit(OwnSettings):
         group=Group.DEVICE,
         metavar="N",
         read=read_counts,
-        help="how many of them train together (default: all of this machine, or one named card); "
-        "--gpu all --gpus 1,2,4 compares",
+        help="number of cards that train together (default: all of this machine's, or one named card); "
+        "--gpu all --gpus 1,2,4 compares these numbers",
     )
-    """Number of these cards that train together; several numbers, such as ``(1, 2, 4)``, are compared."""
+    """The number of cards per machine that train together. Several numbers, such as ``(1, 2, 4)``, are compared."""
     nodes: int | None = setting(
         None,
         check=up_to(16_384, "machines"),
         group=Group.DEVICE,
         metavar="N",
-        help="number of machines, each with that many GPUs; start the same command on all of them",
+        help="number of machines, each with --gpus cards; start the same command on each machine",
     )
-    """Number of machines to plan for, each with ``gpus`` cards; None: one."""
+    """The number of machines to plan for, each with ``gpus`` cards. None: one machine."""
     link: str | None = setting(
         None,
         takes="a text such as 'nvlink4'",
         group=Group.DEVICE,
         metavar="NAME",
-        help="link between GPUs, and between machines: nvlink4, pcie4, nvlink4,ndr "
-        "(default: the one found here, or the card's usual one)",
+        help="link between cards, and after a comma between machines: nvlink4, pcie4, nvlink4,ndr "
+        "(default: the link found here, or the card's usual one)",
     )
-    """The link between the cards of a machine (``nvlink4``), and between machines (``nvlink4,ndr``)."""
+    """The link between the cards of a machine (``nvlink4``), and after a comma between machines (``nvlink4,ndr``)."""
     accelerate_config: str | Path | Mapping[str, Any] | None = setting(
         None,
         takes="the path of a file, or its keys",
         group=Group.DEVICE,
         metavar="FILE",
-        help="a config of accelerate launch, which sets processes, machines and sharding",
+        help="a config file of accelerate launch, which sets processes, machines and sharding",
     )
     """A config of ``accelerate launch``, by path or content, which sets processes, machines and sharding."""
     headroom: str | None = setting(
@@ -107,16 +107,16 @@ class AutoFit(OwnSettings):
         metavar="SIZE",
         help="memory to leave free: 500MiB or 8%% (default 4%%, at least 400 MiB)",
     )
-    """Device memory to leave free: ``500MiB`` or ``8%``; None: 4 %, at least 400 MiB."""
+    """The device memory to leave free: ``500MiB`` or ``8%``. None: 4 % of the card, but at least 400 MiB."""
     effective_batch_size: int | None = setting(None, metavar="N", help="rows per optimizer step, kept constant")
-    """Rows per optimizer step over all processes; None: batch size x gradient accumulation x processes."""
+    """The rows per optimizer step over all processes. None: batch size x gradient accumulation x processes."""
     prompt_length: int | None = setting(
         None,
         group=Group.JOB,
         metavar="N",
         help="GRPO, RLOO, distillation, online DPO, PPO: plan for prompts of N tokens",
     )
-    """Online methods: tokens of the longest prompt, instead of counting the data's prompts."""
+    """Online methods: the longest prompt to plan for, in tokens. None: the prompts of the data are counted."""
     image_sizes: str | None = setting(
         None,
         takes="a text such as '1024x768,640x480'",
@@ -129,18 +129,18 @@ class AutoFit(OwnSettings):
         metavar="WxH,...",
         help="plan for rows with images of these sizes: 1024x768",
     )
-    """Image sizes of every row, ``1024x768,640x480`` (width x height), to plan for if no data are read."""
+    """The image sizes of each row, ``1024x768,640x480`` (width x height in pixels), to plan for if no data are read."""
     fit: Fit = setting(
         "all",
         choices=FITS,
         check=one_of(FITS, prefix=""),
         help="stop before rounding changes (lossless), before LoRA (rounding)",
     )
-    """How far to go: ``lossless`` changes nothing but speed, ``rounding`` stops before LoRA."""
+    """How much harm a plan may do: ``lossless`` changes only speed, ``rounding`` stops before LoRA; ``all``: any."""
     forbid: Collection[str] = setting(
-        frozenset(), metavar="LIST", help="levers never to pull, such as lora,bf16_weights"
+        frozenset(), metavar="LIST", help="levers that no plan may use, such as lora,bf16_weights"
     )
-    """Names of levers that a plan must not pull, as any iterable."""
+    """The names of levers that a plan must not use, in any iterable."""
     max_slowdown: float = setting(
         MAX_SLOWDOWN,
         check=that(
@@ -149,7 +149,7 @@ class AutoFit(OwnSettings):
             "1 or more: 4 skips a plan that takes more than four times as long per token.",
         ),
         metavar="X",
-        help="use the next level if a plan is more than X times slower than its best (default 4)",
+        help="go to the next level of harm if its best plan is more than X times faster (default 4)",
     )
     """A plan is skipped if it is this many times slower than the best plan of the next level of harm."""
     within: str | None = setting(
@@ -160,8 +160,8 @@ class AutoFit(OwnSettings):
         ),
         metavar="TIME",
         commands=(TRAIN, PLAN),
-        elsewhere=("it makes no plan.", "autofit plan METHOD ... --within 8h finds the gentlest that keeps it."),
-        help="the gentlest plan that finishes the training in TIME: 8h, 90min, 2d; or what it would take",
+        elsewhere=("it makes no plan.", "autofit plan METHOD ... --within 8h finds the gentlest plan for that time."),
+        help="find the gentlest plan that trains within TIME (8h, 90min, 2d), or tell what such a plan needs",
     )
     """The longest predicted duration of the whole training: ``8h``, ``90min`` or ``2d``; None for no limit."""
     budget: float | None = setting(
@@ -173,8 +173,8 @@ class AutoFit(OwnSettings):
         ),
         metavar="AMOUNT",
         commands=(TRAIN, PLAN),
-        elsewhere=("it makes no plan.", "autofit plan METHOD ... --budget 20 finds the gentlest that keeps it."),
-        help="the gentlest plan that costs AMOUNT or less at the card's rental price; or what it would take",
+        elsewhere=("it makes no plan.", "autofit plan METHOD ... --budget 20 finds the gentlest plan for that cost."),
+        help="find the gentlest plan that costs at most AMOUNT at the rental price, or tell what such a plan needs",
     )
     """The highest cost of the whole training, in the currency of the prices; None for no limit."""
     prices: str | Path | None = setting(
@@ -182,7 +182,7 @@ class AutoFit(OwnSettings):
         takes="the path of a file",
         metavar="FILE",
         commands=(TRAIN, PLAN),
-        elsewhere=("it tells no costs.", "autofit plan METHOD ... --gpu all --prices FILE does."),
+        elsewhere=("it shows no costs.", "autofit plan METHOD ... --gpu all --prices FILE does."),
         help="a CSV file of rental prices (gpu,per_hour,currency,...) instead of the built-in table",
     )
     """A CSV file of rental prices that replaces the built-in table."""
@@ -193,18 +193,18 @@ class AutoFit(OwnSettings):
         metavar="FILE",
         commands=(TRAIN, PLAN),
         elsewhere=(
-            "it says what flags need, and a plan holds settings that were found to fit.",
-            "autofit explain FILE shows what they need; autofit METHOD --plan FILE trains with them.",
+            "it estimates the given flags, and a plan holds settings that were found to fit.",
+            "autofit explain FILE shows the plan's estimate; autofit METHOD --plan FILE trains with it.",
         ),
         help="follow this plan instead of searching",
     )
-    """A plan or its file to follow instead of searching. It is rehearsed again if anything differs."""
+    """A plan, or its file, to follow instead of searching. It is rehearsed again if card, versions or rows differ."""
     pin: Collection[str] = setting(frozenset())
-    """Drop-in trainers: settings that keep the config's value even if it is TRL's default."""
+    """Drop-in trainers: the names of settings that keep the config's value even if it equals TRL's default."""
     tune: Collection[str] = setting(frozenset())
-    """Drop-in trainers: settings that may change even if the config sets them; ``max_length`` to the longest row."""
+    """Drop-in trainers: settings that may change although the config sets them; ``max_length`` becomes ``auto``."""
     guard: bool = setting(True)
-    """Whether to run the longest rows first and to survive OOM; otherwise training is exactly TRL's."""
+    """Whether to run the longest rows first and survive out-of-memory errors. If False, training is exactly TRL's."""
     show: bool = setting(True)
     """Drop-in trainers: whether to print the search and the plan on stderr."""
 
@@ -224,7 +224,7 @@ class AutoFit(OwnSettings):
             error = UsageError.of(problems)
             named = (name for name, each in SETTINGS.items() if each.kind and f"--{name} " in error.message)
             flags = [f"--{name} is {in_python(name)}" for name in named]
-            if flags:  # the command shows no notes (``python_errors``)
+            if flags:  # only Python shows notes, the command does not (``python_errors``)
                 error.add_note(f"In Python {', '.join(flags)}")
             raise error
 
@@ -248,7 +248,7 @@ class AutoFit(OwnSettings):
         """Returns the headroom on a device of this size, in bytes; None for the default.
 
         Raises:
-            UsageError: nothing would be left.
+            UsageError: the headroom takes the whole device.
         """
         if self.headroom is None:
             return None
@@ -290,19 +290,19 @@ class AutoFit(OwnSettings):
 
     @property
     def pins(self) -> dict[str, Any]:
-        """Returns the knobs set here that TRL does not have."""
+        """Returns the values given here for knobs that TRL's configs do not have, by name."""
         given = {name: value for name in OWN if (value := getattr(self, name)) not in (None, False)}
-        config = str(given.pop(PEFT_CONFIG, ""))  # JSON, once it is read (``planning.read_request``)
+        config = str(given.pop(PEFT_CONFIG, ""))  # JSON after ``planning.read_request`` has read the file
         return given | (arguments_of(config) if config.startswith("{") else {})
 
     @property
     def gpu_counts(self) -> tuple[int, ...]:
-        """Lists the numbers of cards to plan for: several are compared; empty if unset."""
+        """Returns the numbers of cards to plan for. Several are compared; empty if unset."""
         return () if self.gpus is None else (self.gpus,) if isinstance(self.gpus, int) else tuple(self.gpus)
 
 
 SETTINGS = {name: each for name, each in settings_of(AutoFit).items() if name not in OWN} | OWN
-"""The settings of AutoFit, in the order of the help."""
+"""The settings of AutoFit by name, in the order of the help."""
 
 
 def in_python(field_name: str) -> str:
@@ -323,6 +323,6 @@ def as_autofit(given: Any) -> AutoFit:
 def _is_plan(value: Any) -> bool:
     if isinstance(value, str | Path):
         return False
-    from autotrain_mem.types.planned import Plan  # a third of the import time of flags, which hold none
+    from autotrain_mem.types.planned import Plan  # imported late: the command's flags do not need it
 
     return isinstance(value, Plan)

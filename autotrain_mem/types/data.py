@@ -1,4 +1,4 @@
-"""Defines a dataset's token lengths, which determine truncation, padding, and the batches that a sampler draws."""
+"""Defines the token lengths of a dataset, from which truncation and padding are computed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageProfile:
-    """Describes the images of a dataset's rows, after the model's processor."""
+    """Describes the images of a dataset's rows, as the model's processor prepares them."""
 
     rows_by_images: Mapping[int, int]
-    """Number of images -> number of rows."""
+    """Number of images in a row -> number of such rows."""
     rows_by_image_tokens: Mapping[int, int]
-    """Number of image tokens -> number of rows."""
+    """Number of image tokens in a row -> number of such rows."""
     rows_by_end: Mapping[int, int]
-    """Position of the last image token, counted from 1 (0 without an image) -> number of rows."""
+    """Position of a row's last image token, counted from 1 (0 without an image) -> number of such rows."""
     worst: tuple[str, ...]
-    """Image sizes of the row with the most pixels after processing, ``"1024x768"``: width x height."""
+    """The image sizes of the row with the most pixels after processing, each as ``"1024x768"`` (width x height)."""
     worst_elements: int = 0
-    """Number of elements of that row's pixel tensors."""
+    """The number of elements in the pixel tensors of that row."""
 
     def with_worst_of(self, others: Sequence[ImageProfile]) -> ImageProfile:
-        """Returns a copy with the worst row and the furthest image end of all profiles: evaluated rows count too."""
+        """Returns a copy with the worst row and the last image end of all profiles, so that evaluated rows count."""
         worst = max((self, *others), key=lambda each: each.worst_elements)
         ends = {max((self, *others), key=lambda each: each.end).end: 0, **self.rows_by_end}
         return replace(self, worst=worst.worst, worst_elements=worst.worst_elements, rows_by_end=ends)
@@ -51,41 +51,41 @@ class ImageProfile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
-    """Identifies data."""
+    """Identifies the content of a dataset."""
 
     digest: str
     names_files: bool
-    """Whether rows refer to other files, whose content may change while the job's data files do not."""
+    """Whether rows refer to other files, whose content can change although the data files do not change."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataProfile:
     """Holds the token lengths of a dataset after the trainer's own formatting, as a histogram.
 
-    Batches are those of a random sampler, which draws rows without replacement and pads each to the longest of its
-    batch. Not modelled: sampling grouped by length, ``pad_to_multiple_of`` and the smaller last batch.
+    The sampler is assumed to draw rows at random without replacement; a row is padded to the longest of its batch. Not
+    modelled: sampling grouped by length, ``pad_to_multiple_of`` and the smaller last batch.
 
     Example: ``DataProfile(rows_by_length={10: 99, 80: 1})`` has ``percentile(0.99) == 10``,
     ``truncated_rows_fraction(40) == 0.01``, ``expected_longest(2) == 11.4`` and ``padding_fraction(2)`` 6 %.
     """
 
     rows_by_length: Mapping[int, int]
-    """Length in tokens -> number of rows. The length of a pair is that of its longer sequence; of a prompt, its own."""
+    """Length in tokens -> number of rows. A pair counts with its longer sequence; online methods count the prompt."""
     longest_evaluated: int = 0
-    """Tokens of the longest row of the evaluation split; 0 without one."""
+    """The length of the longest evaluated row, in tokens; 0 without evaluation data."""
     shorter_sides: Mapping[int, int] = field(default_factory=dict)
-    """Pairs only: length of a pair -> tokens of the shorter sequences, summed over its pairs. Both sequences of a pair
-    are in one batch, padded to the same length (``DataCollatorForPreference`` of trl/trainer/reward_trainer.py and
-    dpo_trainer.py). Empty if a row is one sequence."""
+    """Pairs only: length of a pair -> tokens of the shorter sequences, summed over all pairs of that length. A batch
+    holds both sequences of a pair, padded to the same length (``DataCollatorForPreference`` of
+    trl/trainer/reward_trainer.py and dpo_trainer.py). Empty if a row is one sequence."""
     images: ImageProfile | None = None
     """The images of the rows; None if rows are text."""
     longest_prompt: int = 0
-    """Tokens of the longest prompt if prompts are answered during training (GKD); else 0."""
+    """The length of the longest prompt, in tokens, if training also generates answers (GKD); else 0."""
     longest_answer: int = 0
-    """Tokens of the longest answer of such a row. ``max_length`` truncates the prompt, of which one token must stay
-    (``trl/experimental/utils.py: DataCollatorForChatML``)."""
+    """The length of the longest answer in these rows, in tokens; else 0. ``max_length`` cuts the prompt, but one token
+    of the prompt must stay (``trl/experimental/utils.py: DataCollatorForChatML``)."""
     drops: bool = False
-    """Whether rows beyond ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
+    """Whether rows above ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
 
     @property
     def rows(self) -> int:
@@ -93,7 +93,7 @@ class DataProfile:
 
     @property
     def tokens(self) -> int:
-        """Counts all tokens; for pairs, those of both sequences."""
+        """Counts the tokens of all rows; a pair counts with both sequences."""
         return self.kept_tokens(None)
 
     @property
@@ -106,16 +106,16 @@ class DataProfile:
 
     @property
     def least_length(self) -> int:
-        """Returns the least ``max_length`` that cuts no image, keeps a row, and leaves a token of each prompt."""
+        """Returns the least ``max_length`` that cuts no image, keeps some row, and leaves a token of each prompt."""
         of_images = 0 if self.images is None else self.images.end
         of_answers = self.longest_answer + 1 if self.longest_answer else 0
         return max(of_images, of_answers, self.shortest if self.drops else 0)
 
     def percentile(self, share: float) -> int:
-        """Finds the smallest length that a ``share`` of the rows do not exceed (nearest rank): 0.999 for p99.9."""
+        """Returns the smallest length that this share of the rows does not exceed (nearest rank): 0.999 for p99.9."""
         if not 0 < share <= 1:
             raise ValueError(f"a share of rows is above 0 and at most 1, not {share}")
-        rank = math.ceil(round(share * self.rows, 6))  # 0.07 * 100 is a little more than 7
+        rank = math.ceil(round(share * self.rows, 6))  # as a float, 0.07 * 100 is a little more than 7
         counted = 0
         for length, rows in sorted(self.rows_by_length.items()):
             counted += rows
@@ -124,7 +124,7 @@ class DataProfile:
         return self.longest
 
     def asked_length(self, share: float) -> int:
-        """Returns the ``max_length`` that keeps this share of rows whole; 1 includes the evaluated rows."""
+        """Returns the ``max_length`` that keeps this share of rows whole; a share of 1 includes the evaluated rows."""
         return max(self.longest, self.longest_evaluated) if share == 1 else self.percentile(share)
 
     def truncated_rows(self, limit: int | None) -> int:
@@ -144,7 +144,7 @@ class DataProfile:
     def kept_tokens(self, limit: int | None) -> int:
         """Counts the tokens of an epoch that ``max_length`` leaves, without padding.
 
-        Exact except for truncated pairs: the shorter sides of equally long pairs are assumed to be equal.
+        The count is exact except for truncated pairs: the shorter sides of equally long pairs are taken as equal.
         """
         return sum(
             min(length, most) * rows + min(self.shorter_sides.get(length, 0), most * rows)
@@ -152,10 +152,10 @@ class DataProfile:
         )
 
     def expected_longest(self, rows: int, limit: int | None = None) -> float:
-        """Computes the mean longest row, in tokens, of batches of ``rows`` rows; 0 if ``max_length`` drops all.
+        """Computes the mean length, in tokens, of a batch's longest row; 0 if ``max_length`` drops all rows.
 
-        Order statistics: if n of N rows do not exceed a length, a batch has none that does with probability C(n, rows)
-        / C(N, rows).
+        If n of all N rows do not exceed a length, no row of a batch of ``rows`` rows exceeds it with probability
+        C(n, rows) / C(N, rows).
         """
         kept = {length: count for length, count, _ in self._kept(limit)}
         total = sum(kept.values())
@@ -173,23 +173,23 @@ class DataProfile:
         return expected
 
     def padding_fraction(self, rows: int, limit: int | None = None) -> float:
-        """Computes the share of padding in an epoch's batches of ``rows`` rows.
+        """Computes the share of padding tokens in an epoch with batches of ``rows`` rows.
 
-        Rows of online methods are prompts: the padding of completions is unknown until they are sampled.
+        In online methods it covers the prompts only: completions do not exist before they are sampled.
         """
         kept = sum(count for _, count, _ in self._kept(limit))
         padded = self.expected_longest(rows, limit) * kept * (2 if self.shorter_sides else 1)
         return max(0.0, 1 - self.kept_tokens(limit) / padded) if padded else 0.0
 
     def kept_lengths(self, limit: int | None) -> dict[int, int]:
-        """Counts the trained rows by their length after truncation."""
+        """Counts the trained rows by their length in tokens after truncation."""
         kept: dict[int, int] = {}
         for length, rows, most in self._kept(limit):
             kept[min(length, most)] = kept.get(min(length, most), 0) + rows
         return kept
 
     def _kept(self, limit: int | None) -> list[tuple[int, int, int]]:
-        """Lists (length, rows, most tokens kept of a sequence) for all trained rows."""
+        """Lists (length, number of rows, most tokens that a sequence keeps) of all trained rows."""
         return [
             (length, rows, length if limit is None else limit)
             for length, rows in self.rows_by_length.items()
@@ -198,33 +198,35 @@ class DataProfile:
 
 
 PERCENTILES = (0.5, 0.95, 0.99, 0.999)
+"""The shares of rows for which summaries show a length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSummary:
-    """Sums up the images of the trained rows."""
+    """Summarizes the images of the trained rows."""
 
     images: int
     rows_without: int
+    """The number of rows without an image."""
     percentiles: tuple[int, ...]
-    """Image tokens of a row at each of :data:`PERCENTILES`."""
+    """The image tokens of a row at each of :data:`PERCENTILES`."""
     most: int
-    """The most image tokens of a row."""
+    """The largest number of image tokens in a row."""
     worst: tuple[str, ...]
-    """Image sizes of the row with the most pixels, ``"1024x768"``."""
+    """The image sizes of the row with the most pixels, each as ``"1024x768"`` (width x height)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """Sums up the token lengths of the trained rows under a plan's ``max_length`` and micro-batch."""
+    """Summarizes the lengths of the trained rows, in tokens, under a plan's ``max_length`` and micro-batch."""
 
     rows: int
     tokens: int
     longest: int
     percentiles: tuple[int, ...]
-    """Tokens of a row at each of :data:`PERCENTILES`."""
+    """The length of a row, in tokens, at each of :data:`PERCENTILES`."""
     padding_fraction: float
-    """Mean share of padding in a micro-batch; 0 if rows are packed."""
+    """The mean share of padding tokens in a micro-batch; 0 if rows are not padded."""
     truncated_rows_fraction: float
     truncated_tokens_fraction: float
     images: ImageSummary | None = None
@@ -232,11 +234,12 @@ class DataSummary:
 
 
 def summary(profile: DataProfile, *, limit: int | None, rows: int, pads: bool) -> DataSummary:
-    """Computes the figures of a profile under a plan.
+    """Summarizes a profile under a plan.
 
     Args:
-        rows: Rows of a micro-batch.
-        pads: Whether its rows are padded to the longest of them.
+        limit: The plan's ``max_length``, in tokens.
+        rows: The number of rows in a micro-batch.
+        pads: Whether a micro-batch's rows are padded to its longest row.
     """
     return DataSummary(
         rows=profile.rows,
@@ -252,9 +255,9 @@ def summary(profile: DataProfile, *, limit: int | None, rows: int, pads: bool) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counting:
-    """Holds the progress of counting tokens. Formatting and tokenizing are separate passes over all rows."""
+    """Holds the progress of one pass over all rows while tokens are counted, such as formatting or tokenizing."""
 
     done: int
     rows: int
     doing: str
-    """The datasets library's name of the pass: ``Tokenizing train dataset``."""
+    """The name that the datasets library gives the pass: ``Tokenizing train dataset``."""

@@ -16,12 +16,12 @@ from autotrain_mem.types.vllm import VllmSleep
 from autotrain_mem.types.work import Phase, StepTime, Workload
 
 STEPS = (10, 100, 1000)
-"""Optimizer steps after which the allocator's state is recorded."""
+"""The numbers of optimizer steps after which :class:`MixedLengths` records the peak reserved memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MixedLengths:
-    """Holds the reserved memory after each of :data:`STEPS` in each allocator mode, with rows of every length.
+    """Holds the peak reserved memory of many steps with rows of every length, in both allocator modes.
 
     The longest rows run once before the first step, as in every run of this project.
 
@@ -32,8 +32,9 @@ class MixedLengths:
     """
 
     native: tuple[int, ...]
-    """Peak reserved bytes up to each step, on an unlimited device."""
+    """The peak reserved bytes up to each of :data:`STEPS`, on an unlimited device, in the default mode."""
     expandable_segments: tuple[int, ...]
+    """The peak reserved bytes up to each of :data:`STEPS`, with ``expandable_segments:True``."""
 
     @classmethod
     def of_both(cls, found: Callable[[bool], tuple[int, ...]]) -> MixedLengths:
@@ -46,27 +47,27 @@ class MixedLengths:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedEstimate:
-    """Holds the memory that the caching allocator takes in one of its two modes, for one rehearsed run.
+    """Holds the memory that the caching allocator reserves in one of its two modes, for one rehearsed run.
 
     >>> from autotrain_mem import ReservedEstimate
     >>> sizes = {"peak_allocated_bytes": 7, "peak_reserved_bytes": 9, "peak_limited_bytes": 8, "slack_bytes": 2}
-    >>> ReservedEstimate(**sizes, num_alloc_retries=1, largest_refused_bytes=None).fits  # it gives its cache back
+    >>> ReservedEstimate(**sizes, num_alloc_retries=1, largest_refused_bytes=None).fits  # it released its cache
     False
     """
 
     peak_allocated_bytes: int
-    """``torch.cuda.max_memory_allocated``, including block remainders too small to split off."""
+    """The peak of ``torch.cuda.memory_allocated``. Block remainders that are too small to split off count."""
     peak_reserved_bytes: int
-    """The largest sum of its segments; without a limit if the run does not fit, so that the shortage is known."""
+    """The peak of reserved bytes, on an unlimited device if the run does not fit, so that the shortage is known."""
     peak_limited_bytes: int
-    """The same on the real device, where the allocator releases its cache before it refuses a request. A refused
-    request is granted anyway, so that the replay continues. Equal to ``peak_reserved_bytes`` if that fits."""
+    """The peak of reserved bytes on the real device, where the allocator releases its cache before it refuses a
+    request. The replay grants a refused request, so that it can continue. Equals ``peak_reserved_bytes`` if it fits."""
     slack_bytes: int
-    """The unallocated bytes when the peak was first reached: cached blocks and the ends of split ones."""
+    """The reserved but unallocated bytes when the peak was first reached: cached blocks and the ends of split ones."""
     num_alloc_retries: int
-    """Number of times that the whole cache had to be released to serve a request."""
+    """The number of times that the allocator released its whole cache to serve a request."""
     largest_refused_bytes: int | None
-    """The largest request that could not be met even after that; None if all were met."""
+    """The largest request, in bytes, that failed even after the cache was released; None if none failed."""
 
     @property
     def fits(self) -> bool:
@@ -76,7 +77,7 @@ class ReservedEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReservedByMode:
-    """Holds the memory that the allocator takes in each of its two modes, for one rehearsed run.
+    """Holds the memory that the allocator reserves in each of its two modes, for one rehearsed run.
 
     >>> from autotrain_mem import AutoFit, estimate
     >>> found = estimate("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -85,9 +86,9 @@ class ReservedByMode:
     """
 
     native: ReservedEstimate
-    """The allocator's default: a new segment for each request that no cached block can serve."""
+    """The default mode: the allocator requests a new segment for each request that no cached block can serve."""
     expandable_segments: ReservedEstimate
-    """With ``expandable_segments:True``."""
+    """The mode ``expandable_segments:True``: segments grow page by page."""
 
     @classmethod
     def of_both(cls, found: Callable[[bool], ReservedEstimate]) -> ReservedByMode:
@@ -114,42 +115,44 @@ class MemoryEstimate:
     )
 
     peak_allocated_bytes: int
-    """Largest sum of live blocks, each rounded up to 512 bytes as CUDA's allocator does."""
+    """The largest sum of live blocks, each rounded up to 512 bytes as torch's CUDA allocator does."""
     peak_phase: Phase
     phases: Mapping[Phase, int]
-    """Peak allocated bytes per phase, in order of first occurrence."""
+    """The peak of allocated bytes per phase, in order of first occurrence."""
     owners_at_peak: Mapping[Owner, int]
+    """The allocated bytes of each owner at the peak."""
     modules_at_peak: tuple[tuple[str, int], ...]
-    """The largest holders of activations and temporaries at the peak, by module name, largest first."""
+    """The names of the modules that hold most activations and temporaries at the peak, with their bytes."""
     reserved: ReservedByMode
     not_counted: tuple[str, ...]
+    """What this estimate leaves out of a run's memory or time, each in a phrase."""
     rehearsal_seconds: float
     parts_at_peak: tuple[tuple[str, int], ...] = ()
-    """Bytes at the peak by part of a vision-language model: vision tower, projector, language model, and the rest."""
+    """The bytes at the peak of each part of a vision-language model: vision tower, projector, language model, rest."""
     pinned_host_bytes: int = 0
-    """Pinned host memory per process, for offloaded activations and optimizer state."""
+    """The bytes of pinned host memory per process, for offloaded activations and optimizer state."""
     unpinned_host_bytes: int = 0
-    """Peak of other host memory per process that DeepSpeed's offload takes."""
+    """The peak bytes of other host memory per process, for DeepSpeed's offload."""
     nvme_bytes: int = 0
-    """Size of each process's files on NVMe if DeepSpeed offloads there."""
+    """The bytes of each process's files on NVMe if DeepSpeed offloads to it."""
     saved_model_bytes: int = 0
-    """Size on disk of the saved model: all weights, or those of the adapter."""
+    """The bytes on disk of the saved model: all weights, or those of the adapter."""
     saved_state_bytes: int = 0
-    """Size on disk of the optimizer state in a checkpoint."""
+    """The bytes on disk of the optimizer state in a checkpoint."""
     unquantized_bytes: int = 0
-    """Bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
+    """The bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
     rehearsed_layers: int | None = None
-    """Most layers of the truncated copies that this was extrapolated from; None if the whole model was rehearsed."""
+    """The layers of the larger truncated copy that this is extrapolated from; None if the whole model was rehearsed."""
     mixed_lengths: MixedLengths | None = None
-    """Reserved memory over many steps with rows of every length; None if all are equally long, or unknown."""
+    """The reserved memory over many steps; None if all rows are equally long, or if their lengths are unknown."""
     trained: Trained | None = None
-    """Trained and total parameters; None if no trainer was built."""
+    """The numbers of trained and of all parameters; None if no trainer was built."""
     routing: Routing | None = None
-    """How tokens were routed to experts; None without experts, or if the model's own code routes them out of sight."""
+    """How tokens were routed to experts; None without experts, or if the model routes by code outside transformers."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns its JSON with a mapping and pairs instead of the lists of objects."""
+        """Returns the JSON of an estimate with a mapping and pairs in place of lists of objects. Raises CodecError."""
         objects = MemoryEstimate.json_form.objects
         try:
             pairs = {name: [(each[key], each[to]) for each in values[name]] for name, (key, to) in objects.items()}
@@ -160,13 +163,13 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Holds the memory and the work of one rehearsed configuration, valid for any GPU with the same kernels."""
+    """Holds the memory and the work of one rehearsed configuration. Both hold for any GPU with the same kernels."""
 
     memory: MemoryEstimate
-    """The run replayed on an unlimited device."""
+    """The memory of the run, replayed on an unlimited device."""
     work: Workload
     awake: MemoryEstimate | None = None
-    """The estimate while a colocated vLLM is awake; None if it never sleeps."""
+    """The memory while a colocated vLLM engine is awake; None if it never sleeps."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
@@ -205,18 +208,19 @@ class Estimate:
     hardware: Hardware
     memory: MemoryEstimate
     budget_bytes: int
+    """The device memory that the run may take."""
     time: StepTime
-    """The time of one optimizer step, averaged over the data if they are known."""
+    """The time of one optimizer step, averaged over the data if the data are known."""
     vllm_share_bytes: int = 0
-    """Memory of a vLLM engine on the same card: weights and KV cache, in its own pool. If the engine sleeps, its share
-    at the moment of greatest need, which ``memory`` then describes."""
+    """The bytes that a vLLM engine on the same card takes for weights and KV cache, in its own pool. If the engine
+    sleeps, it is awake or asleep here, whichever needs more in all, and ``memory`` describes the same state."""
     vllm_sleep: VllmSleep | None = None
     """The engine's memory awake and asleep; None if it never sleeps."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns its JSON with the memory's keys also under ``memory``."""
-        memory = MemoryEstimate.unfolded(values)  # first, since it rejects what is no object
+        """Returns the JSON of an estimate with the memory's keys also under ``memory``. Raises CodecError."""
+        memory = MemoryEstimate.unfolded(values)  # first, since it rejects a value that is not an object
         return {**values, "memory": memory}
 
     def _repr_html_(self) -> str:
@@ -224,17 +228,17 @@ class Estimate:
 
     @property
     def outside_bytes(self) -> int:
-        """Sums the memory that the run holds outside the trainer's own allocator."""
+        """Computes the bytes that the run holds on the device outside the trainer's own allocator."""
         return self.hardware.non_torch_bytes + self.communicators_bytes + self.vllm_share_bytes
 
     @property
     def communicators_bytes(self) -> int:
-        """Computes the device memory that NCCL holds; 0 for one process."""
+        """Computes the bytes of device memory that NCCL holds; 0 for one process."""
         return self.hardware.communicator_bytes * self.knobs.communicators
 
     @property
     def grows(self) -> bool:
-        """Returns whether these knobs choose segments that grow page by page."""
+        """Returns whether these knobs choose expandable segments, which grow page by page."""
         return self.knobs.expandable_segments
 
     @property
@@ -244,29 +248,29 @@ class Estimate:
 
     @property
     def mixed(self) -> tuple[int, ...] | None:
-        """Returns the reserved bytes after each of :data:`STEPS` in these knobs' allocator mode, or None."""
+        """Returns the peak reserved bytes up to each of :data:`STEPS` in the knobs' allocator mode; None if unknown."""
         mixed = self.memory.mixed_lengths
         return None if mixed is None else mixed.modes[self.grows]
 
     @property
     def reserved_bytes(self) -> int:
-        """Returns the allocator's peak: the larger of the worst batch's and that of steps with rows of every length."""
+        """Returns the peak of reserved bytes: of the worst batch, or of steps with rows of every length if larger."""
         worst_batch = self.reserved.peak_reserved_bytes
         return worst_batch if self.mixed is None else max(worst_batch, self.mixed[-1])
 
     @property
     def reservable_bytes(self) -> int:
-        """Returns the budget minus the memory outside torch's allocator."""
+        """Returns the bytes that torch's allocator may reserve: the budget minus the memory outside it."""
         return max(0, self.budget_bytes - self.outside_bytes)
 
     @property
     def cached_bytes(self) -> int:
-        """Computes how far the allocator's peak exceeds the peak of allocated tensors."""
+        """Computes by how many bytes the peak of reserved memory exceeds the peak of allocated memory."""
         return max(0, self.reserved_bytes - self.memory.peak_allocated_bytes)
 
     @property
     def required_bytes(self) -> int:
-        """Sums what must fit the budget: reserved bytes, and memory outside the allocator."""
+        """Computes the bytes that must fit the budget: reserved bytes plus memory outside the allocator."""
         return self.reserved_bytes + self.outside_bytes
 
     @property
@@ -275,24 +279,24 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Returns the speed that ranks plans; it is good for ranking only if ``time.assumed`` names another GPU."""
+        """Returns the predicted speed. If ``time.assumed`` names another GPU, it is only good for ranking plans."""
         return self.time.tokens_per_second
 
     @property
     def unquantized(self) -> str:
-        """Describes, in a sentence, which part of a quantized base stays unquantized; empty for none."""
+        """Returns a sentence on the part of a quantized base that stays unquantized; empty if there is none."""
         size_bytes = self.memory.unquantized_bytes
         if not size_bytes or self.knobs.base_bits is None:
             return ""
         return (
             f"{format_bytes(size_bytes)} of the base are not quantized to {self.knobs.base_bits} bits: bitsandbytes "
-            "quantizes linear layers, and these experts are fused into one tensor a layer, which stays in "
+            "quantizes linear layers, and these experts are fused into one tensor per layer, which stays in "
             f"{self.knobs.dtype}{' (--dtype bfloat16 halves it)' if self.knobs.dtype == 'float32' else ''}"
         )
 
     @property
     def routed(self) -> str:
-        """Describes the routing of tokens to experts that the figure assumes; empty for a model without experts."""
+        """Describes the routing of tokens to experts that this estimate assumes; empty for a model without experts."""
         worst = "the worst case of a loop over experts"
         return {
             None: "",
@@ -302,13 +306,13 @@ class Estimate:
         }[self.memory.routing]
 
     def growing(self) -> Estimate:
-        """Returns the same run with growing segments; no new rehearsal is needed."""
+        """Returns the estimate of the same run with expandable segments; no new rehearsal is needed."""
         return replace(self, knobs=self.knobs.growing())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """Describes a configuration on one device, which a search rehearsed or a level of harm offers.
+    """Describes a configuration on one device: an attempt of the search, or the best that a level of harm offers.
 
     >>> from autotrain_mem import AutoFit, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -319,18 +323,18 @@ class Candidate:
     json_form: ClassVar = Form(derived={"fits": "fits"})
 
     level: str = ""
-    """The level of harm that has this as its best or its least demanding plan; empty for a rehearsal of the search."""
+    """The level of harm whose best or least demanding plan this is; empty for an attempt of the search."""
     knobs: Knobs
     required_bytes: int
     budget_bytes: int
     tokens_per_second: float | None = None
-    """None if the device's speed is unknown."""
+    """The predicted speed; None if the device's rates are unknown."""
     rehearsed_layers: int | None = None
-    """Most layers of the rehearsed copies; None if the whole model was rehearsed."""
+    """The layers of the larger rehearsed copy; None if the whole model was rehearsed."""
     ratio: float | None = None
-    """Tokens per second relative to the chosen plan; None if it does not fit, or is a rehearsal of the search."""
+    """Its tokens per second divided by the chosen plan's; None if it does not fit, or is an attempt of the search."""
     would_fit: tuple[str, ...] = ()
-    """Where it would fit, each in a few words: the next larger cards, or more of these; empty if it fits here."""
+    """The hardware on which it would fit: the next larger cards, or more of these cards. Empty if it fits here."""
 
     @property
     def fits(self) -> bool:

@@ -1,4 +1,4 @@
-"""Defines what runs add to a plan: probes, batches that ran out of memory, and restarts."""
+"""Defines the records of probes and runs that a plan collects: out-of-memory errors, restarts and readings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from autotrain_mem.types.work import Phase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnedLimits:
-    """Holds the sizes above which a guard splits a batch; a resumed run starts with them."""
+    """Holds the sizes above which the guard splits a batch. A resumed run starts with them."""
 
     train_tokens: int | None = None
-    """The most tokens, with padding, of a part of a micro-batch; None if none was too large."""
+    """The most tokens, padding included, in a part of a training micro-batch; None if no micro-batch was too large."""
     evaluate_tokens: int | None = None
+    """The most tokens, padding included, in a part of an evaluation batch; None if no batch was too large."""
     generate_rows: int | None = None
-    """The most prompts that are answered at once."""
+    """The most prompts that are answered at once; None if no generation was too large."""
     score_rows: int | None = None
-    """The most completions that are scored at once."""
+    """The most completions that are scored at once; None if no scoring was too large."""
     activations_on_host: bool = False
-    """Whether activations for the backward pass are offloaded to host, since a micro-batch of one row was too large."""
+    """Whether activations are offloaded to the host until the backward pass, since even one row was too large."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,21 +31,21 @@ class Incident:
     """Records an out-of-memory error that the run survived."""
 
     step: int
-    """Optimizer steps completed before."""
+    """The number of optimizer steps completed before the error."""
     phase: Phase
     rows: int | None = None
-    """Rows of the batch that was too large; None if it was not a batch (optimizer step, saving)."""
+    """The rows of the batch that was too large; None if no batch was involved (optimizer step, saving)."""
     tokens: int | None = None
-    """Tokens of that batch, padding included."""
+    """The tokens of that batch, padding included; None if unknown."""
     remedy: str
-    """The remedy, in a few words: ``split into 4 + 4 rows``, ``repeated with activations offloaded to the host``."""
+    """What the guard did: ``split into 4 + 4 rows``, ``repeated with activations offloaded to the host``."""
     message: str
-    """The first line of the library's error."""
+    """The first line of the out-of-memory error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePeak:
-    """Holds the peaks of one phase, in bytes."""
+    """Holds the peaks of allocated and of reserved memory in one phase, in bytes."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -52,11 +53,11 @@ class PhasePeak:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherProcess:
-    """Describes another process on the GPU."""
+    """Describes another process on the GPU, with its device memory in bytes."""
 
     pid: int
     name: str
-    """Empty if unknown."""
+    """The name of its program; empty if unknown."""
     used_bytes: int
 
 
@@ -64,7 +65,7 @@ class OtherProcess:
 class Probe:
     """Holds the measurements of a few real steps on the longest rows, in a process that ended before training began.
 
-    Its steps: two optimizer steps, one evaluation step if the job evaluates, one save.
+    A probe runs two optimizer steps, one evaluation step if the job evaluates, and one save.
 
     >>> from autotrain_mem import AutoFit, MemoryReading, Probe, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -77,26 +78,27 @@ class Probe:
     fits: bool
     """Whether no request failed, the cache was never released to continue, and the peak is within the budget."""
     measured: MemoryReading | None
-    """Memory at the end; None if it cannot be measured (plain CPU)."""
+    """The allocator's figures at the end of the probe; None if they cannot be measured (plain CPU)."""
     phases: Mapping[Phase, PhasePeak]
-    """Peaks of the phases that were reached."""
+    """The peaks of each phase that was reached."""
     row_tokens: int | None = None
-    """Tokens of the longest row, or of the longest prompt if completions are sampled; None if unknown."""
+    """The tokens of the longest row, or of the longest prompt if completions are sampled; None if unknown."""
     non_torch_bytes: int | None = None
-    """Device memory of the process outside torch's allocator; None if unknown."""
+    """The device memory of the process outside torch's allocator; None if unknown."""
     others: tuple[OtherProcess, ...] = ()
-    """Other processes on the GPU at that time."""
+    """The other processes on the GPU at the end of the probe."""
     step_seconds: float | None = None
-    """Seconds of the last optimizer step; None if it was not reached."""
+    """The duration of the last optimizer step; None if it was not reached."""
     seconds: float = 0.0
-    """Seconds of the whole probe, from the start of its process."""
+    """The duration of the whole probe, from the start of its process."""
     refused: str = ""
-    """The first line of the out-of-memory error that ended it; empty for none."""
+    """The first line of the out-of-memory error that ended the probe; empty if there was none."""
     refused_in: Phase | None = None
+    """The phase of that error; None if there was none."""
 
     @property
     def required_bytes(self) -> int | None:
-        """Returns the device memory that it took: reserved bytes, plus those outside torch's allocator if known."""
+        """Returns the device memory that the probe took: reserved bytes, plus those outside the allocator if known."""
         return None if self.measured is None else self.measured.peak_reserved_bytes + (self.non_torch_bytes or 0)
 
 
@@ -109,16 +111,16 @@ class Restart:
     resumed_at: int
     """The step of the checkpoint that the next process resumed from; 0 without one."""
     cause: str
-    """One of ``training.exit_causes.CAUSES``."""
+    """The kind of failure: one of ``training.exit_causes.CAUSES``."""
     why: str
-    """The cause, in one line."""
+    """A one-line description of the failure."""
     change: str
-    """The changes of the plan, as flags; empty for none."""
+    """The changes of the plan for the next process, as flags; empty if there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """Holds the results of probes and runs, in order. The plan stores them, so that a resumed run starts with them.
+    """Holds the results of probes and runs, in order. The plan stores them for a resumed run.
 
     >>> from autotrain_mem import Experience, Restart
     >>> killed = Restart(step=40, resumed_at=30, cause="killed", why="signal 9", change="")
@@ -142,9 +144,9 @@ class Experience:
 
 
 RECORD_NAME = "memory.jsonl"
-"""The file in the output folder that ``training.watch`` writes; rank 1 writes ``memory.rank1.jsonl``."""
+"""The file in the output folder to which ``training.watch`` writes memory; rank 1 writes ``memory.rank1.jsonl``."""
 EVENTS_NAME = "events.jsonl"
-"""The file in the output folder with the run's events: starts, checkpoints, incidents, restarts, its end."""
+"""The file in the output folder that lists the run's events: starts, checkpoints, incidents, restarts, its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,20 +156,23 @@ class StepReading:
     seconds: float
     """Seconds since the run's first event."""
     step: int
+    """The number of completed optimizer steps."""
     device: MemoryReading | None
+    """The allocator's figures; None if they were not measured."""
     tokens_per_second: float | None
     logs: Mapping[str, float]
-    """What the trainer logged, under its own names: ``loss``, ``learning_rate``, ``grad_norm``, ``reward``."""
+    """The values that the trainer logged, by its own names: ``loss``, ``learning_rate``, ``grad_norm``, ``reward``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMarker:
-    """Marks a moment of a run at which something happened."""
+    """Marks an event of a run, for its report."""
 
     seconds: float
+    """Seconds since the run's first event."""
     step: int
     kind: str
-    """``start``, ``checkpoint``, ``out of memory``, ``restart``, ``warning`` or ``end``."""
+    """The kind of event: ``start``, ``checkpoint``, ``out of memory``, ``restart``, ``warning`` or ``end``."""
     text: str
 
 
@@ -176,21 +181,21 @@ class RunHistory:
     """Holds a run from its first event to its last, or to now."""
 
     began: float
-    """Seconds since the epoch of the first event."""
+    """The time of the first event, in seconds since the epoch."""
     last: float
-    """Seconds since the epoch of the last event."""
+    """The time of the last event, in seconds since the epoch."""
     total_steps: int | None
-    """Planned optimizer steps of the training; None if not recorded."""
+    """The planned number of optimizer steps; None if not recorded."""
     total_bytes: int | None
-    """The device's memory."""
+    """The device's total memory; None if not recorded."""
     predicted_bytes: Mapping[Phase, int]
-    """Predicted peak of allocated memory by phase."""
+    """The predicted peak of allocated bytes by phase."""
     phases: Mapping[Phase, PhasePeak]
-    """Peaks of each phase so far, measured in the first process."""
+    """The measured peaks of each phase so far, in the first process."""
     ranks: tuple[tuple[StepReading, ...], ...]
-    """The readings of each process, in order of time; at least those of the first process."""
+    """The readings of each process in order of time. The first process is always included."""
     happenings: tuple[RunMarker, ...]
-    """Events in order of time."""
+    """The events in order of time."""
     ending: str
     """How the run ended: ``finished``, ``interrupted``, ``failed``; empty while no end is recorded."""
 

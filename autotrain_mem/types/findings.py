@@ -16,15 +16,15 @@ class Finding:
     """Describes one problem, or one fact that the user should know."""
 
     kind: Literal["error", "warning"]
-    """Whether training would fail, or only differ from what the user expects."""
+    """``error``: training would fail. ``warning``: it would only differ from what the user expects."""
     message: str
     cure: str
-    """The cure, with the exact flag."""
+    """How to fix the problem, with the exact flag."""
     error: str = "UsageError"
-    """The class in ``errors`` that is raised for it, which sets the exit code."""
+    """The class in ``support.errors`` that is raised for the finding. The class sets the exit code."""
 
     def __str__(self) -> str:
-        """Joins the message and its cure, as a plan stores it."""
+        """Joins the message and its cure, as a plan stores them."""
         return f"{self.message} {self.cure}".strip()
 
     @classmethod
@@ -35,29 +35,29 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Download:
-    """Describes the download that training needs first."""
+    """Describes the download that training needs before it begins."""
 
     size_bytes: int
     folder: str
-    """The folder that it goes to."""
+    """The folder to which the files are downloaded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preflight:
-    """Holds the findings about model, tokenizer and data."""
+    """Holds what the worker's checks found out about model, tokenizer and data."""
 
     findings: tuple[Finding, ...]
     parameters: int | None
-    """Parameters of the model; None if neither local files nor the hub give the number."""
+    """The model's number of parameters; None if neither local files nor the hub give it."""
     download: Download | None = None
-    """The download of its weights; None if they are on disk, or not checked as nothing is trained here."""
+    """The download of the weights; None if they are on disk, or if nothing is trained here, so that none is needed."""
 
 
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Returns the warnings, and raises all errors as one.
 
     Raises:
-        AutofitError: one of the first error's class; for several errors the hint lists every message with its cure.
+        AutofitError: of the first error's class. For several errors the hint lists every message with its cure.
     """
     findings = tuple(dict.fromkeys(findings))
     errors = [finding for finding in findings if finding.kind == "error"]
@@ -74,17 +74,16 @@ def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 Problems = Iterator[tuple[str, str] | Finding]
-"""What a check yields: a message and its cure, for a UsageError; or a finding of another kind."""
-
+"""The results of a check: each is a message and its cure, for a UsageError, or a finding of another kind."""
 Subject = TypeVar("Subject")
 Check = Callable[[Subject], Problems | None]
-"""Yields problems, or raises the one error that it looks for."""
+"""A function that yields the problems of a subject, or raises an error for the one problem that it looks for."""
 
 
 def collect(
     checks: Sequence[Check[Subject]], subject: Subject, pass_over: tuple[type[Exception], ...] = ()
 ) -> tuple[Finding, ...]:
-    """Returns all findings in the order of the checks. ``pass_over``: exceptions that skip the check that raised."""
+    """Returns all findings in the order of the checks. ``pass_over``: exceptions after which a check is skipped."""
     findings: list[Finding] = []
     for check in checks:
         try:
@@ -101,10 +100,10 @@ def collect(
 
 
 def refuse(checks: Sequence[Check[Subject]], subject: Subject) -> None:
-    """Raises all errors as one.
+    """Runs the checks and raises all their errors as one.
 
     Raises:
-        AutofitError: one of the first problem's class; for several problems the hint lists each message with its cure.
+        AutofitError: see :func:`settle`.
     """
     settle(collect(checks, subject))
 
@@ -124,13 +123,13 @@ class Condition:
     """Describes the state of one thing, and how to fix it."""
 
     area: str
-    """``GPU``, ``torch``, ``packages``, ``hub``, ``disk``, ``system``."""
+    """The section of the list: ``GPU``, ``torch``, ``packages``, ``hub``, ``disk`` or ``system``."""
     name: str
-    """``driver``, ``rtx4090``, ``bitsandbytes``."""
+    """The name of the thing, such as ``driver``, ``rtx4090`` or ``bitsandbytes``."""
     state: Soundness
     text: str
     fix: str = ""
-    """A command or a sentence; empty if nothing needs fixing."""
+    """The command or sentence that tells how to fix it; empty if nothing needs fixing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,11 +140,11 @@ class Health:
 
     findings: tuple[Condition, ...]
     has_gpu: bool
-    """Whether there is a card that torch can use."""
+    """Whether the machine has a card that torch can use."""
 
     @property
     def broken(self) -> int:
-        """Counts what does not work."""
+        """Counts the findings whose state is ``BROKEN``."""
         return sum(finding.state is Soundness.BROKEN for finding in self.findings)
 
     @property

@@ -9,28 +9,25 @@ from autotrain_mem.types.estimate import Estimate
 from autotrain_mem.types.hardware import Hardware, Price
 
 LOSSLESS = ("lossless", "lossless, offloading")
-"""The levels that change nothing but speed, faster first (``search.levels``)."""
-
+"""The names of the levels of harm that change nothing but speed, the faster one first (``search.levels``)."""
 GIVING_UP = (
     *("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "LoRA on a 4-bit base", "losing updates"),
     "shorter rows",
 )
-"""The levels without offloading, least harm first (``search.levels``)."""
-
+"""The names of the levels of harm without offloading, least harm first (``search.levels``)."""
 NOTHING_FITS = "nothing fits"
 TOO_SLOW = "takes too long"
 TOO_DEAR = "costs too much"
 NO_PRICE = "no price known"
 BRIEF = (NOTHING_FITS, TOO_SLOW, TOO_DEAR, NO_PRICE)
-"""Refusals that are short enough for a cell of a table."""
-
+"""The refusals that are short enough for a table cell."""
 OFFLOADING = ", offloading"
-"""Suffix of a level that needs host memory, and does no more harm than the one before it."""
+"""The suffix of a level that offloads to host memory, and does no more harm than the level without the suffix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardVerdict:
-    """Describes what one card, or several of one kind, can do for a job.
+    """Describes the best plan of a job on one card, or on several cards of one kind.
 
     >>> from autotrain_mem import CardVerdict, gpus
     >>> verdict = CardVerdict(hardware=gpus()[0], refusal="nothing fits")
@@ -62,15 +59,15 @@ class CardVerdict:
     estimate: Estimate | None = None
     """The card's best plan; None if nothing fits."""
     refusal: str | None = None
-    """Why there is no plan, in a sentence."""
+    """Why there is no plan, in a few words or a sentence; None if there is a plan."""
     optimizer_steps: int | None = None
-    """Steps of the whole training with its best plan; None if neither the data nor ``max_steps`` determine them."""
+    """The optimizer steps of the whole training; None if neither the data nor ``max_steps`` determine them."""
     price: Price | None = None
-    """The rental price of one such card; None if unknown."""
+    """The hourly rental price of one such card; None if unknown."""
 
     @property
     def run_seconds(self) -> float | None:
-        """Computes the duration of the training; None if the steps or the card's speed are unknown."""
+        """Computes the duration of the training in seconds; None if the steps or the card's speed are unknown."""
         step = None if self.estimate is None else self.estimate.time.known_step_seconds
         return None if step is None or self.optimizer_steps is None else self.optimizer_steps * step
 
@@ -83,7 +80,7 @@ class CardVerdict:
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """Computes the cost of a million trained tokens, whatever the number of steps; None if unknown."""
+        """Computes the cost of training on a million tokens, in the price's currency; None if unknown."""
         speed = None if self.estimate is None else self.estimate.time.known_tokens_per_second
         if self.price is None or not speed:
             return None
@@ -92,7 +89,7 @@ class CardVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cards:
-    """Holds the verdicts of all sets of cards, smallest first.
+    """Holds the verdicts on all compared cards, smallest first.
 
     >>> from autotrain_mem import Cards, CardVerdict, gpus
     >>> Cards(verdicts=tuple(CardVerdict(hardware=card, refusal="nothing fits") for card in gpus())).smallest_lossless
@@ -123,7 +120,7 @@ class Cards:
 
     @property
     def comparable(self) -> tuple[CardVerdict, ...]:
-        """Lists the priced verdicts of the least level of harm: less training for less money is no bargain."""
+        """Lists the priced verdicts at the least harmful level: a cheaper plan that does more harm is not compared."""
         least = min((_harm(each) for each in self.priced), default=0)
         return tuple(each for each in self.priced if _harm(each) == least)
 
@@ -139,14 +136,14 @@ class Cards:
 
     @property
     def best_value(self) -> CardVerdict | None:
-        """Returns the card with the least time x cost: twice the speed is worth up to twice the cost."""
+        """Returns the comparable card with the least time x cost: twice the speed is worth up to twice the cost."""
         return min(self.comparable, key=lambda each: _cost(each) / _speed(each), default=None)
 
     @property
     def smallest_lossless(self) -> CardVerdict | None:
-        """Finds the smallest set of cards that trains the job unchanged; of equally small ones, the fastest.
+        """Returns the smallest set of cards that trains without harm; of equally small sets, the fastest.
 
-        The size of a set is the memory of all its cards. Offloading counts only if no other fits.
+        The size of a set is the memory of all its cards. Plans that offload count only if no other plan fits.
         """
         for level in LOSSLESS:
             if fitting := [each for each in self.verdicts if each.level == level]:
@@ -172,14 +169,14 @@ def _speed(verdict: CardVerdict) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargestValue:
-    """Holds the largest value of one setting that fits at a plan's level of harm, with all else that was asked for."""
+    """Holds the largest value of one setting that fits at the plan's level of harm, with all other flags as given."""
 
     name: str
-    """The setting: one of ``types.job.MAXIMIZED``."""
+    """The setting's name: one of ``types.job.MAXIMIZED``."""
     value: int
     next_value: int | None
-    """The next larger value, which was rehearsed and does not fit; None if the card is not what limits it."""
+    """The next larger value, which was rehearsed and does not fit; None if something else sets the limit."""
     next_required_bytes: int | None = None
-    """Bytes that the next value needs."""
+    """The bytes that the next value needs; None if there is no next value."""
     stopped_by: str = ""
-    """What else limits it, in a few words; empty if the card does."""
+    """What other than memory sets the limit, in a few words; empty if memory does."""

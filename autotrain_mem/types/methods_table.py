@@ -1,4 +1,4 @@
-"""Lists the training methods, one row each; no other place lists them. Pure: it runs in any process."""
+"""Lists the training methods with their facts. It is the only list, and imports no ML library."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,86 +9,80 @@ from autotrain_mem.settings.words import MAX_LENGTH
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodFacts:
-    """Holds what rooms that do not import TRL need to know of one of its trainers.
+    """Holds the facts about a TRL trainer for code that does not import TRL.
 
-    All else is in the module ``methods.NAME``, which implements ``methods.interface: Method``.
+    The module ``methods.NAME`` has the rest: it implements ``methods.interface: Method``.
     """
 
     name: str
-    """The command: ``autofit sft``, and ``trl sft`` if TRL has it."""
+    """The method's name in commands: ``autofit sft``, and ``trl sft`` if TRL has that command."""
     title: str
-    """The method's name in TRL's classes: ``SFT``."""
+    """The method's name in TRL's class names: ``SFT`` in ``SFTTrainer``."""
     knobs: tuple[str, ...]
-    """Knobs to show besides those that every method has (``settings.knobs.knob_names``)."""
+    """The knobs to show besides those that every method has (``settings.knobs.knob_names``)."""
     defaults: Mapping[str, Any]
-    """TRL's defaults that another tool must be given, since its own differ (``trl/trainer/*_config.py``)."""
-
-    # data
+    """TRL's defaults that a file for another tool must set, since that tool's differ (``trl/trainer/*_config.py``)."""
     example_dataset: str
-    """The dataset in TRL's own documentation (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py); a plan
-    uses its rows if no dataset is given."""
+    """The dataset in TRL's documentation (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py). A plan uses
+    it if no dataset is given."""
     formats: tuple[tuple[str, ...], ...]
-    """Sets of columns that the trainer reads, in order; ``dataset_text_field`` replaces :data:`TEXT_COLUMN`."""
+    """The sets of columns that the trainer accepts, in order. ``dataset_text_field`` replaces :data:`TEXT_COLUMN`."""
     row_noun: str = "rows"
-    """The noun for a batch's rows."""
+    """The plural noun for the rows of a batch, for texts."""
     sequences_per_row: int = 1
-    """2 for pairs and for two completions of a prompt: both sequences are in one batch of the model."""
+    """The sequences in a batch for each row: 2 for pairs and for two completions of a prompt, else 1."""
     long_rows: Literal["truncated", "dropped", "kept"] = "truncated"
-    """What TRL does to rows above ``max_length``. ``kept``: some stay longer, so the plan takes rows as they are."""
+    """What TRL does to rows above ``max_length``. ``kept``: some rows stay longer, so a plan uses their full length."""
     reads_images: bool = False
-    """Whether the trainer trains on images if the data have such a column (``_is_vision_dataset`` in
+    """Whether the trainer trains on images if the data have a column of images (``_is_vision_dataset`` in
     trl/trainer/sft_trainer.py and dpo_trainer.py; ``_generate_and_score_completions`` in grpo_trainer.py and
-    rloo_trainer.py). Other trainers ignore these columns."""
-
-    # models
+    rloo_trainer.py). Other trainers ignore such a column."""
     has_score_head: bool = False
-    """Whether the trained model is a classifier with one score; a causal model gets such a head."""
+    """Whether the trained model is a classifier with one score. A causal model gets a new head for it."""
     reward_model_argument: str | None = None
     """TRL's argument that names a reward model; None if it takes none."""
     teacher_argument: str | None = None
-    """TRL's argument that names a teacher, a second model that runs during training but is not trained."""
-
-    # training
+    """TRL's argument that names a teacher, a second model that runs in training but is not trained; None for none."""
     is_online: bool = False
-    """Whether completions are sampled during training: the data are prompts, which TRL never truncates."""
+    """Whether completions are sampled during training. The data are then prompts, which TRL never truncates."""
     holds_models_whole: bool = False
-    """Whether each process holds its models whole (``checks.sharding: method`` says why)."""
+    """Whether each process holds whole models, so that they cannot be sharded (for reasons see ``checks.sharding``)."""
     shares_tokens: bool = False
-    """Whether several processes may share the tokens of a row (context parallelism)."""
+    """Whether several processes can share the tokens of a row (context parallelism)."""
     has_chunked_loss: bool = False
     """Whether the loss is next-token cross-entropy, which TRL computes in chunks of tokens (``loss_type`` None or
     chunked_nll) instead of from all logits at once."""
     has_activation_offload: bool = False
     """Whether TRL's config has ``activation_offloading``."""
     builds_early: bool = False
-    """Whether the constructor already makes the dataloaders and an optimizer over more than one model. Then the
-    optimizer cannot be replaced or moved, and the rows cannot be changed."""
+    """Whether the constructor already creates the dataloaders and an optimizer over more than one model. The optimizer
+    can then not be replaced or moved, nor the rows changed."""
     is_experimental: bool = False
-    """Whether it is in ``trl.experimental``, which may change in any release and has no script."""
+    """Whether the trainer is in ``trl.experimental``, which can change in any release and has no scripts."""
 
     @property
     def is_packable(self) -> bool:
-        """Returns whether rows reach the sampler as one sequence, ``input_ids``."""
+        """Returns whether rows can be packed: the sampler then gets each as one sequence, ``input_ids``."""
         return "packing" in self.knobs
 
     @property
     def has_trl_command(self) -> bool:
-        """Returns whether TRL has a script for it, and so ``trl NAME``."""
+        """Returns whether TRL has a script for the method, and so the command ``trl NAME``."""
         return not self.is_experimental
 
     @property
     def trainer(self) -> str:
-        """``SFTTrainer``: the name of TRL's class."""
+        """Returns the name of TRL's class, such as ``SFTTrainer``."""
         return f"{self.title}Trainer"
 
     @property
     def module(self) -> str:
-        """``trl.trainer.sft_trainer``: TRL's module of the trainer."""
+        """Returns the name of the class's module, such as ``trl.trainer.sft_trainer``."""
         home = f"experimental.{self.name}" if self.is_experimental else "trainer"
         return f"trl.{home}.{self.name}_trainer"
 
     def noun(self, number: int) -> str:
-        """Returns the noun for this many rows: ``pair`` for 1."""
+        """Returns the noun for this many rows: ``pair`` for 1, ``pairs`` for 2."""
         return self.row_noun.removesuffix("s") if number == 1 else self.row_noun
 
     def rows(self, number: int) -> str:
@@ -97,8 +91,7 @@ class MethodFacts:
 
 
 TEXT_COLUMN = "text"
-"""TRL's default of ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""
-
+"""TRL's default for ``dataset_text_field`` (``trl/trainer/sft_config.py``)."""
 _PROMPTS = "trl-lib/DeepMath-103K"
 _PAIRS = "trl-lib/ultrafeedback_binarized"
 
@@ -114,7 +107,7 @@ SFT = MethodFacts(
     has_chunked_loss=True,
     has_activation_offload=True,
 )
-"""Formats in the order of ``trl/trainer/sft_trainer.py: _prepare_dataset``."""
+"""The formats are in the order of ``trl/trainer/sft_trainer.py: _prepare_dataset``."""
 
 REWARD = MethodFacts(
     name="reward",
@@ -129,7 +122,7 @@ REWARD = MethodFacts(
     has_score_head=True,
     has_activation_offload=True,
 )
-"""Formats in the order of ``trl/trainer/reward_trainer.py: _prepare_dataset``."""
+"""The formats are in the order of ``trl/trainer/reward_trainer.py: _prepare_dataset``."""
 
 DPO = MethodFacts(
     name="dpo",
@@ -143,7 +136,7 @@ DPO = MethodFacts(
     reads_images=True,
     has_activation_offload=True,
 )
-"""Formats in the order of ``trl/trainer/dpo_trainer.py: _prepare_dataset``."""
+"""The formats are in the order of ``trl/trainer/dpo_trainer.py: _prepare_dataset``."""
 
 KTO = MethodFacts(
     name="kto",
@@ -155,7 +148,7 @@ KTO = MethodFacts(
     reads_images=True,
     has_activation_offload=True,
 )
-"""Formats in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows from a pair."""
+"""The formats are in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows of a pair."""
 
 ORPO = MethodFacts(
     name="orpo",
@@ -169,10 +162,10 @@ ORPO = MethodFacts(
     long_rows="kept",
     is_experimental=True,
 )
-"""Formats and defaults of ``trl/experimental/orpo``; ``maybe_extract_prompt`` turns the second into the first."""
+"""The formats of ``trl/experimental/orpo``, whose ``maybe_extract_prompt`` turns the second into the first."""
 
 CPO = replace(ORPO, name="cpo", title="CPO", defaults={**ORPO.defaults, "loss_type": "sigmoid", "cpo_alpha": 1.0})
-"""``trl/experimental/cpo``, with SimPO as its ``loss_type``."""
+"""The facts of ``trl/experimental/cpo``. SimPO is one of its values for ``loss_type``."""
 
 GRPO = MethodFacts(
     name="grpo",
@@ -186,7 +179,6 @@ GRPO = MethodFacts(
     reward_model_argument="reward_model_name_or_path",
     is_online=True,
 )
-
 RLOO = replace(GRPO, name="rloo", title="RLOO", defaults={"learning_rate": 1e-6})
 
 DISTILLATION = MethodFacts(
@@ -201,7 +193,7 @@ DISTILLATION = MethodFacts(
     teacher_argument="teacher_model_name_or_path",
     is_online=True,
 )
-"""One completion for each prompt (``trl/scripts/distillation.py``)."""
+"""Each prompt gets one completion (``trl/scripts/distillation.py``)."""
 
 ONLINE_DPO = MethodFacts(
     name="online_dpo",
@@ -230,8 +222,8 @@ GKD = MethodFacts(
     has_activation_offload=True,
     is_experimental=True,
 )
-"""Formats from ``trl/experimental/utils.py: DataCollatorForChatML``, defaults from
-``trl/experimental/gkd/gkd_config.py``, the example from ``examples/scripts/gkd.py``."""
+"""The formats are those of ``trl/experimental/utils.py: DataCollatorForChatML``, the defaults those of
+``trl/experimental/gkd/gkd_config.py``, and the example that of ``examples/scripts/gkd.py``."""
 
 PPO = MethodFacts(
     name="ppo",
@@ -247,19 +239,18 @@ PPO = MethodFacts(
     builds_early=True,
     is_experimental=True,
 )
-"""TRL's example needs a split of its own, so GRPO's prompts are used; defaults from
+"""The example is GRPO's, since TRL's needs a split of another name. The defaults are those of
 ``trl/experimental/ppo/ppo_config.py``."""
 
 METHODS: Mapping[str, MethodFacts] = {
     row.name: row for row in (SFT, REWARD, DPO, KTO, ORPO, CPO, GRPO, RLOO, DISTILLATION, ONLINE_DPO, GKD, PPO)
 }
 """The supported TRL trainers, by the names of their commands."""
-
 REWARD_MODEL_ARGUMENTS = tuple(
     dict.fromkeys(row.reward_model_argument for row in METHODS.values() if row.reward_model_argument)
 )
-"""The methods' arguments that name a reward model."""
+"""TRL's arguments that name a reward model, over all methods."""
 TEACHER_ARGUMENTS = tuple(dict.fromkeys(row.teacher_argument for row in METHODS.values() if row.teacher_argument))
-"""The methods' arguments that name a teacher."""
+"""TRL's arguments that name a teacher, over all methods."""
 OTHER_MODEL_ARGUMENTS = (*REWARD_MODEL_ARGUMENTS, *TEACHER_ARGUMENTS)
-"""Arguments that name a model other than the trained one."""
+"""TRL's arguments that name a model other than the trained one."""

@@ -7,16 +7,16 @@ from autotrain_mem.settings.knobs import Knobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Depths:
-    """Holds three numbers of layers of one model: two to rehearse, and the whole, which is extrapolated from them.
+    """Holds the layers of two truncated copies to rehearse, and of the whole model that is extrapolated from them.
 
-    Numbers of chunks of a loss are held in the same way.
+    It also serves for numbers of chunks of a loss.
     """
 
     short: int
     long: int
     whole: int
     period: int = 1
-    """Number of layers after which their kinds repeat; the depths differ by multiples of it."""
+    """The number of layers after which their kinds repeat. The three numbers differ by multiples of it."""
 
     def __post_init__(self) -> None:
         assert 0 < self.short < self.long <= self.whole
@@ -24,38 +24,33 @@ class Depths:
 
     @property
     def sees_held_back(self) -> bool:
-        """Returns whether the shorter run has enough layers to free what activation offloading holds back."""
+        """Returns whether the shorter copy has enough layers to free the inputs that activation offloading keeps."""
         return self.short > LAYERS_HELD_BACK
 
     @property
     def copies(self) -> int:
-        """Counts the periods by which the longer run exceeds the shorter one."""
+        """Counts the periods that the longer copy has in addition to the shorter one."""
         return (self.long - self.short) // self.period
 
     @property
     def all_copies(self) -> int:
-        """Counts the periods by which the whole exceeds the shorter run."""
+        """Counts the periods that the whole model has in addition to the shorter copy."""
         return (self.whole - self.short) // self.period
 
 
 COPIES = 2
-"""Copies that the longer run has more than the shorter one: a single copy has none to compare it with."""
-
+"""The periods that the longer copy has in addition. Two are needed, to compare one with the other."""
 LAYERS_OF_FIXED_COST = 2
-"""The fixed cost of a rehearsal, in layers: 0.18 s, where a layer of Qwen2.5-0.5B takes 0.16 s (full fine-tuning with
-gradient checkpointing, on one core of a server, ``scripts/expansion``); rounded up."""
-
+"""The fixed time of a rehearsal, in layers and rounded up: it takes 0.18 s, and a layer of Qwen2.5-0.5B takes 0.16 s
+(full fine-tuning with gradient checkpointing, on one core of a server, ``scripts/expansion``)."""
 LAYERS_HELD_BACK = 5
-"""Activation offloading frees a layer's input up to this many layers later, once it has been copied
+"""Activation offloading frees a layer's input at most this many layers later, after its copy to the host
 (``trl/models/activation_offloading.py: OffloadActivations``, max_fwd_stash_size)."""
-
 FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS = 3, 6
-"""Chunks of a loss to rehearse instead of all, with few layers and with more: the first, the last, and one or four in
-between. The longer run then has three more copies of a chunk, but ``COPIES`` more of a layer, so that the two are not
-confused."""
-
+"""The chunks of a loss to rehearse in the shorter and in the longer copy: the first, the last, and one or four between.
+The longer copy then has three more chunks but ``COPIES`` more periods of layers, so that the two are not confused."""
 FEWEST_LOSS_CHUNKS = 8
-"""A loss with fewer chunks is rehearsed whole, since shortening it saves no time."""
+"""The fewest chunks of a loss that is shortened: with fewer, shortening saves no time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,25 +59,25 @@ class LayerPattern:
 
     layers: int
     period: int
-    """Number of layers after which their kinds repeat: 1 if all are alike, 2 if every other one slides."""
+    """The number of layers after which their kinds repeat: 1 if all are alike, 2 if two kinds alternate."""
     least: int = 1
-    """Least number of layers to rehearse. It is 2 if something else loops over all layers, as the router loss of a
-    mixture of experts does, whose first and last iterations differ from the others. It is more if the first layers
-    differ from the others, as Qwen3-VL's do."""
+    """The least number of layers to rehearse. It is 2 if another loop runs over all layers, whose first and last
+    iterations differ from the rest, such as the router loss of a mixture of experts. It is larger if the first layers
+    differ from the rest, as in Qwen3-VL."""
     tower: int = 0
-    """Layers of the vision tower, all of which a copy keeps."""
+    """The number of layers of the vision tower. A truncated copy keeps all of them."""
 
     def depths(self, *, held_back: int = 0, has_images: bool = False) -> Depths | None:
-        """Chooses the depths to rehearse instead of the whole; None if that would not be faster.
+        """Chooses the numbers of layers to rehearse instead of the whole model; None if that would not be faster.
 
-        A layer of the tower, which only images go through, takes at least as long as a language layer: 1 and 3 layers
+        With images the vision tower runs too, and its layers take at least as long as language layers: 1 and 3 layers
         of Qwen2.5-VL-3B take 1.5 times as long as all 36 (one row with an image of 1024 x 768). A tower is not
-        shortened: Qwen2.5-VL's has 32 layers in periods of eight, so that 8 and 24 of them are as many as the whole.
+        shortened: Qwen2.5-VL's has 32 layers in periods of eight, and copies with 8 and 24 of them save nothing.
 
         Example: 1 and 3 of 24 layers; 2 and 6 of 26 layers of two kinds.
 
         Args:
-            held_back: Layers that pass before a layer's last block is freed; the shorter run has more.
+            held_back: The layers that run before a layer's last block is freed. The shorter copy has more layers.
             has_images: Whether the rows have images.
         """
         short = self.period + self.layers % self.period
@@ -97,49 +92,48 @@ class LayerPattern:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """Holds what is read from the model's config."""
+    """Holds the facts that are read from a model's config and processor."""
 
     context_length: int | None
-    """Tokens that the model can attend to; None if its config does not say."""
+    """The most tokens that the model can attend to; None if the config does not state it."""
     is_quantized: bool
-    """Whether the checkpoint holds quantized weights, which cannot be quantized again."""
+    """Whether the checkpoint holds quantized weights. They cannot be quantized again."""
     flash_attention: str = "it was not looked for"
-    """Why a plan for a card of this machine may not choose ``flash_attention_2`` by itself; empty if it may."""
+    """Why a plan for a card of this machine cannot choose ``flash_attention_2`` by itself; empty if it can."""
     shares_tokens: bool = False
-    """Whether its layers attend to all earlier tokens, as ring attention requires."""
+    """Whether all layers attend to all earlier tokens, as ring attention requires."""
     digest: str = ""
-    """A digest of the configs of all models of the job; models with the same digest share cached results."""
+    """A digest of the configs of all models of the job. Jobs with the same digest share cached results."""
     pattern: LayerPattern | None = None
-    """How its layers repeat; None if they do not, so that the model is rehearsed whole."""
+    """How the layers repeat; None if they do not, so that the whole model is rehearsed."""
     hidden_size: int | None = None
-    """Width of its layers; None if the config does not say."""
+    """The elements of a token's hidden state; None if the config does not state it."""
     lora_targets: str | tuple[str, ...] | None = None
-    """The modules that LoRA adapts by default; None if that was not asked."""
+    """The modules that LoRA adapts by default; None if unknown."""
     adapted: str | None = None
     """The modules that a plan adapts when it turns LoRA on, as ``lora_target_modules`` takes them; None if unknown."""
     adapter_width: int | None = None
-    """Approximate parameters of such an adapter for each of its ranks; None if the config does not say."""
+    """The approximate parameters of such an adapter of rank 1; None if the config does not determine them."""
     parameters: int | None = None
-    """Number of its parameters; None if its config does not say."""
+    """The model's number of parameters; None if the config does not determine it."""
     checkpoint_dtype: str | None = None
-    """The dtype of the saved weights: ``bfloat16``; None if the config does not say."""
-
+    """The dtype of the saved weights, such as ``bfloat16``; None if the config does not state it."""
     reads_images: bool = False
-    """Whether rows with images can be rehearsed with it (``trainers.pretrained: FAMILIES``)."""
+    """Whether rows with images can be rehearsed with the model (``trainers.pretrained: FAMILIES``)."""
     pixel_steps: tuple[int, ...] = ()
-    """Areas, in pixels, to which its processor can shrink images, largest first; empty if it makes them all equal."""
+    """The areas in pixels to which the processor can limit images, largest first; empty if all images get one size."""
     enlarges_images: bool = False
-    """Whether its processor enlarges small images to the size of others."""
+    """Whether the processor enlarges small images to the size of large ones."""
     kv_heads: int | None = None
-    """Number of key and value heads; None if the config does not say, or if not all layers keep them."""
+    """The number of key-value heads; None if the config does not state it, or if some layers cache other tensors."""
     kv_head_elements: int | None = None
-    """Elements of the KV cache per token and head, over all layers."""
+    """The elements of the KV cache per token and head, over all layers; None if ``kv_heads`` is None."""
 
     def depths_for(self, knobs: Knobs, *, has_images: bool = False) -> Depths | None:
-        """Chooses the depths to rehearse instead of the whole model; None if the whole is to be rehearsed.
+        """Chooses the numbers of layers to rehearse; None if the whole model must be rehearsed.
 
-        With several processes it is the whole: DDP's buckets cut across layers irregularly, and FSDP's prefetching does
-        not extend regularly to more layers.
+        With several processes the whole model is rehearsed: DDP's buckets do not align with layers, and FSDP's
+        prefetching does not repeat regularly from layer to layer.
         """
         if self.pattern is None or knobs.has_group:
             return None

@@ -1,4 +1,4 @@
-"""Holds the content of the HTML report: figures and tables, without their styles."""
+"""Defines the content of the HTML report: figures and tables, without styles."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,41 +14,42 @@ from autotrain_mem.types.work import Phase
 
 
 class Holder(NamedTuple):
-    """Holds the bytes of one module and owner at one moment; its JSON is a list."""
+    """Holds the bytes of one module and owner at one moment. Its JSON is a list."""
 
     module: int
-    """Index into ``Timeline.modules``."""
+    """The module's index in ``Timeline.modules``."""
     owner: int
-    """Index into ``Timeline.owners``."""
+    """The owner's index in ``Timeline.owners``."""
     size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """Holds the memory of one rehearsed process, event by event, thinned to the pixels of a screen.
+    """Holds the allocated memory of one rehearsed process over time, at about one point per pixel of a screen.
 
-    Each stretch of events that shares a pixel keeps its lowest and its highest moment, so no peak is lost. All columns
-    are equally long; ``sum(each[i] for each in owners.values())`` is allocated at point ``i``.
+    Of the events that fall on one pixel, the lowest and the highest point are kept, so no peak is lost. All columns are
+    equally long. At point ``i``, ``sum(each[i] for each in owners.values())`` bytes are allocated.
     """
 
     name: str
-    """``rehearsed step``, with its rank if there are several."""
+    """The title: ``rehearsed step``, with the rank if there are several processes."""
     events: int
-    """Number of events before thinning."""
+    """The number of allocations and frees, of which the points are a selection."""
     event: tuple[int, ...]
-    """Index of the event after which each point was taken, ascending."""
+    """For each point, the index of the event after which it was taken, ascending."""
     owners: Mapping[Owner, tuple[int, ...]]
-    """Allocated bytes of each owner at each point, the lowest of the stack first."""
+    """The allocated bytes of each owner at each point. The first owner is drawn at the bottom of the stack."""
     reserved_bytes: tuple[int, ...]
     modules: tuple[str, ...]
+    """The module names to which :class:`Holder` refers."""
     holders: tuple[tuple[Holder, ...], ...]
-    """At each point the largest holders, largest first, at most five."""
+    """For each point, at most five of the largest holders, largest first."""
     phases: tuple[tuple[Phase, int], ...]
-    """Phase and the index of its first event, in order; a phase may occur several times."""
+    """Each phase with the index of its first event, in order. A phase can occur several times."""
     peak: int
-    """Index of the point with the most allocated bytes."""
+    """The index of the point with the most allocated bytes."""
     budget_bytes: int
-    """The budget minus the memory outside torch's allocator."""
+    """The bytes that torch's allocator may reserve: the budget minus the memory outside the allocator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,18 +57,18 @@ class Section:
     """Holds a table, or a figure and a table with the same content."""
 
     key: str
-    """Used in links and file names: ``loss``."""
+    """The name in links and file names, such as ``loss``."""
     title: str
     note: str
-    """A sentence above a table, or below a figure; empty for none."""
+    """The sentence above a table or below a figure; empty if there is none."""
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: tuple[int, ...] = ()
-    """Right-aligned columns, of numbers."""
+    """The indices of columns with numbers, which are right-aligned."""
     strong: tuple[int, ...] = ()
-    """Highlighted rows, which show what was chosen."""
+    """The indices of highlighted rows, which show the choice."""
     figure: Mapping[str, Any] | None = None
-    """The figure as ``report/page/static/page.js`` draws it."""
+    """The figure's data, which ``report/page/static/page.js`` draws; None for a table alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,36 +78,36 @@ class Page:
     json_form: ClassVar = Form(schema="autofit.page/2")
 
     title: str
-    """``Qwen/Qwen2.5-0.5B, sft, on rtx3060``."""
+    """The heading, such as ``Qwen/Qwen2.5-0.5B, sft, on rtx3060``."""
     verdict: str
-    """``fits rtx3060 with 3 changes: needs 10.8 GiB of 11.2 GiB``."""
+    """The result, such as ``fits rtx3060 with 3 changes: needs 10.8 GiB of 11.2 GiB``."""
     fits: bool
     command: str
-    """The command that makes the plan, or repeats the run."""
+    """The command that makes the plan or repeats the run."""
     made: str
-    """Time of the plan or the run in ISO 8601; empty if unknown."""
+    """The time of the plan or the run, in ISO 8601; empty if unknown."""
     versions: Mapping[str, str]
     how_to_read: tuple[str, ...]
-    """Three sentences."""
+    """Three sentences that explain the page."""
     key_figures: tuple[tuple[str, str, str], ...]
-    """Name, value and a note: ``peak reserved``, ``10.8 GiB``, ``of 11.2 GiB``."""
+    """The name, value and note of each figure: ``peak reserved``, ``10.8 GiB``, ``of 11.2 GiB``."""
     sections: tuple[Section, ...]
     not_shown: tuple[str, ...] = ()
-    """A sentence for each missing part, with what would add it."""
+    """A sentence on each missing part, which tells how to add it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Material:
-    """Holds a plan and everything known besides it."""
+    """Holds a plan and everything else from which its report is made."""
 
     plan: Plan
     command: str
-    """The command that makes it again."""
+    """The command that makes the plan again."""
     made: str = ""
     timeline: Timeline | None = None
     report: Report | None = None
-    """The report of the run that trained with it; None until the run has ended."""
+    """The report of the run that trained with the plan; None until the run has ended."""
     history: RunHistory | None = None
     profile: DataProfile | None = None
-    """Number of rows of each length; None if not stored."""
+    """The lengths of the data's rows; None if they are not stored."""
     not_shown: tuple[str, ...] = ()

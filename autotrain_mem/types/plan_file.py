@@ -1,7 +1,7 @@
-"""Reads the JSON of a plan's file that this version wrote, or rejects it with the reason and the cure.
+"""Reads the JSON of a plan's file. A file that this version did not write is rejected with the reason and the cure.
 
-A wrong file is never repaired: every value must have its field's type (``support.codec``), and writing the plan again
-must give the file that was read.
+A damaged file is never repaired. Every value must have its field's type (``support.codec``), and the plan, written
+again, must equal the file that was read.
 """
 
 import json
@@ -18,44 +18,41 @@ from autotrain_mem.support.files import NOT_ORDINARY, check_replaceable, read_st
 from autotrain_mem.support.units import MIB, format_bytes
 
 PLAN_SCHEMA = "autofit.plan/6"
-"""``scripts/docs_pages/plan_schema.py`` describes it."""
+"""The name and version of the file's JSON schema, which ``scripts/docs_pages/plan_schema.py`` generates."""
 PLAN_NAME = "plan.json"
 """The name of the plan's file in an output folder."""
 STDIN = "-"
-
 LARGEST_BYTES = 8 * MIB
-"""The largest file that is read as a plan. A plan takes some 10 KiB, plus 1 KiB for each attempt and each out-of-memory
-error. The worst JSON of this size, made of empty objects only, takes 192 MiB as Python objects (measured with Python
-3.11, x86-64)."""
+"""The largest size of a file that is read as a plan. A plan takes some 10 KiB, plus 1 KiB for each attempt and each
+out-of-memory error. The worst JSON of this size, which has only empty objects, takes 192 MiB as Python objects
+(measured with Python 3.11, x86-64)."""
 
 _MAKES_ONE = (
     "autofit plan METHOD --model MODEL --gpu NAME --out plan.json  writes one;\n"
     f"training writes one too, as {PLAN_NAME} in its output folder."
 )
 _FROM_A_PIPE = "Write it to a file first; autofit explain - shows a plan from standard input."
-
 _FIT = "autofit.fit/"
-"""Schema of the output of ``autofit METHOD --json``, which holds the plan and the run."""
+"""The schema of the output of ``autofit METHOD --json``, which holds the plan and the run."""
 _FAMILY = PLAN_SCHEMA.partition("/")[0] + "/"
 """The prefix that the schemas of all versions share."""
-
 PYTHON = "Plan.save a path"
-"""How a script names another place for the plan, for a hint."""
+"""The words in a hint that tell a script how to name another place for the plan."""
 
 
 def check_place(path: str | Path, place: str = PYTHON) -> None:
-    """Raises early what ``Plan.save`` would raise, if that can be told before there is a plan.
+    """Raises before planning the errors that ``Plan.save`` would raise, as far as they can be foreseen.
 
     Raises:
-        PlanFileError: the file there is not a plan (an empty one, which a shell leaves behind, may be replaced), or the
-            path is empty.
+        PlanFileError: the path is empty, or names a file that is not a plan. An empty file, such as a shell's
+            redirection creates, can be replaced.
         OutputFolderError: its folder does not exist or is not writable, or the path is a device or a pipe.
     """
     check_replaceable(file_of(path), place, "plan", _may_be_replaced, PlanFileError)
 
 
 def file_of(path: str | Path) -> Path:
-    """Returns the file that a path means. Rejects an empty path, which pathlib takes for the current folder."""
+    """Returns the path of the file; for a folder, that of its ``plan.json``. Raises PlanFileError for an empty path."""
     if not str(path).strip():
         raise PlanFileError("The path of the plan is empty.", hint="Name a file, such as plan.json, or a folder.")
     return Path(path, PLAN_NAME) if os.path.isdir(path) else Path(path)
@@ -74,8 +71,8 @@ def _may_be_replaced(file: Path) -> bool:
 
 
 def read_content(path: str | Path) -> tuple[bytes, str]:
-    """Reads a plan's file, or the one in an output folder, up to the largest size; returns it with the file's name.
-    Raises PlanFileError if it does not exist, or is not an ordinary file."""
+    """Returns the content of a plan's file, or of ``plan.json`` in a folder, up to one byte more than the largest size,
+    and the file's name. Raises PlanFileError if there is no such file, or if it is not an ordinary file."""
     file = file_of(path)
     try:
         content = read_start(file, LARGEST_BYTES + 1)
@@ -89,14 +86,14 @@ def read_content(path: str | Path) -> tuple[bytes, str]:
 
 
 def plan_values(content: bytes, name: str) -> dict[str, Any]:
-    """Returns the JSON of a plan from its text in UTF-8.
+    """Returns the JSON of a plan from a file's content in UTF-8.
 
     Args:
-        content: The first :data:`LARGEST_BYTES` + 1 bytes of it or more, or all.
+        content: The whole content, or at least its first :data:`LARGEST_BYTES` + 1 bytes.
         name: The file's name, for errors.
 
     Raises:
-        PlanFileError: it is not JSON, is truncated, holds something else, or is of another version.
+        PlanFileError: the content is not JSON, is too large, is not a plan, or is of another version.
     """
     values = _json(content, name)
     if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
@@ -107,7 +104,7 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
     if isinstance(schema, str) and schema.startswith(_FAMILY):
         message = f"{name} was made by another version of autofit: it is {schema}, this one reads {PLAN_SCHEMA}."
         raise PlanFileError(message, hint=_plan_again(values))
-    holds = f"it holds {schema}" if isinstance(schema, str) else "it does not say that it is one"
+    holds = f"it holds {schema}" if isinstance(schema, str) else "it does not have a plan's schema"
     raise PlanFileError(f"{name} is not a plan: {holds}.", hint=_MAKES_ONE)
 
 
@@ -123,20 +120,20 @@ def _json(content: bytes, name: str) -> Any:
 
 
 def _plan_again(values: Mapping[str, Any]) -> str:
-    """Returns the command that plans again, with the values that the file still gives."""
+    """Returns a hint with the command that plans again, with the method and model that the file states."""
     method, model = (value if isinstance(value := values.get(key), str) else "" for key in ("method", "model"))
     named = f" --model {shlex.quote(model)}" if model else " --model MODEL"
     return f"Plan again: autofit plan {method or 'METHOD'}{named} --gpu NAME --out plan.json"
 
 
 def damaged(name: str, reason: str, values: Mapping[str, Any]) -> PlanFileError:
-    """Returns the error for a file that was changed, with the command that plans again."""
+    """Returns the error for a file that was changed. Its hint has the command that plans again."""
     message = f"{name} is not the plan that autofit wrote: {reason}."
     return PlanFileError(message, hint=f"It was changed, or made by another version. {_plan_again(values)}")
 
 
 def differing(written: Any, again: Any, path: str = "") -> str:
-    """Returns where the file and the plan, written again, differ; empty if they do not."""
+    """Describes the first difference between a file's JSON and that of the plan read from it; empty if none."""
     if isinstance(written, dict) and isinstance(again, dict):
         if odd := sorted(written.keys() ^ again.keys()):
             return f"{path}{odd[0]} is {'missing' if odd[0] in again else 'unknown'}"

@@ -1,4 +1,4 @@
-"""Defines the plan: settings that fit, the changes that lead to them, and what was tried."""
+"""Defines the plan: settings that fit, the changes that lead to them, and the attempts of the search."""
 
 from __future__ import annotations
 
@@ -37,28 +37,29 @@ RECORDED_VARIABLES = frozenset(
         *("WANDB_DISABLED", "WANDB_LOG_MODEL", "WANDB_WATCH", "COMET_PROJECT_NAME", "MLFLOW_EXPERIMENT_NAME"),
     }
 )
-"""Variables that a plan's file may hold: devices, allocators, threads, and trackers' names for a run.
+"""The variables that a plan's file may hold: for devices, allocators and threads, and the names of runs in trackers.
 
-Plans are passed on, and others' plans are followed. Any other variable could hold a credential (HF_TOKEN, DATABASE_URL,
-a proxy with its password), name another server (HF_ENDPOINT), or run code (PYTHONPATH, LD_PRELOAD). So none is written
-to a plan, and none is taken from it.
+Users exchange plans. Any other variable could hold a credential (HF_TOKEN, DATABASE_URL, a proxy with its password),
+name another server (HF_ENDPOINT), or run code (PYTHONPATH, LD_PRELOAD). So no other variable is written to a plan or
+taken from it.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """Proposes a change that pays off but alters batches or their order, so that a plan may not make it by itself."""
+    """Proposes a change that only the user may make, with its flags and its reason."""
 
     flags: str
-    """Flags to add to the command: ``--packing``."""
+    """The flags to add to the command, such as ``--packing``."""
     why: str
+    """The reason, in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Holds settings that fit the budget, how they were found, and their job, data and versions.
 
-    The documentation has the JSON schema of its file, which is generated from these nouns.
+    The JSON schema of its file, in the documentation, is generated from these dataclasses.
 
     >>> from autotrain_mem import AutoFit, Plan, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -84,52 +85,55 @@ class Plan:
     )
 
     job: Job
-    """The user's job, without secrets and without objects that exist only in a running script."""
+    """The user's job, without secrets and without the objects of a running script."""
     level: str
-    """The settings' level of harm (``search.levels``): ``lossless``, ``rounding``, ``LoRA``."""
+    """The settings' level of harm (``search.levels``), such as ``lossless``, ``rounding`` or ``LoRA``."""
     estimate: Estimate
     """The estimate of these settings on the plan's GPU."""
     defaults: Knobs
-    """The installed TRL's defaults."""
+    """The settings that the installed TRL has by default."""
     levers: tuple[Lever, ...]
-    """Changes to the requested settings, in the ladder's order; empty if the requested settings fit."""
+    """The changes to the requested settings, the least harmful first; empty if the requested settings fit."""
     attempts: tuple[Candidate, ...]
+    """The configurations that the search rehearsed, in order."""
     alternatives: tuple[Candidate, ...] = ()
-    """Candidates of neighbouring levels, least harm first."""
+    """The best or least demanding plans of other levels of harm, the least harmful first."""
     data: DataSummary | None = None
-    """Summary of the rows under the plan's ``max_length``; None if the dataset was not read."""
+    """A summary of the rows under the plan's ``max_length``; None if the dataset was not read."""
     proposals: tuple[Proposal, ...] = ()
+    """Changes to batches or their order that would pay off, such as packing."""
     questions: tuple[Proposal, ...] = ()
-    """Much faster levels that do more harm, with the flags that choose them."""
+    """Levels of harm that are much faster but do more harm, with the flags that choose them."""
     advice: tuple[Proposal, ...] = ()
-    """Improvements that would override what the user set."""
+    """Improvements that would override the user's settings."""
     warnings: tuple[str, ...] = ()
-    """Findings that do not stop the run, each with its cure, and why a followed plan was rehearsed again."""
+    """The findings that do not stop a run, each with its cure, and why a followed plan was rehearsed again."""
     optimizer_steps: int | None = None
-    """Steps of the whole run; None if neither the data nor ``max_steps`` determine them."""
+    """The optimizer steps of the whole run; None if neither the data nor ``max_steps`` determine them."""
     seconds: float
+    """The time that planning took."""
     row_tokens: int
-    """Tokens of the longest rehearsed row, or of the longest prompt if completions are sampled."""
+    """The tokens of the longest rehearsed row, or of the longest prompt if completions are sampled."""
     versions: Mapping[str, str | None]
-    """The installed versions (``versions.versions_key``); None for a missing package."""
+    """The installed version of each package (``versions.versions_key``); None for a missing package."""
     model_digest: str
-    """A digest of the configs of all models of the job, which recognizes another folder with the same models."""
+    """A digest of the configs of all models of the job, by which the same models in another folder are recognized."""
     allocator: str = ""
-    """The environment's allocator settings, in the form of PYTORCH_ALLOC_CONF."""
+    """The allocator settings of the environment, in the form of PYTORCH_ALLOC_CONF."""
     objects: str | None = None
-    """Digest of a script's objects (model, adapter config, loss); empty if unknown, None for a job in flags."""
+    """A digest of a script's objects (model, adapter config, loss); empty if unknown, None for a job in flags."""
     most: LargestValue | None = None
-    """The largest value that fits, if one was requested, and what limits it."""
+    """The largest value that fits and what limits it; None unless an argument was ``max``."""
     price: Price | None = None
-    """The rental price of one such GPU, if there is a budget."""
+    """The rental price of one such GPU; None without a budget for the cost."""
     vllm_server: VllmServer | None = None
-    """The server that generates on its own GPUs, if any."""
+    """The vLLM server that generates on its own GPUs; None without one."""
     experience: Experience = field(default_factory=Experience)
-    """Results of probes and runs with these settings so far."""
+    """The results of probes and runs with these settings so far."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns its JSON with the estimate's JSON unfolded."""
+        """Returns the JSON of a plan with its estimate unfolded. Raises CodecError."""
         return {**values, "estimate": Estimate.unfolded(values.get("estimate"))}
 
     def __post_init__(self) -> None:
@@ -146,7 +150,7 @@ class Plan:
 
     @property
     def method(self) -> str:
-        """Returns the TRL trainer: one of ``methods_table.METHODS``."""
+        """Returns the training method: a key of ``methods_table.METHODS``."""
         return self.job.method
 
     @property
@@ -159,18 +163,18 @@ class Plan:
 
     @property
     def prompt_length(self) -> int | None:
-        """Returns the tokens of the longest prompt planned for; None for methods whose rows are whole texts."""
+        """Returns the tokens of the longest prompt that was planned for; None for methods that do not sample."""
         return self.row_tokens if self.job.is_online else None
 
     @property
     def schedule(self) -> str:
-        """Returns the learning rate's schedule, by default transformers' (``training_args.py: lr_scheduler_type``)."""
+        """Returns the learning rate's schedule, or transformers' default (``training_args.py: lr_scheduler_type``)."""
         given = self.job.arguments.get("lr_scheduler_type", "linear")
         return str(getattr(given, "value", given)).lower()
 
     @property
     def run_seconds(self) -> float | None:
-        """Computes the duration of the training; None if steps or speed are unknown."""
+        """Computes the duration of the training in seconds; None if steps or speed are unknown."""
         if self.optimizer_steps is None or self.estimate.time.assumed:
             return None
         return self.optimizer_steps * self.estimate.time.step_seconds
@@ -187,24 +191,24 @@ class Plan:
         """Reads a plan's file, or the ``plan.json`` in an output folder.
 
         Raises:
-            PlanFileError: it does not exist, is not an ordinary file, is damaged, or is of another version.
+            PlanFileError: the file does not exist, is not an ordinary file, is damaged, or is of another version.
         """
         return read_plan(*plan_file.read_content(path))
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan, as ``plan.json`` if the path is a folder; an existing plan is replaced in one step.
+        """Writes the plan, as ``plan.json`` if the path is a folder. An existing plan is replaced atomically.
 
         Raises:
-            PlanFileError: the file there is not a plan.
-            OutputFolderError: the file cannot be written; an existing file is unchanged.
+            PlanFileError: the path names a file that is not a plan.
+            OutputFolderError: the file cannot be written. An existing file stays unchanged.
         """
         save_plan(path, self)
 
 
 def as_recorded(job: Job) -> Job:
-    """Returns the job as a file may show it: without the user's tokens and a script's objects.
+    """Returns the job without the user's access tokens and a script's objects, so that a file may show it.
 
-    Of variables outside :data:`RECORDED_VARIABLES` it holds only the names.
+    For variables outside :data:`RECORDED_VARIABLES`, it holds the names but no values.
     """
     arguments = {name: value for name, value in job.arguments.items() if name not in _SECRET_ARGUMENTS}
     public = {name: value for name, value in job.environment.items() if name in RECORDED_VARIABLES}
@@ -214,16 +218,16 @@ def as_recorded(job: Job) -> Job:
 
 
 def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) -> Path:
-    """Writes a plan, as ``plan.json`` if the path is a folder, in one step; replaces nothing but another plan.
+    """Writes a plan atomically, as ``plan.json`` if the path is a folder. Replaces no file except a plan.
 
     Args:
-        place: How the user names another place, for the hint.
+        place: The words in a hint that tell the user how to name another place.
 
     Returns:
         The file that was written.
 
     Raises:
-        PlanFileError, OutputFolderError: see ``plan_file.check_place``; an existing file is unchanged.
+        PlanFileError, OutputFolderError: see ``plan_file.check_place``. An existing file stays unchanged.
     """
     plan_file.check_place(path, place)
     file = plan_file.file_of(path)
@@ -232,19 +236,19 @@ def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) ->
 
 
 def read_plan(content: bytes, name: str) -> Plan:
-    """Reads a plan from its text; arguments and errors are those of ``plan_file.plan_values``."""
+    """Reads a plan from a file's content. Arguments and errors are those of ``plan_file.plan_values``."""
     values = plan_file.plan_values(content, name)
     job = values.get("job")
     environment = job.get("environment") if isinstance(job, dict) else None
     if isinstance(environment, dict):
-        # Variables that no plan may hold are refused, except those that the user sets too: the user's value counts.
+        # Variables that no plan may hold are rejected, unless the user sets them too: then the user's value counts.
         for variable in environment.keys() - RECORDED_VARIABLES & os.environ.keys():
             del environment[variable]
         if others := sorted(environment.keys() - RECORDED_VARIABLES):
             why = "it could run code, or send data elsewhere"
             message = f"{name} sets {', '.join(others)}, which a plan must not set for the training process: {why}."
-            own = f"To set it anyway, do it yourself: {others[0]}=... autofit ..."
-            raise PlanFileError(message, hint=f"Remove that from the plan's environment. {own}")
+            own = f"To set it anyway, set it yourself: {others[0]}=... autofit ..."
+            raise PlanFileError(message, hint=f"Remove it from the plan's environment. {own}")
     try:
         plan = codec.from_json(Plan, values)
     except codec.CodecError as error:
@@ -262,7 +266,7 @@ def _wrong_sums(plan: Plan) -> str:
     if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
         return "estimate.owners_at_peak do not sum to peak_allocated_bytes"
     if estimate.reserved.peak_reserved_bytes < memory.peak_allocated_bytes:
-        return "estimate.reserved is less than what is allocated"
+        return "estimate.reserved.peak_reserved_bytes is less than peak_allocated_bytes"
     if plan.data is not None and len(plan.data.percentiles) != len(PERCENTILES):
-        return "data.percentiles has another length"
+        return "data.percentiles does not have one value for each percentile"
     return ""

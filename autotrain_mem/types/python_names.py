@@ -1,4 +1,4 @@
-"""Adds to errors how Python spells the flags of their cures."""
+"""Adds notes to errors that translate the flags in their hints to Python."""
 
 import enum
 import os
@@ -14,7 +14,7 @@ from autotrain_mem.types.autofit import SETTINGS, in_python
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
 _OURS = {name: in_python(name) for name in SETTINGS}
 _OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
-"""Flags that are not keywords of a verb."""
+"""The flags that are not keywords of a Python verb, and what to write in their place."""
 _OF_TRAINERS = {
     "use_peft": "peft_config=LoraConfig(...)",
     "lora_target_modules": "LoraConfig(target_modules=...)",
@@ -29,32 +29,32 @@ _OF_TRAINERS = {
     "out": "trainer.plan.save(path)",
     "plan_only": "plan(...)",
 }
-"""Flags that are not fields of a trainer's config."""
+"""The flags that are not fields of a trainer's config, and what to write in their place."""
 _OF_THE_COMMAND = frozenset({"config", "debug", "help", "json", "recipe", "snapshot"})
-"""Flags without a counterpart in Python."""
+"""The flags without a counterpart in Python."""
 
 
 @contextmanager
 def python_errors(config: str = "") -> Iterator[None]:
-    """Adds a note to errors that leave the block, with the Python spelling of their flags.
+    """Adds a note to each error that leaves the block, with the Python spelling of its flags.
 
     Hides the worker's traceback, except for errors that the installed libraries raised in a rehearsal or in training.
-    ``config``: the class of a trainer's config, such as ``SFTConfig``; empty for the verbs, which take keywords.
+    ``config``: the name of a trainer's config class, such as ``SFTConfig``; empty for the verbs, which take keywords.
     """
     try:
         yield
     except AutofitError as error:
         if not isinstance(error, RehearsalError | TrainingError):
-            error.__cause__ = None  # and with it what was raised before it (PEP 415)
+            error.__cause__ = None  # setting it also hides the error's context (PEP 415)
         if note := python_words(f"{error.message}\n{error.hint}", config):
             error.add_note(note)
         raise
 
 
 def python_words(text: str, config: str = "") -> str:
-    """Describes the Python spelling of the flags in a text; empty if it has none.
+    """Returns a sentence with the Python spelling of the flags in a text; empty if the text has none.
 
-    Example: for ``Give --max-length 512, or --gpu l4.`` it is ``In Python --max_length is max_length=..., --gpu is
+    Example: ``Give --max-length 512, or --gpu l4.`` gives ``In Python --max_length is max_length=..., --gpu is
     AutoFit(gpu=...)``.
     """
     names = dict.fromkeys(flag.replace("-", "_") for flag in _FLAG.findall(text))
@@ -65,8 +65,8 @@ def python_words(text: str, config: str = "") -> str:
 
 
 def as_json(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Returns a value's JSON: an enumeration's value, a path's text, a dtype's name; a set becomes a sorted list.
-    ``other``: converts an object of any other kind, or raises."""
+    """Converts a value to JSON: an enumeration to its value, a path to text, a dtype to its name, a set to a list.
+    ``other``: converts an object of any other type, or raises."""
     match value:
         case enum.Enum():
             return as_json(value.value, other)

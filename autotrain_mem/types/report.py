@@ -1,4 +1,4 @@
-"""Defines the report of a training run: predicted against measured."""
+"""Defines the report of a training run, which compares predicted and measured memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from autotrain_mem.types.trace import Owner, Trained
 from autotrain_mem.types.work import Phase
 
 REWARD_NAMES = ("reward", "objective/scores")
-"""Names of the mean reward in the logs of GRPO and RLOO, and of PPO (``trl/trainer/grpo_trainer.py: log`` and
-``trl/experimental/ppo/ppo_trainer.py: train``)."""
+"""The names of the mean reward in logs: first that of GRPO and RLOO, then that of PPO (``trl/trainer/grpo_trainer.py:
+log`` and ``trl/experimental/ppo/ppo_trainer.py: train``)."""
 RUN_NAME = "run.json"
 """The file in the output folder that holds a Report."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReading:
-    """Holds the figures of a device's allocator, in bytes.
+    """Holds the figures of torch's allocator for a device, in bytes, and its number of retries.
 
     >>> from autotrain_mem import MemoryReading
     >>> MemoryReading.from_stats({"reserved_bytes.all.peak": 2097152}).peak_reserved_bytes
@@ -36,7 +36,7 @@ class MemoryReading:
 
     @classmethod
     def from_stats(cls, stats: Mapping[str, int]) -> MemoryReading:
-        """Reads ``torch.cuda.memory_stats()``; missing figures, as before a CUDA context is opened, are 0."""
+        """Reads ``torch.cuda.memory_stats()``. Missing figures are 0: before a CUDA context exists, all are missing."""
         return cls(
             allocated_bytes=stats.get("allocated_bytes.all.current", 0),
             peak_allocated_bytes=stats.get("allocated_bytes.all.peak", 0),
@@ -48,7 +48,7 @@ class MemoryReading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Holds one finished run: predicted against measured. Sizes in bytes, time in seconds.
+    """Holds the predicted and measured figures of one finished run. Sizes are in bytes, times in seconds.
 
     >>> from autotrain_mem import Knobs, MemoryReading, Report
     >>> measured = MemoryReading.from_stats({"allocated_bytes.all.peak": 1000, "reserved_bytes.all.peak": 2000})
@@ -67,40 +67,41 @@ class Report:
 
     output_dir: str
     steps: int
-    """Completed optimizer steps, including those before a resume."""
+    """The completed optimizer steps, including those before a resume."""
     began_at: int = 0
     """The step of the checkpoint that this training resumed from; 0 without one."""
     knobs: Knobs
-    """The settings that the training ended with."""
+    """The settings with which the training ended."""
     trained: Trained | None = None
-    """Trained and total parameters; None if the plan does not record them."""
+    """The numbers of trained and of all parameters; None if the plan does not record them."""
     schedule: str
-    """The learning rate's schedule, by transformers' name; its peak is one of the knobs."""
+    """The learning rate's schedule, by its name in transformers. The knobs hold the peak learning rate."""
     step_tokens: float
-    """Planned tokens of an optimizer step: the mean, without padding."""
+    """The planned mean of the tokens in an optimizer step, without padding."""
     first_loss: float | None
+    """The first logged loss; None if no loss was logged."""
     last_loss: float | None
-    """None if no loss was logged, or once there is a :attr:`not_finite_step`."""
+    """The last logged loss; None if no loss was logged, or if there is a :attr:`not_finite_step`."""
     not_finite_step: int | None = None
-    """The first step with a non-finite gradient; training from there on is useless."""
+    """The first step with a non-finite gradient, which makes all further training useless; None for none."""
     first_reward: float | None = None
-    """Mean reward of the first completions; None if completions are not rewarded."""
+    """The first logged mean reward; None if completions are not rewarded."""
     last_reward: float | None = None
     predicted_peak_bytes: int
-    """Predicted peak of allocated memory."""
+    """The predicted peak of allocated memory."""
     predicted_peak_reserved_bytes: int
-    """Predicted peak of reserved memory, as in :attr:`Estimate.reserved_bytes`."""
+    """The predicted peak of reserved memory, as in :attr:`Estimate.reserved_bytes`."""
     measured: MemoryReading | None
-    """Peaks over all processes with the plan's settings, the rest at the end; None if it cannot be measured (CPU)."""
+    """The largest peaks and all retries since settings last changed, and what is held at the end; None on a CPU."""
     longest_rows_first: bool = False
-    """Whether the longest rows ran before the first step, so that the peak includes theirs."""
+    """Whether the longest rows ran before the first step, so that the peaks include theirs."""
     seconds: float
     incidents: int = 0
-    """Out-of-memory errors that the run survived; ``run.json`` lists them."""
+    """The number of out-of-memory errors that the run survived. ``run.json`` lists them."""
     restarts: int = 0
-    """Number of times that another process resumed the run."""
+    """The number of times that another process resumed the run."""
     started_at: str = ""
-    """Start of its first process, in ISO 8601 and UTC."""
+    """The start of the run's first process, in ISO 8601 and UTC."""
     ended_at: str = ""
 
     def _repr_html_(self) -> str:
@@ -108,17 +109,17 @@ class Report:
 
     @property
     def has_trained(self) -> bool:
-        """Returns whether any step was left to train."""
+        """Returns whether the training completed any step."""
         return self.steps != self.began_at
 
     @property
     def prediction_error(self) -> float | None:
-        """Computes (predicted - measured) / measured for the peak of allocated bytes; None if nothing was measured."""
+        """Computes (predicted - measured) / measured for the peak of allocated memory; None if it was not measured."""
         return None if self.measured is None else _error(self.predicted_peak_bytes, self.measured.peak_allocated_bytes)
 
     @property
     def reserved_prediction_error(self) -> float | None:
-        """Computes the same for the peak of reserved bytes."""
+        """Computes (predicted - measured) / measured for the peak of reserved memory; None if it was not measured."""
         if self.measured is None:
             return None
         return _error(self.predicted_peak_reserved_bytes, self.measured.peak_reserved_bytes)
@@ -130,7 +131,7 @@ def _error(predicted: int, measured: int) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
-    """Describes an out-of-memory error in figures, at the moment of the request that failed. All sizes are bytes.
+    """Holds the figures of an out-of-memory error at the moment of the failed request. All sizes are in bytes.
 
     ``free + reserved + outside + others == total`` and ``allocated + cached == reserved`` hold.
 
@@ -145,23 +146,23 @@ class Shortage:
     """
 
     phase: Phase | None
-    """None if unknown."""
+    """The phase of the failed request; None if unknown."""
     step: int
-    """Optimizer steps completed before."""
+    """The number of optimizer steps completed before the error."""
     requested_bytes: int | None
-    """Bytes requested for the tensor, or ``segment_bytes``; None if the library did not report them."""
+    """The bytes requested for the tensor, or ``segment_bytes`` if only that is known; None if both are unknown."""
     segment_bytes: int | None
-    """Bytes that the allocator requested from the device for it: a whole segment, which may be larger."""
+    """The bytes that the allocator then requested from the device: a whole segment, which can be larger; or None."""
     total_bytes: int
     free_bytes: int
     allocated_bytes: int
-    """Bytes of tensors in torch's allocator."""
+    """The bytes of tensors in torch's allocator."""
     reserved_bytes: int
-    """Device bytes that the allocator held."""
+    """The device memory that torch's allocator held."""
     outside_bytes: int
-    """Device bytes of the process outside the allocator: the CUDA context, cuBLAS, NCCL, a vLLM engine."""
+    """The device memory of the process outside the allocator: the CUDA context, cuBLAS, NCCL, a vLLM engine."""
     measured: Mapping[Owner, int]
-    """Allocated bytes by known owner: all of them on a simulated GPU, else weights, gradients and optimizer state."""
+    """The allocated bytes by owner: of all owners on a simulated GPU, else of weights, gradients, optimizer state."""
 
     @property
     def rest_bytes(self) -> int:
@@ -170,7 +171,7 @@ class Shortage:
 
     @property
     def cached_bytes(self) -> int:
-        """Computes the reserved but unallocated bytes: blocks and ends of blocks too small for the request."""
+        """Computes the reserved but unallocated bytes: free blocks, none of which was large enough for the request."""
         return self.reserved_bytes - self.allocated_bytes
 
     @property
@@ -180,5 +181,5 @@ class Shortage:
 
     @property
     def needed_bytes(self) -> int:
-        """Computes the bytes that the process would have held after the request; an unknown request counts as 0."""
+        """Computes the bytes that the process would have held after the request. An unknown request counts as 0."""
         return self.reserved_bytes + self.outside_bytes + (self.segment_bytes or 0)

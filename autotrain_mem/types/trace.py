@@ -1,4 +1,4 @@
-"""Defines the trace of a run: every device allocation and free, in order."""
+"""Defines the trace of a run: its allocations and frees of device memory, in order."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ else:  # Python 3.11 cannot subscript it
     Events = array
 
 CACHE_EMPTIED = 0
-"""The event of ``torch.cuda.empty_cache()``, which releases unallocated segments to the device."""
+"""The event of ``torch.cuda.empty_cache()``, which returns unallocated segments to the device."""
 
 
 class EngineMark(StrEnum):
-    """Names when a colocated vLLM engine takes its share of the device, and when it releases it."""
+    """Names an event of a colocated vLLM engine."""
 
     WAKES = "wakes"
+    """The engine takes its share of the device."""
     SLEEPS = "sleeps"
+    """The engine releases its share."""
 
 
 class Owner(StrEnum):
-    """Names the purpose of a block's bytes."""
+    """Names the purpose of a block."""
 
     WEIGHTS = "weights"
     """Parameters and buffers of the model, adapters included."""
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer_state"
     GATHERED_WEIGHTS = "gathered_weights"
-    """Full weights of a layer while it computes, gathered from shards (FSDP)."""
+    """The full weights of a layer while it computes, gathered from shards (FSDP)."""
     KV_CACHE = "kv_cache"
-    """Keys and values of the tokens so far during generation."""
+    """The keys and values of the tokens so far, during generation."""
     ACTIVATIONS = "activations"
     """Tensors that a forward pass (or its recomputation) keeps for the backward pass."""
     TEMPORARY = "temporary"
@@ -46,19 +48,20 @@ class Owner(StrEnum):
 
 
 class Block(NamedTuple):
-    """Records one allocation: ``size_bytes`` as requested, before any rounding."""
+    """Records one allocation."""
 
     size_bytes: int
+    """The requested size, before the allocator rounds it up."""
     owner: Owner
     module: str
-    """Qualified name of the parameter, or of the module whose forward allocated it; empty if there is neither."""
+    """The qualified name of the parameter, or of the module whose forward allocated the block; empty if neither."""
     stream: int = 0
-    """The allocating stream; 0 is the default. The allocator reuses a block on its own stream only."""
+    """The stream that allocated it; 0 is the default stream. The allocator reuses a block only on its own stream."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """Counts a model's parameters after the trainer is built; quantized weights count by elements, not bytes.
+    """Holds a model's numbers of parameters once the trainer is built. Quantized weights count by elements, not bytes.
 
     >>> from autotrain_mem import Trained
     >>> round(Trained(parameters=8_798_208, of_parameters=502_830_976, dtype="float32").share, 4)
@@ -68,27 +71,27 @@ class Trained:
     parameters: int
     """The number of trained parameters."""
     of_parameters: int
-    """All parameters, adapters included."""
+    """The number of all parameters, adapters included."""
     dtype: str
     """The dtype of most trained parameters."""
 
     @property
     def share(self) -> float:
-        """Returns the share of all parameters that is trained."""
+        """Computes the share of the parameters that are trained."""
         return self.parameters / max(self.of_parameters, 1)
 
     @property
     def bytes(self) -> int:
-        """Returns the bytes of the trained parameters, which equal those of their gradients."""
+        """Computes the bytes of the trained parameters. Their gradients have as many."""
         return self.parameters * (4 if self.dtype == "float32" else 2)
 
     @staticmethod
     def extrapolated(short: Trained | None, long: Trained | None, copies: int, all_copies: int) -> Trained | None:
-        """Counts the whole model's parameters from two truncated copies: exact, since every layer adds as many.
+        """Computes the whole model's numbers from two truncated copies. They are exact: each period adds as many.
 
         Args:
-            copies: Periods of layers by which ``long`` is longer than ``short``.
-            all_copies: Periods of layers by which the whole model is longer than ``short``.
+            copies: The periods of layers that ``long`` has in addition to ``short``.
+            all_copies: The periods of layers that the whole model has in addition to ``short``.
         """
         if short is None or long is None:
             return None
@@ -100,13 +103,13 @@ class Trained:
 class StreamUse(NamedTuple):
     """Records the use of a block on another stream (``torch.Tensor.record_stream``).
 
-    After it is freed, it may not be reused until that stream has finished the work queued by then.
+    The allocator does not reuse a freed block before that stream has finished the work that was queued at the free.
     """
 
     event: int
-    """Index of the next event; past the end if there is none."""
+    """The index of the next event; the number of events if there is none."""
     block: int
-    """``n`` for ``blocks[n - 1]``, as in the events."""
+    """The block's number: ``n`` means ``blocks[n - 1]``, as in the events."""
     stream: int
 
 
@@ -114,20 +117,20 @@ class LossPass(NamedTuple):
     """Records one pass over the chunks of a loss, forward or backward."""
 
     start: int
-    """Index of its first event."""
+    """The index of the pass's first event."""
     stop: int
-    """Index of the first event after it."""
+    """The index of the first event after the pass."""
     chunks: int
-    """Number of rehearsed chunks."""
+    """The number of rehearsed chunks."""
     operators: int
-    """Number of operators dispatched in it."""
+    """The number of operators dispatched in the pass."""
 
 
 class Routing(StrEnum):
-    """Names how tokens are routed to the experts of a mixture, if memory depends on it."""
+    """Names how tokens are routed to the experts of a mixture, on which memory can depend."""
 
     ANY = "any"
-    """All experts' tokens are computed at once, so memory does not depend on the routing."""
+    """The tokens of all experts are computed at once, so that memory does not depend on the routing."""
     ONE = "one"
     """Every token chose the same experts."""
     EVEN = "even"
@@ -138,49 +141,49 @@ class Routing(StrEnum):
 class Trace:
     """Holds every allocation and free of one run, in order.
 
-    ``events`` holds ``+n`` for the allocation and ``-n`` for the free of block ``blocks[n - 1]``, and ``CACHE_EMPTIED``
-    between them. A resized storage is freed and allocated again as a new block. A freed block may be allocated again:
-    skipped steps of a generation repeat one. ``phase_starts`` lists (index of the first event, phase).
+    In ``events``, ``+n`` is the allocation and ``-n`` the free of ``blocks[n - 1]``; ``CACHE_EMPTIED`` stands between.
+    A resized storage is freed and allocated again as a new block. A freed block can be allocated again: the skipped
+    steps of a generation repeat a recorded one. ``phase_starts`` lists (index of the phase's first event, phase).
     """
 
     blocks: tuple[Block, ...]
     events: Events
     phase_starts: tuple[tuple[int, Phase], ...]
     operators: int
-    """Number of dispatched operators."""
+    """The number of dispatched operators."""
     seconds: float
-    """Wall time of the recorded run."""
+    """The wall time of the recorded run."""
     stream_uses: tuple[StreamUse, ...] = ()
-    """Uses on other streams, in order."""
+    """The uses of blocks on other streams, in order."""
     not_counted: tuple[str, ...] = ()
-    """Known omissions, each a sentence."""
+    """What the trace leaves out, each in a phrase."""
     work: Workload = field(default_factory=Workload)
-    """Computation and transfers, from which time is estimated."""
+    """The computation and transfers, from which time is estimated."""
     loss_chunks: tuple[int, ...] = ()
-    """Full numbers of chunks of losses that were rehearsed with fewer: all distinct numbers."""
+    """The real numbers of chunks of all losses that were rehearsed with fewer chunks, without duplicates."""
     loss_passes: tuple[LossPass, ...] = ()
-    """Passes in order; empty if the trace was extrapolated."""
+    """The passes over the chunks of losses, in order; empty if the trace was extrapolated."""
     pinned_bytes: int = 0
-    """Pinned host memory for offloaded activations and optimizer state."""
+    """The bytes of pinned host memory for offloaded activations and optimizer state."""
     unpinned_bytes: int = 0
-    """Peak of other host memory that DeepSpeed's offload took."""
+    """The peak bytes of other host memory that DeepSpeed's offload took."""
     nvme_bytes: int = 0
-    """Size of the files of DeepSpeed's NVMe offload, which stay until training ends."""
+    """The bytes of the files of DeepSpeed's NVMe offload, which stay until training ends."""
     saved_model_bytes: int = 0
-    """Size on disk of the trained weights: all, or those of the adapter."""
+    """The bytes on disk of the trained weights: all weights, or those of the adapter."""
     saved_state_bytes: int = 0
-    """Size on disk of the optimizer state in a checkpoint."""
+    """The bytes on disk of the optimizer state in a checkpoint."""
     unquantized_bytes: int = 0
-    """Bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
+    """The bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
     trained: Trained | None = None
-    """None if no trainer was built."""
+    """The numbers of trained and of all parameters; None if no trainer was built."""
     routing: Routing | None = None
-    """How tokens were routed to experts; None without experts, or if the model's own code routes them out of sight."""
+    """How tokens were routed to experts; None without experts, or if the model routes by code outside transformers."""
     engine_marks: tuple[tuple[int, EngineMark], ...] = ()
-    """(Index of the next event, what a colocated engine does); empty if the engine never sleeps."""
+    """Pairs of the next event's index and what a colocated engine does; empty if the engine never sleeps."""
 
     def awake(self) -> Iterator[range]:
-        """Yields the ranges of events during which a colocated engine is awake; it is asleep at the start."""
+        """Yields the ranges of event indices in which a colocated engine is awake. It is asleep at the start."""
         began: int | None = None
         for index, mark in self.engine_marks:
             if mark is EngineMark.WAKES and began is None:
@@ -192,7 +195,7 @@ class Trace:
             yield range(began, len(self.events))
 
     def walk(self) -> Iterator[tuple[Phase, int, Block]]:
-        """Yields (phase, +1 for an allocation or -1 for a free, block) for each event in order."""
+        """Yields (phase, +1 for an allocation or -1 for a free, block) for each allocation and free, in order."""
         starts = iter((*self.phase_starts, (len(self.events) + 1, Phase.SAVE)))
         phase = Phase.LOAD
         following, following_phase = next(starts)

@@ -1,4 +1,4 @@
-"""Describes vLLM on its own GPUs (VllmServer), and on the training GPUs (VllmSleep)."""
+"""Defines vLLM's memory on its own GPUs (VllmServer), and on the training GPUs (VllmSleep)."""
 
 import shlex
 from dataclasses import dataclass
@@ -8,28 +8,27 @@ from autotrain_mem.support.codec import Form
 from autotrain_mem.support.units import GIB, MIB
 
 OVERHEAD_BYTES = 3 * GIB
-"""Bytes that a server holds on each card besides weights and KV cache: activations of its profile run, CUDA graphs,
-NCCL. Its log reports them (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5 GiB
-for a model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
-(https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB. It only enters
-shares of a card that are advised; no plan is refused because of it."""
-
+"""The bytes that a server holds on each card besides weights and KV cache: activations of its profile run, CUDA graphs,
+NCCL. vLLM's log reports them (``vllm/v1/worker/gpu_worker.py: determine_available_memory``, ``Actual usage is``): 1.5
+GiB for a model of 0.9 GiB on 16 GB, 2.1 GiB for Qwen3-8B on 24 GB, 3.05 GiB for Llama-3-8B on an H100
+(https://github.com/vllm-project/vllm/pull/10511). Mixtures of experts take more, up to 7 GiB. Only advice on a card's
+share uses this figure; no plan is rejected because of it."""
 ASLEEP_BYTES = OVERHEAD_BYTES
 """The most bytes that an engine on one card keeps while it sleeps: CUDA graphs, workspaces, NCCL. Sleep releases only
-the pool of weights and KV cache (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). According to
-its log (``Sleep mode freed``) it kept 0.3 GiB of a share of 19.8 (https://github.com/vllm-project/vllm/issues/17117);
-CUDA graphs took 1.4 GiB for a model of 72 GiB per card (https://github.com/vllm-project/vllm/issues/47654)."""
+the pool of weights and KV cache (``vllm/v1/worker/gpu_worker.py: load_model, initialize_from_config``). One log
+(``Sleep mode freed``) shows 0.3 GiB kept of a share of 19.8 GiB (https://github.com/vllm-project/vllm/issues/17117).
+CUDA graphs took 1.4 GiB for a model with 72 GiB per card (https://github.com/vllm-project/vllm/issues/47654)."""
 ASLEEP_PARALLEL_BYTES = 7424 * MIB
-"""The same if one engine spans several cards: 7,392 MiB for Llama-3.2-1B on 2 cards, CUDA context included
-(https://github.com/NVIDIA-NeMo/RL/issues/223), 6,962 to 7,121 MiB for Kimi-K2.6 on 8
+"""The most bytes that a sleeping engine keeps on each of several cards: 7,392 MiB for Llama-3.2-1B on 2 cards, with the
+CUDA context (https://github.com/NVIDIA-NeMo/RL/issues/223), and 6,962 to 7,121 MiB for Kimi-K2.6 on 8 cards
 (https://github.com/vllm-project/vllm/issues/47654)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmServer:
-    """Describes the server of ``--vllm_mode server``. All sizes are bytes of one of its GPUs.
+    """Describes the server of ``--vllm_mode server``. All sizes are the bytes on one of its GPUs.
 
-    Example: Qwen2.5-7B on one A100 with 40 GiB holds 14.2 GiB of weights; a token of its KV cache takes 56 KiB.
+    Example: Qwen2.5-7B on an A100 of 40 GiB has 14.2 GiB of weights, and its KV cache takes 56 KiB per token.
 
     >>> from autotrain_mem import VllmServer
     >>> taken = {"total_bytes": 40 * 2**30, "weights_bytes": None, "token_bytes": 57344}
@@ -42,39 +41,41 @@ class VllmServer:
 
     model: str
     gpus: int
-    """``tensor_parallel_size``."""
+    """The number of its GPUs: its ``tensor_parallel_size``."""
     first_gpu: int | None
-    """Index of its first GPU; those before it train. None if the server runs on another machine."""
+    """The index of its first GPU. The GPUs before it train. None if the server runs on another machine."""
     port: int
     gpu_memory_utilization: float
+    """The fraction of each GPU's memory that vLLM takes."""
     max_model_len: int | None
-    """Tokens of the longest prompt with its completion; None if no prompt was counted."""
+    """The tokens of the longest prompt with its completion; None if no prompt was counted."""
     total_bytes: int
+    """The memory of one GPU."""
     weights_bytes: int | None
-    """None if the model's config does not say."""
+    """The bytes of the weights on one GPU; None if the model's config does not determine them."""
     token_bytes: int | None
-    """Bytes of the KV cache for one token of a sequence; None if the config does not say."""
+    """The bytes of the KV cache for one token of a sequence; None if the config does not determine them."""
 
     @property
     def share_bytes(self) -> int:
-        """Computes vLLM's share of the card (``vllm/v1/worker/utils.py: request_memory``)."""
+        """Computes the bytes that vLLM takes on a GPU (``vllm/v1/worker/utils.py: request_memory``)."""
         return int(self.total_bytes * self.gpu_memory_utilization)
 
     @property
     def completion_bytes(self) -> int | None:
-        """Computes the KV cache of a prompt with its completion; None if unknown."""
+        """Computes the bytes of the KV cache for the longest prompt with its completion; None if unknown."""
         if self.token_bytes is None or self.max_model_len is None:
             return None
         return self.token_bytes * self.max_model_len
 
     @property
     def fits(self) -> bool:
-        """Returns whether weights and one completion fit the share; vLLM's other memory is not counted."""
+        """Returns whether weights and one completion fit vLLM's share. Its other memory is not counted."""
         return (self.weights_bytes or 0) + (self.completion_bytes or 0) <= self.share_bytes
 
     @property
     def command(self) -> str:
-        """Returns the command that starts it (``trl/scripts/vllm_serve.py: ScriptArguments``)."""
+        """Returns the command that starts the server (``trl/scripts/vllm_serve.py: ScriptArguments``)."""
         visible = () if self.first_gpu is None else (f"CUDA_VISIBLE_DEVICES={self.devices}",)
         length = () if self.max_model_len is None else ("--max_model_len", str(self.max_model_len))
         port = () if self.port == SERVER_PORT else ("--port", str(self.port))
@@ -84,14 +85,14 @@ class VllmServer:
 
     @property
     def devices(self) -> str:
-        """Lists its GPUs on the training machine, as ``6,7``."""
+        """Returns the indices of the server's GPUs on the training machine, as ``6,7``."""
         first = self.first_gpu or 0
         return ",".join(str(first + number) for number in range(self.gpus))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmSleep:
-    """Describes an engine on the training cards that sleeps between generations. All sizes are bytes of one card.
+    """Describes an engine on the training cards that sleeps between generations. All sizes are the bytes on one card.
 
     >>> from autotrain_mem import VllmSleep
     >>> beside = {"reserved_awake_bytes": 9 * 2**30, "reserved_asleep_bytes": 20 * 2**30}
@@ -101,13 +102,13 @@ class VllmSleep:
     """
 
     awake_bytes: int
-    """The engine's share, while completions are sampled and while it receives the weights."""
+    """The engine's share while it is awake: while it samples completions or receives weights."""
     asleep_bytes: int
-    """The most of that share that it keeps while it sleeps."""
+    """The most bytes of its share that the engine keeps while it sleeps."""
     reserved_awake_bytes: int
-    """The most that torch's allocator reserves for the trainer while the engine is awake."""
+    """The most bytes that torch's allocator reserves for the trainer while the engine is awake."""
     reserved_asleep_bytes: int
-    """The most that it reserves over the whole run."""
+    """The most bytes that torch's allocator reserves for the trainer over the whole run."""
 
     @property
     def is_decided_awake(self) -> bool:
@@ -117,11 +118,11 @@ class VllmSleep:
 
     @property
     def needed_bytes(self) -> int:
-        """Computes the most that engine and trainer take of the card together."""
+        """Computes the most bytes that engine and trainer together take on the card."""
         awake_bytes = self.awake_bytes + self.reserved_awake_bytes
         return max(awake_bytes, self.asleep_bytes + self.reserved_asleep_bytes)
 
 
 SERVER_PORT = 8000
 SERVER_UTILIZATION = 0.9
-"""The default of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer."""
+"""The defaults of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer."""

@@ -1,4 +1,4 @@
-"""Defines a run's workload, independently of the GPU, and the time of a step on a GPU."""
+"""Defines a run's workload, which is independent of the GPU, and the time of a step on a GPU."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Phase(StrEnum):
 
     LOAD = "load"
     GENERATE = "generate"
-    """Sampling of completions: the KV cache and the logits of each step."""
+    """Completions are sampled: the KV cache and the logits of each token."""
     SCORE = "score"
-    """Scoring without gradients: rewards, values, old and reference log-probabilities."""
+    """Completions are scored without gradients: rewards, values, old and reference log-probabilities."""
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
@@ -26,70 +26,71 @@ class Phase(StrEnum):
 
 
 class Kind(StrEnum):
-    """Names the device rate that bounds an operator, besides memory bandwidth."""
+    """Names the kind of an operator, which determines the device rate that bounds its time besides memory bandwidth."""
 
     MATMUL = "matmul"
     ATTENTION = "attention"
     """A fused attention kernel; its FLOPs grow with the square of the row length."""
     POINTWISE = "pointwise"
-    """Memory-bound work: elementwise operators, reductions, copies, dequantization."""
+    """An operator bound by memory bandwidth: elementwise, a reduction, a copy, a dequantization."""
     OVERLAPPED_COPY = "overlapped_copy"
-    """A copy to or from the host on a stream of its own, overlapping computation."""
+    """A copy to or from the host on a separate stream, which overlaps with computation."""
     COPY = "copy"
     """A blocking copy to or from the host."""
     HOST_STEP = "host_step"
     """The optimizer's update in host memory, while the device waits."""
     COLLECTIVE = "collective"
-    """Communication among the processes of one node, overlapping computation. Its bytes are those that each device
-    sends, and receives: of an all-gather of S bytes among N devices S x (N - 1) / N, of an all-reduce twice as much
-    (nccl-tests, ``doc/PERFORMANCE.md``: bus bandwidth)."""
+    """Communication among the processes of one node, which overlaps with computation. Its bytes are those that each
+    device sends, and also receives: S x (N - 1) / N for an all-gather of S bytes among N devices, twice as many for an
+    all-reduce (nccl-tests, ``doc/PERFORMANCE.md``: bus bandwidth)."""
     NETWORK_COLLECTIVE = "network_collective"
-    """The same among processes of several nodes."""
+    """A collective among the processes of several nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Counts the runs of one operator on operands of certain shapes, in one phase.
+    """Holds the work of one operator on operands of fixed shapes in one phase, and how often it runs.
 
-    Example: a linear layer of 4096 x 4096 in bfloat16 on 2048 tokens computes 2 x 2048 x 4096 x 4096 = 69 GFLOP, reads
-    and writes 2 x 2048 x 4096 x 2 bytes that grow with the tokens, and reads 32 MiB of weights that do not.
+    Example: a linear layer of 4096 x 4096 in bfloat16 on 2048 tokens computes 2 x 2048 x 4096 x 4096 = 69 GFLOP. It
+    reads and writes 2 x 2048 x 4096 x 2 bytes, which grow with the tokens, and reads 32 MiB of weights, which do not.
     """
 
     phase: Phase
     kind: Kind
     dtype: str
-    """The dtype of the computation, by torch's name: ``bfloat16``, ``float32``."""
+    """The dtype of the computation, by its name in torch: ``bfloat16``, ``float32``."""
     flops: int
+    """The floating-point operations of one run."""
     bytes: int
-    """Bytes read and written that grow with the tokens of a micro-batch."""
+    """The bytes that one run reads and writes and that grow with the tokens of a micro-batch."""
     fixed_bytes: int
-    """Bytes read and written independently of the tokens: weights, gradients, optimizer state."""
+    """The bytes that one run reads and writes regardless of the tokens: weights, gradients, optimizer state."""
     launches: int
-    """Kernel launches."""
+    """The kernel launches of one run."""
     count: float
-    """Number of runs; fractional, and sometimes negative, if extrapolated from truncated copies."""
+    """The number of runs. It can be fractional or negative if it was extrapolated from truncated copies."""
     of_chunk: bool = False
-    """Whether it runs for each chunk of the loss: more tokens mean more chunks, not larger ones."""
+    """Whether it runs for each chunk of the loss. More tokens then mean more chunks, not larger ones."""
     of_step: bool = False
-    """Whether it runs once per optimizer step, as the reduction of gradients does (``accelerator.py: no_sync``)."""
+    """Whether it runs once per optimizer step, such as the reduction of gradients (``accelerator.py: no_sync``)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """Holds the work of a few micro-steps and optimizer steps, with equal operators merged."""
+    """Holds the work of a few micro-steps and optimizer steps. Equal operators are merged."""
 
     work: tuple[Work, ...] = ()
     micro_steps: int = 0
-    """Number of forward and backward passes."""
+    """The number of forward and backward passes."""
     optimizer_steps: int = 0
-    """Number of optimizer steps, each with one generation and its scoring if completions are sampled."""
+    """The number of optimizer steps. Each includes one generation and its scoring if completions are sampled."""
     passes: int = 1
-    """Passes of one training step over its rows, each with an optimizer step: PPO's epochs."""
+    """The passes of one training step over its rows, each with an optimizer step (PPO's epochs)."""
     micro_steps_per_generation: int = 0
-    """Micro-steps that train on one generation; 0 without generation."""
+    """The micro-steps that train on the completions of one generation; 0 without generation."""
 
     def extrapolated(self, longer: Workload, ratio: float) -> Workload:
-        """Computes ``self + ratio x (longer - self)``: copies of 2 and 4 layers, by a ratio of 15, give 32."""
+        """Computes ``self + ratio x (longer - self)``: for copies of 2 and 4 layers, a ratio of 15 gives 32 layers."""
         counts = {_operator(work): work.count * (1 - ratio) for work in self.work}
         for work in longer.work:
             operator = _operator(work)
@@ -97,19 +98,19 @@ class Workload:
         return replace(self, work=tuple(replace(operator, count=count) for operator, count in counts.items() if count))
 
     def with_chunks(self, rehearsed: int, whole: int) -> Workload:
-        """Scales the work of a loss's chunks from the ``rehearsed`` number to the ``whole``."""
+        """Scales the work of a loss's chunks from the ``rehearsed`` number of chunks to the ``whole`` number."""
         grown = (replace(one, count=one.count * whole / rehearsed) if one.of_chunk else one for one in self.work)
         return replace(self, work=tuple(grown))
 
     @property
     def of_chunks(self) -> frozenset[Work]:
-        """Returns the work of a loss's chunks."""
+        """Returns the operators that run for each chunk of a loss."""
         return frozenset(one for one in self.work if one.of_chunk)
 
     def of_rows(self, ratio: float) -> Workload:
-        """Scales the work to a micro-batch with ``ratio`` times the rows; never overestimates the time.
+        """Scales the work to a micro-batch with ``ratio`` times the rows. The result never overestimates the time.
 
-        Each chunk of a loss writes a gradient for all tokens (the backward of its slices). It is scaled down only.
+        Each chunk of a loss writes a gradient for all tokens (the backward of its slices), which is only scaled down.
         """
         grown = []
         for work in self.work:
@@ -122,7 +123,7 @@ class Workload:
         return replace(self, work=tuple(grown))
 
     def without_mask(self) -> Workload:
-        """Returns the work without padding: a causal kernel skips half of what a masked one computes."""
+        """Returns the work for rows without padding: a causal kernel skips half of what a masked kernel computes."""
         halved = (replace(each, flops=each.flops // 2) if each.kind is Kind.ATTENTION else each for each in self.work)
         return replace(self, work=tuple(halved))
 
@@ -141,11 +142,11 @@ class StepTime:
     )
 
     tokens: float
-    """Tokens of one optimizer step, over all processes, without padding."""
+    """The tokens of one optimizer step over all processes, without padding."""
     phases: Mapping[Phase, float] = field(default_factory=dict)
-    """Seconds of one optimizer step by phase."""
+    """The seconds of one optimizer step by phase."""
     assumed: str = ""
-    """The GPU whose rates stand in for unknown ones: such seconds only rank plans. Empty if the rates are known."""
+    """The GPU whose rates replace unknown ones, so that the seconds only rank plans. Empty if the rates are known."""
 
     @property
     def step_seconds(self) -> float:
@@ -157,7 +158,7 @@ class StepTime:
 
     @property
     def known_step_seconds(self) -> float | None:
-        """Returns the seconds of a step; None if the GPU's rates were assumed."""
+        """Returns the seconds of an optimizer step; None if another GPU's rates were assumed."""
         return None if self.assumed else self.step_seconds
 
     @property
@@ -166,5 +167,4 @@ class StepTime:
 
 
 def _operator(work: Work) -> Work:
-    """Returns the operator without its count."""
     return replace(work, count=0.0)

@@ -80,7 +80,7 @@ def test_rows_without_a_prompt_or_with_one_that_is_no_beginning_are_refused(
     model_folder: Folder, tmp_path: Path
 ) -> None:
     alone, text = {"messages": [ASKED]}, {"messages": [ASKED, ANSWERED], "prompt": "one two"}
-    for row, why in ((alone, "1 of 1 conversations have a single message"), (text, "texts in a column prompt")):
+    for row, why in ((alone, "1 of 1 conversations have a single message"), (text, "a column prompt with texts")):
         with pytest.raises(DatasetError, match=why):
             profile(gkd_job(model_folder("qwen2"), written(tmp_path, row)), str(tmp_path / "scratch"))
 
@@ -215,7 +215,7 @@ def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(tmp_path
 
 
 PAIRS = (
-    ({"max_length": None}, "--max_length none for 512 tokens"),
+    ({"max_length": None}, "--max_length none as a limit of 512 tokens"),
     ({"generate_during_eval": True}, "its samples are not rehearsed"),
     ({"max_completion_length": 8}, "are for encoder-decoder models"),
     ({"is_encoder_decoder": True}, "are for encoder-decoder models"),
@@ -226,17 +226,17 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     "gkd": (
         *(({name: True}, f"--{name} is not for GKD") for name in ("packing", "eval_packing", "padding_free")),
         ({"assistant_only_loss": True}, "--assistant_only_loss is not for GKD"),
-        ({"max_length": None}, "--max_length none for at most 1,024 tokens"),
-        ({"teacher_model_init_kwargs": {"device_map": "auto"}}, "not know the teacher's place"),
+        ({"max_length": None}, "--max_length none as a limit of 1,024 tokens"),
+        ({"teacher_model_init_kwargs": {"device_map": "auto"}}, "cannot place or quantize the teacher"),
         ({"chat_template_path": "org/model"}, "is not a file"),
     ),
-    "distillation": (({"teacher_model_init_kwargs": {"device_map": "auto"}}, "not know the teacher's place"),),
+    "distillation": (({"teacher_model_init_kwargs": {"device_map": "auto"}}, "cannot place or quantize the teacher"),),
     "online_dpo": (
         ({"eval_strategy": "steps", "eval_steps": 1}, "cannot be evaluated"),
         ({"beta": [0.1, 0.2]}, "--beta with 2 values"),
         ({"use_vllm": True}, "--use_vllm is not supported"),
         ({"remove_unused_columns": True}, "would remove the prompts"),
-        ({"train_sampling_strategy": "group_by_length"}, "looks for input_ids"),
+        ({"train_sampling_strategy": "group_by_length"}, "needs input_ids"),
     ),
 }
 
