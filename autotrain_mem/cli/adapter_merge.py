@@ -50,7 +50,7 @@ def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *,
     except (OSError, ValueError) as error:
         raise not_loaded(run, error) from error
     tokenizer = AutoTokenizer.from_pretrained(run.folder, **code)
-    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:  # the training added some
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:  # the training added tokens
         model.resize_token_embeddings(len(tokenizer))
     adapted = PeftModel.from_pretrained(model, run.folder)
     check_merges(adapted)

@@ -1,6 +1,6 @@
 """Runs ``autofit completion``: completes commands and flags in a shell, with argcomplete.
 
-The shell asks at each press of the tab key, so nothing here imports TRL. TRL's flags come from a worker's cached table;
+The shell runs it at each press of the tab key, so nothing here imports TRL. TRL's flags come from a worker's cached table;
 until there is one, only our own flags are completed.
 """
 
@@ -104,7 +104,7 @@ def _add_method(
         if action.dest in completers:
             action.completer = completers[action.dest]  # type: ignore[attr-defined]
     store = Store(cache_folder())
-    table = kept_flags(store, name)  # TRL's
+    table = kept_flags(store, name)  # TRL's flags
     choices = {} if table is None else {flag.dest: flag.choices for flag in table.flags}
     for flag in (kept_names(store) or {}).get(name, ()):
         with contextlib.suppress(argparse.ArgumentError):  # we have a flag of that name

@@ -128,7 +128,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)
 
     parser.error = refuse  # type: ignore[method-assign]
-    estimates = prog.startswith("autofit estimate")  # which changes nothing
+    estimates = prog.startswith("autofit estimate")  # an estimate changes no settings
     titles = {each: each.value for each in Group}
     if estimates:
         titles[Group.SEARCH] = "what a plan may change to make it fit"
@@ -183,7 +183,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
         raise UsageError(f"--max_restarts {ours['max_restarts']} is negative.", hint="It takes 0 or more.")
     autofit = AutoFit(**_fields_of(AutoFit, ours))
     of_request = _fields_of(RunRequest, ours)
-    of_request.pop("plan", None)  # its file is AutoFit's
+    of_request.pop("plan", None)  # AutoFit holds the plan's file
     request = RunRequest(
         **of_request,
         method=prog.split()[-1],

@@ -147,7 +147,7 @@ def check_export(request: api.RunRequest, output: Output) -> None:
 
 
 def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunRequest, output: Output) -> int:
-    """Prints the file, and the plan on stderr.
+    """Prints the file on stdout, and the plan on stderr.
 
     The file also holds the defaults of TRL and PEFT that the job uses, since other tools have other defaults.
     """

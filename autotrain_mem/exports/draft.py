@@ -88,7 +88,7 @@ class Draft:
         for name in knob_names(self.method_facts.knobs, self.knobs):
             value = getattr(self.knobs, name)
             if value is not None or name == MAX_LENGTH:
-                settings[name] = list(value) if isinstance(value, tuple) else value  # as YAML has it
+                settings[name] = list(value) if isinstance(value, tuple) else value  # YAML has no tuples
         public = {name: value for name, value in settings.items() if name not in NOT_TRLS}
         self.settings = {name: value for name, value in public.items() if value is not None or name == MAX_LENGTH}
 
@@ -203,7 +203,7 @@ class Tool:
     command: str
     """The command that runs the file: ``axolotl train FILE``."""
     trains_with_trl: bool
-    """Whether the predicted peak applies to this tool as it is."""
+    """Whether the tool trains with TRL, so that the predicted peak applies to it unchanged."""
     notes_head: str = ""
     """The heading of the notes, if they are not about what the tool cannot express."""
 
@@ -237,7 +237,7 @@ _NUMBER = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?")
 
 
 def heading(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
-    """Returns the comments at the head of the file; the last ones name every setting that no key answers."""
+    """Returns the comments at the head of the file; the last ones name every setting that no key expresses."""
     plan, estimate = draft.plan, draft.plan.estimate
     topology, name = estimate.hardware.topology, estimate.hardware.name
     machines = f" on each of {topology.nodes} machines" if topology.nodes > 1 else ""

@@ -96,7 +96,7 @@ def llamafactory(plan: Plan, job: Job) -> str:
     asked = draft.settings.get("loss_type", draft.method_facts.defaults.get("loss_type"))
     loss = asked[0] if isinstance(asked, list) and len(asked) == 1 else asked
     draft.keys |= {key: value for name, key in facts.renamed.items() if (value := draft.get(name)) is not None}
-    if loss in facts.losses:  # any other stays unanswered
+    if loss in facts.losses:  # any other loss is noted as lost
         draft.answered.add("loss_type")
         if facts.loss_key:
             draft.keys[facts.loss_key] = loss
@@ -136,8 +136,8 @@ def _add_data(draft: Draft) -> None:
         subset = {} if data.subset is None else {"subset": data.subset}
         for key, split in zip(names.values(), (data.train_split, data.test_split), strict=False):
             entry = json.dumps({**source, **subset, "split": split, **facts.entry}, ensure_ascii=False)
-            added = f'where you add, for {facts.rows}: "{key}": {entry}'
-            draft.notes.append(f"dataset: a name in data/dataset_info.json, {added}")
+            added = f'({facts.rows}): "{key}": {entry}'
+            draft.notes.append(f"dataset: add this entry to data/dataset_info.json {added}")
     prompts_only = draft.job.is_online and draft.plan.prompt_length
     draft.keys |= {**names, "cutoff_len": draft.plan.prompt_length if prompts_only else draft.length}
     if draft.method_facts.is_packable:

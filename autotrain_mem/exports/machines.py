@@ -1,7 +1,7 @@
-"""Writes what every machine of a cluster runs: autofit itself, with the plan's settings, one command on each.
+"""Writes one autofit command, with the plan's settings, for each machine of a cluster.
 
-autofit starts that machine's processes. The only added flags are the machine's rank and the first machine's address and
-port: ``--machine_rank``, ``--main_process_ip`` and ``--main_process_port``, named as in ``accelerate launch``.
+On its machine, autofit starts the processes. The only added flags are the machine's rank, and the first machine's
+address and port: ``--machine_rank``, ``--main_process_ip`` and ``--main_process_port``, as in ``accelerate launch``.
 """
 
 import shlex

@@ -20,8 +20,8 @@ class Exporter:
     """Describes how one tool's file is written."""
 
     module: str
-    """The module with the function of the tool's name, which makes the text from a plan and its job. It is imported on
-    use, since every help names the tools."""
+    """The module of the function that makes the text from a plan and its job, and that has the tool's name. It is
+    imported on use, since every help lists the tools."""
     lacks: str = ""
     """The message for a method that the tool lacks."""
     trains: Callable[[str], bool] = METHODS.__contains__
@@ -60,7 +60,7 @@ EXPORTERS = {
 }
 
 OF_MACHINES = ("slurm", "kubernetes", "skypilot", "commands")
-"""Their files hold commands of autofit, with our flags, for each machine."""
+"""Tools whose files hold one autofit command, with our flags, for each machine."""
 
 
 _WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
@@ -70,7 +70,7 @@ _WITHOUT_SHARED_TOKENS = ("axolotl", "llamafactory")
 
 
 def check(name: str, method: str, *, is_zero: bool, token_shards: int, peft_config: object) -> None:
-    """Rejects a plan whose file would train something else; also called before minutes of planning.
+    """Rejects a plan whose file would train something else. It is also called before planning, which takes minutes.
 
     Args:
         name: One of :data:`EXPORTERS`.

@@ -1,7 +1,7 @@
 """Writes TRL's own YAML, for ``trl METHOD --config FILE`` and also ``autofit METHOD --config FILE``.
 
-Keys are the fields of four dataclasses, and ``env``, which is set before the model is loaded (``trl/scripts/utils.py:
-TrlParser.parse_args_and_config``).
+Keys are the fields of TRL's four dataclasses, and ``env``: variables that TRL sets before it loads the model
+(``trl/scripts/utils.py: TrlParser.parse_args_and_config``).
 """
 
 import shlex
@@ -41,7 +41,7 @@ def trl(plan: Plan, job: Job) -> str:
         named = {"dataset_name": data.path}
     else:  # a file is one dataset of a mixture (``trl/scripts/utils.py: DatasetConfig``): a name would be looked up
         named = {"datasets": [{"path": data.kind, "data_files": data.path}]}
-    settings = draft.settings  # unchanged: only optimizer offload is ours alone
+    settings = draft.settings  # TRL has a key for each
     draft.answered.update(settings)
     first = {"model_name_or_path": job.model, **named, **sharding_arguments(knobs)}
     rest = {name: value for name, value in settings.items() if name not in (*DATA_NAMES, "model_name_or_path")}

@@ -109,7 +109,7 @@ def not_counted(estimate: Estimate) -> list[RenderableType]:
 
 
 def why_not(estimate: Estimate) -> str:
-    """Explains why a run does not fit although its allocated bytes would; empty for any other."""
+    """Explains why a run does not fit if its allocated bytes alone would fit; empty otherwise."""
     if estimate.fits or estimate.memory.peak_allocated_bytes + estimate.outside_bytes > estimate.budget_bytes:
         return ""
     reserved = estimate.reserved
@@ -167,7 +167,7 @@ def sum_table(estimate: Estimate) -> Table:
     add(grid, "", "budget", scale.size(estimate.budget_bytes), budget, style="bold")
     name = "left" if estimate.required_bytes <= estimate.budget_bytes else "too much"
     style = GOOD if estimate.fits else BAD
-    left = scale.hundredths(estimate.budget_bytes) - scale.hundredths(estimate.required_bytes)  # of the shown figures
+    left = scale.hundredths(estimate.budget_bytes) - scale.hundredths(estimate.required_bytes)  # as shown
     add(grid, "", Text(name, style=style), Text(f"{abs(left) / 100:.2f}", style=style))
     return grid
 

@@ -85,7 +85,7 @@ _BLANK = Fact("", Text())
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """Shows one line of each part, then as many parts in full as fit, gravest first; tables are always whole."""
+    """Fits parts to a screen: one line of each, then as many in full as fit, gravest first; tables are always whole."""
 
     parts: Sequence[Fact | Table]
 

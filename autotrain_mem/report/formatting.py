@@ -218,7 +218,7 @@ def differing(knobs: Sequence[Knobs]) -> list[str]:
 
 
 def flag_lines(method: str, knobs: Knobs) -> list[str]:
-    """Writes the settings as flags of TRL's own command, in lines that a shell joins."""
+    """Writes the settings as flags of TRL's own command, in lines that end in a backslash."""
     lines = [""]
     for name in knob_names(METHODS[method].knobs, knobs):
         is_peft = name == "lora_target_modules" and knobs.lora_target_modules is None  # PEFT's default has no flag

@@ -101,7 +101,7 @@ class HistoryReader:
         read_bytes, events = self._files.get(path, (0, []))
         try:
             with open_ordinary(path) as file:
-                if file.seek(0, 2) < read_bytes:  # replaced by another run's
+                if file.seek(0, 2) < read_bytes:  # another run replaced the file
                     read_bytes, events = 0, []
                 file.seek(read_bytes)
                 new = file.read(LARGEST_BYTES)

@@ -101,7 +101,7 @@ class TrainingProgress:
         match event["event"]:
             case "start":
                 self._first = None
-                if (total_steps := event["total_steps"]) != self._total_steps:  # else a process resumes the run
+                if (total_steps := event["total_steps"]) != self._total_steps:  # else a new process resumes it
                     self._total_steps = total_steps
                     if self._bar.disable:
                         say(self._console, f"training {counted(total_steps, 'step')}")

@@ -36,15 +36,16 @@ class Savings:
     taken: float = 0.0
     """Share of the optimizer state that leaves the device."""
     slower: float = 1.0
-    """Factor on the time of a step."""
+    """Factor by which a step takes longer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeverRow:
-    """Describes one lever. ``moves_from`` and ``to`` are values of its knob; both are empty for a range."""
+    """Describes one lever. ``moves_from`` and ``to`` are values of its knob; a lever over a range has neither."""
 
     name: str = ""
-    """``settings_of`` fills it in for a setting's lever, with ``knobs`` and a switch's ``moves_from`` and ``to``."""
+    """The lever's name. For a setting's lever, ``settings_of`` fills it in, and ``knobs``, and for a switch
+    ``moves_from`` and ``to``."""
     harm: Harm
     knobs: tuple[str, ...] = ()
     moves_from: tuple[Any, ...] = ()
@@ -56,20 +57,20 @@ class LeverRow:
     instead_of: tuple[str, ...] = ()
     """Levers that this one makes pointless or impossible."""
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Another knob -> the values of it with which this lever works."""
+    """Another knob -> those of its values with which this lever works."""
     suits: Callable[[Any], bool] = lambda method: True
     """Returns whether a method with these facts (``types.methods_table``) has this lever."""
     quantizes: bool = False
     """Whether it quantizes the checkpoint's weights, which works only once."""
     offloads: bool = False
-    """Whether it uses host memory and the link to it, which no card's data sheet describes."""
+    """Whether it uses host memory and the link to the host; no card's data sheet describes these."""
     pays_for_adapters: bool = False
-    """Whether what it offloads is large with an adapter too; an adapter's own optimizer state is not."""
+    """Whether it offloads much with an adapter too, and not only the adapter's small optimizer state."""
     steps_on_host: bool = False
-    """Whether the optimizer's step holds nothing on the device."""
+    """Whether the optimizer's step uses no memory on the device."""
     usual: Savings = Savings()
     at_best: Savings = Savings()
-    """The most that it can save; a point that would not fit even so is ruled out without a rehearsal. Logits and one
+    """The most that it can save; a point that would not fit even then is ruled out without a rehearsal. Logits and one
     layer stay on the device, whatever is recomputed or offloaded."""
     reason: str
     """One line for the user."""

@@ -184,7 +184,7 @@ class OwnSettings:
         metavar="FILE",
         help="PEFT's adapter_config.json, or its folder, which sets what is trained (DoRA, VeRA, IA3, ...)",
     )
-    """A path or the content; drop-in trainers take PEFT's object too, and a plan holds the content as JSON."""
+    """A PEFT config: its path or content. Drop-in trainers also take PEFT's object; a plan holds it as JSON."""
 
     @property
     def token_shards(self) -> int:

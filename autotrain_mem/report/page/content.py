@@ -187,7 +187,7 @@ def _distribution(key: str, title: str, no_more: str, counts: Mapping[int, int],
     """Draws the share of rows with at most that many tokens; ``counts`` maps tokens to a number of rows."""
     tokens, rows = sorted(counts), sum(counts.values())
     shares = [count / rows for count in accumulate(counts[each] for each in tokens)]
-    thin = slice(None, None, -max(1, len(tokens) // SHOWN_MOMENTS))  # from the longest row, which stays
+    thin = slice(None, None, -max(1, len(tokens) // SHOWN_MOMENTS))  # from the end: keeps the longest row
     return line_figure(
         key,
         title,

@@ -3,7 +3,7 @@
 const SVG = 'http://www.w3.org/2000/svg';
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif';
 const KEYS_HELP = '← → move, Shift or PgUp PgDn further, + − zoom, Esc all';
-const MARK_REACH = 6; // pixels within which the mouse meets a mark
+const MARK_REACH = 6; // pixels within which the mouse selects a mark
 const SERIES_COLOURS = 6;
 const DASHES = ['', '7 3', '2 3', '9 3 2 3']; // for readers who cannot tell the colours apart
 const DOTTED_POINTS = 40; // a line with this many values or fewer shows each as a dot
@@ -81,7 +81,7 @@ function line(from, to, colour, dash, width = 1) {
   return svg('line', {...ends, stroke: `var(--${colour})`, 'stroke-dasharray': dash || null, 'stroke-width': width});
 }
 
-// A rim in the colour of the ground keeps a text readable where it lies on an area.
+// A rim in the background's colour keeps a text readable where it lies on an area.
 function label(text, x, y, {colour = 'ink', anchor = 'start', weight = 400, rim = true, size = null} = {}) {
   const outline = rim ? {stroke: 'var(--ground)', 'stroke-width': 4, 'stroke-linejoin': 'round', 'paint-order': 'stroke'} : {};
   const look = {fill: `var(--${colour})`, 'text-anchor': anchor, 'font-weight': weight, 'font-size': size, ...outline};
@@ -134,7 +134,7 @@ function valueRange(figure, first, last) {
   return [bottom - rim, top + rim];
 }
 
-// Returns the least and the most of values that may be more than a call can have arguments.
+// Returns the minimum and maximum of values; there may be more values than a call can have arguments.
 function extent(values) {
   return values.reduce(([low, high], each) => [Math.min(low, each), Math.max(high, each)], [Infinity, -Infinity]);
 }
@@ -242,7 +242,7 @@ function allocatedAt(lines, point) {
 
 // -- the panel beside a figure --
 
-// Returns what there is to say of a point. Keys meet the marks next to it; the mouse also those within `reach`.
+// Returns the description of a point. Keys select the marks next to it; the mouse also those within `reach`.
 function reading(figure, point, reach = 0) {
   const {x, rows, lines, limits, unit, isClock, x_title: title} = figure, value = x[point];
   const lastKnown = ({values}) => (rows ? values[point] : values.slice(0, point + 1).findLast((one) => one != null));
@@ -277,7 +277,7 @@ function speak(text) {
   document.getElementById('aloud').textContent = text;
 }
 
-// The end of a module's name tells it from others.
+// Keeps the end of a module's name, which distinguishes it from others.
 function shortened(name) {
   if (name.length <= LONGEST_MODULE) return name;
   const end = name.slice(1 - LONGEST_MODULE), dot = end.indexOf('.');
@@ -289,7 +289,7 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// Builds the panel once, as tall as it ever gets, so that nothing moves below; returns what shows a reading in it.
+// Builds the panel once at its greatest height, so that nothing moves below; returns a function that fills it.
 function addPanel(body, figure, onToggle) {
   const where = html('div', {class: 'where'}), place = html('div', {class: 'place'}), table = html('table');
   const cells = reading(figure, figure.home).values.map(([name, , each]) => {
@@ -399,7 +399,7 @@ function makeFigure(frame, figure, pageTitle) {
     event.preventDefault();
   }
 
-  // A mouse reports more often than a screen shows.
+  // Mouse events arrive more often than the screen is redrawn.
   function onPointer(event) {
     if (pointer === null) requestAnimationFrame(follow);
     pointer = event.clientX;
@@ -497,7 +497,7 @@ function offerCopy() {
   if (!button) return;
   button.hidden = false;
   button.addEventListener('click', async () => {
-    // Some browsers keep the clipboard from a page that is a file: there the text is selected for Ctrl-C.
+    // Some browsers give a local file no access to the clipboard: there the text is selected for Ctrl-C.
     const isCopied = await navigator.clipboard.writeText(command.textContent).then(() => true, () => false);
     if (!isCopied) getSelection().selectAllChildren(command);
     button.textContent = isCopied ? 'Copied' : 'Selected';
