@@ -1,7 +1,7 @@
 """Runs ``autofit completion``: completes commands and flags in a shell, with argcomplete.
 
-The shell runs it at each press of the tab key, so nothing here imports TRL. TRL's flags come from a worker's cached table;
-until there is one, only our own flags are completed.
+The shell runs it at each press of the tab key, so nothing here imports TRL. TRL's flags come from a table that a worker
+has cached; until there is one, only our own flags are completed.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class LeverRow:
     """The most that it can save; a point that would not fit even then is ruled out without a rehearsal. Logits and one
     layer stay on the device, whatever is recomputed or offloaded."""
     reason: str
-    """One line for the user."""
+    """What the lever does and what it costs, in one line for the user."""
     turns_on_adapter: bool = False
     """Whether it also sets the adapter's targets, rank and learning rate (``search.adapter``)."""
     without: str = ""

@@ -115,7 +115,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_R,
-        why="which tensors a loss makes: its own code runs",
+        why="which tensors a loss makes: TRL's own code computes it",
         flags="loss_type loss_weights ld_alpha f_divergence_type label_smoothing use_weighting cpo_alpha alpha beta "
         "precompute_ref_log_probs sync_ref_model ref_model_sync_steps ref_model_mixup_alpha "
         "center_rewards_coefficient delta importance_sampling_level top_entropy_quantile entropy_coef "

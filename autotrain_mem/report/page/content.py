@@ -171,7 +171,7 @@ def _run_figures(material: Material) -> Iterator[Section]:
 
 
 def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
-    """Thins the moments of a long run evenly; each stretch keeps the one that reserved the most."""
+    """Thins the moments of a long run evenly; each stretch keeps the moment with the most reserved memory."""
     if len(moments) <= SHOWN_MOMENTS:
         return list(moments)
     reserved = [0 if moment.device is None else moment.device.reserved_bytes for moment in moments]
