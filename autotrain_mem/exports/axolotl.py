@@ -65,7 +65,7 @@ LIGER: Mapping[str, Any] = {
     "plugins": ["axolotl.integrations.liger.LigerPlugin"],
     **dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy"), True),
 }
-"""What transformers' ``use_liger_kernel`` turns on (``integrations/liger/args.py: LigerArgs``)."""
+"""The keys for what transformers' ``use_liger_kernel`` turns on (``integrations/liger/args.py: LigerArgs``)."""
 
 
 GRPO_SAME = (

@@ -2,7 +2,8 @@
 
 The flags are the fields of TRL's four dataclasses (``methods.configs: Configs``). If a new TRL adds one, it is in no
 row, and ``tests/test_flag_verdicts.py`` fails and names it. Read its code, find out whether it changes memory or what
-is trained, and add it to the matching row. No other code is needed to refuse a flag or to leave it out.
+is trained, and add it to the matching row. The table alone suffices to refuse a flag for all methods, or to leave it
+out of rehearsals; a flag that only some methods refuse also needs a line in the ``check`` of their modules.
 """
 
 import functools
@@ -34,7 +35,7 @@ class FlagGroup:
     verdict: Verdict
     why: str
     flags: str
-    """Their names, separated by spaces."""
+    """The names of the flags, separated by spaces."""
     methods: tuple[str, ...] = ()
     """Methods to which the row applies; it overrides rows for all methods. Empty: all methods."""
     in_commands: bool = False
