@@ -72,8 +72,8 @@ def estimate(
         RehearsalError: the installed trainer raised, died or hung while it was rehearsed.
     """
     with python_errors():
-        request = _wish("estimate", method, model, dataset, autofit, environment, arguments)
-        _refuse_plan(request, "estimate shows what arguments need; plan(...) and fit(...) follow a plan")
+        request = _as_request("estimate", method, model, dataset, autofit, environment, arguments)
+        _refuse_plan(request, "estimate predicts what arguments need; plan(...) and fit(...) follow a plan")
         with api.opened(request, to_train=False, reads_data=False, count=1) as workers:
             return api.estimate(api.rehearsals_for(workers, request, _warn))
 
@@ -112,7 +112,7 @@ def plan(
         UsageError, HardwareError, ModelError, DatasetError, BatchSplitError, RehearsalError: as :func:`estimate`.
     """
     with python_errors():
-        request = _wish("plan", method, model, dataset, autofit, environment, arguments)
+        request = _as_request("plan", method, model, dataset, autofit, environment, arguments)
         request = api.with_plan(request, _HINTS, _warn, to_train=False)
         with api.opened(request, to_train=False) as workers:
             return api.plan(api.begin(workers, request, _warn, to_train=False), earlier=request.plan)
@@ -183,7 +183,7 @@ def fit(
         DoesNotFitError and the others of :func:`plan`.
     """
     with python_errors():
-        request = _wish("fit", method, model, dataset, autofit, environment, arguments)
+        request = _as_request("fit", method, model, dataset, autofit, environment, arguments)
         request = replace(request, simulate=simulate, max_restarts=max_restarts, probe=probe)
         request = api.resumed(replace(request, overwrite_output_dir=overwrite_output_dir), _warn)
         request = api.with_plan(request, _HINTS, _warn, to_train=True)
@@ -221,7 +221,7 @@ def cards(
             on which nothing fits gets a verdict and raises no error.
     """
     with python_errors():
-        request = _wish("cards", method, model, dataset, autofit, environment, arguments)
+        request = _as_request("cards", method, model, dataset, autofit, environment, arguments)
         _refuse_plan(request, "a plan is for one card, and cards(...) makes one for each")
         request = replace(request, autofit=replace(request.autofit, gpu=request.autofit.gpu or "all"))
         (count,) = request.autofit.gpu_counts[:1] or (1,)
@@ -279,7 +279,7 @@ def write_report(path: str | os.PathLike[str], out: str | os.PathLike[str] | Non
     return file
 
 
-def _wish(
+def _as_request(
     verb: str,
     method: str,
     model: str | os.PathLike[str],
@@ -328,7 +328,7 @@ def _wish(
 
 def _refuse_plan(request: api.RunRequest, why: str) -> None:
     if request.autofit.plan is not None:
-        raise UsageError(f"AutoFit(plan=...) has no place here: {why}.", hint="Remove plan.")
+        raise UsageError(f"AutoFit(plan=...) is not accepted here: {why}.", hint="Remove plan.")
 
 
 _OURS = tuple(each.name for each in fields(AutoFit))

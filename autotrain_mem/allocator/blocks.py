@@ -65,7 +65,7 @@ class DeviceBlock:
 
 
 class Pool:
-    """Holds the free blocks of up to 1 MiB, or the larger ones. They are sorted by stream, size and address."""
+    """Holds either the free blocks of up to 1 MiB or the larger ones, sorted by stream, size and address."""
 
     __slots__ = ("_by_key", "_keys", "_unmapped", "get_free_blocks_calls", "is_small")
 

@@ -145,7 +145,7 @@ def _formatting_function(job: Job) -> Any:
         own = [path for path in paths if not _PACKAGES.intersection(path.parts)]
         own = [path for path in own if not any(path.is_relative_to(place) for place in _INSTALLED)]
         return [Hasher.hash(function), *(_content(file, file) for file in own)]
-    except Exception:  # the user's objects raise anything when they are pickled; a module may lack a file
+    except Exception:  # the user's objects may raise anything when pickled; a module may lack a file
         return uuid.uuid4().hex
 
 

@@ -175,8 +175,8 @@ def _of_adapter(keywords: Keywords) -> dict[str, Any]:
     }
     named = {name: _plain(value) for name, value in adapter.to_dict().items()}
     text = canonical({name: value for name, value in named.items() if value != _plain(defaults.get(name))})
-    said = arguments_of(text)
-    return said if says_more_than_flags(text) else {name: said[name] for name in said if name != PEFT_CONFIG}
+    flags = arguments_of(text)
+    return flags if says_more_than_flags(text) else {name: flags[name] for name in flags if name != PEFT_CONFIG}
 
 
 def _names(config_class: type) -> list[str]:

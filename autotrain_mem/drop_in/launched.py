@@ -114,7 +114,7 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
     """Reads the DeepSpeed JSON that the trainer will use: the script's own, or accelerate's
     (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``).
 
-    Values of ``auto`` come from TRL's arguments. A number must equal TRL's argument, and a plan keeps it.
+    Values of ``auto`` come from TRL's args. A number must equal TRL's argument, and a plan keeps it.
     """
     given = getattr(config, "deepspeed", None)
     name = given if isinstance(given, str) else "How accelerate launched this process with DeepSpeed"
@@ -128,11 +128,11 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
             f"{name}: a single process has no others to share the model with.",
             hint="Launch two processes or more (accelerate launch --num_processes 2), or train without DeepSpeed.",
         )
-    left, said = with_auto(content)
+    left, args = with_auto(content)
     if "gradient_clipping" not in content:  # then DeepSpeed clips nothing
         del left["gradient_clipping"]
     # As ``transformers/integrations/deepspeed.py: trainer_config_process`` compares.
-    problems = [f"{value} and {key}={other}" for key, value in said.items() if (other := getattr(config, key)) != value]
+    problems = [f"{value} and {key}={other}" for key, value in args.items() if (other := getattr(config, key)) != value]
     rows, asked = content.get("train_batch_size", "auto"), count * config.per_device_train_batch_size
     asked *= config.gradient_accumulation_steps
     if rows not in ("auto", asked):
@@ -143,7 +143,7 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
             hint="Write \"auto\" in DeepSpeed's config for the values of the trainer's config.",
         )
     offload = {knob: getattr(zero, knob) for knob in OF_DEEPSPEED}
-    pins = {"sharding": zero.sharding, "fsdp_offload_params": False, **offload, "deepspeed": left, **said}
+    pins = {"sharding": zero.sharding, "fsdp_offload_params": False, **offload, "deepspeed": left, **args}
     return Launched(processes=count, nodes=nodes, pins=pins)
 
 

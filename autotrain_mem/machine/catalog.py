@@ -158,7 +158,7 @@ def recognise(name: str, total_bytes: int) -> Hardware | None:
 
 
 def rates_of(known: Hardware | None) -> dict[str, Any]:
-    """Returns the rates of a card by the fields of ``Hardware``; all None if the catalog does not know it."""
+    """Returns the rates of a card by the fields of ``Hardware``; all None if the catalog lacks the card."""
     names = ("bandwidth", "bf16_flops", "fp16_flops", "fp32_flops", "host_link")
     fields = [f"{name}{'' if name.endswith('flops') else '_bytes'}_per_second" for name in names]
     return {field: None if known is None else getattr(known, field) for field in fields}

@@ -11,7 +11,7 @@ NVML lists every card; CUDA exposes some of them to a process, in its own order.
   beside it (NVIDIA Multi-Instance GPU User Guide, "Device Enumeration").
 
 A card that NVML cannot read (``NVML_ERROR_GPU_IS_LOST``, ``NVML_ERROR_NO_PERMISSION``) keeps its number and exposes no
-device. Its error is reported unless ``CUDA_VISIBLE_DEVICES`` selects only other cards, or none.
+device. Its error is reported unless ``CUDA_VISIBLE_DEVICES`` selects a card that NVML can read, or no card.
 """
 
 import contextlib
@@ -137,7 +137,7 @@ def free_bytes(card: Hardware) -> int | None:
 
 
 def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ...], list[str]]:
-    """Returns the devices that CUDA exposes, and NVML's errors for others that are asked for."""
+    """Returns the devices that CUDA exposes, and NVML's errors to report for other cards."""
     variables = {**os.environ, **environment}
     cards, unanswered = _cards(nvml)
     if variables.get(ORDER) != "PCI_BUS_ID":
@@ -156,7 +156,7 @@ def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ..
             listed.append(device)
     shown = tuple([device for device in listed if device.is_instance][:1] or listed)
     if wanted is not None and (shown or wanted.strip() in HIDES_ALL):
-        unanswered = []  # not asked for
+        unanswered = []  # the user selected a readable card, or none
     return shown, unanswered
 
 

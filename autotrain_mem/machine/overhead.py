@@ -35,8 +35,8 @@ COMMUNICATOR_BYTES = 700 * MIB
 """Bytes of each communicator of several GPUs. NVIDIA/nccl#964 measured 544 MiB for groups of 2 and 688 for groups of 3
 and 4 on A100s with NVLink; it grows with the channels, but not beyond 2 nodes (NVIDIA/nccl#986)."""
 KERNELS_BYTES = 160 * MIB
-"""The largest figure found: inference with flash attention 3. With it the rule exceeds every figure, half of them by
-35 % or less, at most by 156 % (99 MiB on an RTX 3060 that loads weights) or 235 MiB (idle contexts)."""
+"""The largest figure found: inference with flash attention 3. With it :func:`overhead` exceeds every figure: half of
+them by 35 % or less, and at most by 156 % (99 MiB, an RTX 3060 that loads weights) or by 235 MiB (idle contexts)."""
 
 _RESIDENT_THREADS = {
     (7, 5): 1024,

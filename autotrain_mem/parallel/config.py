@@ -206,9 +206,9 @@ def read_deepspeed(config: Mapping[str, Any], name: str) -> Zero:
 
 def with_auto(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a config with ``auto`` instead of each number that is a TRL argument, and these arguments."""
-    said = {ours: config[key] for key, ours in _OF_TRL.items() if config.get(key, "auto") != "auto"}
+    arguments = {ours: config[key] for key, ours in _OF_TRL.items() if config.get(key, "auto") != "auto"}
     left = {**config, "train_batch_size": "auto", **dict.fromkeys(_OF_TRL, "auto")}
-    return left, said
+    return left, arguments
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -16,8 +16,8 @@ from autotrain_mem.support.errors import UsageError
 PORT = 29500
 """The default port (``accelerate/commands/launch.py: main_process_port``; torchrun's too)."""
 FIRST_PORT, PORTS = 20000, 10000
-"""Ports of Slurm jobs, by the last digits of the job's id: below 32768, where Linux's ephemeral ports begin
-(``ip_local_port_range``)."""
+"""A Slurm job's port is the first port plus the last four digits of the job's id. All are below 32768, where Linux's
+ephemeral ports begin (``ip_local_port_range``)."""
 FLAGS = ("machine_rank", "main_process_ip", "main_process_port")
 
 _HOW = (
@@ -57,15 +57,15 @@ def place_of(
     Raises:
         UsageError: flags and environment contradict each other or themselves, or are not numbers.
     """
-    said = {name: value for name, value in given.items() if value is not None}
-    if said:
+    flags = {name: value for name, value in given.items() if value is not None}
+    if flags:
         if (nodes or 1) == 1:
-            names = ", ".join(f"--{name}" for name in said)
+            names = ", ".join(f"--{name}" for name in flags)
             raise UsageError(f"{names}: there is one machine.", hint="Add --nodes N, or remove them.")
-        if "main_process_ip" not in said or "machine_rank" not in said:
-            lacking = "machine_rank" if "machine_rank" not in said else "main_process_ip"
+        if "main_process_ip" not in flags or "machine_rank" not in flags:
+            lacking = "machine_rank" if "machine_rank" not in flags else "main_process_ip"
             raise UsageError(f"--nodes {nodes} needs --{lacking} too.", hint=how_to_start(nodes or 2))
-        return _checked("--machine_rank", nodes or 1, said["machine_rank"], said["main_process_ip"], said)
+        return _checked("--machine_rank", nodes or 1, flags["machine_rank"], flags["main_process_ip"], flags)
     if not to_train or nodes == 1:
         return None
     found = _slurm(environment) or _read(_LAUNCHERS, environment)

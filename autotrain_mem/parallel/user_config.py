@@ -303,7 +303,7 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _sequence(sizes: Mapping[str, int], processes: int | None) -> Iterator[Problem]:
-    """Checks the mesh sizes from which accelerate derives rows under ZeRO (``accelerator.py: _prepare_deepspeed``)."""
+    """Checks mesh sizes: accelerate derives ZeRO's batch size from them (``accelerator.py: _prepare_deepspeed``)."""
     shared = sizes.get("sp_size", 1)
     groups = sizes.get("dp_replicate_size", 1) * sizes.get("dp_shard_size", 1)
     if sizes.get("cp_size", 1) > 1:

@@ -271,7 +271,7 @@ class SupervisedRun:
 
 
 def as_begun(chosen: Plan) -> Plan:
-    """Returns the plan to write into the output folder. A new run keeps only what guard and probes measured."""
+    """Returns the plan to write into the output folder. A new run keeps only what the guard and probes measured."""
     experience, job = chosen.experience, chosen.job
     if not resumes(job):
         experience = Experience(learned=experience.learned, probes=experience.probes)

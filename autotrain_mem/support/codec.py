@@ -104,7 +104,7 @@ def from_json(noun: type[Noun], value: Any) -> Noun:
 
     unfolded = getattr(noun, "unfolded", None)
     try:
-        # msgspec knows all types except array.
+        # msgspec supports all types of fields except array.
         content = unfolded(value) if unfolded else value
         return msgspec.convert(content, noun, str_keys=True, dec_hook=lambda kind, each: array("q", each))
     except msgspec.ValidationError as error:

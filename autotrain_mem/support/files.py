@@ -43,8 +43,8 @@ A_LINK = "it is a symbolic link, which is not followed"
 def write_json(path: Path, payload: dict[str, Any], *, place: str = OUTPUT_FOLDER) -> None:
     """Replaces ``path`` in one step; if the write fails, the old file stays.
 
-    Writes NaN, which JSON lacks, as ``"nan"``: null would look like a loss that was not measured. ``place``: the
-    flag for another place, with its value, for the hint. Raises OutputFolderError if the file cannot be written.
+    Writes NaN, which JSON lacks, as ``"nan"``: null would look like a loss that was not measured. ``place``: the flag
+    and value that select another place, for the hint. Raises OutputFolderError if the file cannot be written.
     """
     text = json.dumps(_finite(payload), indent=2, allow_nan=False) + "\n"
     try:

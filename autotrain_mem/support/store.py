@@ -26,7 +26,7 @@ LIMIT_BYTES = 200 * MIB
 KEPT_SHARE = 0.75
 """The share of the limit that remains after old files were deleted."""
 PAGE_BYTES = 4 * KIB
-"""A file takes whole pages on disk."""
+"""The unit of disk usage: a file takes whole pages."""
 ABANDONED_SECONDS = 3600.0
 """Age at which a half-written file is deleted."""
 
