@@ -1,1 +1,1 @@
-"""What ``scripts/accuracy`` is made of: public rows, the older TRL that some of them ran, and records of a GPU."""
+"""The parts of ``scripts/accuracy``: public rows and their report, PEFT's adapters, and records of a GPU."""

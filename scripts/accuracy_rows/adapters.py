@@ -1,13 +1,13 @@
 """Compares rehearsals of PEFT's adapters with the public runs of PEFT's own method comparison.
 
-The results are the JSON files of ``method_comparison/MetaMathQA/results`` in PEFT's repository, one for each run. Each
-is a bare loop around a model of PEFT's on an L40S (``method_comparison/MetaMathQA/run.py: train``): no trainer, the
-model's own loss, torch's AdamW. Batches are sorted within buckets of 20, the longest first, and the cache is emptied
-every 10 steps, so the longest batch of a bucket always finds it empty. What the loop reserved is compared.
+The results are the JSON files of ``method_comparison/MetaMathQA/results`` in PEFT's repository, one for each run. A run
+is a plain training loop around a PEFT model on an L40S (``method_comparison/MetaMathQA/run.py: train``): no trainer,
+the model's own loss, torch's AdamW. Batches are sorted within buckets of 20, the longest first. The cache is emptied
+every 10 steps, so it is always empty before the longest batch of a bucket. The loop's reserved bytes are compared.
 
-Some adapters keep other tensors in the PEFT that is installed here than in that of the runs, which their results name
-by its commit: its ``src`` on PYTHONPATH is rehearsed instead. One number is not told: how many tokens the longest batch
-had. It is taken from one run, LoRA of rank 32, and all others are predictions.
+Some adapters hold different tensors in the installed PEFT than in the version that the runs used. The results name that
+version's commit; put its ``src`` on PYTHONPATH to rehearse it. The length of the longest batch is not reported. It is
+inferred from one run, LoRA of rank 32; all others are predictions.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Owner, Phase, Trace
 
 BAR = 0.03
-"""Share of what was measured."""
+"""The largest error allowed, as a share of the measured bytes."""
 L40S = (8, 9)
 LONGEST = 768
 """``default_training_params.json: max_seq_length``."""
 KNOWN = "lora--llama-3.2-3B-rank32"
-"""The run by which the length of the longest batch is found."""
+"""The run from which the length of the longest batch is inferred."""
 APART = {
-    "boft--": "its permutations stay on the host in that loop, where a trainer moves all of a model to the device",
-    "prefixtuning--llama-3.2-3B-lr": "with 200 virtual tokens its evaluation, which generates for 50 rows, takes more",
+    "boft--": "that loop leaves its permutations on the host; a trainer moves the whole model to the device",
+    "prefixtuning--llama-3.2-3B-lr": "with 200 virtual tokens, its evaluation, which generates for 50 rows, needs more",
 }
-"""How the names of results begin -> why they do not count."""
+"""The beginning of a result's name -> why such results do not count."""
 PLAIN = {"optimizer_type": "AdamW", "dtype": "bfloat16", "compile": False, "use_amp": False, "use_gc": False}
-"""How a run is trained that the loop stands for."""
+"""The settings of a run that the rehearsed loop reproduces; runs with other settings are skipped."""
 STEPS = 2
-"""The optimizer makes its state in the first; the second is as all others."""
+"""The optimizer creates its state in the first step; the second is like all later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +51,30 @@ class Run:
 
     @property
     def measured_bytes(self) -> int:
-        """What the process had reserved at most, loading and evaluation included (``utils.py: log_results``)."""
+        """The process's peak of reserved bytes, including loading and evaluation (``utils.py: log_results``)."""
         return int(self.result["train_info"]["accelerator_memory_max"])
 
     @property
     def adapter(self) -> dict[str, Any] | None:
-        """PEFT's config, as the run began with it; None where all weights were trained.
+        """PEFT's config at the start of the run; None if all weights were trained.
 
-        AdaLoRA writes into it which ranks it kept (``peft/tuners/adalora/model.py: update_and_allocate``).
+        AdaLoRA later writes the ranks that it kept into it (``peft/tuners/adalora/model.py: update_and_allocate``).
         """
         told: dict[str, Any] | None = self.result["run_info"]["peft_config"]
         return {**told, "rank_pattern": None} if told and told["peft_type"] == "ADALORA" else told or None
 
     @property
     def config(self) -> dict[str, Any]:
-        """How it was trained."""
         found: dict[str, Any] = self.result["run_info"]["train_config"]
         return found
 
 
 def check(results: pathlib.Path, model: pathlib.Path, kinds: str) -> bool:
-    """Print a line for each run; returns whether all that count are within the bar.
+    """Prints a line for each run; returns whether the errors of all counted runs are at most ``BAR``.
 
     Args:
-        model: A folder with the config.json of the model that they trained.
-        kinds: Those to compare, separated by commas, as the results' names begin; empty for all.
+        model: A folder with the config.json of the model that the runs trained.
+        kinds: The adapters to compare, separated by commas: the first parts of the results' names. Empty for all.
     """
     bench.on_cpu()
     files = [Run(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(results.glob("*.json"))]
@@ -89,22 +88,22 @@ def check(results: pathlib.Path, model: pathlib.Path, kinds: str) -> bool:
             shortest = middle + 1
         else:
             longest = middle
-    print(f"the longest batch has rows of {shortest} tokens, by {KNOWN}")
+    print(f"the longest batch has rows of {shortest} tokens, inferred from {KNOWN}")
     asked = [run for run in runs if run is not known and (not kinds or run.name.split("--")[0] in kinds.split(","))]
     off = [abs(error) for run in asked if (error := compared(model, run, shortest)) is not None]
     if not off:
-        print("none of them counts")
+        print("no run counts")
         return False
-    print(f"{len(off)} runs: median {statistics.median(off):.1%}, worst {max(off):.1%}; {BAR:.0%} is the bar")
+    print(f"{len(off)} runs: median {statistics.median(off):.1%}, worst {max(off):.1%}; {BAR:.0%} is the limit")
     return max(off) <= BAR
 
 
 def compared(model: pathlib.Path, run: Run, length: int) -> float | None:
-    """Print a run beside its rehearsal; returns the share by which it is off, None where that does not count."""
+    """Prints a run beside its rehearsal; returns the relative error, or None if the run does not count."""
     why = adapter_config.why_unrehearsed(adapter_config.canonical(run.adapter or {}))
     try:
         made = 0 if why else rehearsed_bytes(model, run, length)
-    except ImportError as missing:  # AdaMSS takes scikit-learn
+    except ImportError as missing:  # AdaMSS needs scikit-learn
         why = str(missing)
     if why:
         print(f"{run.name:58} not rehearsed: {why}")
@@ -120,7 +119,7 @@ def compared(model: pathlib.Path, run: Run, length: int) -> float | None:
 
 
 def rehearsed_bytes(model: pathlib.Path, run: Run, length: int) -> int:
-    """What a run reserves with rows of so many tokens."""
+    """Returns the peak of reserved bytes with rows of ``length`` tokens."""
     from autotrain_mem.estimator.replay import DeviceCapacity, reserve
 
     with warnings.catch_warnings():
@@ -130,10 +129,10 @@ def rehearsed_bytes(model: pathlib.Path, run: Run, length: int) -> int:
 
 
 def rehearse_loop(folder: pathlib.Path, run: Run, length: int) -> Trace:
-    """Rehearse a run in bfloat16, without checkpointing, from the moment at which its model is loaded.
+    """Rehearses a run in bfloat16, without checkpointing, from after its model is loaded.
 
     Args:
-        length: Tokens of the longest row; the last row has one less, since rows of one length need no mask.
+        length: Tokens of the longest row. The last row has one less, since equally long rows would need no mask.
     """
     import torch
     from peft import PeftConfig, get_peft_model

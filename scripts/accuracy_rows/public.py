@@ -1,4 +1,4 @@
-"""Public rows rehearsed: one line for each, a table of families, and the bars."""
+"""Rehearses public rows, prints a line for each and a table of families, and checks their limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotrain_mem.types import Estimate, Phase
 from autotrain_mem.types.model import ModelFacts
 
 SMI_MODEL = "Mistral-7B"
-"""The family of runs whose nvidia-smi figure stands for one process on one card, idle memory subtracted."""
+"""The model whose nvidia-smi figures are those of one process on one card, with idle memory subtracted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +35,13 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One row's errors; None for what the row does not state."""
+    """One row's relative errors; None for a figure that the row does not state."""
 
     case: Case
     counted: bool
     allocated: float
     other: float | None
-    """Of what it is compared with, allocated."""
+    """The error of allocated bytes in the other rehearsal, with ``--compare``."""
     reserved: float | None
     smi: float | None
 
@@ -53,7 +53,7 @@ HEADER = (
 
 
 def predict(worker: api.Worker, case: Case) -> Estimate:
-    """On the whole card: a run that was measured had no headroom to keep."""
+    """Returns the estimate for the whole card without headroom, since a measured run kept none free."""
     card = named(case.card)
     rehearsals = api.Rehearsals(
         workers=api.Workers(started=[worker]), job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0
@@ -63,12 +63,12 @@ def predict(worker: api.Worker, case: Case) -> Estimate:
 
 
 def taken_bytes(predicted: Estimate) -> int:
-    """What nvidia-smi would show: of a card that is nearly full, what is left after the cache was given back."""
+    """Returns what nvidia-smi would show. On a nearly full card the allocator has released its cache before that."""
     return predicted.reserved.peak_limited_bytes + predicted.outside_bytes
 
 
 def counts(case: Case, predicted: Estimate) -> bool:
-    """Whether the row and the rehearsal did the same where the peak was."""
+    """Returns whether the row and the rehearsal computed the same at the peak (the mark ``*`` of scripts/accuracy)."""
     if not case.whole_logits:
         return True
     config = read_config(case.job).get_text_config()
@@ -79,7 +79,7 @@ def counts(case: Case, predicted: Estimate) -> bool:
 
 
 def run(case: Case, worker: api.Worker, compared_with: tuple[Case, api.Worker] | None) -> Result:
-    """Rehearse one case, and what it is compared with, and print its line."""
+    """Rehearses one case, and the other case that it is compared with, and prints its line."""
     predicted = predict(worker, case)
     allocated = _error(case.row["alloc_gib"], predicted.reserved.peak_allocated_bytes)
     assert allocated is not None
@@ -128,7 +128,7 @@ def _with_error(predicted_bytes: int, error: float | None) -> str:
 
 
 def report(results: Iterable[Result], bars: Bars) -> bool:
-    """Print the families; returns whether all bars are kept."""
+    """Prints the families; returns whether all limits are kept."""
     families: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         if result.counted:
@@ -136,8 +136,8 @@ def report(results: Iterable[Result], bars: Bars) -> bool:
     if not families:
         print("\nno row counts")
         return True
-    print("\nper family: rows, then median of absolute errors and worst error: of allocated bytes; of what they are")
-    print("compared with; of reserved bytes; of reserved and non-torch bytes against nvidia-smi")
+    print("\nper family: number of rows, then the median of absolute errors and the worst error of allocated bytes, of")
+    print("allocated bytes in the other rehearsal, of reserved bytes, of reserved plus non-torch bytes (nvidia-smi)")
     medians: dict[str, list[float]] = defaultdict(list)
     every: dict[str, list[float]] = defaultdict(list)
     for family, rows in families.items():
@@ -151,14 +151,14 @@ def report(results: Iterable[Result], bars: Bars) -> bool:
         print(f"{len(rows):3d}  {'   '.join(shown)}   {family}")
 
     middle, worst = statistics.median(medians["allocated"]), max(every["allocated"])
-    print(f"allocated: median over families {middle:.2%} (bar {bars.median:.1%}), ", end="")
-    print(f"worst row {worst:.2%} (bar {bars.limit:.1%})")
+    print(f"allocated: median over families {middle:.2%} (limit {bars.median:.1%}), ", end="")
+    print(f"worst row {worst:.2%} (limit {bars.limit:.1%})")
     kept = worst <= bars.limit and middle <= bars.median
     if every["reserved"]:
         kept &= bench.within("reserved", every["reserved"], bars.reserved_median, bars.reserved_limit)
     if medians["smi"]:
         middle = statistics.median(medians["smi"])
-        print(f"reserved and non-torch, against nvidia-smi: median over {len(medians['smi'])} families ", end="")
-        print(f"{middle:.2%} (bar {bars.smi_median:.1%})")
+        print(f"reserved plus non-torch, against nvidia-smi: median over {len(medians['smi'])} families ", end="")
+        print(f"{middle:.2%} (limit {bars.smi_median:.1%})")
         kept &= middle <= bars.smi_median
     return kept

@@ -1,4 +1,4 @@
-"""Records of ``scripts/record_gpu`` against rehearsals of the same cases, and their histories through the simulator."""
+"""Compares records of ``scripts/record_gpu`` with rehearsals of the same cases, and replays their histories."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MOST_LINES = 12
 
 
 def check(folder: Path, worker: api.Worker, text: str, *, differing: bool) -> bool:
-    """Print every record's line, and what is behind it; returns whether all histories replay to the byte.
+    """Prints a line for each record and for each failed case; returns whether all histories replay to the byte.
 
     Args:
-        text: Only records whose case's name holds it.
+        text: Selects the records whose case name contains it.
         differing: Also print where the rehearsal's allocations differ from the recorded ones.
     """
     records = [record for record in read_records(folder) if text in record.case.name]
@@ -59,10 +59,10 @@ def _check_one(record: Record, worker: api.Worker, *, differing: bool) -> bool:
 
 
 def _rehearsed(record: Record, worker: api.Worker, model: Path) -> tuple[str, Trace]:
-    """The line of a record, but for its replay, and the rehearsal."""
+    """Returns the line of a record without the verdict on its replay, and the rehearsal's trace."""
     case, card = record.case, record.card
     rule = overhead(card.multiprocessors, card.compute_capability)
-    hardware = Hardware(  # as a plan would see it before any run: with the rule's figure outside torch
+    hardware = Hardware(  # as for a plan before any run: memory outside torch is the rule's figure
         name=card.name,
         origin="named",
         total_bytes=card.total_bytes,
@@ -90,7 +90,7 @@ def _beside(measured_bytes: int, predicted_bytes: int) -> str:
 
 
 def _print_differences(record: Record, trace: Trace) -> None:
-    # A rehearsal makes weights, and takes a generation by its two ends: neither goes allocation by allocation.
+    # A rehearsal loads no weights, and omits the middle of a generation: these phases cannot be compared one by one.
     apart = ("load", "generate", "evaluate") if METHODS[record.case.method].is_online else ("load",)
     rehearsed = births_of_trace(trace, apart)
     recorded = births_of_history(record.history, apart)

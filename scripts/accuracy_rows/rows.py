@@ -1,4 +1,4 @@
-"""Rows of measured public runs as jobs and knobs; see ``scripts/accuracy`` for how each is read."""
+"""Turns rows of measured public runs into jobs and knobs; ``scripts/accuracy`` explains how rows are read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CARDS = {
     "RTX3090": "rtx3090",
     "RTX4090": "rtx4090",
 }
-"""How a row calls a card -> one of the same compute capability, which is all that an allocated peak takes of a card."""
+"""A row's name for a card -> a known card of the same compute capability, on which alone an allocated peak depends."""
 
 Row = dict[str, str]
 
@@ -39,24 +39,24 @@ class Case:
     job: Job
     knobs: Knobs
     longest: int | None
-    """Tokens of the prompt, in online methods."""
+    """Tokens of the prompt in online methods; None otherwise."""
     card: str
 
     @property
     def family(self) -> str:
-        """The rows of one ladder: they differ by batch and length only."""
+        """The name shared by the rows of one family, which differ only in batch and length."""
         row = self.row
         parts = (row["model"].split("/")[-1], row["task"], row["method"], row["weights_dtype"], row["loss_impl"])
         return " ".join((*parts, framework(row)))
 
     @property
     def whole_logits(self) -> bool:
-        """Whether the row's loss kept all logits, which TRL's and Liger's do not."""
+        """Whether the row's loss kept all logits, unlike TRL's chunked loss and Liger's."""
         return self.job.method == "sft" and "liger" not in self.row["loss_impl"]
 
     @property
     def fused(self) -> Case | None:
-        """The same run with the fused layers that the row's framework put in; None where it put in none."""
+        """The same run with the fused layers that the row's framework installed; None if it installed none."""
         model = read_config(replace(self.job, method="sft", arguments={})).model_type
         if "foak" not in framework(self.row) or self.whole_logits or model not in LIGER_MODELS:
             return None
@@ -69,7 +69,7 @@ class Case:
 
 
 def why_left_out(row: Row, models: pathlib.Path) -> str | None:
-    """Why a row says nothing about this version's rehearsal; None if it does."""
+    """Returns why a row cannot be compared with a rehearsal by the installed versions; None if it can."""
     reasons = (
         (row["metric"] != "allocated" or not row["alloc_gib"], "no allocated peak was measured"),
         (not row["core"].startswith("A"), "not all settings are stated"),
@@ -86,7 +86,7 @@ def why_left_out(row: Row, models: pathlib.Path) -> str | None:
 
 
 def case_of(row: Row, models: pathlib.Path) -> Case:
-    """A row as a job and its knobs."""
+    """Converts a row to a job and its knobs. All of these runs had rows of fixed length without padding."""
     arguments, knobs = _common(row)
     model = str(models / row["model"])
     if row["task"] == "grpo":
@@ -107,7 +107,7 @@ def case_of(row: Row, models: pathlib.Path) -> Case:
 
 
 def _common(row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the columns say whatever the trainer is. Rows of fixed length without padding, as all of these runs had."""
+    """Returns the arguments and knobs that do not depend on the trainer."""
     adapter, quantized = row["method"] != "full", bool(row["quant"])
     arguments: dict[str, Any] = {"bf16": row["mixed_precision"].startswith("bf16"), "use_peft": adapter}
     knobs: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def framework(row: Row) -> str:
 
 
 def _number(row: Row, pattern: str, default: float) -> float:
-    """A number that the notes state; TRL's default where they say nothing."""
+    """Returns the number that the pattern finds in the row's notes, or ``default`` if it finds none."""
     found = re.search(pattern, row["notes"])
     return float(found[1]) if found else default
 
@@ -153,5 +153,5 @@ def _card(row: Row) -> str | None:
 
 
 def ran_older_trl(row: Row) -> bool:
-    """By the torch that a row states; see the mark ``t``."""
+    """Returns whether the torch version of a row implies an older TRL (the mark ``t`` of ``scripts/accuracy``)."""
     return row["task"] == "grpo" and "torch 2.13" not in row["versions"]

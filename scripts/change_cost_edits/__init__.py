@@ -1,4 +1,4 @@
-"""The three changes whose cost ``scripts/change_cost`` counts: a method, an on/off setting with a harm, a CUDA rule."""
+"""The changes whose files ``scripts/change_cost`` counts: a method, an on/off setting with a harm, a CUDA rule."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ PACKAGE = pathlib.Path("autotrain_mem")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One change of the package, and what proves it."""
+    """One change of the package, and the commands that check it."""
 
     name: str
     most: int
-    """Files of the package that it may touch."""
+    """How many files of the package it may touch."""
     make: Callable[[pathlib.Path], None]
-    """Makes it in a tree."""
     shown: Mapping[tuple[str, ...], str]
-    """Words of an ``autofit`` command, where ``{model}`` is a tiny model's folder, and what it prints."""
+    """The arguments of an ``autofit`` command -> a text that it must print. ``{model}`` stands for a tiny model."""
 
 
 def after(path: pathlib.Path, anchor: str, text: str) -> None:
-    """Writes a text behind the only place where the anchor stands; at the end where there is none."""
+    """Inserts a text after the anchor, which must occur once; with an empty anchor, appends the text."""
     source = path.read_text(encoding="utf-8")
     assert not anchor or source.count(anchor) == 1, f"{path} has {anchor!r} {source.count(anchor)} times"
     path.write_text(source.replace(anchor, anchor + text) if anchor else source + text, encoding="utf-8")
@@ -33,12 +32,12 @@ def after(path: pathlib.Path, anchor: str, text: str) -> None:
 TRAINER = '''
 
 class MirrorTrainer(Planned, trl.RewardTrainer, method="mirror", config_class=trl.RewardConfig):  # type: ignore[misc]
-    """A trainer that is counted."""
+    """A trainer whose cost is counted."""
 '''
 
 
 def add_method(tree: pathlib.Path) -> None:
-    """TRL's reward modelling once more, under a name of its own."""
+    """Adds a copy of TRL's reward modelling as a method with its own name."""
     package = tree / PACKAGE
     module = package / "methods" / "mirror.py"
     shutil.copy(package / "methods" / "reward.py", module)
@@ -75,7 +74,7 @@ ACTS = """    if knobs.empty_cache:
 
 
 def add_setting(tree: pathlib.Path) -> None:
-    """A switch with a harm, which acts where a trainer is finished."""
+    """Adds an on/off setting with a harm, which takes effect in ``trainers/finish.py``."""
     own = tree / PACKAGE / "settings" / "own.py"
     after(
         own, '"""Holds these settings as a user sets them: None and False leave the choice to the plan."""\n\n', SETTING
@@ -83,7 +82,7 @@ def add_setting(tree: pathlib.Path) -> None:
     after(tree / PACKAGE / "trainers" / "finish.py", "        _widen_trained(trainer.model)\n", ACTS)
 
 
-RULE = '''"""A rule that is counted: it leaves everything as it is, and says so."""
+RULE = '''"""A rule whose cost is counted: it changes nothing but the list of what is not counted."""
 
 from __future__ import annotations
 

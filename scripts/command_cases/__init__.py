@@ -1,1 +1,1 @@
-"""Cases of scripts/cuda_commands: whole commands on torch's CUDA build, whose device computes and is no GPU."""
+"""Cases of scripts/cuda_commands: whole commands on torch's CUDA build, over a stand-in device that computes."""

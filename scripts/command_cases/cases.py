@@ -1,4 +1,4 @@
-"""Which commands are run, on which cards, what befalls them, and what they have to show."""
+"""The commands that are run, with their cards, their injected faults, and the results that they must show."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from command_cases.material import LENGTH
 
 MIB = 1 << 20
 CAPACITY_MIB = 1500
-"""transformers leaves 1.2 GiB of a card free as it loads (``modeling_utils.py: caching_allocator_warmup``)."""
+"""The card's capacity: transformers keeps 1.2 GiB free while it loads (``modeling_utils.caching_allocator_warmup``)."""
 STEPS = 4
 SHARED = f"--model model --max_steps {STEPS} --logging_steps 1 --learning_rate 1e-3"
 GENERATED = "--num_generations 4 --max_completion_length 16"
 LONG = f"--max_length {LENGTH} --effective_batch_size 16"
-"""Enough that a segment of 20 MiB (``c10/core/AllocatorConfig.h: kLargeBuffer``) is at most 4 % of what is reserved."""
+"""Large enough that a 20 MiB segment (``c10/core/AllocatorConfig.h: kLargeBuffer``) is at most 4 % of the reserved."""
 METHODS: Mapping[str, str] = {
     "sft": f"--dataset text_rows {LONG}",
     "reward": f"--dataset pairs_rows {LONG}",
@@ -38,34 +38,35 @@ GUARDED: Mapping[str, tuple[str, str, str]] = {
     "generation": ("grpo", "generate:3:refuse:2", "out of memory in generat"),
     "a stranger comes": ("sft", "forward:4:fill:1000", "survived|released|trained"),
 }
-"""Phase -> method, HOLLOW_FAULT, and what the command says."""
+"""Phase -> method, HOLLOW_FAULT, and a pattern of the command's output. The stranger is another process on the card."""
 FLOAT32 = ("--bf16", "false")
-"""DPO at this learning rate makes 2e-3 of the loss of what bfloat16 rounds away in a micro-batch of two parts."""
+"""In bfloat16, rounding in a micro-batch that is split in two changes DPO's loss by 2e-3 at this learning rate."""
 TORCHRUN = "-m torch.distributed.run --nproc_per_node 2 -m autotrain_mem.cli.main"
 EVALUATED = "--eval_strategy steps --eval_steps 2 --per_device_eval_batch_size 8"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One command and what has to come of it."""
+    """One command and the result that it must have."""
 
     name: str
     argv: tuple[str, ...]
-    """After ``autofit``; of a script of the user's, after Python."""
+    """The arguments after ``autofit``, or after ``python`` for a user's script."""
     is_script: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of the stand-ins and the command; sizes in MiB are the capacity's business (``HOLLOW_CAPACITY``)."""
+    """Variables for the stand-ins and the command."""
     code: int = 0
+    """The exit code; if it is not 0, any other nonzero code passes too."""
     shows: tuple[str, ...] = ()
-    """Regular expressions that its output holds, beside ``trained N steps`` where it ends well."""
+    """Regular expressions that must match its output, besides ``trained N steps`` if it must succeed."""
     kill_at: str = ""
-    """The training process is killed when the output holds this."""
+    """The training process is killed once the output contains this; empty for never."""
     same_losses_as: str = ""
-    """Of another case: to the digits that are printed after a kill, nearly so where micro-batches were split."""
+    """Another case whose losses must be equal: to the printed digits after a kill, else to a relative 1e-3."""
 
 
 def cases() -> list[Case]:
-    """All, those first that others are compared with."""
+    """Returns all cases; those that others are compared with come first."""
     plain = [
         Case(name=f"{method} {mode}", argv=_training(method, mode=mode))
         for method, mode in itertools.product(METHODS, MODES)
@@ -85,7 +86,7 @@ def _survivors() -> Iterator[Case]:
             argv=_training(method, "--save_steps", "2", "--no_probe"),
             kill_at=f"\nstep 3/{STEPS}",
             shows=(r"resumed from step 2|goes on (from|with)|step 3/",),
-            same_losses_as="" if method == "ppo" else f"{method} full",  # two runs of PPO differ, undisturbed too
+            same_losses_as="" if method == "ppo" else f"{method} full",  # even two undisturbed runs of PPO differ
         )
     for phase, (method, fault, shows) in GUARDED.items():
         more = (

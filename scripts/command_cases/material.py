@@ -1,7 +1,7 @@
-"""What the commands train: a model of 3 million weights, a judge, and rows of which half are as long as allowed.
+"""Writes what the commands train on: a model of 3 million weights, a reward model, and rows.
 
-Rows are cut at LENGTH tokens, so that many batches of a short run are as long as the longest. How the allocator
-fragments by batches of many lengths is another subject.
+About half of the rows are truncated to LENGTH tokens, so many batches of a short run have the maximum length.
+``scripts/cuda_parity --hours`` measures how batches of many lengths fragment the allocator's memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = 320
 WORDS = range(LENGTH // 2, 3 * LENGTH // 2)
 PROMPT_WORDS = range(24, 49)
 CONTEXT_LENGTH = 1024
-DROP_IN = '''"""A user's own script: AutoFit's class in place of TRL's, or TRL's with MemoryWatch."""
+DROP_IN = '''"""A user's own script, with a trainer of autotrain_mem, or TRL's with MemoryWatch."""
 
 import sys
 
@@ -48,7 +48,7 @@ print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {trainer.state.global_step} 
 
 
 def write(folder: Path) -> None:
-    """``model``, ``judge``, ``judging.py``, ``drop_in.py``, and ``text_rows`` and its like, in two splits each."""
+    """Writes ``model``, ``judge``, ``judging.py``, ``drop_in.py``, and ``KIND_rows`` with two splits for each kind."""
     tokenizer = tiny_model.train_tokenizer(row["text"] for row in rows("text", ROWS, seed=1))
     tiny_model.write_model(folder / "model", config(), tokenizer)
     material.write_judge(folder / "judge", tokenizer, config())
@@ -60,12 +60,12 @@ def write(folder: Path) -> None:
 
 
 def rows(kind: str, count: int, seed: int) -> list[dict[str, Any]]:
-    """Of one kind of survival's, drawn anew for each seed."""
+    """Returns random rows of one of the kinds in ``survival_cases.material``."""
     random = Random(seed)
     words = PROMPT_WORDS if kind == "prompts" else WORDS
     return [material.row_of(random, kind, random.choice(words)) for _ in range(count)]
 
 
 def config() -> Any:
-    """Its activations are larger than what the allocator's small pool takes (1 MiB)."""
+    """Returns a model config whose activations exceed 1 MiB, the largest block of the allocator's small pool."""
     return material.tiny_config(width=256, layers=4, heads=8, context=CONTEXT_LENGTH)

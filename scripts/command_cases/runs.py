@@ -1,4 +1,4 @@
-"""Runs one command on the device that computes, and judges what came of it."""
+"""Runs one command on the stand-in device that computes, and checks its result."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ FIGURES = {
     "allocated": re.compile(f"{AMOUNT} allocated predicted, {AMOUNT} measured"),
     "reserved": re.compile(f"{AMOUNT} reserved predicted, {AMOUNT} measured"),
 }
-"""Each of a prediction and what was measured, as a command prints them; a probe's with what lies outside torch."""
+"""Patterns for predicted and measured figures in a command's output; a probe's include memory outside torch."""
 NEAR = 1e-3
 SPLIT = "the prediction is for whole micro-batches, and some were split"
 LOSSES = re.compile(r"^ *loss +(\S+ -> \S+)", re.MULTILINE)
 
 
 def run(case: Case, hollow: Hollow, place: Path, losses: Mapping[str, str]) -> Row:
-    """The row of a case: ``outcome`` (passed, or what was missed), figures, losses, seconds.
+    """Returns a case's row: ``outcome`` ("passed", or what is wrong), figures, losses, seconds.
 
     Args:
-        losses: Of the cases before, as printed.
+        losses: The printed losses of earlier cases, by name.
     """
     output = place / "runs" / f"{_slug(case.name)}.txt"
     started = time.monotonic()
@@ -56,9 +56,9 @@ def run(case: Case, hollow: Hollow, place: Path, losses: Mapping[str, str]) -> R
 
 
 def figures(text: str) -> list[dict[str, Any]]:
-    """Every figure that is printed as predicted against measured, in bytes.
+    """Returns all pairs of predicted and measured bytes in a command's output.
 
-    ``judged`` is false where the command says itself that the prediction is for micro-batches that were split.
+    ``judged`` is false if the command reports that micro-batches were split, for which the prediction does not hold.
     """
     found, whole = [], SPLIT not in " ".join(text.split())
     for kind, pattern in FIGURES.items():
@@ -70,7 +70,7 @@ def figures(text: str) -> list[dict[str, Any]]:
 
 
 def recorded(case: Case, place: Path) -> dict[str, Any]:
-    """What a run took, with all that a rehearsal of it needs; for the test that has no such build."""
+    """Returns a run's peaks and the settings to rehearse it, for a test that runs without the CUDA build."""
     folder = place / "runs" / _slug(case.name)
     plan, report = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("plan", "run"))
     job = {name: plan["job"][name] for name in ("method", "arguments")}
@@ -87,7 +87,7 @@ def recorded(case: Case, place: Path) -> dict[str, Any]:
 
 
 def _execute(case: Case, hollow: Hollow, place: Path, output: Path) -> int | None:
-    """Run it to its end; None where it had to be ended."""
+    """Runs a case's command; returns its exit code, or None if it had to be killed."""
     folder, ledger = place / "runs" / _slug(case.name), place / "ledgers" / _slug(case.name)
     for path in (folder, ledger):
         shutil.rmtree(path, ignore_errors=True)
@@ -118,7 +118,7 @@ def _environment(case: Case, hollow: Hollow, place: Path, ledger: Path) -> dict[
 
 
 def _follow(process: subprocess.Popen[bytes], case: Case, output: Path) -> int | None:
-    """Wait for its end, and kill its training when that is due."""
+    """Waits for the command's end or the time limit; kills its training process if the case says so."""
     deadline, killed = time.monotonic() + LIMIT_SECONDS, not case.kill_at
     while process.poll() is None and time.monotonic() < deadline:
         if not killed and case.kill_at in output.read_text(errors="replace"):
@@ -150,7 +150,7 @@ def _missed(case: Case, code: int | None, text: str, losses: Mapping[str, str]) 
 
 
 def _are_near(own: str, others: str) -> bool:
-    """Whether two pairs of losses differ by what another order of summing does, in bfloat16 and over a few steps."""
+    """Returns whether two pairs of losses differ at most as after another order of summation in bfloat16."""
     pairs = [[float(number) for number in text.split(" -> ")] for text in (own, others) if text]
     return len(pairs) == 2 and all(math.isclose(one, other, rel_tol=NEAR) for one, other in zip(*pairs, strict=True))
 

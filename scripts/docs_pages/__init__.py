@@ -1,1 +1,1 @@
-"""What the documentation shows of the code: tables made of it when the pages are built, so that they cannot drift."""
+"""Generates parts of the documentation from the code when the pages are built, so that they are never out of date."""

@@ -1,4 +1,4 @@
-"""The hook that mkdocs.yml names: fills ``{{ NAME }}`` with a table or a figure, and takes in the pages at the root."""
+"""The hook that mkdocs.yml names: replaces ``{{ NAME }}`` by a table or figure, and adds the root's Markdown pages."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ for folder in (ROOT, ROOT / "scripts"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from docs_pages.plan_schema import plan_schema  # noqa: E402  # its folder is on the path only now
+from docs_pages.plan_schema import plan_schema  # noqa: E402  # needs the path from above
 from docs_pages.tables import TABLES  # noqa: E402
 
 PLACE = re.compile(r"^\{\{ (\w+)(?: ([\w-]+))? \}\}$", re.MULTILINE)
-"""A line of its own: ``{{ levers }}``, ``{{ figure pipeline }}``, ``{{ transcript plan }}``."""
+"""A placeholder on its own line: ``{{ levers }}``, ``{{ figure pipeline }}``, ``{{ transcript plan }}``."""
 
 TAKEN_IN = {"contributing/architecture.md": "ARCHITECTURE.md", "contributing/contributing.md": "CONTRIBUTING.md"}
-"""Page -> the file at the root that it shows, whose links to the other are the page's."""
+"""Page -> the file at the repository's root that it shows."""
 
 LINKS = {"ARCHITECTURE.md": "architecture.md", "CONTRIBUTING.md": "contributing.md"}
+"""Link targets in these files -> the pages that replace them."""
 
 
 def filled(markdown: str) -> str:
-    """Returns the page with what its places stand for. Raises KeyError for a name that is not known."""
+    """Returns the page with its placeholders replaced. Raises KeyError for an unknown name."""
     return PLACE.sub(lambda place: _shown(place[1], place[2]), markdown)
 
 
@@ -42,7 +43,7 @@ def _shown(kind: str, name: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Takes in the pages that lie outside ``docs/``, and the schema of a plan's file."""
+    """Adds the pages that are outside ``docs/``, and the JSON schema of plan files."""
     from mkdocs.structure.files import File  # the tests of this module need no mkdocs
 
     for page, name in TAKEN_IN.items():
@@ -59,7 +60,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 LABELLED = 'data-md-component="search" role="dialog"'
-"""What the theme leaves without a name for a screen reader."""
+"""The theme's search dialog, which has no label for screen readers."""
 
 
 def on_post_page(output: str, **_: Any) -> str:

@@ -1,4 +1,4 @@
-"""Takes the README's picture: the first figure of a report, in headless Chromium.
+"""Takes the README's picture, the first figure of a report, in headless Chromium.
 
 python -m docs_pages.picture REPORT.html docs/assets/report.png
 """
@@ -16,7 +16,7 @@ FIGURE = "const box = document.querySelector('.figure').getBoundingClientRect()"
 
 
 def take(report: Path, picture: Path) -> None:
-    """Writes the PNG, as wide as the report."""
+    """Writes the figure as a PNG of ``WIDTH`` pixels."""
     driver = bench.chromium("--disable-gpu", f"--window-size={WIDTH},900")
     try:
         driver.get(report.resolve().as_uri())

@@ -1,4 +1,4 @@
-"""Writes the JSON schema of a plan's file from the nouns: their fields, what ``json_form`` adds, and docstrings."""
+"""Builds the JSON schema of plan files from the dataclasses: their fields, their ``json_form``, and docstrings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 
 
 def plan_schema() -> Schema:
-    """Returns the schema, in the dialect of 2020-12."""
+    """Returns the schema, in JSON Schema's dialect 2020-12."""
     nouns = _nouns(Plan, {})
     _, parts = msgspec.json.schema_components([Plan], ref_template=TEMPLATE)
     for name, noun in nouns.items():
@@ -31,7 +31,7 @@ def plan_schema() -> Schema:
 
 
 def _nouns(kind: Any, found: dict[str, Any]) -> dict[str, Any]:
-    """Collects the dataclasses that a type is made of, parts before the whole."""
+    """Collects the dataclasses in a type by name; those of its fields come before itself."""
     if is_dataclass(kind) and isinstance(kind, type):
         for part in typing.get_type_hints(kind).values():
             _nouns(part, found)
@@ -42,7 +42,7 @@ def _nouns(kind: Any, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(noun: Any, parts: dict[str, Schema]) -> Schema:
-    """Returns the schema of what ``codec.to_json`` writes of a noun."""
+    """Returns the schema of the JSON that ``codec.to_json`` writes for a dataclass."""
     form, told = getattr(noun, "json_form", Form()), _descriptions(noun)
     by_field = parts[noun.__name__]["properties"]
     properties: Schema = {"schema": {"const": form.schema}} if form.schema else {}
@@ -79,7 +79,7 @@ def _of_type(kind: Any) -> Schema:
 
 
 def _kind_of(noun: Any, path: list[str]) -> Any:
-    """Returns the type of an attribute of an attribute; None is among it where one on the way may be None."""
+    """Returns the type of a chain of attributes, such as ``a.b``."""
     kind = noun
     for name in path:
         member = inspect.getattr_static(kind, name)
@@ -89,7 +89,7 @@ def _kind_of(noun: Any, path: list[str]) -> Any:
 
 
 def _descriptions(noun: type) -> dict[str, str]:
-    """Returns the docstrings that stand below the fields, of the classes that they are inherited from as well."""
+    """Returns the docstrings below the fields, by field, including inherited fields."""
     told: dict[str, str] = {}
     for each in reversed(noun.__mro__):
         if is_dataclass(each):

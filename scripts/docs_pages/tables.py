@@ -1,4 +1,4 @@
-"""The tables, each made of the place in the code where its facts stand."""
+"""Builds the documentation's tables, each from the declarations in the code."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def not_counted() -> str:
 
 
 def flags() -> str:
-    """Returns every flag of ours by group, with the commands that take it."""
+    """Returns tables of autofit's own flags, one for each group, with the commands that accept each flag."""
     groups: dict[str, dict[str, tuple[argparse.Action, list[str]]]] = {}
     for command, name in (("autofit sft", "train"), ("autofit plan sft", "plan"), ("autofit estimate sft", "estimate")):
         for group in make_parser(command)._action_groups:
@@ -100,14 +100,14 @@ def flags() -> str:
 
 
 def refused_flags() -> str:
-    """Returns the flags of TRL's that no plan is made with, each with what to do instead."""
+    """Returns the table of TRL's flags that are refused, with the alternative to each."""
     off = {f"{name} false": cure for name, cure in REFUSED_WHEN_OFF.items()}
     rows = [(f"`--{name}`", sentence(cure)) for name, cure in {**REFUSED, **off}.items()]
     return table(("flag", "instead"), rows)
 
 
 def idle_flags() -> str:
-    """Returns the flags that TRL takes and does nothing with, by reason."""
+    """Returns the table of TRL's flags that TRL accepts and ignores, grouped by reason."""
     groups = [group for group in GROUPS if group.verdict is Verdict.IDLE]
     rows = [
         (_listed(f"--{name}" for name in group.names), ", ".join(group.methods) or "all", sentence(group.why))
@@ -143,7 +143,7 @@ _ERROR = re.compile(r"(\w+) {2,}(\d+) {2,}(.+)$", re.MULTILINE)
 
 
 def exit_codes() -> Iterator[tuple[str, int, str]]:
-    """Yields class, exit code and meaning of each error, as ``autotrain_mem.support.errors`` draws them."""
+    """Yields class, exit code and meaning of each error, from the docstring of ``autotrain_mem.support.errors``."""
     for name, code, meaning in _ERROR.findall(errors.__doc__ or ""):
         yield name, int(code), meaning
 

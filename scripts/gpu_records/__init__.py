@@ -1,1 +1,1 @@
-"""What ``scripts/record_gpu`` is made of: cases, the card that runs them, what is kept of a run, and comparisons."""
+"""The parts of ``scripts/record_gpu``: cases, the card that runs them, the records, and comparisons."""

@@ -1,7 +1,7 @@
-"""The device that a case runs on: a CUDA card, with every call of ``torch.cuda`` that a recording needs; or a dry run.
+"""The device that runs a case: a CUDA card, with all ``torch.cuda`` calls that a recording needs, or a dry run.
 
-Both offer the same, so that all else is the same for both and runs where there is no GPU. ``Marks`` labels the lines of
-torch's memory history with phase and module: a stack trace for each allocation would take most of the time.
+Both classes have the same methods, so other modules also work without a GPU. ``Marks`` labels the entries of torch's
+memory history with phase and module, since recording a stack trace for each allocation would take most of the time.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpu_records.record import CardFacts, Levels, Outside
 
 EditRows = Callable[[list[Any]], list[Any]]
 STEADY_SECONDS = 5.0
-"""How long NVML may take to show a process's memory, or to forget that of one that ended."""
+"""Seconds that NVML may take to show a process's memory, or to remove a process that has exited."""
 
 
 class Marks:
-    """What ``trainers.phases.follow`` tells a recorder, as far as a label needs it: phase and module.
+    """Receives the calls of ``trainers.phases.follow``, and labels allocations with the current phase and module.
 
     Args:
-        say: Labels what is allocated from now on.
+        say: Sets the label of all following allocations.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -73,7 +73,7 @@ class Marks:
 
     def _leave(self, module: Any, args: Any, output: Any) -> None:
         while self._stack and self._stack.pop() != id(module):
-            pass  # a checkpoint that stops its recomputation early leaves past modules further in
+            pass  # checkpointing may stop recomputation early, without leaving the inner modules
         self._label()
 
     def _label(self) -> None:
@@ -91,8 +91,8 @@ class CudaCard:
         self._marks: Marks | None = None
 
     def open(self) -> None:
-        """Begin the history. Nothing is on the device yet."""
-        self._free_before = self._nvml.free_bytes()  # asked before torch makes a context
+        """Starts the history. Nothing is on the device yet."""
+        self._free_before = self._nvml.free_bytes()  # before torch creates a context
         import torch
 
         torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python")
@@ -134,7 +134,7 @@ class CudaCard:
         )
 
     def outside(self) -> Outside:
-        """By NVML's figure for this process, where it gives one; else by what is free now and was before."""
+        """Returns the memory outside torch, from NVML's figure for this process or else from free memory."""
         import torch
 
         reserved = torch.cuda.memory_reserved()
@@ -143,9 +143,9 @@ class CudaCard:
             return Outside(non_torch_bytes=own - reserved, source="NVML's figure for this process")
         free, total = torch.cuda.mem_get_info(0)
         if self._free_before is not None:
-            source, taken = "free before and after; right if nobody else ran", self._free_before - free
+            source, taken = "free memory before and after; right if no other process ran", self._free_before - free
         else:
-            source, taken = "all that is used; right if nobody else is there", total - free
+            source, taken = "all used memory; right if no other process uses the card", total - free
         return Outside(non_torch_bytes=taken - reserved, source=source)
 
     def memory_stats(self) -> dict[str, int]:
@@ -162,14 +162,14 @@ class CudaCard:
 
 
 class _Nvml:
-    """The few questions to NVML; None where it is missing or does not know.
+    """Queries NVML; each method returns None if NVML is missing or has no answer.
 
     The card is the one that CUDA_VISIBLE_DEVICES names by its UUID or number, else the first.
     """
 
     def __init__(self) -> None:
         self._library: Any = None
-        with contextlib.suppress(Exception):  # ImportError, or whatever NVML has to say
+        with contextlib.suppress(Exception):  # ImportError, or any error of NVML
             import pynvml
 
             pynvml.nvmlInit()
@@ -187,7 +187,7 @@ class _Nvml:
         return None if memory is None else int(memory.free)
 
     def process_bytes(self, pid: int) -> int | None:
-        """NVML lists a process a moment after it took memory; in a container, under another number or not at all."""
+        """Waits up to ``STEADY_SECONDS`` for NVML to list the process; in a container it may never be listed."""
         deadline = time.monotonic() + STEADY_SECONDS
         while self._library is not None and time.monotonic() < deadline:
             processes = self._asked("nvmlDeviceGetComputeRunningProcesses", self._handle) or []
@@ -209,7 +209,7 @@ class _Nvml:
 
 
 class DryCard:
-    """A dry run on the CPU: true tensors, seen as a card would see them, in a simulated allocator without an end."""
+    """A dry run on the CPU: real tensors with CUDA's semantics, counted in a simulated allocator of unlimited size."""
 
     on_host = True
     LABEL = "dry run"
@@ -256,7 +256,7 @@ class DryCard:
     def history(self) -> History:
         return History.of(self._events)
 
-    # -- what the recorder tells a device --------------------------------------------------------------------------
+    # -- called by the recorder ------------------------------------------------------------------------------------
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
         self._addresses[block] = self._allocator.malloc(size_bytes, stream)

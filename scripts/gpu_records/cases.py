@@ -1,4 +1,4 @@
-"""The trainings that are recorded: a fixed set, in the order in which they are worth the card's time."""
+"""The trainings that are recorded: a fixed set, the most useful ones first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotrain_mem.types.methods_table import METHODS
 
 SEED = 0
 COMPLETION = 64
-"""Tokens of a sampled completion: each costs a forward of every layer, and tells nothing new about memory."""
+"""Tokens of a sampled completion. Few suffice: each costs a forward pass and shows nothing new about memory."""
 LORA = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": ["all-linear"]}
 WEIGHTS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -38,32 +38,31 @@ BASE = Knobs(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuCase:
-    """One training of two optimizer steps on its worst batch. One that was recorded before a knob was known has that
-    knob's default."""
+    """One training of two optimizer steps on its worst batch. A knob that an old record lacks has its default."""
 
     json_form: ClassVar = Form(optional=("images",))
 
     name: str
-    """Also the name of its file."""
+    """The case's name, and the stem of its record's file name."""
     method: str
     model: str
-    """One of ``models.MODELS``."""
+    """A key of ``models.MODELS``."""
     length: int
-    """Tokens of every row; of the prompt alone, in online methods."""
+    """Tokens of every row, or of the prompt alone in online methods."""
     knobs: Knobs
     arguments: Mapping[str, Any]
     core: bool
-    """Whether it belongs to the set that is recorded without being asked for more."""
+    """Whether it is recorded without ``--all``."""
     images: tuple[str, ...] = ()
-    """Sizes of the images of every row, ``"1024x768"``."""
+    """Sizes of the images in every row, such as ``"1024x768"``."""
 
     @property
     def allocator(self) -> str:
-        """What PYTORCH_ALLOC_CONF says."""
+        """The value of PYTORCH_ALLOC_CONF."""
         return "expandable_segments:True" if self.knobs.expandable_segments else ""
 
     def job(self, folder: Path) -> Job:
-        """The training of the model in this folder."""
+        """Returns the job that trains the model in this folder."""
         models = {"reward_model_path": str(folder)} if self.method == "ppo" else {}
         arguments = {**self.arguments, **models}
         return Job(method=self.method, model=str(folder), dataset=None, arguments=arguments, images=self.images)
@@ -82,7 +81,7 @@ def make(
     **knobs: Any,
 ) -> GpuCase:
     lora = LORA if weights != "full" else {}
-    # Completions of their full length, as those of a rehearsal have.
+    # Completions have their full length, as in a rehearsal.
     full_length = {"generation_kwargs": {"min_new_tokens": COMPLETION}} if method in ("grpo", "rloo") else {}
     limits = OF_METHOD.get(method) or {"max_length": length}
     chosen = replace(BASE, gradient_checkpointing=checkpointing, **{**limits, **WEIGHTS[weights], **knobs})
@@ -100,10 +99,10 @@ def make(
 
 
 def core_cases() -> Iterator[GpuCase]:
-    """About 20 cases of 10 to 15 seconds: every trainer, every kind of weights, a third with expandable segments."""
+    """Yields about 20 cases of 10 to 15 seconds each: many trainers, all kinds of weights, both allocator modes."""
     lengths = itertools.product((False, True), (512, 2048))
     for (checkpointing, length), weights in itertools.product(lengths, WEIGHTS):
-        # So that each kind of weights, each length and checkpointing on and off are met in both allocator modes.
+        # Each kind of weights, each length, and checkpointing on and off occur in both allocator modes.
         expandable = (weights, length, checkpointing) in _EXPANDABLE
         yield make("sft", weights, length, checkpointing, core=True, expandable_segments=expandable)
     yield make("grpo", "lora", 256, True, core=True, per_device_train_batch_size=8)
@@ -113,7 +112,7 @@ def core_cases() -> Iterator[GpuCase]:
     yield make("ppo", "full", 256, False, core=True)
     yield make("rloo", "lora", 256, True, core=True, per_device_train_batch_size=8, expandable_segments=True)
     yield make("grpo", "4bit", 256, True, core=True, per_device_train_batch_size=8)
-    # What TRL takes where nothing is given: float32 weights under bfloat16 autocast.
+    # TRL's default: float32 weights under bfloat16 autocast.
     yield make("sft", "full", 512, True, core=True, also="float32", dtype="float32")
     yield make("sft", "lora", 2048, True, core=True, also="llama", model="llama-1b", expandable_segments=True)
 
@@ -122,7 +121,8 @@ _EXPANDABLE = {("full", 512, True), ("full", 2048, False), ("lora", 2048, False)
 
 
 def more_cases() -> Iterator[GpuCase]:
-    """Every trainer with every kind of weights, checkpointing on and off, in both modes; then single levers."""
+    """Yields every trainer with all kinds of weights, both allocator modes, and with or without checkpointing; then
+    single levers with SFT and GRPO."""
     for method, weights, checkpointing, expandable in itertools.product(METHODS, WEIGHTS, (True, False), (False, True)):
         length = 256 if method in OF_METHOD else 1024
         yield make(method, weights, length, checkpointing, expandable_segments=expandable)
@@ -137,7 +137,7 @@ def more_cases() -> Iterator[GpuCase]:
 
 
 def cases() -> tuple[GpuCase, ...]:
-    """All of them, the core set first; what both sets name the same is the core set's."""
+    """Returns all cases, the core set first. If both sets have a case of the same name, the core set's is used."""
     chosen: dict[str, GpuCase] = {}
     for case in (*core_cases(), *more_cases()):
         chosen.setdefault(case.name, case)
@@ -148,7 +148,7 @@ SMALL_LENGTH = 40
 
 
 def small(case: GpuCase) -> GpuCase:
-    """The same case of a tiny model and short rows, for a CPU."""
+    """Returns the same case with a tiny model and short rows, for a CPU."""
     limits: dict[str, Any] = {
         name: value for name, value in _SMALL_LIMITS.items() if getattr(case.knobs, name) is not None
     }

@@ -1,6 +1,6 @@
-"""Records one case in a process of its own: ``python -m gpu_records.child REQUEST.json``, then a line on its stdin.
+"""Records one case in a separate process: ``python -m gpu_records.child REQUEST.json``, then a line on its stdin.
 
-It imports first and waits: the next case's imports run beside this one's training.
+It imports everything and then waits for that line, so the next case is imported while the current one trains.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def main() -> None:
     case = codec.from_json(GpuCase, request["case"])
     import_all(case)
     if not sys.stdin.readline():
-        return  # the parent is gone
+        return  # the parent has exited
     from gpu_records.card import CudaCard, DryCard
 
     card = DryCard(case.allocator) if request["device"] == "cpu" else CudaCard()
     with tempfile.TemporaryDirectory(prefix="record-", ignore_cleanup_errors=True) as scratch:
         write(Path(request["out"]), record(case, card, Path(request["model"]), scratch))
     sys.stdout.flush()
-    os._exit(0)  # nothing is left to do, and to take everything down takes a second
+    os._exit(0)  # a regular exit would take a second
 
 
 def import_all(case: GpuCase) -> None:
-    """What the run will import anyway."""
+    """Imports the modules that the run needs."""
     import torch  # noqa: F401
 
     from autotrain_mem.methods.interface import method_of
@@ -55,15 +55,15 @@ def import_all(case: GpuCase) -> None:
 
 
 Complete = Callable[[Any, Any, Sequence[int]], None]
-"""Makes sampled completions those of a rehearsal: ``complete(ids, prompt, end)``, with all ids, those of the
+"""Replaces sampled completions by those of a rehearsal: ``complete(ids, prompt, end)`` gets all ids, the ids of the
 prompts, and the tokens that end a sequence."""
 
 
 def complete_as_rehearsed(ids: Any, prompt: Any, end: Sequence[int]) -> None:
-    """An ordinary token, and ends where a rehearsal has them.
+    """Fills completions with an ordinary token and ends them as a rehearsal does.
 
-    The first of a batch has its full length, the others end one token before (``rehearsal/generation.py``). Written in
-    place, without an allocation.
+    The first completion of a batch has its full length; the last tokens of the others end the sequence
+    (``rehearsal/generation.py``). The ids are written in place, without an allocation.
     """
     import torch
 
@@ -78,7 +78,7 @@ def complete_as_rehearsed(ids: Any, prompt: Any, end: Sequence[int]) -> None:
 def record(
     case: GpuCase, card: CudaCard | DryCard, model: Path, scratch: str, complete: Complete = complete_as_rehearsed
 ) -> Record:
-    """Build the trainer as a rehearsal does, with true weights, and train its two steps on the same worst batch."""
+    """Builds the trainer as a rehearsal does, but with real weights, and trains two steps on the same worst batch."""
     import torch
 
     from gpu_records.models import config_files
@@ -111,12 +111,12 @@ def record(
 
 
 def real_trainer_spec(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **others: Any) -> Any:
-    """Specifies the trainer of a rehearsal, except that it may use the card: the same configs, the same worst batch.
+    """Returns the trainer spec of a rehearsal, with the same configs and worst batch, that may use the card.
 
-    ``trainer_spec`` keeps a rehearsal on the CPU by one argument, which is taken back here.
+    ``trainer_spec`` keeps a rehearsal on the CPU with the argument ``use_cpu``, which is reset here.
 
     Args:
-        others: Laid over the trainer's arguments.
+        others: Override the trainer's arguments.
     """
     from autotrain_mem.rehearsal import rehearse
     from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
@@ -131,7 +131,7 @@ def real_trainer_spec(case: GpuCase, model: Path, scratch: str, *, on_host: bool
 
 @contextlib.contextmanager
 def sampled(complete: Complete) -> Iterator[None]:
-    """Completions are sampled for real and then completed; none are shuffled, so that the same ones are together."""
+    """Inside, sampled completions are passed to ``complete``, and are not shuffled: batches are a rehearsal's."""
     from transformers import GenerationMixin
     from trl.trainer import grpo_trainer, rloo_trainer
 

@@ -1,7 +1,7 @@
-"""torch's memory history as compact columns: what the allocator was asked, and what it asked of the device.
+"""Stores torch's memory history in compact columns: requests to the allocator, and its own requests to the device.
 
-An entry of ``torch.cuda.memory._snapshot()["device_traces"]`` is a dict of some 300 bytes; here it takes a few. Sizes
-of ``alloc`` and ``free_*`` are as requested, before rounding; those of segments are whole
+An entry of ``torch.cuda.memory._snapshot()["device_traces"]`` is a dict of some 300 bytes; here it takes 21. Sizes of
+``alloc`` and ``free_*`` are as requested, before rounding; those of segments are full sizes
 (``c10/cuda/CUDACachingAllocator.cpp: record_trace``).
 """
 
@@ -24,7 +24,7 @@ ACTIONS = (
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 UNKNOWN_ADDRESS = -1
 LOADING, OTHER_THREAD = "load", "backward"
-"""Labels of events without one, which is a thread's own: weights are loaded by several threads, and afterwards
+"""Labels for events that have none, because labels are set per thread. Several threads load weights; afterwards,
 autograd's thread is the only other one that allocates."""
 
 
@@ -35,12 +35,12 @@ class Event:
     size_bytes: int
     stream: int
     label: str
-    """``phase module``, as far as it is known."""
+    """``phase module``, or just the phase."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """All events, in order. Addresses, streams and labels are numbered in the order in which they were first met."""
+    """All events, in order. Addresses, streams and labels are numbered by their first occurrence."""
 
     actions: Events
     places: Events
@@ -53,7 +53,7 @@ class History:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> History:
-        """Columns of events; what is no request and no segment (``snapshot``) is left out."""
+        """Builds the columns. Other events, such as ``snapshot``, are left out."""
         places, streams, labels = (defaultdict[Any, int](count().__next__) for _ in range(3))
         columns: list[array[int]] = [array(code) for code in "biqii"]
         for event in events:
@@ -75,7 +75,7 @@ class History:
 
     @classmethod
     def of_trace(cls, entries: Iterable[Mapping[str, Any]]) -> History:
-        """From one device's list of ``_snapshot()["device_traces"]``. An ``oom`` has no address."""
+        """Builds a history from one device's list in ``_snapshot()["device_traces"]``. An ``oom`` has no address."""
         events, otherwise = list[Event](), LOADING
         for entry in entries:
             label, address = entry.get("user_metadata", ""), entry.get("addr", UNKNOWN_ADDRESS)

@@ -1,4 +1,4 @@
-"""Models with random weights, written to disk once, so that the trainer's own ``from_pretrained`` loads them."""
+"""Writes models with random weights to disk once, so that the trainer's own ``from_pretrained`` loads them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def sizes(width: int, inner: int, layers: int, heads: int, key_heads: int, places: int, words: int) -> dict[str, Any]:
-    """The fields of a config that decide about memory; embeddings are tied."""
+    """Returns the config fields that determine memory, with tied embeddings."""
     return {
         **{"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": words},
         **{"num_attention_heads": heads, "num_key_value_heads": key_heads, "max_position_embeddings": places},
@@ -26,15 +26,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tiny": ("Qwen2Config", sizes(64, 192, 2, 4, 2, 4096, 2048)),
 }
 CONFIGS = ("config.json", "generation_config.json")
-"""What a rehearsal reads of a model."""
+"""The files of a model that a rehearsal reads."""
 WEIGHTS_SCALE = 0.02
 BLOCK_ELEMENTS = 1 << 20
-"""Random numbers are drawn once and repeated: what matters is that they are finite, and a billion of them take a minute
-on one core."""
+"""One block of random numbers is drawn and repeated: they only need to be finite, and drawing a billion would take a
+minute on one core."""
 
 
 def model_folder(root: Path, name: str) -> Path:
-    """The model's folder; written now if it is not there."""
+    """Returns the model's folder; writes the model if it is missing."""
     folder = root / name
     if not (folder / CONFIGS[0]).is_file():
         _write(folder, name)
@@ -42,7 +42,7 @@ def model_folder(root: Path, name: str) -> Path:
 
 
 def config_files(folder: Path) -> dict[str, str]:
-    """The texts of ``CONFIGS``, for a record: with them the same model can be rehearsed without its weights."""
+    """Returns the texts of ``CONFIGS`` for a record, from which the model can be rehearsed without its weights."""
     return {name: (folder / name).read_text(encoding="utf-8") for name in CONFIGS if (folder / name).is_file()}
 
 

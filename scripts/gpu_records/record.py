@@ -1,4 +1,4 @@
-"""What is kept of one run on a card: a small JSON file that says all that a prediction of it needs."""
+"""The record of one run on a card: a small JSON file with everything needed to predict the run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ VERSIONED = ("torch", "trl", "transformers", "peft", "bitsandbytes", "accelerate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardFacts:
-    """The device, as torch and NVML describe it."""
+    """The device, as described by torch and NVML."""
 
     name: str
     compute_capability: tuple[int, int]
     multiprocessors: int
     total_bytes: int
-    """As torch reports it."""
+    """Total memory, as reported by torch."""
     driver: str | None
     cuda: str | None
     is_real: bool
@@ -38,7 +38,7 @@ class CardFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Levels:
-    """What torch's allocator holds and at most held."""
+    """Current and peak bytes of torch's allocator."""
 
     allocated_bytes: int
     reserved_bytes: int
@@ -48,7 +48,7 @@ class Levels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outside:
-    """What the process holds of the card beside what torch reserved, and how that is known."""
+    """The card's memory that the process holds in addition to torch's reserved bytes, and the source of the figure."""
 
     non_torch_bytes: int | None
     source: str
@@ -67,7 +67,7 @@ class Record:
     allocator: str
     """PYTORCH_ALLOC_CONF of the process."""
     loaded: Levels
-    """When the trainer is built."""
+    """After the trainer was built."""
     trained: Levels
     """After the last step; its peaks are those of the whole process."""
     outside: Outside
@@ -78,8 +78,7 @@ class Record:
 
 
 def versions() -> dict[str, str | None]:
-    """Of the libraries that decide about memory; None where one is missing."""
-
+    """Returns the versions of the libraries that determine memory; None for a missing one."""
     found: dict[str, str | None] = dict.fromkeys(VERSIONED)
     for package in VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -99,7 +98,7 @@ def failure_path(folder: Path, case: str) -> Path:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Write the record; an earlier failure of the case is forgotten."""
+    """Writes the record, and removes a failure file of the same case."""
     write_json(record_path(folder, record.case.name), codec.to_json(record))
     failure_path(folder, record.case.name).unlink(missing_ok=True)
 
@@ -114,13 +113,13 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def read_failures(folder: Path) -> dict[str, str]:
-    """The error of every case that failed, by name."""
+    """Returns the errors of all failed cases, by case name."""
     found = (json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.failure.json"))
     return {failure["case"]["name"]: failure["error"] for failure in found}
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that appears whole or not at all."""
+    """Writes a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content) + "\n", encoding="utf-8")

@@ -1,11 +1,11 @@
-"""A recorded history through the simulator of the allocator: the same requests must make the same segments.
+"""Replays a recorded history through the simulated allocator: the same requests must produce the same segments.
 
-Only what a program asks is fed in: allocations, the ends of blocks, and emptied caches. What the real allocator asked
-of the device in between is compared, in order, with what the simulator asks.
+Only a program's requests are replayed: allocations, frees, and emptied caches. The segments that the real allocator
+requested from and released to the device are compared, in order, with those of the simulator.
 
-A block ends where the history says ``free_completed``: right after ``free_requested``, or later where another stream
-still used it. An emptied cache is seen by the segments that it gave back; one that gave none back changed nothing.
-Where memory ran out (``num_alloc_retries``) the allocator emptied it by itself, which is fed in all the same.
+A block is freed at ``free_completed``: right after ``free_requested``, or later if another stream still used it. An
+emptied cache is recognised by the released segments; one that released none changed nothing. If memory ran out
+(``num_alloc_retries``), the allocator emptied the cache itself; this is replayed in the same way.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from gpu_records.history import GROWS, SHRINKS, Event, History
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the allocator asked of the device at one time: one growth, or all that it gave back together."""
+    """One request of the allocator to the device: one growth, or consecutive releases."""
 
     event: int
-    """Index in the history of the request that it belongs to."""
+    """Index in the history of the program's request that caused it."""
     sizes: tuple[int, ...]
-    """Positive for memory taken, negative for memory given back, smallest first: that order is the allocator's own."""
+    """Bytes: positive if requested, negative if released. Releases are sorted, since their order does not matter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
     recorded_peak_bytes: int
-    """Of reserved bytes, by the history's own segments."""
+    """Peak of reserved bytes, summed from the recorded segments."""
     simulated_peak_bytes: int
     segments: int
-    """Times that the real allocator asked something of the device."""
+    """The number of changes that the real allocator requested from the device."""
     divergence: str
-    """The first place where the two part; empty when they never do."""
+    """Describes the first difference; empty if there is none."""
     strangers: int
     """Blocks freed that were allocated before the history began."""
 
 
 def replay(history: History, allocator: str) -> Replay:
-    """Feed a history to a simulator with these settings (PYTORCH_ALLOC_CONF)."""
+    """Replays a history in a simulator with these settings (PYTORCH_ALLOC_CONF)."""
     told: list[tuple[int, str, int]] = []
     now = 0
     simulator = CachingAllocator(
@@ -83,8 +83,8 @@ def replay(history: History, allocator: str) -> Replay:
 
 
 def _requests(history: History) -> Iterator[tuple[int, Event]]:
-    """Every event with the index of the request that it belongs to: segments come before their allocation, and
-    before the first of those given back the cache is emptied.
+    """Yields every event with the index of the request that caused it: new segments are recorded before their
+    allocation, so they get its index.
     """
     waiting: list[Event] = []
     for index, event in enumerate(history):

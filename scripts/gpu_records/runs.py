@@ -1,4 +1,4 @@
-"""Runs cases one after another, each in a fresh process; what is there is kept, what fails is noted, time is kept."""
+"""Runs cases one after another, each in a new process, within a time budget. Keeps records and notes failures."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from gpu_records.models import model_folder
 from gpu_records.record import failure_path, record_path, write_failure
 
 ERROR_CHARACTERS = 4000
-"""Of what a failed process said, its end."""
+"""How much of the end of a failed process's output is kept."""
 CASE_SECONDS = 180.0
-"""A case takes 10 to 15; a hanging one must not take the others' time."""
+"""The time limit of a case. Usually one takes 10 to 15 seconds; one that hangs must not use up the others' time."""
 SHORTEST_SECONDS = 10.0
-"""With less left no case is begun."""
+"""No case is started with less time left."""
 ENVIRONMENT = {
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's own
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML orders devices
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -42,15 +42,15 @@ class Outcome:
     recorded: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    """Not begun or not ended: the time was over."""
+    """Not started or not finished, because the time was used up."""
 
 
 Start = Callable[[GpuCase], Any]
-"""Starts a :class:`Process` for a case, which waits for its word."""
+"""Starts a :class:`Process` for a case, which waits until :meth:`Process.go`."""
 
 
 def open_cases(folder: Path, cases: Iterable[GpuCase]) -> list[GpuCase]:
-    """Those without a record; those that have failed before come last."""
+    """Returns the cases without a record; those that failed before come last."""
     missing = [case for case in cases if not record_path(folder, case.name).is_file()]
     return sorted(missing, key=lambda case: failure_path(folder, case.name).is_file())
 
@@ -58,7 +58,7 @@ def open_cases(folder: Path, cases: Iterable[GpuCase]) -> list[GpuCase]:
 def run_cases(
     folder: Path, cases: Iterable[GpuCase], start: Start, budget_seconds: float, told: Callable[[str], None] = print
 ) -> Outcome:
-    """Record every case that has no record yet, until the time is over."""
+    """Records every case that has no record yet, until the time is used up."""
     began, outcome = time.monotonic(), Outcome()
     coming = open_cases(folder, cases)
     waiting: Any = None
@@ -95,7 +95,7 @@ def run_cases(
 
 
 def environment(case: GpuCase, packages: Path | None, device: str) -> dict[str, str]:
-    """Of a case's process: its allocator's settings, one card or none, and where the packages are."""
+    """Returns the environment of a case's process, with allocator settings, one card or none, and import paths."""
     without = {name: value for name, value in os.environ.items() if name not in (SETTING, "PYTORCH_CUDA_ALLOC_CONF")}
     allocator = {SETTING: case.allocator} if case.allocator else {}
     card = "" if device == "cpu" else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -104,17 +104,17 @@ def environment(case: GpuCase, packages: Path | None, device: str) -> dict[str, 
 
 
 def python_path(packages: Path | None) -> str:
-    """For children: this project, the packages from wheels, and what was there."""
+    """Returns PYTHONPATH for child processes: this project, packages from wheels, and the present entries."""
     found = [str(ROOT / "scripts"), str(ROOT), *([str(packages)] if packages else [])]
     before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in found]
     return os.pathsep.join([*found, *before])
 
 
 class Process:
-    """A fresh Python process that imports, waits for its word, and runs one case.
+    """A new Python process that imports, waits for :meth:`go`, and runs one case.
 
     Args:
-        module: ``gpu_records.child``, or another that reads the same request.
+        module: ``gpu_records.child``, or another module that reads such a request.
     """
 
     def __init__(self, module: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
@@ -131,9 +131,9 @@ class Process:
         )
 
     def go(self, limit_seconds: float) -> str:
-        """Let it run to its end; returns why it failed, empty if it did not."""
+        """Lets the process run the case to its end; returns why it failed, or an empty text."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died as it imported: its log says why
+        with contextlib.suppress(BrokenPipeError):  # it died while importing; the reason is in its log
             self._process.stdin.write(b"go\n")
             self._process.stdin.close()
         try:
@@ -154,7 +154,7 @@ class Process:
 
 
 def start_child(out: Path, models: Path, device: str, packages: Path | None = None) -> Start:
-    """What starts a case's process; its model is written first, if it is not there."""
+    """Returns a function that starts a case's process, and first writes its model if that is missing."""
 
     def start(case: GpuCase) -> Process:
         model = model_folder(models, case.model)

@@ -1,8 +1,8 @@
-"""Two sequences of allocations, side by side: where one has what the other has not, and in which module.
+"""Compares two sequences of allocations, and shows where they differ and in which modules.
 
-Sizes are compared, rounded as the allocator rounds them; modules only say where. The alignment is greedy: where the two
-part, the nearest place is taken at which both go on alike for a while. That is linear in the length of sequences that
-are nearly alike, where the shortest edit script would be quadratic in their differences.
+Only sizes are compared, rounded as the allocator rounds them; modules are just shown. The alignment is greedy: after a
+difference it continues at the nearest place from which both sequences are equal for a while. For nearly equal sequences
+the time is linear in their length; a shortest edit script would be quadratic in their differences.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from autotrain_mem.types import Trace
 from gpu_records.history import History
 
 SMALLEST_BYTES = 1 << 20
-"""Compared are allocations from here on: of smaller ones there are many, and they move no peak."""
+"""Smaller allocations are not compared: there are many of them, and they do not affect the peak."""
 ALIKE = 6
-"""Allocations of equal size in a row that count as having met again."""
+"""After so many consecutive allocations of equal size, two sequences count as aligned again."""
 FARTHEST = 1000
-"""Allocations that may lie between two places where sequences meet."""
+"""The alignment gives up after about so many skipped allocations in both sequences together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Birth:
     size_bytes: int
-    """Rounded."""
+    """Rounded as by the allocator."""
     label: str
     """``phase module``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A stretch in which two sequences differ: what only one of them has."""
+    """A stretch in which two sequences differ, with the allocations of each."""
 
     place: int
-    """Where it begins in the first sequence."""
+    """The index in the first sequence where it begins."""
     first: tuple[Birth, ...]
     second: tuple[Birth, ...]
     is_end: bool = False
-    """Whether they never meet again."""
+    """Whether the sequences are never aligned again."""
 
 
 def births_of_trace(trace: Trace, left_out: Collection[str]) -> list[Birth]:
-    """What a rehearsal allocated, except in some phases and what is smaller than ``SMALLEST_BYTES``."""
+    """Returns a rehearsal's allocations of at least ``SMALLEST_BYTES``, without those of the phases ``left_out``."""
     born = ((phase.value, block) for phase, sign, block in trace.walk() if sign > 0)
     return _large(((block.size_bytes, f"{phase} {block.module}".rstrip()) for phase, block in born), left_out)
 
 
 def births_of_history(history: History, left_out: Collection[str]) -> list[Birth]:
-    """The same of a recorded run."""
+    """Returns the same for a recorded run."""
     return _large(((event.size_bytes, event.label) for event in history if event.action == "alloc"), left_out)
 
 
@@ -65,7 +65,7 @@ def _large(allocated: Iterable[tuple[int, str]], left_out: Collection[str]) -> l
 
 
 def differences(first: Sequence[Birth], second: Sequence[Birth]) -> list[Difference]:
-    """All stretches in which the two differ, in order."""
+    """Returns all stretches in which the sequences differ, in order."""
     ours, theirs = [birth.size_bytes for birth in first], [birth.size_bytes for birth in second]
     found: list[Difference] = []
     here, there = 0, 0
@@ -82,7 +82,7 @@ def differences(first: Sequence[Birth], second: Sequence[Birth]) -> list[Differe
 
 
 def _meeting(ours: list[int], theirs: list[int], here: int, there: int) -> tuple[int, int] | None:
-    """The nearest places at which both go on alike, or end together."""
+    """Returns the nearest pair of indices from which both are equal for ``ALIKE`` allocations or to their ends."""
     for skipped in range(1, FARTHEST):
         for ahead in range(skipped + 1):
             at, other = here + ahead, there + skipped - ahead
@@ -95,14 +95,14 @@ def _meeting(ours: list[int], theirs: list[int], here: int, there: int) -> tuple
 
 
 def summary(found: Sequence[Difference], names: tuple[str, str], most: int = 20) -> list[str]:
-    """One line for each kind of difference, in the order in which they are first met; layers are counted together."""
+    """Returns a line for each kind of difference, in order of first occurrence; equal layers are counted together."""
     kinds = Counter(_kind(difference, names) for difference in found)
     lines = [f"{count:5} x {text}" for text, count in list(kinds.items())[:most]]
     return [*lines, *([f"... and {len(kinds) - most} kinds more"] if len(kinds) > most else [])]
 
 
 def _kind(difference: Difference, names: tuple[str, str], most: int = 6) -> str:
-    layer, sides = re.compile(r"\.\d+(?=\.|$|\s)"), []  # layers that are alike: model.layers.*.mlp
+    layer, sides = re.compile(r"\.\d+(?=\.|$|\s)"), []  # replaces a layer's number: model.layers.*.mlp
     for name, births in zip(names, (difference.first, difference.second), strict=True):
         sizes = ", ".join(f"{birth.size_bytes:,} in {layer.sub('.*', birth.label)}" for birth in births[:most])
         more = f" ... {len(births)} in all" if len(births) > most else ""

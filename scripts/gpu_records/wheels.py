@@ -1,4 +1,4 @@
-"""Packages from a folder of wheels, for a machine without a network."""
+"""Installs packages from a folder of wheels, for a machine without a network."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NEEDED = (
     *("trl", "peft", "accelerate", "datasets", "bitsandbytes", "nvidia-ml-py"),
     *("pyarrow", "pandas", "dill", "multiprocess", "xxhash", "requests", "psutil", "platformdirs"),
 )
-"""All that the recording needs beyond torch and transformers, and what these bring along."""
+"""The packages that recording needs besides torch, transformers and their dependencies."""
 NEVER_REPLACED = ("torch", "triton")
 
 
 def install(folder: Path, target: Path) -> Path:
-    """Put packages that are not installed in the version of a wheel into ``target``, for PYTHONPATH."""
+    """Installs into ``target`` the wheels whose version is not installed; ``target`` is for PYTHONPATH."""
     wheels = [wheel for wheel in sorted(folder.glob("*.whl")) if not _is_here(wheel)]
     marker = target / ".installed"
     names = "\n".join(wheel.name for wheel in wheels)
@@ -30,7 +30,7 @@ def install(folder: Path, target: Path) -> Path:
 
 
 def not_importable(packages: Path | None) -> list[str]:
-    """Those of the needed packages that are neither installed nor in ``packages``."""
+    """Returns the needed packages that are neither installed nor in ``packages``."""
     places = [*([str(packages)] if packages else []), *sys.path]
     found = {_plain(one.metadata["Name"]) for one in importlib.metadata.distributions(path=places)}
     return [name for name in NEEDED if _plain(name) not in found]

@@ -1,1 +1,1 @@
-"""torch's CUDA build on a machine without a GPU: NVIDIA's libraries are stand-ins, all of torch is real."""
+"""Runs torch's CUDA build on a machine without a GPU: NVIDIA's libraries are stand-ins, all of torch is real."""

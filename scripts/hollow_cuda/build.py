@@ -1,7 +1,7 @@
-"""Builds, once, all that a run needs: torch's CUDA build in a folder of its own, and the stand-ins that it links to.
+"""Installs torch's CUDA build into a separate folder, once, and builds the stand-ins that it links to.
 
-Everything else comes from the environment that builds: the folder goes before it on PYTHONPATH, so that its torch is
-the one that is imported, and transformers, TRL, PEFT and bitsandbytes are those that rehearsals use.
+The folder comes first on PYTHONPATH, so its torch is imported. All other packages, such as transformers, TRL, PEFT and
+bitsandbytes, are those of the present environment, which rehearsals use too.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from hollow_cuda.stubs import RUNTIME, Imports, imports_of, rest_of_runtime, wri
 HERE = Path(__file__).parent
 TORCH = "2.13.0"
 HEADERS = ("nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88")
-"""CUDA 13.0, which this torch is built with: the layout of cudaDeviceProp depends on it."""
+"""CUDA 13.0, with which this torch is built: the layout of cudaDeviceProp depends on the version."""
 CACHE = Path(sys.prefix) / "cuda_build"
-"""Where the scripts that examine it keep what they fetch and build, unless they are told otherwise."""
+"""The scripts' default folder for downloads and builds."""
 LINKED = ("torch", "torch_cpu", "torch_cuda", "torch_cuda_linalg", "torch_python", "torch_global_deps", "torch_nvshmem")
 OTHERS_LINKED = ("libc10_cuda.so", "libcaffe2_nvrtc.so", "libshm.so")
 BITSANDBYTES = "libbitsandbytes_cuda130.so"
 NVML = "libnvidia-ml.so.1"
 NOT_REWRITTEN = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES")
 VERSIONS = f"{RUNTIME} {{ global: cuda*; __cuda*; standin_*; local: *; }};"
-"""Symbols of libcudart carry its SONAME as their version; the loader refuses them without."""
+"""A linker version script: symbols of libcudart carry its SONAME as version, and the loader requires that."""
 
 
 def fetch(cache: Path) -> Path:
-    """The wheel, which pip fetches once (530 MB). Headers for the compiler are unpacked beside it.
+    """Returns torch's wheel, which pip downloads once (530 MB). CUDA's headers are unpacked beside it.
 
-    It is the wheel that ``pip install torch`` takes on Linux. Its version is asked for with ``===``, which a wheel of
-    the same version for the CPU does not meet (``2.13.0+cpu``), wherever pip is told to look.
+    It is the wheel that ``pip install torch`` installs on Linux. The version is requested with ``===``, so that pip
+    never takes a CPU wheel of the same version (``2.13.0+cpu``), whatever its index.
     """
     downloads = cache / "downloads"
     if not (downloads / ".fetched").exists():
@@ -55,7 +55,7 @@ def fetch(cache: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Hollow:
-    """A folder in which all of it is."""
+    """The folder of a finished build."""
 
     cache: Path
 
@@ -69,11 +69,11 @@ class Hollow:
 
     @property
     def libraries_with_values(self) -> Path:
-        """Those of the runtime and of NVML whose device holds values; they go before the others."""
+        """The runtime and NVML of the device that computes; they come before ``libraries`` on the search path."""
         return self.cache / "libraries-with-values"
 
     def environment(self, capacity_bytes: int, allocator: str) -> dict[str, str]:
-        """Of a process that imports that torch, and finds a device of so many bytes."""
+        """Returns the environment of a process that imports this torch and has a device of ``capacity_bytes``."""
         rest = {name: value for name, value in os.environ.items() if name not in NOT_REWRITTEN}
         return rest | {
             "PYTHONPATH": os.pathsep.join(map(str, (self.packages, ROOT / "scripts", ROOT))),
@@ -83,10 +83,10 @@ class Hollow:
         }
 
     def environment_with_values(self, ledger: Path) -> dict[str, str]:
-        """Over that of a command, whose processes then share cards that compute; nvml.c says how many and which.
+        """Returns variables for a command whose processes share cards that compute; nvml.c lists further variables.
 
         Args:
-            ledger: A folder that says which process holds what.
+            ledger: The folder in which the processes record the memory that they hold.
         """
         packages = (HERE / "site", self.packages, ROOT / "scripts", ROOT)
         return {
@@ -94,13 +94,13 @@ class Hollow:
             "LD_LIBRARY_PATH": os.pathsep.join(map(str, (self.libraries_with_values, self.libraries))),
             "HOLLOW_LEDGER": str(ledger),
             "HOLLOW_VALUES": "1",
-            "HOLLOW_CARD": "a100",  # on an H100 plans are for cuDNN's attention, whose stand-in cannot size its plans
+            "HOLLOW_CARD": "a100",  # for an H100, plans use cuDNN's attention; its stand-in cannot size its workspaces
             "TORCH_SYMBOLIZE_MODE": "dladdr",
         }
 
 
 def build(cache: Path) -> Hollow:
-    """Make what is missing, and make anew what has newer sources."""
+    """Builds what is missing, and rebuilds the libraries if their sources are newer."""
     hollow = Hollow(cache)
     if not (hollow.packages / ".installed").exists():
         wheel = fetch(cache)
@@ -125,10 +125,10 @@ def build(cache: Path) -> Hollow:
 
 
 def _compile_runtime(cache: Path, imports: Imports, folder: Path, *more: Path) -> None:
-    """Compile NVML and the runtime into a folder.
+    """Compiles NVML and the runtime into a folder.
 
     Args:
-        imports: Of the libraries that use them.
+        imports: The symbols that the libraries using them import.
         more: Further sources of the runtime.
     """
     folder.mkdir(parents=True, exist_ok=True)

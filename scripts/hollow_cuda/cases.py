@@ -1,4 +1,4 @@
-"""What is compared: every trainer, every kind of weights, checkpointing on and off, both allocator modes."""
+"""The compared cases: every trainer, every kind of weights, checkpointing on and off, both allocator modes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH, PROMPT, SMALL_LENGTH = 1024, 256, 512
 
 
 def cases() -> list[GpuCase]:
-    """All of them, then the small ones, then those with images."""
+    """Returns all combinations, then the small cases, then those with images."""
     return [*_product(), *small_cases(), *_pictured()]
 
 
@@ -28,8 +28,8 @@ def _product() -> Iterator[GpuCase]:
 
 
 def _pictured() -> Iterator[GpuCase]:
-    """Rows with two images of other sizes, of which one model makes as many tokens as they have pixels, one the same of
-    each, and one tiles."""
+    """Yields cases whose rows have two images of different sizes. Of the three models, one makes tokens in proportion
+    to the pixels, one makes equally many for each image, and one cuts images into tiles."""
     chosen = (
         ("sft", "full", "qwen2-vl-small", True),
         ("sft", "lora", "gemma3-vl-small", False),
@@ -45,7 +45,7 @@ def _pictured() -> Iterator[GpuCase]:
 
 
 def small_cases() -> list[GpuCase]:
-    """Those whose measured numbers are kept, for a test that has no CUDA build: each is rehearsed in seconds."""
+    """Returns cases whose measured peaks are stored for a test without the CUDA build; each rehearses in seconds."""
     made = [
         _make("sft", "lora", SMALL_LENGTH, True),
         _make("sft", "4bit", SMALL_LENGTH, False, expandable_segments=True),

@@ -1,6 +1,6 @@
-"""One real run on the stand-in device: ``python -m hollow_cuda.child REQUEST.json``, with the environment of a build.
+"""Makes one real run on the stand-in device: ``python -m hollow_cuda.child REQUEST.json``, in a build's environment.
 
-The run is that of ``scripts/record_gpu`` (``gpu_records.child``), on another kind of card.
+The run is the same as for ``scripts/record_gpu`` (``gpu_records.child``), on another kind of card.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from autotrain_mem.support import codec
 def main() -> None:
     run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     sys.stdout.flush()
-    os._exit(0)  # autograd's thread of the device cannot be ended: the process would be aborted
+    os._exit(0)  # autograd's device thread cannot be stopped; a regular exit would abort the process
 
 
 def run(request: Mapping[str, Any]) -> None:
-    """Train the case, and leave its record."""
+    """Trains the case and writes its record."""
     case, out = codec.from_json(GpuCase, request["case"]), Path(request["out"])
     card = HollowCard(recomputes_sizes=bool(case.images))
     with tempfile.TemporaryDirectory(prefix="hollow-", ignore_cleanup_errors=True) as scratch:
@@ -39,7 +39,7 @@ def run(request: Mapping[str, Any]) -> None:
 
 
 class HollowCard(CudaCard):
-    """The device that is none."""
+    """The stand-in device."""
 
     def __init__(self, *, recomputes_sizes: bool = False) -> None:
         super().__init__()
@@ -48,9 +48,9 @@ class HollowCard(CudaCard):
     def open(self) -> None:
         import torch
 
-        # Through cuDNN, which is a stand-in, torch would choose kernels by what it says of itself: nothing.
+        # The stand-in for cuDNN returns no properties by which torch could choose one of its attention kernels.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        torch.backends.cudnn.enabled = False  # its convolutions neither: torch's own hold an image's columns meanwhile
+        torch.backends.cudnn.enabled = False  # nor its convolutions; torch's own hold an image's columns meanwhile
         torch.cuda.init()
         super().open()
 
@@ -66,12 +66,12 @@ class HollowCard(CudaCard):
         return replace(super().facts(), name="stand-ins for NVIDIA's libraries; no GPU", driver=None, is_real=False)
 
     def outside(self) -> Outside:
-        return Outside(non_torch_bytes=None, source="no GPU: nothing is known of what lies outside torch")
+        return Outside(non_torch_bytes=None, source="no GPU: memory outside torch is unknown")
 
 
 def complete_as_rehearsed(ids: Any, prompt: Any, end: Sequence[int]) -> None:
-    """As in ``gpu_records.child``: no sequence ends before its full length, and then all but the first end one token
-    before it. Here the ids are not written, but known.
+    """Ends completions as in ``gpu_records.child``: the first has its full length, the last tokens of the others end
+    the sequence. The device stores no values, so the ids are registered as known instead of being written.
     """
     import torch
 

@@ -1,13 +1,13 @@
-/* What the whole of torch needs of libcudart.so.13 beside cudart_memory.c: what a device is said to be, copies, kernels,
- * streams, host memory. Real: sizes, addresses, order. Not real: whatever a device would have computed. Functions that
- * only succeed, or are not supported, are written by stubs.py.
+/* The functions of libcudart.so.13 that torch needs besides those in cudart_memory.c: properties of the device, copies,
+ * kernels, streams, host memory. Sizes, addresses and the order of calls are real; computed values are not. stubs.py
+ * generates the functions that only return success or "not supported".
  *
  * Kernels   are launched and compute nothing.
- * Copies    to the device and within it go nowhere. One from the device gives zeros, or what standin_answer() laid
- *           ready for it: so a caller who knows what the device would have computed can say it. values_memory.c
- *           replaces them (WEAK) where the device's memory holds values.
- * The device is described as an H100 SXM, or with HOLLOW_CARD=a100 as an A100 SXM: what torch and bitsandbytes decide by
- *           is its compute capability, its multiprocessors and its shared memory.
+ * Copies    to the device and within it do nothing. A copy from the device returns zeros, or the value set by
+ *           standin_answer(), with which a caller can supply the value that the device would have computed.
+ *           values_memory.c replaces the copies (WEAK) if the device's memory holds values.
+ * The device is described as an H100 SXM, or with HOLLOW_CARD=a100 as an A100 SXM. torch and bitsandbytes depend on its
+ *           compute capability, its number of multiprocessors and its shared memory.
  */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 
 /* -- memory ------------------------------------------------------------------------------------------------------- */
 
-/* Addresses that cudart_memory.c gives out lie above FIRST, those of the host's heap and stacks above LAST. */
+/* Device addresses, which cudart_memory.c assigns, lie above FIRST; the host's heap and stacks lie above LAST. */
 #define FIRST 0x100000000000ull
 #define LAST 0x500000000000ull
 
@@ -40,7 +40,7 @@ static int is_on_device(const void *address) {
 static char answer[8];
 static int answered;
 
-/* The first `size` bytes of this number are what the next copy from the device gives, if it is of 8 bytes at most. */
+/* Makes the next copy of `size` <= 8 bytes from the device return the first `size` bytes of this number. */
 void standin_answer(long long number) {
     memcpy(answer, &number, sizeof answer);
     answered = 1;
@@ -48,7 +48,7 @@ void standin_answer(long long number) {
 
 void standin_no_answer(void) { answered = 0; }
 
-/* Whether the answer was laid ready for this copy; it is given once. */
+/* Copies the value set by standin_answer(), once; returns whether there was one. */
 int standin_answers(void *to, size_t size) {
     if (!answered || size > sizeof answer) {
         return 0;
@@ -100,14 +100,14 @@ cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t strea
     return standin_fill(to, value, size);
 }
 
-/* Pinned memory is ordinary memory of the host. */
+/* Pinned memory is ordinary host memory. */
 cudaError_t cudaHostAlloc(void **address, size_t size, unsigned int flags) {
     return posix_memalign(address, 4096, size ? size : 1) ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void *address) { return free(address), cudaSuccess; }
 
-/* Managed memory (paged optimizers) lies on the host too, and takes nothing of the device's capacity. */
+/* Managed memory (paged optimizers) is host memory too, and does not count against the device's capacity. */
 cudaError_t cudaMallocManaged(void **address, size_t size, unsigned int flags) {
     return cudaHostAlloc(address, size, flags);
 }
@@ -201,7 +201,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     return cudaSuccess;
 }
 
-/* The number of a device among all cards of the machine, those that are hidden from this process too. */
+/* The number of a device among all cards of the machine, including those hidden from this process. */
 WEAK int standin_card(int device) { return device; }
 
 cudaError_t cudaDeviceGetPCIBusId(char *id, int size, int device) {
@@ -212,7 +212,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSI
 
 /* -- kernels ---------------------------------------------------------------------------------------------------------- */
 
-static int module; /* one for all: nothing is ever looked up in it */
+static int module; /* the handle of every module and library, whose contents are never read */
 
 void **__cudaRegisterFatBinary(void *binary) { return (void **)&module; }
 
@@ -239,7 +239,7 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, enum c
     return *library = (cudaLibrary_t)(void *)&module, cudaSuccess;
 }
 
-/* Of no kernel are registers or shared memory known. Some sizes of scratch depend on how many blocks run at once. */
+/* The real use of registers and shared memory is unknown. Some scratch sizes depend on the number of active blocks. */
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function) {
     memset(attributes, 0, sizeof *attributes);
     attributes->maxThreadsPerBlock = THREADS_PER_BLOCK;

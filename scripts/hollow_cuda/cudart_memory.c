@@ -1,13 +1,13 @@
-/* The part of libcudart.so.13, and of libcuda.so.1 which it hands out, that a caching allocator needs: a device that has
- * memory to count and nothing else. cudart_device.c is the rest.
+/* The functions of libcudart.so.13, and the driver functions (libcuda.so.1) behind it, that a caching allocator needs:
+ * a device that only counts memory. cudart_device.c has the other functions.
  *
- * Memory    Addresses count up from FIRST_ADDRESS, 2 MiB aligned, and are never given twice and never dereferenced. So
- *           of two segments the newer has the higher address, and an address tells which segment it was. cudaMalloc
- *           and cuMemCreate take from the same `capacity`, to the byte, and refuse what is beyond it.
- * Events    Ready at once: the device is never behind. After standin_hold_events() an event is ready once
- *           standin_complete_events() was called after it was recorded, or once somebody waited for it; a real cudaFree
- *           waits for the device, this one does not.
- * Devices   One, unless a function that is marked WEAK here is replaced (values_memory.c).
+ * Memory    Addresses grow from FIRST_ADDRESS, aligned to 2 MiB. They are never reused and never dereferenced. So the
+ *           newer of two segments has the higher address, and an address identifies its segment. cudaMalloc and
+ *           cuMemCreate count exact bytes against the same `capacity`, and fail beyond it.
+ * Events    An event is ready at once, since work takes no time. After standin_hold_events(), it is ready only after a
+ *           later call of standin_complete_events(), or after a wait for it. A real cudaFree waits for the device; this
+ *           one does not.
+ * Devices   There is one, unless values_memory.c replaces the functions that are marked WEAK here.
  */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -27,7 +27,7 @@ typedef struct {
     int device;
 } Region;
 
-static Region regions[MOST_REGIONS]; /* by address, since addresses only grow; freed ones stay, with size 0 */
+static Region regions[MOST_REGIONS]; /* sorted by address, since addresses only grow; freed ones remain with size 0 */
 static size_t region_count;
 static size_t capacity[MOST_DEVICES], total[MOST_DEVICES], used[MOST_DEVICES];
 static __thread int current;
@@ -51,7 +51,7 @@ void standin_set_device_memory(int device, size_t capacity_bytes, size_t total_b
 
 size_t standin_total(int device) { return total[device]; }
 
-/* The number of the cudaMalloc or cuMemAddressReserve that an address came from, counted from 0. */
+/* The number, from 0, of the cudaMalloc or cuMemAddressReserve call that returned an address. */
 size_t standin_region(const void *address) {
     size_t low = 0, high = region_count;
     while (high - low > 1) {
@@ -85,7 +85,7 @@ static size_t room(int device) {
 
 static int refusals;
 
-/* The next requests for memory are refused, so many of them, whatever is free. */
+/* Makes the next `requests` requests for memory fail, however much is free. */
 void standin_refuse(int requests) { refusals = requests; }
 
 static int take(int device, size_t size) {
@@ -109,7 +109,7 @@ cudaError_t cudaMalloc(void **address, size_t size) {
 }
 
 cudaError_t cudaFree(void *address) {
-    if (address) { /* cudaFree(NULL) is how a context is made */
+    if (address) { /* cudaFree(NULL) only creates a context */
         Region *region = &regions[standin_region(address)];
         standin_count(region->device, -(long long)region->size);
         region->size = 0;
@@ -123,7 +123,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     return cudaSuccess;
 }
 
-/* -- the driver's virtual memory, on which expandable segments stand ------------------------------------------------ */
+/* -- the driver's virtual memory, which expandable segments use ---------------------------------------------------- */
 
 static CUresult reserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, unsigned long long flags) {
     if (!standin_expands()) {
@@ -133,8 +133,8 @@ static CUresult reserve(CUdeviceptr *address, size_t size, size_t alignment, CUd
     return CUDA_SUCCESS;
 }
 
-/* A handle is the size of what it stands for, whose low bits are free for the device: handles are only ever mapped,
- * unmapped and released. */
+/* A handle is the allocation's size, with the device's number in its low bits: handles are only mapped, unmapped and
+ * released. */
 static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *what,
                        unsigned long long flags) {
     if (!take(what->location.id, size)) {
@@ -167,7 +167,7 @@ static CUresult text_of(CUresult error, const char **text) {
     return CUDA_SUCCESS;
 }
 
-static CUresult done(void) { return CUDA_SUCCESS; } /* cuMemMap, cuMemUnmap, ...: their arguments stay unread */
+static CUresult done(void) { return CUDA_SUCCESS; } /* for cuMemMap, cuMemUnmap, ...: ignores its arguments */
 static CUresult not_supported(void) { return CUDA_ERROR_NOT_SUPPORTED; }
 
 static const struct {
@@ -231,7 +231,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { return *ca
 /* -- streams and events --------------------------------------------------------------------------------------------- */
 
 struct CUevent_st {
-    unsigned long long recorded; /* its number among all records; 0: never recorded, or waited for */
+    unsigned long long recorded; /* its number among all recorded events; 0 if not recorded, or if waited for */
 };
 
 static unsigned long long recorded, completed;

@@ -1,8 +1,8 @@
-"""Trains on rows of every length, and compares what is reserved after 10, 20, 50, 100 ... steps with its prediction.
+"""Trains on rows of every length, and compares reserved memory after 10, 20, 50, 100 ... steps with its prediction.
 
-Twelve trainings of four methods, rows in any order and the longest first, both kinds of segments. Two rehearsals, of
-the longest rows and of shorter ones, predict it: once for the batches that the run drew, which the bars judge, and once
-for those that planning draws from the histogram of the data.
+There are twelve trainings of four methods, with rows in any order or the longest first, and both kinds of segments.
+Each prediction uses two rehearsals, of the longest rows and of shorter ones. It is made for the batches that the run
+drew, to which the limits apply, and for batches that planning draws from the histogram of row lengths.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ MEDIAN_BAR, WORST_BAR = 0.02, 0.05
 LIMIT_SECONDS = 4 * 3600.0
 LOOKED_AT = (10, 20, 50, 100, 200, 500, 1000)
 SHORTER = 5 / 16
-"""Of the longest rows, the second rehearsal's."""
+"""The length of the second rehearsal's rows, as a share of the longest rows'."""
 
 SHORTEST_TOKENS, SPREAD = 16, 0.7
-"""Rows are log-normal, as instructions with answers mostly are: the median is an eighth of the longest."""
+"""Lengths are log-normal, as is usual for instructions with answers; the median is an eighth of the longest."""
 ROWS = 2000
 LENGTH, PROMPT = 1024, 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HoursCase:
-    """One training of many steps, each with a micro-batch of rows as the sampler draws them."""
+    """One training of many steps, each with one micro-batch of rows that the sampler draws."""
 
     run: GpuCase
     steps: int
@@ -64,7 +64,7 @@ class HoursCase:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of every row, of the prompt in online methods; the same ones each time."""
+        """Tokens of every row, or of its prompt in online methods; the same in every call."""
         source = random.Random(self.run.length)
         median = self.run.length / 8
         drawn = [round(median * math.exp(source.gauss(0, SPREAD))) for _ in range(ROWS - 1)]
@@ -72,12 +72,12 @@ class HoursCase:
 
     @property
     def profile(self) -> DataProfile:
-        """The same rows as planning knows them: how many there are of each length."""
+        """The number of rows of each length, as planning counts them."""
         return DataProfile(rows_by_length=dict(Counter(self.lengths)))
 
 
 def hours_cases(steps: int) -> list[HoursCase]:
-    """Three each of SFT, DPO, Reward and GRPO, whose steps take ten times as long and are a fifth as many."""
+    """Returns three cases each of SFT, DPO, Reward and GRPO; GRPO's steps are slower, so it has a fifth of them."""
     fewer = max(1, steps // 5)
     longest_first, expandable = {"longest_first": True}, {"expandable_segments": True}
     return [
@@ -107,7 +107,7 @@ def _case(
 
 
 def compare_hours(hollow: Hollow, chosen: Sequence[HoursCase]) -> bool:
-    """Prints lines for each training; returns whether all bars are kept."""
+    """Prints lines for each training; returns whether all limits are kept."""
     errors: list[float] = []
     failed = 0
     print(f"{'GiB reserved':46} {'steps':>5} {'real':>8} {'predicted':>9} {'error':>8} {'worst batch':>12}")
@@ -122,7 +122,7 @@ def compare_hours(hollow: Hollow, chosen: Sequence[HoursCase]) -> bool:
 
 
 def real_run(hollow: Hollow, case: HoursCase) -> list[dict[str, int]]:
-    """What torch's allocator held after each step. Raises RunFailed."""
+    """Returns the reserved bytes and the longest row's tokens of each step. Raises RunFailed."""
     out = hollow.cache / "hours" / f"{case.name}-{case.steps}.json"
     out.parent.mkdir(exist_ok=True)
     if not out.is_file():
@@ -143,7 +143,7 @@ def rehearsed(hollow: Hollow, worker: api.Worker, case: HoursCase) -> tuple[Rehe
 
 
 def compared(case: HoursCase, real: Sequence[dict[str, int]], longest: Rehearsed, shorter: Rehearsed) -> list[float]:
-    """Prints a line for each number of steps; returns the errors."""
+    """Prints a line for each number of steps; returns the relative errors."""
     settings = AllocatorSettings(grows=case.run.knobs.expandable_segments)
     tokens = [row["tokens"] for row in real]
     predicted = reserved_after(longest, shorter, tokens, settings, longest_first=case.longest_first)
@@ -176,18 +176,18 @@ def by_histogram(case: HoursCase, longest: Rehearsed, shorter: Rehearsed) -> str
 
 
 def main() -> None:
-    """Train one case on the stand-in device: ``python -m hollow_cuda.hours REQUEST.json``."""
+    """Trains one case on the stand-in device: ``python -m hollow_cuda.hours REQUEST.json``."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     case = codec.from_json(HoursCase, request["case"])
     with tempfile.TemporaryDirectory(prefix="hours-", ignore_cleanup_errors=True) as scratch:
         rows = train(case, Path(request["model"]), scratch)
     Path(request["out"]).write_text(json.dumps(rows), encoding="utf-8")
     sys.stdout.flush()
-    os._exit(0)  # autograd's thread of the device cannot be ended: the process would be aborted
+    os._exit(0)  # autograd's device thread cannot be stopped; a regular exit would abort the process
 
 
 def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]:
-    """Returns what the allocator held after each step."""
+    """Returns the peak of reserved bytes and the longest row's tokens of each step."""
     import torch
     from transformers import TrainerCallback
 
@@ -229,7 +229,7 @@ def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]
 
 
 def _tokens(row: Mapping[str, Any]) -> int:
-    """Counts the tokens of a row; of a pair, its longer sequence's; of an online method's, the prompt's."""
+    """Counts the tokens of a row: of the longer sequence in a pair, of the prompt in an online method."""
     lengths = {
         name: len(value.split() if isinstance(value, str) else value)
         for name, value in row.items()
@@ -241,7 +241,7 @@ def _tokens(row: Mapping[str, Any]) -> int:
 
 @contextmanager
 def _rows_of(case: HoursCase) -> Iterator[None]:
-    """Inside, a trainer gets the case's rows in the place of a rehearsal's."""
+    """Inside, a trainer gets the case's rows instead of a rehearsal's."""
     from datasets import concatenate_datasets
 
     from autotrain_mem.methods.interface import method_of

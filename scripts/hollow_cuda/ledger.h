@@ -1,5 +1,5 @@
-/* Who holds what of each card: one page per card in HOLLOW_LEDGER, which all processes share; without such a folder the
- * page is this process's own. values_memory.c writes it, nvml.c reads it. What a process that is gone has held is free. */
+/* Records the bytes that each process holds of each card: one page per card in the folder HOLLOW_LEDGER, shared by all
+ * processes; a private page without it. values_memory.c writes it, nvml.c reads it. Exited processes hold nothing. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #define MOST_CARDS 2
-#define MOST_PROCESSES 256 /* that fit on a page */
+#define MOST_PROCESSES 256 /* so many fit on a page */
 #define PAGE_BYTES 4096
 
 typedef struct {
@@ -53,7 +53,7 @@ static int lives(int pid) {
     return end && end[2] != 'Z' && end[2] != 'X';
 }
 
-/* NAME_1 of card 1, else NAME, else what is given. */
+/* The variable NAME_1 for card 1 (NAME_0 for card 0), else NAME, else the given default. */
 static unsigned long long setting(const char *name, int card, unsigned long long otherwise) {
     char own[64];
     snprintf(own, sizeof own, "%s_%d", name, card);
@@ -63,7 +63,7 @@ static unsigned long long setting(const char *name, int card, unsigned long long
 
 static unsigned long long capacity_of(int card) { return setting("HOLLOW_CAPACITY", card, 80ull << 30); }
 
-/* By all live processes, their contexts included, and by strangers whom no list of processes names. */
+/* Bytes held by all live processes, including their contexts, and by processes that are not listed (HOLLOW_OTHERS). */
 static unsigned long long held(int card) {
     unsigned long long sum = setting("HOLLOW_OTHERS", card, 0);
     for (int i = 0; i < MOST_PROCESSES; i++) {

@@ -1,4 +1,4 @@
-"""Models whose weights take no disk: files of the right length that hold nothing, which reads as zeros."""
+"""Writes models whose weights take no disk space: sparse files of the right length, which read as zeros."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = "qwen2-small"
 SHALLOW = "qwen2-8-layers"
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     **MODELS,
-    # Qwen2.5-0.5B with a third of its layers, for trainings of many steps.
+    # Qwen2.5-0.5B with a third of its layers, for training many steps.
     SHALLOW: (MODELS["qwen2-0.5b"][0], {**MODELS["qwen2-0.5b"][1], "num_hidden_layers": 8}),
     # Small enough to be rehearsed in seconds, wide enough for large blocks to make the peak.
     SMALL: ("Qwen2Config", sizes(512, 2048, 4, 8, 2, 4096, 32768)),
@@ -67,7 +67,7 @@ VISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def sparse_folder(root: Path, name: str) -> Path:
-    """The model's folder, made now if it is not there; ``from_pretrained`` loads it, in bfloat16."""
+    """Returns a folder that ``from_pretrained`` loads in bfloat16; writes it if it is missing."""
     folder = root / name
     if (folder / "model.safetensors").exists():
         return folder
@@ -77,7 +77,7 @@ def sparse_folder(root: Path, name: str) -> Path:
     from autotrain_mem.cli.tiny_model import special_token_ids
 
     folder.mkdir(parents=True, exist_ok=True)
-    special = special_token_ids()  # those that a rehearsal's tokenizer has room for
+    special = special_token_ids()  # within the vocabulary of a rehearsal's tokenizer
     if name in VISION:
         kind, fields, processor = VISION[name]
         fields = {**fields, "text_config": {**fields["text_config"], **special}}

@@ -1,12 +1,12 @@
-/* Stands in for libnvidia-ml.so.1: knows from the ledger what each process holds of each card.
+/* A stand-in for libnvidia-ml.so.1. It reads from the ledger how much each process holds of each card.
  *
- * HOLLOW_CARDS      how many there are (1)
- * HOLLOW_TOTAL      bytes that a card says it has; HOLLOW_CAPACITY, unless it is to refuse before it is full
- * HOLLOW_RESERVED   bytes of the driver, beyond them
+ * HOLLOW_CARDS      number of cards, 1 by default
+ * HOLLOW_TOTAL      bytes that a card reports, HOLLOW_CAPACITY by default; if more, requests fail before it looks full
+ * HOLLOW_RESERVED   bytes that the driver holds in addition
  * HOLLOW_BLIND      no process is listed, as in a container
- * HOLLOW_REFUSED    the number of a card that is lost: whatever is asked of it fails
- * HOLLOW_UNIFIED    memory is not told, as on cards that share the host's
- * HOLLOW_DRIVER     the newest CUDA that the driver knows, 13000 by itself
+ * HOLLOW_REFUSED    the number of a lost card: every query of it fails
+ * HOLLOW_UNIFIED    memory is not reported, as on cards that share the host's memory
+ * HOLLOW_DRIVER     the newest CUDA version that the driver supports, 13000 by default
  */
 #include "ledger.h"
 
@@ -70,7 +70,7 @@ int nvmlDeviceGetName(void *device, char *text, unsigned size) {
 
 int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *pending) { return NOT_SUPPORTED; }
 
-/* The card is an A100 SXM: 108 multiprocessors of 64 cores; boost clock by its datasheet. */
+/* The card is an A100 SXM: 108 multiprocessors of 64 cores, and the boost clock of its data sheet. */
 int nvmlDeviceGetNumGpuCores(void *device, unsigned *number) { return *number = 108 * 64, OK; }
 int nvmlDeviceGetMaxClockInfo(void *device, int which, unsigned *mhz) { return *mhz = 1410, OK; }
 

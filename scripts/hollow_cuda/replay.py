@@ -1,13 +1,13 @@
-"""Plays events through torch's caching allocator on the stand-in device: ``python -m hollow_cuda.replay``.
+"""Replays events through torch's caching allocator on the stand-in device: ``python -m hollow_cuda.replay``.
 
-Each line on stdin is one play, ``{"capacity_bytes": ..., "total_bytes": ..., "events": [...]}``: bytes that cudaMalloc
-can give, bytes of the card, and what happens. Each play has an allocator of its own, with the settings of
-PYTORCH_ALLOC_CONF, and gets one line with an answer for each event:
+Each line on stdin is one play, ``{"capacity_bytes": ..., "total_bytes": ..., "events": [...]}``: the bytes that
+cudaMalloc can give, the card's bytes, and the events. Each play has its own allocator, with the settings in
+PYTORCH_ALLOC_CONF. The output is one line for each play, with an answer to each event:
 
     malloc ID BYTES STREAM       {"region": 3, "offset": 512, ...} or {"oom": "CUDA out of memory. ...", ...}
     free ID
     record_stream ID STREAM
-    complete_events              the device has done all that it was given so far
+    complete_events              all CUDA events recorded so far become ready
     empty_cache
     fraction PERCENT             torch.cuda.set_per_process_memory_fraction
     snapshot                     {"segments": [...], ...}, as torch.cuda.memory._snapshot() has them
@@ -27,18 +27,18 @@ from typing import Any
 import torch
 
 STREAM_HANDLE = 16
-"""Of stream 1; the others are multiples. Stream 0 is the default one, and nobody looks into the others."""
+"""The handle of stream 1; those of other streams are multiples. Stream 0 is the default; handles are never read."""
 
 
 def main() -> None:
     for line in sys.stdin:
         play = json.loads(line)
-        child = os.fork()  # what is imported comes along, and the allocator is fresh
+        child = os.fork()  # the child has all modules imported, and a new allocator
         if child == 0:
             print(json.dumps(answers(play["capacity_bytes"], play["total_bytes"], play["events"])), flush=True)
             os._exit(0)
         if os.waitpid(child, 0)[1]:
-            sys.exit("the play did not end well")
+            sys.exit("error: a process that replays events failed")
 
 
 def answers(capacity_bytes: int, total_bytes: int, events: list[str]) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def answers(capacity_bytes: int, total_bytes: int, events: list[str]) -> list[di
                 except torch.OutOfMemoryError as error:
                     return {"oom": str(error)}
                 return place(live[name].data_ptr())
-            case "free", name:  # what was refused is neither freed nor used
+            case "free", name:  # a refused allocation has no tensor to free or use
                 live.pop(name, None)
             case "record_stream", name, on:
                 if name in live:

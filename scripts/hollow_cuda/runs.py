@@ -1,4 +1,4 @@
-"""Real runs on the stand-in device, each in a fresh process, kept once they are made."""
+"""Makes real runs on the stand-in device, each in a new process, and caches their records."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hollow_cuda.build import Hollow
 from hollow_cuda.models import sparse_folder
 
 CAPACITY_BYTES = 400 << 30
-"""More than any case asks for: what is compared is what it would take."""
+"""More than any case needs, so that none runs out of memory."""
 CASE_SECONDS = 300.0
-"""A case takes 10 to 30. One whose end depends on a value that is not known might go on for ever."""
+"""The time limit of a case. Usually one takes 10 to 30 seconds; one whose end depends on an unknown value may hang."""
 
 
 class RunFailed(Exception):
-    """The real run ended without a record; its text is the end of what it said."""
+    """Raised if a real run ends without a record; the message is the end of its output."""
 
 
 def model_of(hollow: Hollow, case: GpuCase) -> Path:
@@ -31,7 +31,7 @@ def model_of(hollow: Hollow, case: GpuCase) -> Path:
 
 
 def real_run(hollow: Hollow, case: GpuCase) -> Record:
-    """The record of a case, made now if it is not there. Raises RunFailed."""
+    """Returns the record of a case; makes the run if there is none. Raises RunFailed."""
     out = hollow.cache / "runs"
     if not record_path(out, case.name).is_file():
         try:
@@ -44,7 +44,7 @@ def real_run(hollow: Hollow, case: GpuCase) -> Record:
 
 
 def run_child(module: str, hollow: Hollow, case: GpuCase, asked: Mapping[str, Any], limit_seconds: float) -> None:
-    """Run a module on the device, which reads what is asked, and the folder of the model. Raises RunFailed."""
+    """Runs a module on the device, with a request made of ``asked`` and the model's folder. Raises RunFailed."""
     environment = hollow.environment(CAPACITY_BYTES, case.allocator) | ENVIRONMENT | ONE_THREAD
     process = Process(module, {"model": str(model_of(hollow, case)), **asked}, environment)
     try:

@@ -1,7 +1,7 @@
-"""Writes stand-ins for NVIDIA's libraries: every function that torch imports is there, and answers "success".
+"""Writes stand-ins for NVIDIA's libraries, in which every function that torch imports exists and returns "success".
 
-Only those that hand something out are written by hand. What the libraries would do inside (their kernels, and the
-memory that they take for themselves) is not there; cuBLAS workspaces are torch's own, and lie in its allocator as ever.
+Only functions that return something else are written by hand. The libraries' kernels and internal memory do not exist.
+torch allocates cuBLAS workspaces itself, in its own allocator, so these are real.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem)")
 RUNTIME = "libcudart.so.13"
-"""Made of C sources (``build.py``), and of :func:`rest_of_runtime`."""
+"""Built from C sources (``build.py``) and :func:`rest_of_runtime`."""
 NOT_SUPPORTED = re.compile("Graph|Ipc|MemPool|MallocAsync|FreeAsync|PeerAccess|Capture")
-"""Of the runtime: one device, one process, no graphs, no other allocator. All else that is not in C succeeds."""
+"""Generated runtime functions that return "not supported"; the other generated ones return "success"."""
 UNVERSIONED = {
     "libcuda.so.1": r"cu(?!File)[A-Z]",
     "libcufile.so.0": r"cuFile",
@@ -25,12 +25,12 @@ UNVERSIONED = {
     "libnccl.so.2": r"p?nccl",
     "libnvshmem_host.so.3": r"nvshmem",
 }
-"""Libraries whose symbols carry no version, and how the names begin that are theirs."""
+"""Libraries whose symbols have no version -> a pattern for the beginning of their names."""
 VERSION_OF = {"libnvshmem_host.so.3": "NVSHMEM"}
-"""Where the version of the symbols is not the library's name."""
+"""The version of the symbols, for libraries in which it is not the library's name."""
 
 HANDLES = ("cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusolverDnCreate", "cusparseCreate")
-"""Each makes a handle, a different one every time: torch keeps a workspace for each handle of cuBLAS."""
+"""Functions that return a new handle in every call: torch keeps one workspace for each cuBLAS handle."""
 TEXTS = ("cudnnGetErrorString", "ncclGetErrorString", "ncclGetLastError", "nvrtcGetErrorString")
 BY_HAND = {
     "cuDevicePrimaryCtxGetState": "(int device, unsigned *flags, int *active) { *flags = 0; *active = 1; return 0; }",
@@ -38,7 +38,7 @@ BY_HAND = {
     # One heuristic, all zeros: cublasLtMatmulHeuristicResult_t has 96 bytes (cublasLt.h of CUDA 13.0).
     "cublasLtMatmulAlgoGetHeuristic": "(void *a, void *b, void *c, void *d, void *e, void *f, void *g, int most,"
     " char *result, int *found) { __builtin_memset(result, 0, 96); *found = 1; return 0; }",
-    # Versions: those that torch 2.13 was built with, which it compares.
+    # The versions with which torch 2.13 was built; torch checks them.
     "cudnnGetCudartVersion": "(void) { return 13000; }",
     "cudnnGetProperty": "(int which, int *value) { *value = which == 0 ? 9 : which == 1 ? 20 : 0; return 0; }",
     "cudnnGetVersion": "(void) { return 92000; }",
@@ -51,12 +51,12 @@ BY_HAND = {
 class Imports:
     libraries: frozenset[str]
     versioned: Mapping[str, frozenset[str]]
-    """Symbols by version, which for most of NVIDIA's libraries is the name of the library."""
+    """Symbols by version; for most of NVIDIA's libraries the version is the library's name."""
     unversioned: frozenset[str]
 
 
 def imports_of(libraries: Iterable[Path]) -> Imports:
-    """By ``readelf`` and ``nm``."""
+    """Collects the needed libraries and undefined symbols, with ``readelf`` and ``nm``."""
     needed, versioned, unversioned = set[str](), defaultdict[str, set[str]](set), set[str]()
     for library in libraries:
         needed.update(re.findall(r"NEEDED.*\[(.*?)\]", _said("readelf", "-dW", library)))
@@ -72,7 +72,7 @@ def imports_of(libraries: Iterable[Path]) -> Imports:
 
 
 def rest_of_runtime(imports: Imports, defined: Iterable[Path]) -> str:
-    """C source of the runtime's functions that are imported and that these objects do not define."""
+    """Returns C source for the runtime functions that are imported but not defined by these objects."""
     known = {line.split()[-1] for each in defined for line in _said("nm", "--defined-only", each).splitlines()}
     names = sorted(imports.versioned[RUNTIME] - known)
     return "".join(
@@ -82,7 +82,7 @@ def rest_of_runtime(imports: Imports, defined: Iterable[Path]) -> str:
 
 
 def write_stubs(imports: Imports, folder: Path) -> None:
-    """A library for each of NVIDIA's, but for the runtime."""
+    """Writes a stand-in for each of NVIDIA's libraries except the runtime."""
     for library in sorted(imports.libraries):
         if NVIDIA.match(library) and library != RUNTIME:
             _write_stub(library, imports, folder)

@@ -1,21 +1,19 @@
-"""What the device would have computed, where the host can know it: ids, labels, masks and what is made of them.
+"""Tracks the values of device tensors that the host can derive: ids, labels, masks and what is computed from them.
 
-Kernels of the stand-in device compute nothing, so whatever is read back from it is zero: no token would be selected, no
-completion would have a length. But the batch came from the host, with its values. Every call of a torch function in
-Python is seen; where all of its inputs are known and small, it is made on the host as well, after it was made on the
-device as ever, and the result is kept beside the device's tensor. Reading back gives that. What depends on the weights
-stays unknown and reads as zero.
+Kernels of the stand-in device compute nothing, so everything read back from it is zero: no token would be selected, and
+no completion would have a length. But batches come from the host, with known values. This mode intercepts every call of
+a torch function in Python. After the call on the device, it repeats the call on the host if all inputs are known and
+small, and stores the result with the device's tensor. Values that depend on the weights stay unknown and read as zero.
 
-- A copy to the host, ``item()``, ``bool()`` and the like give what is known.
-- Where a size is read back inside an operator (``nonzero``, a boolean index), torch's own code
-  runs whole, with all that it allocates, and the device answers with the size that is known; of an unknown mask
-  everything is selected, as a rehearsal assumes.
-- A token that is sampled is ORDINARY_TOKEN.
+- Copies to the host, ``item()``, ``bool()`` and similar calls return the known value.
+- Some operators read a size back (``nonzero``, a boolean index). torch's own code then runs completely, with all its
+  allocations, and the device returns the known size. An unknown mask selects everything, as a rehearsal assumes.
+- Every sampled token is ORDINARY_TOKEN.
 
-Nothing is kept alive on the device by this, and nothing else is allocated there. It is done above autograd and not with
-a mode below it on purpose: under such a mode autograd itself goes other ways (it adds gradients out of place, for one:
-``ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), and the run would no longer be the real one. So a size that
-is read back within a backward formula is not answered.
+This neither keeps tensors on the device alive nor allocates there. It works above autograd on purpose: under a mode
+below it, autograd itself behaves differently (for example, it adds gradients out of place:
+``ATen/TensorSubclassLikeUtils.h: isTensorSubclassLike``), and the run would no longer be the real one. Therefore sizes
+that a backward formula reads back cannot be supplied.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN
 from autotrain_mem.rehearsal.known_values import tensors_in
 
 LARGEST_KNOWN_ELEMENTS = 1 << 20
-"""As in a rehearsal (``rehearsal/values.py``)."""
+"""The same limit as in a rehearsal (``rehearsal/values.py``)."""
 READ_BACK = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "equal", "__contains__"})
 SELECTING = frozenset({"__getitem__", "__setitem__", "nonzero", "argwhere", "where", "masked_select"})
 NO_VALUE = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"})
@@ -41,7 +39,7 @@ RANDOM = ("rand", "normal", "uniform", "bernoulli", "dropout", "exponential", "m
 
 
 class _Known:
-    """The value of a tensor of the device. ``valid`` is shared by all views of one storage."""
+    """The value of a device tensor. ``valid`` is shared by all views of one storage."""
 
     __slots__ = ("valid", "value")
 
@@ -51,12 +49,12 @@ class _Known:
 
 
 def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Say what a tensor of the device holds."""
+    """Registers the value of a device tensor."""
     tensor.__dict__["known"] = _Known(value, [True])
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """None where it is not known; so of everything that is trained."""
+    """Returns the value of a device tensor; None if it is unknown, as for every tensor that requires gradients."""
     known = tensor.__dict__.get("known")
     return known.value if known is not None and known.valid[0] and not tensor.requires_grad else None
 
@@ -68,8 +66,8 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
 
     @contextmanager
     def in_recomputation(self) -> Iterator[None]:
-        """Values are known also in what a backward pass computes again: in autograd's own threads no mode is seen, nor
-        while one answers a call such as ``backward()``."""
+        """Inside, values are also tracked while checkpointing recomputes layers. Otherwise the mode is inactive there:
+        in autograd's own threads, and while it handles ``backward()`` itself."""
         from torch.utils import checkpoint
 
         run = checkpoint._run_fn_with_dynamo_disabled
@@ -91,8 +89,8 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
             function(*args, **kwargs)
             return function(*_swap(args), **_swap_all(kwargs))
         if name == "repeat_interleave" and on_device and known and len(args) > 1 and isinstance(args[1], torch.Tensor):
-            # Told its size, torch reads nothing back (``ATen/native/Repeat.h: repeat_interleave_common``); untold it
-            # reads two numbers, and makes two tensors of 512 bytes for the second, which go at once.
+            # With ``output_size``, torch reads nothing back (``ATen/native/Repeat.h: repeat_interleave_common``).
+            # Without it, torch reads two numbers, for the second of which it briefly allocates 2 x 512 bytes.
             kwargs = {**kwargs, "output_size": int(_swap(args[1]).sum())}
         size = self._size_read_back(name, args, known) if on_device else None
         if size is not None:
@@ -110,7 +108,7 @@ class HostValues(TorchFunctionMode):  # type: ignore[misc]
         return out
 
     def _size_read_back(self, name: str, args: Any, known: bool) -> int | None:
-        """What the device will be asked for while the function runs."""
+        """Returns the size that the function will read back from the device; None if it reads none."""
         if name == "unique_consecutive" and known:
             return int(_swap(args[0]).unique_consecutive().numel())
         if name not in SELECTING:
@@ -132,7 +130,7 @@ def _compute_beside(function: Any, args: Any, kwargs: Mapping[str, Any], out: An
     try:
         with torch.no_grad():
             reals = list(tensors_in([function(*_swap(args), **_swap_all(kwargs))]))
-    except (RuntimeError, TypeError, AssertionError):  # a host cannot do it, or it is about the device itself
+    except (RuntimeError, TypeError, AssertionError):  # the host cannot run it, or it concerns the device itself
         _forget((*args[:1], *outs), {})
         return
     before = [known.valid for tensor in given if (known := tensor.__dict__.get("known")) is not None]
@@ -141,7 +139,7 @@ def _compute_beside(function: Any, args: Any, kwargs: Mapping[str, Any], out: An
             if given:
                 each.detach().copy_(value)  # read back
         elif each.shape == value.shape and not any(each is tensor for tensor in given):
-            # What came from the host may be changed there; what is a view of something known stays one.
+            # A value from the host is cloned, since the host may change it. A view of a known value stays a view.
             each.__dict__["known"] = _Known(value if before else value.clone(), before[0] if before else [True])
 
 
@@ -165,7 +163,7 @@ def _swap_all(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _forget(items: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
-    """Something unknown was written into these."""
+    """Marks tensors as unknown after an unknown value was written into them."""
     for tensor in tensors_in((*items, kwargs.get("out"))):
         if (known := tensor.__dict__.get("known")) is not None:
             known.valid[0] = False

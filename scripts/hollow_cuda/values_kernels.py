@@ -1,8 +1,8 @@
-"""Computes what the device would have: after each CUDA kernel, which does nothing, the CPU's of the same operator runs.
+"""Computes values for the device: after each CUDA kernel, which does nothing, the same operator's CPU kernel runs.
 
-The device's memory is the host's (values_memory.c), so both see the same bytes. It happens at the dispatch key CUDA,
-below autograd and without a mode: what autograd and the allocator do stays torch's own. Numbers are a CPU's. Kernels
-that the CPU lacks are written here (attention) or compute nothing: HOLLOW_TRACE=1 names them on stderr.
+The device's memory is the host's (values_memory.c), so both kernels use the same bytes. The kernels are replaced at the
+dispatch key CUDA, below autograd and without a mode, so autograd and the allocator remain torch's own. Results are a
+CPU's. Kernels that the CPU lacks are written here (attention) or compute nothing; HOLLOW_TRACE=1 prints their names.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ UNTOUCHED_PREFIXES = (
     *("is_pinned", "_pin_memory", "_local_scalar_dense", "_assert_async", "_copy_from", "_fused_sdp", "_fill_mem_eff"),
     *("cudnn", "_cudnn", "_use_cudnn", "miopen", "_nested", "_sparse", "_spdiags", "_foobar"),
 )
-"""They move no bytes, or only the runtime's, or are never used here."""
+"""Prefixes of operators that move no bytes, or only through the runtime, or are never used here."""
 COPY = "aten::copy_"
-"""Registered for all devices at once, so that it is in no list of CUDA's."""
+"""Registered for all devices at once, so it is not listed among the CUDA kernels."""
 
 _libraries = {namespace: torch.library.Library(namespace, "IMPL") for namespace in ("aten", "bitsandbytes")}
 _runtime = ctypes.CDLL("libcudart.so.13")
@@ -35,7 +35,7 @@ _traced = bool(os.environ.get("HOLLOW_TRACE"))
 
 
 def install(namespace: str = "aten") -> None:
-    """Wrap every kernel of these operators that is registered for CUDA."""
+    """Wraps every CUDA kernel of the operators in a namespace."""
     with torch._C._DisableTorchDispatch():
         names = torch._C._dispatch_get_registrations_for_dispatch_key(KEY)
         for name in [*(name for name in names if name.startswith(f"{namespace}::")), COPY]:
@@ -44,7 +44,7 @@ def install(namespace: str = "aten") -> None:
                 continue
             try:
                 _wrap(namespace, name)
-            except (AttributeError, RuntimeError) as error:  # no operator of that name can be called
+            except (AttributeError, RuntimeError) as error:  # the registered name is no callable operator
                 _trace(f"not wrapped: {name}: {error}")
 
 
@@ -82,7 +82,7 @@ def _trace(text: str) -> None:
 
 
 def _tensor(item: Any, args: Any) -> Any:
-    """A number where the operator takes a tensor: autograd hands over what it has wrapped itself."""
+    """Converts a number to the tensor that the operator's schema requires; autograd may pass plain numbers."""
     if not isinstance(item, (bool, int, float)):
         return item
     dtypes = [each.dtype for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
@@ -96,7 +96,7 @@ def _tensor(item: Any, args: Any) -> Any:
 
 
 def same_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor of the device, as a tensor of the CPU."""
+    """Returns a CPU tensor that shares the bytes of a device tensor."""
     if not tensor.is_cuda:
         return tensor
     if tensor.numel() == 0:
@@ -130,11 +130,11 @@ def _write(out: Any, computed: Any) -> None:
             there.copy_(value)
 
 
-# -- attention, which the CPU computes by other operators ---------------------------------------------------------
+# -- attention, for which the CPU has other operators -------------------------------------------------------------
 
 
 def _attention(q: Any, k: Any, v: Any, bias: Any, causal: bool, scale: float | None) -> tuple[Any, Any]:
-    """The output and the probabilities. q: (batch, heads, length, width); k and v may have fewer heads."""
+    """Returns output and attention probabilities. q: (batch, heads, length, width); k and v may have fewer heads."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
     weights = (q.float() @ k.float().transpose(-1, -2)) * scale
@@ -189,4 +189,4 @@ SIZES: dict[str, Callable[..., int]] = {
     "aten::_unique2": lambda tensor, *rest, **options: int(torch.unique(tensor).numel()),
     "aten::repeat_interleave.Tensor": lambda repeats, output_size=None: int(repeats.sum()),
 }
-"""Operators that read a size back from the device, before they allocate what they give."""
+"""Operators that read the size of their result back from the device -> how to compute that size."""

@@ -1,13 +1,13 @@
-/* Memory of the device that holds values: memory of the host, mapped where cudart_memory.c gives out addresses. So copies
- * and fills are real, and what the device would have computed can be computed on the same bytes (values_kernels.py).
+/* The memory of the device that computes: host memory, mapped at the addresses that cudart_memory.c assigns. So copies
+ * and fills are real, and the CPU can compute on the same bytes (values_kernels.py).
  *
- * Cards       HOLLOW_CARDS of them (1). Those that CUDA_VISIBLE_DEVICES names, by number or by the beginning of a UUID,
- *             are this process's devices, in that order; the first name that is unknown ends the list, as in CUDA
+ * Cards       There are HOLLOW_CARDS of them, 1 by default. This process's devices are those that CUDA_VISIBLE_DEVICES
+ *             names, in its order, by number or by the beginning of a UUID. An unknown name ends the list, as in CUDA
  *             (CUDA C++ Programming Guide, "CUDA Environment Variables").
- * Capacity    HOLLOW_CAPACITY bytes, shared by all processes; HOLLOW_TOTAL is what the card says that it has.
- * Context     HOLLOW_CONTEXT bytes (300 MiB) of each process that allocates or copies.
- * Driver      HOLLOW_DRIVER is the newest CUDA that it knows (13000): no device opens under an older one.
- *             HOLLOW_VGPU: it has no virtual memory for expandable segments, as under a vGPU.
+ * Capacity    HOLLOW_CAPACITY bytes, shared by all processes. The card reports HOLLOW_TOTAL bytes.
+ * Context     HOLLOW_CONTEXT bytes, 300 MiB by default, of each process that allocates or queries memory.
+ * Driver      HOLLOW_DRIVER is the newest CUDA version that it supports, 13000 by default; with an older one than the
+ *             runtime's, no device opens. HOLLOW_VGPU: it has no virtual memory for expandable segments, as on a vGPU.
  */
 #include "ledger.h"
 #include <cuda_runtime_api.h>
@@ -71,7 +71,7 @@ int standin_expands(void) { return !getenv("HOLLOW_VGPU"); }
 cudaError_t standin_why_none(void) { return driver_is_old() ? cudaErrorInsufficientDriver : cudaErrorNoDevice; }
 int standin_card(int device) { return cards[device]; }
 
-/* Another process takes so many bytes of a card, and holds them from now on: process 1, which always lives. */
+/* Makes another process hold so many bytes of a card from now on: process 1, which never exits. */
 void standin_fill_card(int device, unsigned long long bytes) {
     holders(cards[device])[MOST_PROCESSES - 1] = (Holder){1, bytes};
 }
@@ -79,7 +79,7 @@ void standin_fill_card(int device, unsigned long long bytes) {
 static Holder *own(int device) {
     static Holder *slots[MOST_CARDS];
     static int pid;
-    if (pid != getpid()) { /* a fork has no context of its parent's */
+    if (pid != getpid()) { /* a forked process does not share its parent's context */
         memset(slots, 0, sizeof slots);
         pid = getpid();
     }

@@ -1,1 +1,1 @@
-"""The parts of ``scripts/oracle``: the cases, how each is run, what is kept of it, and how two files are compared."""
+"""The parts of ``scripts/oracle``: the cases, their execution, their digests, and the comparison of two files."""

@@ -35,7 +35,7 @@ CHECKPOINTING: Mapping[str, str] = {
     "no checkpointing": "--gradient_checkpointing false",
 }
 BATCHES: Mapping[str, int] = {"sft": 16, "reward": 16, "dpo": 16, "grpo": 16, "rloo": 16, "ppo": 4}
-"""Rows of an optimizer step that plans keep; PPO's rehearsals take longer the more micro-batches it has."""
+"""The effective batch of each plan. PPO's is smaller, since more micro-batches make its rehearsals slower."""
 CARDS_MIB: Mapping[str, tuple[int, int, int]] = {
     "sft": (30, 26, 32),
     "reward": (46, 44, 56),
@@ -44,9 +44,9 @@ CARDS_MIB: Mapping[str, tuple[int, int, int]] = {
     "rloo": (48, 60, 52),
     "ppo": (46, 44, 46),
 }
-"""Of each mode (full, LoRA, 4-bit), a card that most of these batches do not fit at once."""
+"""For each mode (full, LoRA, 4-bit), a card that is too small for most of these batches as one micro-batch."""
 SMALL_MIB: Mapping[str, int] = {"sft": 24, "reward": 16, "dpo": 28, "grpo": 36, "rloo": 34, "ppo": 30}
-"""A card for which levers have to be pulled, where they are all free; for the reward model they do not suffice."""
+"""Cards for plans that may pull any lever, and must pull some; for the reward model no lever suffices."""
 
 VARIANTS: Mapping[str, str] = {
     "8-bit": "sft --dataset short_text --max_length 96 --use_peft --load_in_8bit",
@@ -69,10 +69,10 @@ VARIANTS: Mapping[str, str] = {
     "two mini-batches": "ppo --dataset short_prompts --reward_model_path judge --response_length 4 "
     "--num_ppo_epochs 2 --num_mini_batches 2",
 }
-"""Single estimates of what the product of methods, modes and checkpointing leaves out."""
+"""Estimates with settings that :func:`product` leaves out."""
 FAMILIES = ("gpt2", "gemma3", "llama", "qwen3", "qwen3_moe")
 LAYERS = 12
-"""Of the model that is rehearsed with fewer."""
+"""Layers of the model that is rehearsed with fewer layers."""
 
 TRAINED: Mapping[str, tuple[str, str]] = {
     "sft full, out of memory in backward": (
@@ -84,17 +84,17 @@ TRAINED: Mapping[str, tuple[str, str]] = {
     "grpo full, out of memory in generation": (f"grpo {METHODS['grpo']} {MODES['full']}", "oom:generate:300"),
     "ppo full, out of memory in backward": (f"ppo {METHODS['ppo']} {MODES['full']}", "oom:backward:400"),
 }
-"""Flags, and what befalls the run (``AUTOFIT_MISHAPS``)."""
+"""The flags of each run, and its injected fault (``AUTOFIT_MISHAPS``)."""
 
 
 def commands(models: pathlib.Path | None) -> dict[str, Case]:
-    """Returns what runs commands, by name, the longest first; recipes where there are models of their sizes."""
+    """Returns the cases that run commands, by name, the slowest first; recipes only if there are models for them."""
     kinds = (trainings(), free_plans(), product(), variants(), others(), {} if models is None else recipe_plans(models))
     return {name: case for kind in kinds for name, case in kind.items()}
 
 
 def product() -> dict[str, Case]:
-    """An estimate and a plan of every method, mode and checkpointing; whatever is not named stays TRL's."""
+    """Returns an estimate and a plan for every method, mode and checkpointing; other settings are TRL's defaults."""
     found: dict[str, Case] = {}
     for method, (mode, pinned) in itertools.product(METHODS, itertools.product(MODES, CHECKPOINTING)):
         words = f"{method} --model model {METHODS[method]} {MODES[mode]} {CHECKPOINTING[pinned]}"
@@ -109,7 +109,7 @@ def product() -> dict[str, Case]:
 
 
 def free_plans() -> dict[str, Case]:
-    """The same where every lever may be pulled, and on a model that is rehearsed with fewer layers."""
+    """Returns plans that may pull every lever, and plans for a model that is rehearsed with fewer layers."""
     words = {method: f"plan {method} {METHODS[method]} --effective_batch_size {BATCHES[method]}" for method in METHODS}
     small = {f"plan: {name}, free": f"{words[name]} --model model --gpu {SMALL_MIB[name]}MiB" for name in METHODS}
     deep = {f"plan: {name}, {LAYERS} layers": f"{words[name]} --model deep --gpu 64MiB" for name in ("sft", "dpo")}
@@ -117,7 +117,7 @@ def free_plans() -> dict[str, Case]:
 
 
 def variants() -> dict[str, Case]:
-    """Single estimates, each about one more thing."""
+    """Returns estimates that each vary one setting, model or device."""
     lines = {name: f"{words} --model model --gpu l40s" for name, words in VARIANTS.items()}
     for family in FAMILIES:
         lines[family] = f"sft --model {family} --dataset short_text --max_length 96 --use_peft --gpu l40s"
@@ -128,7 +128,7 @@ def variants() -> dict[str, Case]:
 
 
 def others() -> dict[str, Case]:
-    """Commands that are made of plans and estimates."""
+    """Returns a comparison of cards, a plan that is followed, and the catalog of cards."""
     job = "sft --model model --dataset short_text"
     return {
         "cards": partial(printed, f"plan {job} --effective_batch_size 16 --gpu all"),
@@ -138,12 +138,12 @@ def others() -> dict[str, Case]:
 
 
 def replays() -> dict[str, Case]:
-    """The recorded sequences of allocations, played through the simulated allocator."""
+    """Returns the recorded sequences of allocations, which are replayed through the simulated allocator."""
     return {f"allocator: {path.stem}": partial(replayed, path) for path in sorted(RECORDED.glob("*.json"))}
 
 
 def trainings() -> dict[str, Case]:
-    """Whole runs on simulated cards, each with one fault."""
+    """Returns whole runs on simulated cards, each with one fault."""
     shared = "--model model --max_steps 8 --learning_rate 1e-3 --logging_steps 1 --save_steps 3 --fit lossless"
     batch = "--effective_batch_size 8 --seed 7"
     return {
@@ -153,7 +153,7 @@ def trainings() -> dict[str, Case]:
 
 
 def recipe_plans(models: pathlib.Path) -> dict[str, Case]:
-    """Plans every recipe for each of its cards, with folders of configs: rows fill ``max_length``."""
+    """Returns a plan of every recipe for each of its cards, with a folder of configs and rows of ``max_length``."""
     found: dict[str, Case] = {}
     for recipe, card in all_rows():
         line = f"plan {recipe.method} --recipe {recipe.name} --gpu {card} {' '.join(flags(recipe, models))}"

@@ -1,4 +1,4 @@
-"""Says where the results of two runs differ."""
+"""Finds where the results of two runs differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 Json = Any
 
 EQUAL = 1e-12
-"""Shares of a number by which the order of a sum may move it; a float32 that differs at all does so by 6e-8."""
+"""The relative difference that another order of summation may cause; two different float32 differ by at least 6e-8."""
 PROSE = ("error", "message", "not_counted", "refused", "remedy", "warnings", "why", "would_fit")
 """Keys that hold sentences."""
 _ABSENT = "(absent)"
@@ -19,10 +19,10 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One value that two runs of a case do not share."""
+    """One value that differs between two runs of a case."""
 
     where: str
-    """The keys that lead to it: ``json.attempts.0.knobs.max_length``."""
+    """The path of keys to the value: ``json.attempts.0.knobs.max_length``."""
     old: Json
     new: Json
 
@@ -31,14 +31,14 @@ class Difference:
 
     @property
     def key(self) -> str:
-        """The same keys, whichever entry of a list it is in: ``json.attempts.*.knobs.max_length``."""
+        """The same path for any entry of a list: ``json.attempts.*.knobs.max_length``."""
         return ".".join("*" if key.isdigit() else key for key in self.where.split("."))
 
 
 def compare(
     old: Mapping[str, Json], new: Mapping[str, Json], *, without_prose: bool = False
 ) -> dict[str, list[Difference]]:
-    """Lists what differs in each case that does, in the order of the old cases."""
+    """Returns the differences of each case that differs, in the order of the old cases."""
     names = [*old, *(name for name in new if name not in old)]
     found = {
         name: list(_differences(old.get(name, _ABSENT), new.get(name, _ABSENT), "", without_prose=without_prose))
@@ -48,12 +48,12 @@ def compare(
 
 
 def case_lines(found: Mapping[str, Sequence[Difference]]) -> list[str]:
-    """Says of each case how many values differ, and which is the first."""
+    """Returns a line for each case: how many values differ, and the first of them."""
     return [f"{name}: {len(each)} differ, the first {each[0]}" for name, each in found.items()]
 
 
 def key_lines(found: Mapping[str, Sequence[Difference]]) -> list[str]:
-    """Says of each key in how many cases its values differ, the most frequent first."""
+    """Returns a line for each key: in how many cases its values differ. The most frequent comes first."""
     counts = Counter(key for differences in found.values() for key in {each.key for each in differences})
     return [f"{count:5} cases  {key}" for key, count in counts.most_common()]
 
@@ -74,7 +74,7 @@ def _differences(old: Json, new: Json, where: str, *, without_prose: bool) -> It
 
 
 def _is_equal(old: Json, new: Json) -> bool:
-    """1 is 1.0 here, and True is not 1."""
+    """Compares values: 1 equals 1.0, but True does not equal 1."""
     if isinstance(old, bool) or isinstance(new, bool):
         return old is new
     if isinstance(old, int | float) and isinstance(new, int | float):

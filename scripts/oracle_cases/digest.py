@@ -1,7 +1,7 @@
-"""Reduces what a case computed to what two runs of the same code have in common.
+"""Reduces the results of a case to values that are equal in every run of the same code.
 
-A trace is too long to keep: each column of it becomes a digest, read from the fields of its dataclasses and from no
-wire form. JSON is kept as it is, without what differs from run to run.
+A trace is too long to store, so each of its columns becomes a digest. Columns are read from the fields of the
+dataclasses, independent of how traces are serialized. JSON is stored without the values that differ from run to run.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from autotrain_mem.types import Block
 Json = Any
 
 MEASURED = ("seconds", "rehearsal_seconds", "started_at", "ended_at")
-"""Times of this machine, wherever they stand; ``step_seconds`` is one in a probe, and predicted everywhere else."""
+"""Keys of measured times. ``step_seconds`` is measured only in probes, and predicted everywhere else."""
 INSTALLED = ("schema", "versions")
-"""Which packages and which wire form were at hand."""
+"""Keys that depend on the installed packages and on the file format."""
 OF_THE_HOST = ("free_bytes", "budget_bytes")
-"""What an estimate for the CPU takes from the memory that is free at the time."""
+"""Keys that depend on the host's free memory in an estimate for the CPU."""
 _DIGITS = 16
 
 
 def settled(value: Json, place: pathlib.Path, within: str = "") -> Json:
-    """Leaves out of JSON the times that were measured, versions, and the path of the folder that everything lies in."""
+    """Returns JSON without measured times, versions, and the path of the working folder."""
     if isinstance(value, Mapping):
         left_out = {*INSTALLED, *MEASURED, *(("step_seconds",) if within == "probes" else ())}
         device = value.get("hardware", value)
@@ -44,7 +44,7 @@ def settled(value: Json, place: pathlib.Path, within: str = "") -> Json:
 
 
 def columns(noun: Any) -> dict[str, Json]:
-    """Lists the fields of a dataclass, those of its rows as ``blocks.size_bytes``; numbers and text as they are.
+    """Returns the fields of a dataclass. Numbers and texts stay; lists of rows become one digest for each column.
 
     Example: ``{"operators": 5120, "events": "9210 values, 3f0c...", "blocks.owner": "4605 values, 91ab..."}``.
     """
@@ -68,7 +68,7 @@ def columns(noun: Any) -> dict[str, Json]:
 
 
 def digest(values: Any) -> str:
-    """Says how many there are, with a digest of all: ``"4605 values, 91ab..."``."""
+    """Returns the number of values and a digest of them: ``"4605 values, 91ab..."``."""
     text = json.dumps(values, default=_plain)
     return f"{len(values)} values, {hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
 
@@ -79,7 +79,7 @@ def file_digest(path: pathlib.Path) -> str:
 
 
 def _plain(value: Any) -> Json:
-    """Turns a value that JSON does not know into one that it does. Raises TypeError for what is none of ours."""
+    """Converts a value that JSON does not support. Raises TypeError for an unknown type."""
     if is_dataclass(value):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Enum):

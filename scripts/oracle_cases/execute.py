@@ -1,7 +1,7 @@
-"""Runs one case and keeps what came of it.
+"""Runs one case and returns its results.
 
-Commands that train nothing run in this process, with one warm worker for all of them; every trace that it answers with
-is kept as digests. Trainings are commands in processes of their own.
+Commands that do not train run in this process and share one worker; every trace from it is kept as digests. Commands
+that train run in separate processes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from oracle_cases.digest import columns, digest, file_digest, settled
 Result = dict[str, Any]
 
 _traces: list[Result] = []
-"""Of the rehearsals since the case began."""
+"""The digests of the traces rehearsed since the case began."""
 
 
 @contextlib.contextmanager
 def warm(place: pathlib.Path) -> Iterator[None]:
-    """Commands run in ``place`` meanwhile, share one worker, and the traces that it answers with are kept."""
+    """Inside, commands run in ``place`` and share one worker, whose traces are kept."""
     rehearse = Worker.rehearse
 
     def kept(worker: Worker, *args: Any, **options: Any) -> Trace:
@@ -54,10 +54,10 @@ def warm(place: pathlib.Path) -> Iterator[None]:
 
 
 def printed(line: str, *, models: pathlib.Path | None = None) -> Result:
-    """Returns the exit code of a command line, the JSON that it prints, and the traces that it asked for.
+    """Returns the exit code of a command line, the JSON that it prints, and the traces that it rehearsed.
 
     Args:
-        models: The folder of the models that it names; None for that of the tiny ones.
+        models: The folder of the models in the command line; None for the tiny models.
     """
     _traces.clear()
     place = models or pathlib.Path.cwd()
@@ -70,13 +70,13 @@ def printed(line: str, *, models: pathlib.Path | None = None) -> Result:
 
 
 def followed(line: str, more: str) -> Result:
-    """Returns the same of a plan that is written to a file and then followed with other flags."""
+    """Returns the same for a plan that is written to a file and then followed with further flags."""
     printed(f"{line} --out followed.json")
     return printed(f"plan {line.split()[1]} --plan followed.json {more}")
 
 
 def replayed(path: pathlib.Path) -> Result:
-    """Returns a digest of what the simulated allocator answers to recorded events, and its numbers at the end."""
+    """Returns a digest of the simulated allocator's answers to recorded events, and its final statistics."""
     recording = json.loads(path.read_text(encoding="utf-8"))
     events = [event for event, _, _ in recording["answers"]]
     answers = list(simulated(recording["settings"], recording["capacity_bytes"], recording["total_bytes"], events))
@@ -84,7 +84,7 @@ def replayed(path: pathlib.Path) -> Result:
 
 
 def trained(line: str, fault: str) -> Result:
-    """Returns the losses and digests of the final weights of a run with a fault, and what the run says of itself."""
+    """Returns the losses, digests of the final weights, and the printed JSON of a run with a fault."""
     place = pathlib.Path.cwd()
     name = re.sub(r"\W+", "-", f"{line.split()[0]} {fault}")
     ended = autofit(line.split(), place, name, {VARIABLE: fault})

@@ -1,1 +1,1 @@
-"""What ``scripts/recipes`` and the tests of the recipes are made of."""
+"""Shared by ``scripts/recipes`` and the tests of the recipes."""

@@ -1,4 +1,4 @@
-"""Which cards each recipe is planned for, and whose config stands for a model that is named otherwise."""
+"""Lists the cards for which each recipe is planned, and the configs that stand in for other models' configs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER_CARD = {
     "sft-llama3.1-8b-lora-8bit": "l40s",
     "sft-qwen2.5-0.5b": "rtx4090",
 }
-"""Beside the one that its header speaks of; of its kernels, so that the two share most of what is rehearsed."""
+"""The second card of each recipe, besides the one in its header. Both have the same kernels, to share rehearsals."""
 
 SAME_SIZES = {
     "Qwen/Qwen2.5-0.5B-Instruct": "Qwen/Qwen2.5-0.5B",
@@ -34,13 +34,13 @@ SAME_SIZES = {
     "Qwen/Qwen2.5-7B-Instruct": "Qwen/Qwen2.5-7B",
     "trl-lib/Qwen2-0.5B-Reward": "Qwen/Qwen2.5-0.5B",
 }
-"""A model trained on has its base's sizes, and Qwen2-0.5B has those of Qwen2.5-0.5B."""
+"""Models -> models of the same sizes: a fine-tuned model has its base's, and Qwen2-0.5B has those of Qwen2.5-0.5B."""
 
 _MODELS = (*("model_name_or_path", "reward_model_path", "reward_model_name_or_path"), "teacher_model_name_or_path")
 
 
 def cards(recipe: Recipe) -> tuple[str, ...]:
-    """Its own, and another, unless it is for several."""
+    """Returns the recipe's own card and a second one; only its own if the recipe is for several GPUs."""
     return (recipe.card,) if recipe.gpus > 1 else (recipe.card, OTHER_CARD[recipe.name])
 
 
@@ -49,7 +49,7 @@ def all_rows() -> Iterator[tuple[Recipe, str]]:
 
 
 def settings(recipe: Recipe) -> dict[str, object]:
-    """The keys of the file, ``autofit`` among them."""
+    """Returns the keys of the recipe's file, including the block ``autofit``."""
     import yaml
 
     read: dict[str, object] = yaml.safe_load(recipe.path.read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def settings(recipe: Recipe) -> dict[str, object]:
 
 
 def flags(recipe: Recipe, models: pathlib.Path) -> list[str]:
-    """What puts folders of configs in the place of hub ids.
+    """Returns flags that replace hub ids by folders of configs.
 
     Example: ``["--model_name_or_path", "models/Qwen/Qwen2.5-0.5B"]``.
     """
@@ -66,5 +66,5 @@ def flags(recipe: Recipe, models: pathlib.Path) -> list[str]:
 
 
 def folder(models: pathlib.Path, name: str) -> pathlib.Path:
-    """Where the config of a hub id lies."""
+    """Returns the folder with the config of a hub id."""
     return models / SAME_SIZES.get(name, name)

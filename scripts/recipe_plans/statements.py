@@ -1,4 +1,4 @@
-"""What a recipe's header says of its plan, and what a golden file keeps of it."""
+"""Writes the generated lines of a recipe's header, and the contents of its golden files, from a plan."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from autotrain_mem.types import Knobs, Plan
 VERSIONED = ("torch", "transformers", "trl", "peft", "bitsandbytes")
 WIDTH = 120
 _LABEL = 10
-"""Columns of ``settings  ``, the longest label, and of the space behind it."""
+"""The width of the column of labels: the longest is ``settings``, followed by two spaces."""
 
 
 def header(recipe: Recipe, plan: Plan, versions: Mapping[str, str]) -> list[str]:
-    """The lines from ``# card`` on, which only a plan can tell.
+    """Returns the lines of a header from ``# card`` on, which are derived from the plan.
 
     Args:
-        versions: Of every package in :data:`VERSIONED`.
+        versions: The versions of all packages in :data:`VERSIONED`.
     """
     kept = plan.estimate.reserved
     allocated, needed, budget = map(
@@ -42,9 +42,9 @@ def header(recipe: Recipe, plan: Plan, versions: Mapping[str, str]) -> list[str]
 
 
 def why(plan: Plan) -> Iterator[str]:
-    """Where the bytes are, each lever with its reason, and what stands beside the choice.
+    """Yields the owners of memory at the peak, each lever with its reason, and alternatives to the plan.
 
-    Of owners those with a tenth of the peak and more: ``at the peak, in the backward phase: weights 1.84 GiB, ...``.
+    Owners with at least a tenth of the peak are listed: ``at the peak, in the backward phase: weights 1.84 GiB, ...``.
     """
     memory = plan.estimate.memory
     held = sorted(memory.owners_at_peak.items(), key=lambda each: -each[1])
@@ -64,7 +64,8 @@ def why(plan: Plan) -> Iterator[str]:
 
 
 def _other_points(plan: Plan) -> Iterator[str]:
-    """The next larger micro-batch, and the same with its activations kept: what the search met and no lever says."""
+    """Yields the outcome of the next larger micro-batch and of the plan without checkpointing, if the search tried them
+    and no lever's reason states it."""
     chosen, told = plan.knobs, " ".join(lever.why for lever in plan.levers)
     met = {each.knobs: each for each in plan.attempts if format_bytes(each.required_bytes) not in told}
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "local_rollout_forward_batch_size")
@@ -91,7 +92,7 @@ def _labelled(label: str, said: str) -> list[str]:
 
 
 def written_by_hand(text: str) -> tuple[list[str], list[str]]:
-    """(what stands above ``# card``, what stands below the header): the lines that are nobody's but the author's."""
+    """Returns the lines above ``# card`` and those below the header, which are never generated."""
     lines = text.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("# card "))
     last = next(number for number, line in enumerate(lines) if not line.startswith("#"))
@@ -100,7 +101,7 @@ def written_by_hand(text: str) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Golden:
-    """What a golden file keeps of one plan."""
+    """The contents of a golden file: the facts of one plan that are compared."""
 
     level: str
     required_mib: int
@@ -123,7 +124,7 @@ class Golden:
 
     @classmethod
     def read(cls, text: str) -> Golden:
-        """Raises ValueError for what :meth:`__str__` did not write."""
+        """Parses the text that :meth:`__str__` returns. Raises ValueError for any other text."""
         level, needs, knobs, *levers = (line.partition(" ")[2] for line in text.splitlines())
         required, _, _, budget, _ = needs.split()
         return cls(

@@ -1,1 +1,1 @@
-"""What the search of a plan chose, against every point that it could have chosen."""
+"""Compares the result of a search with every point that it could have chosen."""

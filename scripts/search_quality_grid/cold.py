@@ -1,10 +1,9 @@
-"""Predictions that are kept from one card to the next, and yet answer as if nothing had been rehearsed before.
+"""Shares rehearsals between cards, but counts them as in a first run without a cache.
 
-A search that finds the whole model's rehearsal of another card where it asked for one of few layers needs no
-confirmation later: it would count fewer rehearsals than a user's first run. So the two are kept apart.
+If a search requested a rehearsal of few layers and got a cached one of the whole model, it would need no confirmation
+later, and would count fewer rehearsals than a user's first run. So the two kinds are cached separately.
 
-They are kept, too, while the planner is changed, which is when they are needed again: of our own code only that counts
-which a footprint is made by.
+The cache stays valid when the planner changes, since its keys depend only on the packages in ``RELEVANT``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from autotrain_mem.support.versions import OURS, content_digest
 from autotrain_mem.types import Estimate, Footprint, Knobs
 
 RELEVANT = ("allocator", "estimator", "rehearsal", "types", "trainers")
-"""Packages that a rehearsal and its replay are made by."""
+"""The packages that determine a rehearsal and its replay."""
 DIGESTS = [content_digest(OURS / name) for name in RELEVANT]
 
 
@@ -37,7 +36,7 @@ class RehearsalStore(Store):
 
 @dataclass(slots=True)
 class Kept:
-    """Footprints of one job, on disk and here, for every card."""
+    """The footprints of one job for all cards, on disk and in memory."""
 
     few_layers: RehearsalStore
     whole: RehearsalStore
@@ -46,7 +45,7 @@ class Kept:
 
     @classmethod
     def under(cls, folder: pathlib.Path | None) -> Kept:
-        """In a folder of each kind; on no disk where there is no folder."""
+        """Keeps each kind in its own subfolder, or only in memory if there is no folder."""
         few_layers, whole = (
             RehearsalStore(folder and folder / kind, on_damage=print) for kind in ("few_layers", "whole")
         )
@@ -61,13 +60,13 @@ class Cold:
         self._confirmed: set[Knobs] = set()
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
-        """What these points need. Raises RehearsalError."""
+        """Returns the estimates of these points. Raises RehearsalError."""
         if whole:
             self._confirmed |= {_native(knobs) for knobs in points}
         return (self._whole if whole else self._few).rehearse(points, whole=whole)
 
     def tokens_per_second(self, known: Estimate, knobs: Knobs) -> float:
-        """By the rehearsal that the estimate is of."""
+        """Returns the speed, from the rehearsal on which the estimate is based."""
         is_whole = known.memory.rehearsed_layers is None and _native(known.knobs) in self._confirmed
         return (self._whole if is_whole else self._few).tokens_per_second(known, knobs)
 
@@ -75,14 +74,14 @@ class Cold:
         return estimate
 
     def exceeds(self, knobs: Knobs) -> bool:
-        """By the number of parameters."""
+        """Returns whether the number of parameters alone exceeds the budget."""
         return self._few.exceeds(knobs)
 
     def foresee(self, knobs: Knobs) -> None:
-        """Begins nothing: what is asked is counted, not timed."""
+        """Does nothing: rehearsals are counted, not timed, so none needs to start early."""
 
     def would_fit(self, estimate: Estimate, *, rehearsed: bool) -> tuple[str, ...]:
-        """Not looked for: it is only shown."""
+        """Returns nothing: cards that would fit are only displayed."""
         return ()
 
 
@@ -91,5 +90,5 @@ def _relevant(key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _native(knobs: Knobs) -> Knobs:
-    """Segments of either kind are of one rehearsal."""
+    """Returns the knobs without expandable segments: one rehearsal serves both kinds of segments."""
     return replace(knobs, expandable_segments=False)

@@ -1,4 +1,4 @@
-"""Every point of every level up to the chosen one, and what the search made of them."""
+"""Rehearses every point of every level up to the chosen one, and compares them with the search's choice."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autotrain_mem.support import codec
 from autotrain_mem.types import Estimate, Knobs
 
 RATIO = 0.99
-"""Of the grid's best tokens per second, what the choice must have."""
+"""The least speed that the choice must have, as a share of the grid's best."""
 ASKED_AT_ONCE = 2
-"""Micro-batches of one setting that are rehearsed together, one for each of two workers."""
+"""How many micro-batches of one setting are rehearsed together, one by each of two workers."""
 FAR_TOO_LARGE = 1.25
-"""Of the budget: what needs more with some rows fits with no more rows. Reserved bytes are not strictly monotone in
-rows, but far within this."""
+"""A share of the budget: if a micro-batch needs more, no larger one is tried. Reserved bytes do not always grow with
+rows, but they never fall by so much."""
 
 Told = Callable[[str], None]
 
@@ -29,19 +29,20 @@ Told = Callable[[str], None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     level: str
-    """Of the choice; ``none`` where nothing was found."""
+    """The level of the choice; ``none`` if nothing was found."""
     chosen: Estimate | None
     best: Estimate | None
-    """The grid's fastest that fits at that level; of all levels, where nothing was found."""
+    """The grid's fastest point that fits at that level, or at any level if nothing was found."""
     larger: Estimate | None
     """The next larger micro-batch with the choice's other settings, whether it fits or not."""
     skipped: str | None
-    """A gentler level that holds a plan and that is not too slow to be taken."""
+    """A less harmful level that has a plan which is not too slow."""
     few_layers: int
-    """The search's rehearsals of few layers, and of the whole model."""
+    """The number of the search's rehearsals with few layers."""
     whole: int
+    """The number of the search's rehearsals of the whole model."""
     points: int
-    """Of the grid, with those of gentler levels."""
+    """The number of points in the grid, including less harmful levels."""
 
     @property
     def rehearsals(self) -> int:
@@ -49,31 +50,31 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """The choice's tokens per second over the grid's best; 1 where there is nothing to choose."""
+        """The choice's tokens per second divided by the grid's best; 1 if nothing fits."""
         if self.best is None:
             return 1.0
         return 0.0 if self.chosen is None else self.chosen.tokens_per_second / self.best.tokens_per_second
 
     @property
     def use(self) -> float:
-        """Share of the budget that the choice needs."""
+        """The share of the budget that the choice needs."""
         return 0.0 if self.chosen is None else self.chosen.required_bytes / self.chosen.budget_bytes
 
     @property
     def gain(self) -> float:
-        """What the next larger micro-batch would add to the speed, as a share, if there were room."""
+        """How much faster the next larger micro-batch would be, as a share; 0 if there is none."""
         if self.chosen is None or self.larger is None:
             return 0.0
         return self.larger.tokens_per_second / self.chosen.tokens_per_second - 1
 
     @property
     def could_gain(self) -> bool:
-        """Whether that is more than the prediction can tell apart."""
+        """Whether the gain is larger than the differences that the search treats as ties."""
         return self.gain > TIE
 
 
 def compare(space: Space, predictor: Predictor, told: Told = lambda line: None) -> Outcome:
-    """Search, and look at everything the search could have taken. Raises RehearsalError."""
+    """Searches, and rehearses every point that the search could have chosen. Raises RehearsalError."""
     found = find(space, Memo(space, predictor))
     every = [level for level in levels(space) if not level.lengths]
     names = [level.name for level in every]
@@ -94,9 +95,9 @@ def compare(space: Space, predictor: Predictor, told: Told = lambda line: None) 
 
 
 def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[Estimate]:
-    """Each setting with and without checkpointing at every micro-batch, each with the segments that it may have.
+    """Returns the estimates of a level's settings at every micro-batch, with expandable segments if only these fit.
 
-    Of each setting the rows grow until they need far too much.
+    The micro-batches of a setting end with the first that exceeds ``FAR_TOO_LARGE``.
     """
     every = [sorted(line, key=lambda knobs: knobs.per_device_train_batch_size) for line in level.lines]
     may_expand, done, left_out = allowed(LEVERS[EXPANDABLE], space), list[Estimate](), 0
@@ -112,10 +113,10 @@ def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[
 
 
 def best_of(grid: Sequence[Estimate], predictor: Predictor, faster_than: float = 0.0) -> Estimate | None:
-    """The fastest that fits. One that would beat the choice, or hold its level, has to fit on the whole model too.
+    """Returns the fastest point that fits. If it is faster than ``faster_than``, the whole model must fit too.
 
     Args:
-        faster_than: Tokens per second up to which what few layers tell is enough.
+        faster_than: Tokens per second up to which a rehearsal of few layers suffices.
     """
     for each in sorted((each for each in grid if each.fits), key=lambda each: -each.tokens_per_second):
         if each.tokens_per_second <= faster_than or each.memory.rehearsed_layers is None:
@@ -144,9 +145,9 @@ def _apart_from_rows(knobs: Knobs) -> dict[str, object]:
 def _skipped(
     every: Sequence[Level], bests: Sequence[Estimate | None], found: SearchResult, max_slowdown: float
 ) -> str | None:
-    """The first level that fits and was passed over, though the next that gives up more is not that much faster.
+    """Returns the first level that fits and was wrongly skipped: the next is at most ``max_slowdown`` times as fast.
 
-    Beyond the grid's levels the search's own word stands for what is next.
+    For levels beyond the grid, the search's own alternatives are used.
     """
     offers = {each.level: each for each in found.alternatives if each.fits}
     beyond = [offers.get(level.name) for level in every[len(bests) :]]

@@ -1,4 +1,4 @@
-"""The jobs: six models, each with a trainer, a length and an effective batch, on five cards each; ten on several."""
+"""The jobs: six models, each with a trainer, a length and an effective batch, on five cards; ten on several GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotrain_mem.types import Job
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One job on one card. Its length is pinned, so that no row is ever cut and speeds compare."""
+    """One job on one kind of card. Its length is pinned, so no row is truncated and speeds are comparable."""
 
     model: str
     method: str
@@ -28,7 +28,7 @@ class Question:
         return f"{of}, {'' if self.gpus == 1 else f'{self.gpus} x '}{self.card}"
 
     def job(self, models: pathlib.Path) -> Job:
-        """As a command would make it of ``--max_length`` and ``--effective_batch_size``."""
+        """Returns the job of a command with ``--max_length`` and ``--effective_batch_size``."""
         return Job(
             method=self.method,
             model=str(models / self.model),
@@ -46,10 +46,10 @@ MODELS = (
     ("Qwen/Qwen2.5-0.5B", "reward", 1024, 32),
     ("meta-llama/Llama-3.1-8B", "sft", 2048, 8),
 )
-"""Small heads and large ones, tied and not; two sequences a row; batches with 4 to 6 ways to split them."""
+"""Small and large output heads, tied and untied; one or two sequences per row; batches with 4 to 6 divisors."""
 
 CARDS = ("rtx3060", "rtx4090", "l40s", "a100-80gb", "h200")
-"""12 to 140 GiB. The first three share their rehearsals."""
+"""Cards of 12 to 140 GiB. The first three share their rehearsals."""
 
 
 def _several(model: str, gpus: int, card: str, effective: int, *, use_peft: bool = False) -> Question:
@@ -68,11 +68,11 @@ SEVERAL_GPUS = (
     _several("meta-llama/Llama-3.1-8B", 2, "h200", 16),
     _several("meta-llama/Llama-3.1-8B", 4, "rtx4090", 32, use_peft=True),
 )
-"""From where all ways of sharing fit to where whole models do not; on a slow link and a fast one."""
+"""Jobs for which every sharding fits, and jobs for which the whole model does not; on slow and fast links."""
 
 
 def questions() -> Iterator[Question]:
-    """All of them; those that share rehearsals follow each other."""
+    """Yields all jobs; those that share rehearsals are adjacent."""
     for model, card in itertools.product(MODELS, CARDS):
         yield Question(*model, card)
     yield from SEVERAL_GPUS

@@ -1,1 +1,1 @@
-"""The parts of ``scripts/survival``: what is trained, on which cards, what goes wrong, and what else is there."""
+"""The parts of ``scripts/survival``: jobs, cards, faults, ranks, machines, resumed runs, and other tools."""

@@ -1,4 +1,4 @@
-"""The same data on the same cards: TRL as it is, with ``auto_find_batch_size=True``, and autofit."""
+"""Trains the same data on the same cards with plain TRL, with ``auto_find_batch_size=True``, and with autofit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from survival_cases.kept import Row
 
 METHODS = ("sft", "reward", "dpo", "grpo")
 MICRO_BATCH, ACCUMULATION = 20, 2
-"""40 rows a step: the card is sized by what this takes."""
+"""40 rows per step; the card is sized by the memory that these need."""
 GENERATION = 40
-"""GRPO's, of 20 prompts with 2 completions each; it refuses before it trains."""
+"""GRPO's micro-batch: 20 prompts with 2 completions each. TRL refuses auto_find_batch_size there before training."""
 SITUATIONS = ("the long row", "from the start")
 TOOLS = ("TRL", "auto_find_batch_size", "autofit")
 LIMIT_SECONDS = 600.0
@@ -41,7 +41,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All; of GRPO only what it says."""
+    """Returns all cases; for GRPO only the one that TRL refuses."""
     every = [
         Case(method=method, situation=situation, tool=tool)
         for method in METHODS
@@ -55,9 +55,9 @@ REFUSED = Case(method="grpo", situation=SITUATIONS[0], tool="auto_find_batch_siz
 
 
 def run(case: Case, place: pathlib.Path) -> Row:
-    """One case; the card is sized once for each method, by a run that has room."""
+    """Runs one case. The card is sized once for each method, from the peaks of a run on a large card."""
     card = LARGE
-    if case != REFUSED:  # too small for the long row alone, or for any micro-batch
+    if case != REFUSED:  # too small for the batch with the long row, or for any batch
         kept = place / f"peaks-{case.method}.json"
         if not kept.is_file():
             kept.write_text(json.dumps(_plain(case.method, LARGE, place, auto=False)["attempts"][0]["peaks"]))
@@ -95,7 +95,8 @@ def _plain(method: str, card: str, place: pathlib.Path, *, auto: bool) -> dict[s
 
 
 def judged(told: Mapping[str, Any]) -> Row:
-    """What was trained before the last attempt is trained again: the weights stay, the schedule begins anew."""
+    """Returns the row of a TRL run. The steps of all attempts but the last are wasted, since each attempt restarts
+    the schedule and the data, with the weights of the one before."""
     attempts, error = told["attempts"], told["error"]
     abandoned, last = attempts[:-1], attempts[-1] if attempts else None
     return {

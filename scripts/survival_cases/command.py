@@ -1,4 +1,4 @@
-"""The command as a user types it, in a process of its own, and what it leaves."""
+"""Runs the command as a user would type it, in its own process, and reads its results."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from bench import ONE_THREAD, ROOT
 AUTOFIT = "autotrain_mem.cli.main"
 UNCLEAN = ("Traceback", "Unforeseen:", "The trainer raised ")
 LIMIT_SECONDS = 300.0
-"""Of one command; a run that hangs is as bad as one that dies."""
+"""The time limit of one command; one that hangs counts as failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
     code: int | None
-    """None where it had to be ended."""
+    """The exit code; None if the command had to be killed."""
     seconds: float
     told: Mapping[str, Any] | None
-    """The object that it printed; None where it printed none."""
+    """The JSON object that it printed; None if it printed none."""
     error: str
-    """Its error, with hint; empty where it has none."""
+    """Its error with the hint; empty if there was none."""
     folder: pathlib.Path
     first_step_seconds: float | None
-    """From the command to the end of the first optimizer step, planning included; None where there was none."""
+    """Seconds from the start to the end of the first optimizer step, including planning; None if not measured."""
 
     @property
     def finished(self) -> bool:
@@ -43,12 +43,12 @@ class Ended:
 
     @property
     def is_reported(self) -> bool:
-        """It failed, with one error of ours that was foreseen, and no traceback."""
+        """Whether it failed with an expected error of autofit's, without a traceback."""
         return bool(self.code) and self.error.startswith("error:") and not any(each in self.error for each in UNCLEAN)
 
     @property
     def experience(self) -> Mapping[str, Any]:
-        """Of a run that ended well as it tells itself; of another as its folder has it."""
+        """What the run measured and survived: from the printed plan, or else from ``plan.json`` in its folder."""
         plan: Mapping[str, Any] = {}
         if self.told is not None:
             plan = self.told["plan"]
@@ -57,11 +57,11 @@ class Ended:
         return plan.get("experience") or {}
 
     def count(self, name: str) -> int:
-        """How many ``incidents``, ``restarts`` or ``probes`` there were."""
+        """Returns the number of ``incidents``, ``restarts`` or ``probes``."""
         return len(self.experience.get(name, ()))
 
     def state(self) -> Mapping[str, Any]:
-        """``trainer_state.json`` of the newest checkpoint; empty where there is none."""
+        """Returns ``trainer_state.json`` of the newest checkpoint; empty if there is no checkpoint."""
         numbered = {
             int(match[1]): path
             for path in self.folder.glob("checkpoint-*/trainer_state.json")
@@ -70,7 +70,7 @@ class Ended:
         return json.loads(numbered[max(numbered)].read_text()) if numbered else {}
 
     def losses(self) -> dict[int, float]:
-        """Optimizer step -> loss (or the mean reward, where a method logs no loss of a step)."""
+        """Returns the logged losses by optimizer step (for PPO, the policy's)."""
         history = self.state().get("log_history", ())
         names = ("loss", "loss/policy_avg")
         return {entry["step"]: float(entry[name]) for entry in history for name in names if name in entry}
@@ -80,10 +80,10 @@ class Ended:
 class Running:
     process: subprocess.Popen[bytes]
     lines: pathlib.Path
-    """What it tells of its steps."""
+    """The file with its stderr, which has a line for each step."""
 
     def reaches(self, step: int) -> bool:
-        """Wait until it has told of a step; whether it got so far."""
+        """Waits until the command has printed a step; returns False if it exits first or takes too long."""
         started = time.monotonic()
         while self.process.poll() is None and time.monotonic() < started + LIMIT_SECONDS:
             if f"\nstep {step}/" in self.lines.read_text(errors="replace"):
@@ -103,13 +103,13 @@ def autofit(
     module: str = AUTOFIT,
     on: Sequence[str] = (),
 ) -> Ended:
-    """Run one command in ``place``.
+    """Runs one command in ``place``.
 
     Args:
-        on: What it begins with, where it runs on another machine (``survival_cases/nodes.py``).
-        folder: Its output folder, used as it is; None: ``runs/RUN`` there, made anew.
-        meanwhile: Is called when it has begun; the time of its first step is then not looked for.
-        module: That is run.
+        on: A prefix of the command that runs it on another machine (``survival_cases/nodes.py``).
+        folder: Its output folder, which is left as it is; None for ``runs/RUN`` in ``place``, which is emptied first.
+        meanwhile: Is called after the start; the time of the first step is then not measured.
+        module: The Python module to run.
     """
     if folder is None:
         folder = place / "runs" / run
@@ -130,7 +130,7 @@ def autofit(
             code = process.wait(max(0.0, started + LIMIT_SECONDS - time.monotonic()))
         except subprocess.TimeoutExpired:
             code = None
-            process.kill()  # its children end with it: their stdin closes
+            process.kill()  # its children then exit, because their stdin closes
             process.wait()
     printed, errors = said.read_text(), cried.read_text()
     return Ended(
@@ -144,7 +144,7 @@ def autofit(
 
 
 def surroundings(place: pathlib.Path, more: Mapping[str, str]) -> dict[str, str]:
-    """One thread, no network, rehearsals kept beside the runs."""
+    """Returns the environment of a command: one thread, no network, and a cache beside the runs."""
     fixed = {
         "CUDA_VISIBLE_DEVICES": "",
         "AUTOFIT_CACHE": str(place / "cache"),
@@ -155,12 +155,12 @@ def surroundings(place: pathlib.Path, more: Mapping[str, str]) -> dict[str, str]
 
 @contextmanager
 def forge() -> Iterator[None]:
-    """Inside, commands and workers are forked off a process that has imported everything (``tests/forked.py``)."""
+    """Inside, commands and workers are forked from a process that has imported everything (``tests/forked.py``)."""
     from tests.forked import Forge
 
     with tempfile.TemporaryDirectory() as folder:
         running = Forge(pathlib.Path(folder))
-        running.connect().close()  # before several threads want it
+        running.connect().close()  # start it before several threads use it
         try:
             with running.commands(sys.modules[__name__]):
                 yield

@@ -1,10 +1,10 @@
-"""What goes wrong in a run that is planned well: each fault at 20 random moments, and what the run makes of it.
+"""Injects each fault into planned runs at 20 random moments, and checks the results.
 
-The losses of a run that survives are held against those of the undisturbed one, at every step. What was resumed is the
-same to the bit. A micro-batch in two parts adds its gradients in another order, and each part rounds a weight's
-gradient to bfloat16 (2^-9), which TRL computes in by default; AdamW divides by gradients that may be near zero, so
-that single weights move otherwise. That came to 9e-5 of the loss in 12 steps (without bf16 the norm of the gradients
-was the same to 1e-7), just below ``TOLERANCE``. A change that matters, such as a row that is lost or twice, is 1e-2.
+The losses of a surviving run are compared with those of the undisturbed run, at every step. After a resume they are
+equal to the bit. If a micro-batch was split in two, gradients are summed in another order, and each part rounds them to
+bfloat16 (2^-9), TRL's default precision. AdamW divides by gradients that may be near zero, so some weights then move
+differently. The effect was 9e-5 of the loss in 12 steps, just below ``TOLERANCE`` (without bf16, the norm of the
+gradients agreed to 1e-7). An error that matters, such as a lost or repeated row, changes the loss by 1e-2.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from survival_cases.kept import Kept, Row
 
 MOMENTS = 20
 TOLERANCE = 1e-4
-"""Of a loss; see above."""
+"""The largest relative difference of a loss; see the module's docstring."""
 LEAST_LOSS = 1e-2
-"""Differences of a loss below this are told as shares of this: GRPO's is about zero in its first step."""
+"""The least divisor of a relative difference: GRPO's loss is about zero in its first step."""
 OTHER_SAMPLES = "draws other samples"
-"""The wording of ``training/guard/generation_split.py``: such a run has no losses to compare."""
+"""A text of ``training/guard/generation_split.py``: the losses of such a run cannot be compared."""
 SHARE = 0.6
-"""Of what the whole effective batch needs: so there is a micro-batch to split, and accumulation."""
+"""The card's size as a share of what the whole effective batch needs, so that runs accumulate and can be split."""
 SHARED = (
     "--model model --num_train_epochs 1 --learning_rate 1e-3 --logging_steps 1 --fit lossless --save_steps 4 "
     "--use_peft false"
 )
 EVALUATED = "--eval_strategy steps --eval_steps 6"
 BATCHES = {"sft": 8, "dpo": 8, "grpo": 16, "ppo": 8}
-"""96 rows in 12 steps."""
+"""Rows per step. An epoch of 96 rows has 12 steps; in GRPO, each of a prompt's two completions is a row."""
 
 FAULTS: Mapping[str, tuple[str, ...]] = {
     "oom:forward": ("sft", "dpo", "grpo", "ppo"),
@@ -58,14 +58,14 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "second run": ("sft", "dpo", "grpo", "ppo"),
     "SIGHUP": ("sft", "dpo", "grpo", "ppo"),
 }
-"""Fault -> the methods that it befalls, in turn."""
+"""Fault -> the methods into whose runs it is injected, in turn."""
 PLAIN = ("survived", "reported")
 ACCEPTED = (*PLAIN, "other samples", "never came")
 SIGNALS = {"SIGHUP": signal.SIGHUP, "SIGTERM": signal.SIGTERM}
 FROM_OUTSIDE = ("second run", *SIGNALS)
-"""Not the process's own doing: for them a mishap is ``step:N`` of the run."""
+"""Faults that come from outside the process, at a moment ``step:N``."""
 SECOND = ((), ("--overwrite_output_dir",), ("--resume_from_checkpoint",))
-"""What the second run is asked for beside the first one's words, in turn."""
+"""Flags of the second run in addition to the first one's, in turn."""
 TORN_FILES = ("", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "model.safetensors")
 ROTTEN_FILES = (*TORN_FILES[1:], "training_args.bin", "config.json", "tokenizer.json", "tokenizer_config.json")
 
@@ -75,9 +75,9 @@ class Case:
     fault: str
     number: int
     kind: str
-    """Which undisturbed run it repeats: of a method, or of two ranks under a sharding."""
+    """The undisturbed run that it repeats: a method, or a sharding of two ranks."""
     mishap: str
-    """As ``AUTOFIT_MISHAPS`` has it, or ``step:N``."""
+    """The value of ``AUTOFIT_MISHAPS``, or ``step:N``."""
 
     def __str__(self) -> str:
         return f"{self.fault} {self.number:02} {self.kind}"
@@ -88,11 +88,11 @@ class Undisturbed:
     card: str
     losses: Mapping[int, float]
     counts: Mapping[str, int]
-    """Allocations by phase, of ``all``, and ``checkpoints``."""
+    """The numbers of allocations in each phase and in ``all``, and of ``checkpoints``."""
 
 
 def flags(method: str) -> list[str]:
-    """Of a short run: 12 steps, a checkpoint every 4."""
+    """Returns the flags of a short run of 12 steps, with a checkpoint every 4."""
     kind = METHODS[method].replace(".jsonl", "").replace("--dataset ", "--dataset short_")
     evaluated = EVALUATED if method in FAULTS["oom:evaluate"] else ""
     return f"{SHARED} {kind} {evaluated} --effective_batch_size {BATCHES[method]}".split()
@@ -101,10 +101,10 @@ def flags(method: str) -> list[str]:
 def undisturbed(
     workers: api.Workers, place: pathlib.Path, kept: Kept, commands: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Undisturbed]:
-    """Plan and train each kind of run once.
+    """Plans and trains each kind of run once without a fault.
 
     Args:
-        commands: A method and its flags, by kind; None: all methods.
+        commands: The method and flags of each kind; None for all methods.
     """
     every = commands or {method: [method, *flags(method)] for method in BATCHES}
 
@@ -130,7 +130,7 @@ def undisturbed(
 
 
 def cases(quiet: Mapping[str, Undisturbed]) -> list[Case]:
-    """300: each fault at moments that are drawn evenly from those of the undisturbed run; each file rots in turn."""
+    """Returns 300 cases: each fault at uniformly random moments of the undisturbed run. Files are corrupted in turn."""
     random = Random(0)
     every = [
         Case(fault=fault, number=number, kind=method, mishap=drawn(random, fault, quiet[method]))
@@ -144,7 +144,7 @@ def cases(quiet: Mapping[str, Undisturbed]) -> list[Case]:
 
 
 def drawn(random: Random, fault: str, quiet: Undisturbed) -> str:
-    """A mishap at a moment of the undisturbed run."""
+    """Returns a fault at a random moment of the undisturbed run."""
     kind, _, where = fault.partition(":")
     if kind == "oom" and where != "save":
         return f"{fault}:{random.randint(1, quiet.counts[where])}"
@@ -161,7 +161,7 @@ def drawn(random: Random, fault: str, quiet: Undisturbed) -> str:
     if kind == "clock":
         save = random.randint(2, quiet.counts["checkpoints"])
         return f"clock:save:{save} kill:{random.randint(1, quiet.counts['all'])}"
-    is_last_spared = kind in ("torn", "rot")  # a run that is done needs it no more
+    is_last_spared = kind in ("torn", "rot")  # no run resumes from the last checkpoint
     save = random.randint(1, quiet.counts["checkpoints"] - is_last_spared)
     file = random.choice(TORN_FILES) if kind == "torn" else ""
     return f"{fault}:{save}" + (f":{file}" if file else "")
@@ -170,10 +170,10 @@ def drawn(random: Random, fault: str, quiet: Undisturbed) -> str:
 def run(
     case: Case, quiet: Mapping[str, Undisturbed], place: pathlib.Path, method: str = "", more: Sequence[str] = ()
 ) -> tuple[Row, Ended]:
-    """One case, with the plan of the undisturbed run.
+    """Runs one case, with the plan of the undisturbed run.
 
     Args:
-        method: Where the case's kind is none.
+        method: The method, if the case's kind is not a method.
         more: Further flags.
     """
     losses = quiet[case.kind].losses
@@ -186,7 +186,7 @@ def run(
         module = "survival_cases.full_disk" if case.fault == "disk" else AUTOFIT
         ended = autofit(argv, place, name, {VARIABLE: case.mishap}, module=module)
         marks = ended.folder / MARKS_NAME
-        came = marks.is_file() and bool(marks.read_text().strip())  # a run that goes otherwise may allocate less
+        came = marks.is_file() and bool(marks.read_text().strip())  # a run may end before the drawn allocation
         row = judged(ended, came=came, losses=losses)
     return {"mishap": case.mishap, "seconds": round(ended.seconds, 1), **row}, ended
 
@@ -208,16 +208,16 @@ def _from_outside(
 def second_run(
     argv: Sequence[str], place: pathlib.Path, run: str, *, step: int, words: Sequence[str]
 ) -> tuple[Ended, Ended]:
-    """A run, and another in its folder: from some step on while the first one is held, or at 0 both at once.
+    """Starts a run and then a second one in its folder: at a step, while the first is stopped, or at once for step 0.
 
-    Returns the one that trained, and the one that ought to have been refused.
+    Returns the run that trained, and the one that should have been refused.
     """
     others: list[Ended] = []
 
     def intrude(running: Running) -> None:
         is_held = step > 0 and running.reaches(step)
         if is_held:
-            running.process.send_signal(signal.SIGSTOP)  # else it may be done before the other has begun
+            running.process.send_signal(signal.SIGSTOP)  # else it could finish before the second run starts
         others.append(autofit([*argv, *words], place, f"{run}-second", {}, folder=place / "runs" / run))
         if is_held:
             running.process.send_signal(signal.SIGCONT)
@@ -230,7 +230,7 @@ def second_run(
 def hang_up(
     argv: Sequence[str], place: pathlib.Path, run: str, *, step: int, number: signal.Signals
 ) -> tuple[Ended, Ended]:
-    """A run whose terminal goes after some step, and the one that goes on with it."""
+    """Sends a signal to a run after a step, and resumes the run; returns both."""
 
     def end(running: Running) -> None:
         if running.reaches(step):
@@ -250,7 +250,7 @@ def judged(ended: Ended, *, came: bool, losses: Mapping[int, float]) -> Row:
     if any(OTHER_SAMPLES in incident["remedy"] for incident in ended.experience.get("incidents", ())):
         return {"outcome": "other samples", **row}
     found, run = ended.losses(), (ended.told or {}).get("run", {})
-    if run.get("last_loss") is not None:  # the last step may have met a full disk, and left no checkpoint
+    if run.get("last_loss") is not None:  # a full disk may have prevented the checkpoint of the last step
         found.setdefault(run["steps"], run["last_loss"])
     if not (set(found) <= set(losses) and max(found, default=0) == max(losses)):
         return {"outcome": "steps differ", "steps": sorted(found), **row}
@@ -277,5 +277,5 @@ def table(rows: Mapping[str, Row], named: Iterable[str] = FAULTS) -> list[str]:
 
 
 def missed(rows: Mapping[str, Row]) -> bool:
-    """Whether a run was lost, or went on to something else."""
+    """Returns whether a run was lost, or trained something else."""
     return any(row["outcome"] not in ACCEPTED for row in rows.values())

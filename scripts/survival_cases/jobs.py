@@ -1,4 +1,4 @@
-"""What each method is asked for: flags that all its runs share, those of each mode, and the card that a plan fills."""
+"""The flags of each method and mode, and the card that a plan fills."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotrain_mem.support.units import KIB
 from autotrain_mem.types import Plan
 
 ROWS_PER_STEP = 40
-"""It divides the thousand rows, so that every step is whole: 25 steps see all of them."""
+"""It divides the 1,000 rows, so an epoch has 25 full steps."""
 METHODS: Mapping[str, str] = {
     "sft": "--dataset text.jsonl",
     "reward": "--dataset pairs.jsonl",
@@ -29,12 +29,12 @@ SHARED = "--model model --num_train_epochs 1 --learning_rate 1e-3 --logging_step
 
 
 def rows_per_step(method: str) -> int:
-    """Rows of an effective batch: of the two completions of a prompt each is one."""
+    """Returns the effective batch; in GRPO and RLOO each of a prompt's two completions is a row."""
     return ROWS_PER_STEP * (2 if method in ("grpo", "rloo") else 1)
 
 
 def flags(method: str, mode: str) -> list[str]:
-    """Of a run over all rows."""
+    """Returns the flags of a run of one epoch."""
     batch = f"--effective_batch_size {rows_per_step(method)}"
     return f"{SHARED} {METHODS[method]} {MODES[mode]} {batch}".split()
 
@@ -42,19 +42,19 @@ def flags(method: str, mode: str) -> list[str]:
 LARGE = "16GiB"
 """A card that holds the whole effective batch of every job."""
 ROOMIER = 1.25
-"""A card on which nothing fits is made so much larger, again and again."""
+"""While nothing fits, the card is enlarged by this factor."""
 FILL = 0.93
-"""What a plan is to take of the budget: the card is cut to that."""
+"""The share of the budget that the plan fills: the card is made as small as that."""
 BUDGET = 0.96
-"""Of a small card, less the default headroom (``machine/overhead.py``)."""
+"""The share of a small card that is left after the default headroom (``machine/overhead.py``)."""
 
 
 def filled_card(workers: api.Workers, method: str, argv: Sequence[str], share: float) -> str:
-    """As ``--gpu`` takes it. The plan that is best on a larger card is also the best on the smallest that holds it.
+    """Returns a card for ``--gpu`` that the best plan fills to ``FILL``: the plan that is best on a larger card.
 
     Args:
-        workers: Started where the job's files are.
-        share: Of what the whole effective batch needs at once: what the larger card has.
+        workers: Workers that were started in the folder of the job's files.
+        share: The larger card's size, as a share of what the whole effective batch needs as one micro-batch.
     """
     size_bytes = int(share * _planned(workers, method, argv, LARGE).estimate.required_bytes)
     while True:
@@ -66,7 +66,7 @@ def filled_card(workers: api.Workers, method: str, argv: Sequence[str], share: f
 
 
 def card_of(size_bytes: int) -> str:
-    """Of that size, in whole KiB."""
+    """Returns the card of this size for ``--gpu``, in whole KiB."""
     return f"{-(-size_bytes // KIB)}KiB"
 
 

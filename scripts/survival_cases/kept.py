@@ -1,4 +1,4 @@
-"""Results on disk, one row of JSON by name, so that what was cut short goes on where it was."""
+"""Keeps results on disk, a JSON object for each case, so that an interrupted run can be continued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 class Kept:
-    """The rows of one section; safe to use from several threads."""
+    """The rows of one section, by name. Safe to use from several threads."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class Kept:
             os.replace(unfinished, self._path)
 
     def fill(self, names: Iterable[str], make: Callable[[str], Row], processes: int) -> dict[str, Row]:
-        """The rows of these names, so many made at a time; those that are kept are not made again."""
+        """Returns the rows of these names; makes the missing ones, ``processes`` at a time."""
         wanted = list(names)
         missing = [name for name in wanted if name not in self]
         started = time.monotonic()

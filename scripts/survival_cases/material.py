@@ -1,6 +1,6 @@
-"""What the runs train: a tiny model, a judge, and rows of which one in a thousand is eight times as long as the median.
+"""Makes the runs' tiny model, reward model and rows; one row in a thousand is eight times as long as the median.
 
-All of it is made on the spot from fixed seeds. Words are tokens: a row of 20 words has 20 tokens and its end.
+Everything is generated from fixed seeds. Each word is a token: a row of 20 words has 20 tokens and an end token.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from autotrain_mem.cli import tiny_model, word_problems
 
 ROWS = 1000
 SHORT_ROWS, TEST_ROWS = 96, 8
-"""Of the runs that faults befall, one of them long."""
+"""The rows of short runs, such as those with faults; one row of each is long."""
 SHORT_WORDS = range(16, 25)
-"""Of an ordinary row; drawn evenly, so the median is 20."""
+"""Words of an ordinary row, drawn uniformly, so the median is 20."""
 LONG_WORDS = 8 * 20
 VOCABULARY = 512
-"""Rows of the embedding: bytes, words and special tokens need fewer."""
+"""Rows of the embedding; bytes, words and special tokens need fewer."""
 WORDS = tuple(first + second for first in "bdfgklmnprst" for second in ("an", "el", "in", "or", "us"))
 KINDS = ("text", "pairs", "prompts")
 REWARD = '''"""A reward without a model: short completions are good."""
@@ -31,7 +31,7 @@ def short(completions, **kwargs):
 
 
 def write(folder: pathlib.Path) -> None:
-    """``model``, ``judge`` (a classifier), ``judging.py`` (a reward function) and ``text|pairs|prompts.jsonl``."""
+    """Writes ``model``, ``judge`` (a classifier), ``judging.py`` (a reward function), and rows of each kind."""
     tokenizer = tiny_model.train_tokenizer(row["text"] for row in rows("text", seed=1))
     tiny_model.write_model(folder / "model", tiny_config(), tokenizer)
     write_judge(folder / "judge", tokenizer)
@@ -43,7 +43,7 @@ def write(folder: pathlib.Path) -> None:
 
 
 def rows(kind: str, seed: int, count: int = ROWS) -> Iterator[dict[str, Any]]:
-    """Of one kind; in every thousand that is begun one row, drawn for that thousand, is long."""
+    """Yields rows of one kind; one random row in every 1,000, or in fewer at the end, is long."""
     random = Random(seed)
     long_row = 0
     for row in range(count):
@@ -54,7 +54,7 @@ def rows(kind: str, seed: int, count: int = ROWS) -> Iterator[dict[str, Any]]:
 
 
 def row_of(random: Random, kind: str, words: int) -> dict[str, Any]:
-    """A row of one of ``KINDS`` with so many words."""
+    """Returns a random row of one of ``KINDS`` with this number of words."""
     text = random.choices(WORDS, k=words)
     if kind == "text":
         return {"text": " ".join(text)}
@@ -70,7 +70,7 @@ def row_of(random: Random, kind: str, words: int) -> dict[str, Any]:
 
 
 def tiny_config(width: int = 64, layers: int = 2, heads: int = 4, context: int = tiny_model.CONTEXT_LENGTH) -> Any:
-    """Qwen2 with half as many heads for keys and values."""
+    """Returns a Qwen2 config with half as many heads for keys and values as for queries."""
     from transformers import Qwen2Config
 
     return Qwen2Config(
@@ -88,7 +88,7 @@ def tiny_config(width: int = 64, layers: int = 2, heads: int = 4, context: int =
 
 
 def write_judge(folder: pathlib.Path, tokenizer: Any, config: Any = None) -> None:
-    """A classifier of one class with fixed random weights."""
+    """Writes a reward model: a classifier with one class and fixed random weights."""
     import torch
     from transformers import AutoModelForSequenceClassification
 

@@ -1,15 +1,15 @@
-"""Two machines of one simulated card each, of which one is killed at a random moment and started again.
+"""Trains on two machines with one simulated card each; one is killed at a random moment and started again.
 
-Both run the same command, as a scheduler would start it. Every other one that is killed falls silent first, as one that
-loses its power; then all its processes are killed at once, and its command is started as it was. Under DDP and FSDP2 in
-turn, the first machine and the second in turn.
+Both machines run the same command, as a scheduler would start it. All processes of the killed machine are killed at
+once, and its command is started again. In half of the runs its network fails first, as in a power failure. The runs
+alternate between DDP and FSDP2, and between killing the first and the second machine.
 
-Losses are held against those of the undisturbed run, as in ``survival_cases/faults.py``. Nothing may be left behind:
-each run's processes carry its name in their environment.
+Losses are compared with those of the undisturbed run, as in ``survival_cases/faults.py``. No process may be left
+running: each run's processes have its name in their environment.
 
-The machines are network namespaces of this host, joined by a pair of virtual interfaces. Each has its own loopback and
-its own address, and a machine without power is one whose link goes down: nobody is told that its connections are gone
-(ip-netns(8), veth(4)). That takes root; elsewhere both are this host, at 127.0.0.1.
+The machines are network namespaces of this host, connected by a pair of virtual interfaces (ip-netns(8), veth(4)). Each
+has its own loopback and its own address. A power failure is simulated by taking the link down, so that peers are not
+notified of closed connections. This needs root; without it, both machines are this host, at 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FAULT = "node"
 EPOCHS = 9
 SHARDINGS = ("ddp", "fsdp2")
 AWAY_SECONDS = 0.5
-"""How long a machine is away."""
+"""How long a killed machine is away."""
 BOUND_SECONDS = 240.0
-"""Of a whole run, whose commands import, plan and load twice."""
+"""The time limit of a whole run, whose commands import, plan and load twice."""
 FAREWELL_SECONDS = 20.0
-"""How long the second machine may take to end after the first."""
+"""How long after the first machine the second one may exit."""
 MARK = "AUTOFIT_SURVIVAL_RUN"
 
 
@@ -56,16 +56,16 @@ class Case:
     sharding: str
     machine: int
     moment: float
-    """A share of what the undisturbed run takes."""
+    """The time of the kill, as a share of the undisturbed run's time."""
     silent: bool = False
-    """It is off the network before it is killed, where the machines have one."""
+    """Whether its network fails before it is killed, if the machines have their own networks."""
 
     def __str__(self) -> str:
         return f"{FAULT} {self.number:02} {self.sharding} {self.machine}"
 
 
 def flags(sharding: str) -> list[str]:
-    """Of a run of 108 steps of 8 rows, a checkpoint every 4."""
+    """Returns the flags of a run of 108 steps of 8 rows, with a checkpoint every 4 steps."""
     kind = f"--dataset short_text --effective_batch_size 8 --bf16 false --num_train_epochs {EPOCHS}"
     return f"{faults.SHARED} {kind} --sharding {sharding} --gpus 1".split()
 
@@ -73,10 +73,10 @@ def flags(sharding: str) -> list[str]:
 def undisturbed(
     workers: api.Workers, place: pathlib.Path, kept: Kept, shardings: Iterable[str], *, apart: bool
 ) -> dict[str, Row]:
-    """By sharding: the card, the losses, and how long it took.
+    """Returns the card, losses and seconds of the undisturbed run for each sharding.
 
     Args:
-        apart: Each machine has a network of its own.
+        apart: Whether each machine has its own network.
     """
 
     def trained(sharding: str) -> Row:
@@ -92,7 +92,7 @@ def undisturbed(
 
 
 def cases() -> list[Case]:
-    """20; moments are drawn from the whole of the undisturbed run, planning included."""
+    """Returns 20 cases; the moments are random in the whole time of the undisturbed run, including planning."""
     random = Random(0)
     return [
         Case(
@@ -132,22 +132,22 @@ def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: boo
 
 
 _NUMBERS = itertools.count()
-"""Of the pairs of this process: several run at a time."""
+"""Numbers the pairs of machines of this process, several of which may run at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hosts:
     names: tuple[str, ...] = ()
-    """Of their namespaces; empty where both are this host."""
+    """The names of the two network namespaces; empty if both machines are this host."""
     address: str = "127.0.0.1"
-    """Of the first, as both reach it."""
+    """The first machine's address, for both."""
 
     def on(self, machine: int) -> list[str]:
-        """Returns what a command on this machine begins with."""
+        """Returns the prefix of a command that runs it on this machine."""
         return ["ip", "netns", "exec", self.names[machine]] if self.names else []
 
     def unplug(self, machine: int) -> None:
-        """Take a machine off the network: it falls silent."""
+        """Takes a machine off the network, if it has its own."""
         if self.names:
             _ip("-n", self.names[machine], "link", "set", "wire", "down")
 
@@ -157,7 +157,7 @@ class Hosts:
 
 
 def can_be_made() -> bool:
-    """Tells whether this user may make such machines here."""
+    """Returns whether this user can create network namespaces here."""
     if os.geteuid() or shutil.which("ip") is None:
         return False
     name = f"autofit-{os.getpid()}-try"
@@ -168,10 +168,10 @@ def can_be_made() -> bool:
 
 @contextlib.contextmanager
 def two_hosts(*, apart: bool) -> Iterator[Hosts]:
-    """Inside, two machines are there.
+    """Creates two machines, and removes them at the end.
 
     Args:
-        apart: Else both are this host.
+        apart: Whether each machine is a network namespace; else both are this host.
     """
     if not apart:
         yield Hosts()
@@ -207,10 +207,10 @@ def _words(sharding: str, card: str, hosts: Hosts) -> list[str]:
 def _run(
     hosts: Hosts, words: Sequence[str], place: pathlib.Path, run: str, killed: Case | None = None
 ) -> tuple[Ended, str, bool]:
-    """Returns how the first machine ended, what the second said if it did not end well, and whether one was killed.
+    """Returns the first machine's result, the second one's output if it failed, and whether a machine was killed.
 
     Args:
-        killed: Which, with its moment in seconds.
+        killed: The machine that is killed, with the moment in seconds.
     """
     machine = None if killed is None else killed.machine
     came = False
@@ -234,7 +234,7 @@ def _run(
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             running.process.wait(killed.moment)
-        came = running.process.poll() is None  # else it ended sooner than the undisturbed run
+        came = running.process.poll() is None  # else the run finished before the moment
         if killed.silent:
             hosts.unplug(killed.machine)
         _kill(second if machine else running.process)
@@ -259,7 +259,7 @@ def _run(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """As a machine that loses its power: all processes at once."""
+    """Kills a process and all its descendants at once, as a power failure would."""
     with contextlib.suppress(psutil.NoSuchProcess):
         own = psutil.Process(process.pid)
         every = [own, *own.children(recursive=True)]

@@ -1,8 +1,8 @@
-"""A training script as TRL's documentation has it, on a simulated card; run as a process of its own.
+"""A training script as in TRL's documentation, on a simulated card. It runs as a separate process:
 
     python -m survival_cases.plain '{"method": "sft", "card": "60MiB", "micro_batch": 20, "accumulation": 2, ...}'
 
-Its last line is one object: every attempt at training, with the steps that it got to.
+Its last line of output is a JSON object with every attempt at training, its number of steps, and the error.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ KINDS = {
 
 @dataclass(kw_only=True)
 class Attempt:
-    """Training from its beginning, until it ends or the card is full."""
+    """One attempt at training, until it ends or memory runs out."""
 
     micro_batch: int
     steps: int = 0
     first_step_seconds: float | None = None
-    """Since the command was given."""
+    """Seconds from the start of the command to the end of this attempt's first step."""
     peaks: list[int] = field(default_factory=list)
-    """Reserved at most, after each step."""
+    """The peak of reserved bytes after each step."""
 
 
 class Diary(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
@@ -71,7 +71,7 @@ def main() -> None:
         clear(garbage_collection=garbage_collection)
         watch.recorder.empty_cache()
 
-    # accelerate asks first whether CUDA is there (accelerate/utils/memory.py: clear_device_cache)
+    # accelerate empties the cache only if CUDA is available (accelerate/utils/memory.py: clear_device_cache).
     accelerate.utils.memory.clear_device_cache = cleared
     error = ""
     with watch.cuda_semantics():
@@ -81,7 +81,7 @@ def main() -> None:
             watch.train(trainer)
         except (torch.OutOfMemoryError, RuntimeError, ValueError, NotImplementedError) as raised:
             error = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
-    print()  # the trainer prints its logs there
+    print()  # ends the trainer's last line of logs
     print(json.dumps({"attempts": [asdict(attempt) for attempt in diary.attempts], "error": error}))
 
 
@@ -110,7 +110,7 @@ def _trainer(asked: dict[str, Any]) -> Any:
     create = trainer.create_optimizer
 
     def created(*args: Any, **kwargs: Any) -> Any:
-        """A second attempt finds the first one's optimizer, wrapped by accelerate; the watch wants the inner one."""
+        """Returns the inner optimizer: in a second attempt, the first one's is still wrapped by accelerate."""
         optimizer = create(*args, **kwargs)
         return getattr(optimizer, "optimizer", optimizer)
 

@@ -1,7 +1,7 @@
-"""What goes wrong with one of two simulated ranks, at 10 random moments each, under DDP and under FSDP2 in turn.
+"""Injects each fault into one of two simulated ranks at 10 random moments, under DDP and FSDP2 in turn.
 
-Losses are held against those of the undisturbed run, as in ``survival_cases/faults.py``; without bf16 here, in which
-FSDP2 logs them. Nothing may be left over: every rank holds the lock on the output folder until it has ended.
+Losses are compared with those of the undisturbed run, as in ``survival_cases/faults.py``. bf16 is off, since FSDP2
+would log losses in it. No process may be left running: every rank holds the output folder's lock until it exits.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ MOMENTS = 10
 FAULTS = ("oom:backward", "kill", "stop", "disk:save", "SIGTERM")
 SHARDINGS = ("ddp", "fsdp2")
 WAIT = ("--ddp_timeout", "12")
-"""Of all runs: a rank that is stopped is waited for so many seconds."""
+"""Flags of all runs: the seconds to wait for a stopped rank."""
 BOUND_SECONDS = 240.0
-"""Of a whole command, planning included, whose ranks start twice and wait once."""
+"""The time limit of a whole command, including planning. Its ranks start twice, and wait once."""
 
 
 def undisturbed(workers: api.Workers, place: pathlib.Path, kept: Kept) -> dict[str, faults.Undisturbed]:
-    """By sharding: 12 steps of 8 rows, a checkpoint every 4."""
+    """Returns the undisturbed run for each sharding: 12 steps of 8 rows, with a checkpoint every 4."""
     kind = f"{faults.SHARED} --dataset short_text --effective_batch_size 8 --bf16 false --gpus 2".split()
     commands = {sharding: ["sft", *kind, *WAIT, "--sharding", sharding] for sharding in SHARDINGS}
     return faults.undisturbed(workers, place, kept, commands)
 
 
 def cases(quiet: Mapping[str, faults.Undisturbed]) -> list[faults.Case]:
-    """50: each rank in turn; a disk is full for the first, which alone writes the file where it breaks off."""
+    """Returns 50 cases, for each rank in turn. Only rank 0 writes to the full disk; SIGTERM goes to the command."""
     random = Random(0)
     every = []
     for fault in FAULTS:
@@ -46,7 +46,7 @@ def cases(quiet: Mapping[str, faults.Undisturbed]) -> list[faults.Case]:
 
 
 def run(case: faults.Case, quiet: Mapping[str, faults.Undisturbed], place: pathlib.Path) -> Row:
-    """One case, with the plan of the undisturbed run."""
+    """Runs one case, with the plan of the undisturbed run."""
     row, ended = faults.run(case, quiet, place, "sft", WAIT)
     if is_left_over(ended.folder):
         row["outcome"] = "left over"
@@ -56,7 +56,7 @@ def run(case: faults.Case, quiet: Mapping[str, faults.Undisturbed], place: pathl
 
 
 def is_left_over(folder: pathlib.Path) -> bool:
-    """Whether a process of a run that has ended is still there."""
+    """Returns whether a process of a finished run is still running."""
     try:
         with lock_folder(str(folder)):
             return False

@@ -1,8 +1,8 @@
-"""Resumes killed runs on other GPUs and under other shardings, and compares them with undisturbed runs.
+"""Resumes killed runs on other GPUs and with other sharding, and compares them with undisturbed runs.
 
-A model of 2 layers in float32 and 8 rows in each step, no two rows equally long. One run of each beginning is
-undisturbed. Another is killed as it writes its second checkpoint, in step 6 of 8, and is resumed from step 3 by
-``--resume_from_checkpoint --gpus N --sharding S`` alone. What cannot be resumed is rejected before anything is planned.
+The model has 2 layers in float32; a step has 8 rows, and no two rows are equally long. For each beginning, one run is
+undisturbed. Another is killed while it writes its second checkpoint, in step 6 of 8. It is resumed from step 3, only
+with ``--resume_from_checkpoint --gpus N --sharding S``. What cannot be resumed is rejected before planning.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ STEPS, SAVED, BATCH = 8, 3, 8
 ROWS, LENGTHS = 96, "of_other_lengths.jsonl"
 CARD = "2GiB"
 TOLERANCE = 1e-4
-"""Of a loss, relative: float32 summed in another order, logged with about four digits more."""
+"""The largest relative difference of a loss: float32 summed in another order, logged with about four more digits."""
 AT_ONCE_SECONDS = 3.0
-"""Within which a refusal has come: Python starts twice, and nothing is imported that takes longer."""
-
+"""The time limit of a refusal, in which Python starts twice without slow imports."""
 
 GOES_ON = (
     *("ddp 4 > ddp 2", "ddp 2 > ddp 4", "alone 1 > ddp 2", "ddp 2 > alone 1"),
@@ -41,7 +40,7 @@ MODES = ("full", "LoRA")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One run that begins in one way and goes on in another: ``fsdp2 4`` is FSDP2 on 4 GPUs."""
+    """One run that begins in one way and is resumed in another: ``fsdp2 4`` is FSDP2 on 4 GPUs."""
 
     mode: str
     begins: str
@@ -53,7 +52,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All pairs, each in full and with LoRA; what is refused is so in full."""
+    """Returns all pairs with full fine-tuning and LoRA; those that are refused only with full fine-tuning."""
     every = []
     for mode in MODES:
         for pair in (*GOES_ON, *(REFUSED if mode == "full" else ())):
@@ -63,20 +62,20 @@ def cases() -> list[Case]:
 
 
 def shared(how: str) -> list[str]:
-    """The flags of ``ddp 2`` and its like."""
+    """Returns the flags for a text such as ``ddp 2``."""
     sharding, gpus = how.split()
     return ["--gpus", gpus, *(["--sharding", sharding] if sharding != "alone" else [])]
 
 
 def write_rows(path: pathlib.Path) -> None:
-    """Writes rows of which no two are equally long."""
+    """Writes rows, no two of which are equally long."""
     random = Random(0)
     words = random.sample(range(8, 8 + ROWS), ROWS)
     word_problems.write_rows(path, [material.row_of(random, "text", count) for count in words])
 
 
 def flags(mode: str, how_shared: str) -> list[str]:
-    """The command that begins a run."""
+    """Returns the command that begins a run."""
     sizes = f"--per_device_train_batch_size 2 --effective_batch_size {BATCH} --max_steps {STEPS} --save_steps {SAVED}"
     how = f"--max_length 128 --bf16 false --gpu {CARD} --simulate --no_probe --max_restarts 0 --logging_steps 1"
     what = f"--model model --dataset {LENGTHS} --learning_rate 1e-3 --fit lossless {jobs.MODES[mode]}"
@@ -91,7 +90,7 @@ def undisturbed(mode: str, begins: str, place: pathlib.Path) -> Row:
 
 
 def cut_short(mode: str, begins: str, place: pathlib.Path) -> pathlib.Path:
-    """The folder of the run that is killed as it writes its second checkpoint."""
+    """Returns the folder of the run that is killed while it writes its second checkpoint; makes the run if needed."""
     folder = place / "runs" / f"cut-{mode}-{begins}".replace(" ", "-")
     if not (folder / f"checkpoint-{SAVED}").is_dir():
         ended = autofit(flags(mode, begins), place, folder.name, {VARIABLE: "kill:save:2"})
@@ -115,7 +114,7 @@ def figures(ended: Ended) -> Row:
 
 
 def run(case: Case, quiet: Row, place: pathlib.Path) -> Row:
-    """One case, from a copy of the run that was cut short."""
+    """Runs one case, from a copy of the killed run."""
     name = f"{case.mode}-{case.begins}-{case.goes_on}".replace(" ", "-")
     folder = place / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -132,7 +131,7 @@ def run(case: Case, quiet: Row, place: pathlib.Path) -> Row:
 
 
 def judged(now: Row, quiet: Row) -> Row:
-    """What came of it, beside the undisturbed run."""
+    """Compares a resumed run's figures with the undisturbed run's."""
     losses = now["losses"].items()
     apart = max(abs(loss - quiet["losses"][step]) / abs(quiet["losses"][step]) for step, loss in losses)
     same = {name: now[name] == quiet[name] for name in ("rows", "steps", "tokens")}
@@ -142,7 +141,7 @@ def judged(now: Row, quiet: Row) -> Row:
 
 def table(rows: Mapping[str, Row]) -> list[str]:
     counts = f"{'batch':>6} {'steps':>6} {'rows':>6}"
-    lines = [f"{'begun and gone on with':28} {'outcome':12} {counts} {'loss off by':>12} {'s':>6}"]
+    lines = [f"{'begun with > resumed with':28} {'outcome':12} {counts} {'loss off by':>12} {'s':>6}"]
     for name, row in rows.items():
         if "loss_error" not in row:
             lines.append(f"{name:28} {row['outcome']}, {row['seconds']} s: {row['error'].splitlines()[:1]}")
@@ -153,14 +152,14 @@ def table(rows: Mapping[str, Row]) -> list[str]:
 
 
 def run_all(only: str, place: pathlib.Path, processes: int) -> Mapping[str, Row]:
-    """Runs the undisturbed runs, those that are killed, and what is resumed from them."""
+    """Makes the undisturbed runs, the killed runs, and the resumed ones; returns the rows of the latter."""
     if not (place / LENGTHS).is_file():
         write_rows(place / LENGTHS)
     chosen = {str(case): case for case in cases() if only in str(case)}
     quiet = Kept(place / "resume_undisturbed.json")
     beginnings = {f"{case.mode} {case.begins}": case for case in chosen.values() if not case.is_refused}
     quiet.fill(beginnings, lambda name: undisturbed(beginnings[name].mode, beginnings[name].begins, place), processes)
-    for case in chosen.values():  # one after the other: several cases resume the same run
+    for case in chosen.values():  # sequentially, since several cases resume the same run
         cut_short(case.mode, case.begins, place)
 
     def tried(name: str) -> Row:

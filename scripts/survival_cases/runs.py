@@ -1,4 +1,4 @@
-"""60 runs over all trainers, each on a card that its plan fills."""
+"""Makes 60 runs over 6 trainers, each on a card that its plan fills."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from survival_cases.command import Ended, autofit
 from survival_cases.kept import Row
 
 SHARES = (1.0, 0.6, 0.4)
-"""Of what the whole effective batch needs at once: what the smaller cards have."""
+"""Sizes of cards, as shares of what the whole effective batch needs as one micro-batch."""
 SHARES_OF_FULL = (0.8,)
-"""Further cards for full training: 6 x (3 x 3 + 1) is 60."""
+"""Further cards for full fine-tuning: 6 x (3 x 3 + 1) is 60."""
 LEAST_FILL = 0.85
 SAVE_STEPS = "10"
 
@@ -33,7 +33,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All 60, method by method."""
+    """Returns all 60 cases, method by method."""
     return [
         Case(method=method, mode=mode, share=share)
         for method in jobs.METHODS
@@ -43,14 +43,13 @@ def cases() -> list[Case]:
 
 
 def run(case: Case, card: str, place: pathlib.Path) -> Row:
-    """One case, from the command to its last checkpoint."""
     argv = [case.method, *case.flags, "--gpu", card, "--simulate", "--save_steps", SAVE_STEPS]
     ended = autofit(argv, place, str(case).replace(" ", "-"), {})
     return {"card": card, "seconds": round(ended.seconds, 1), **judged(case, ended)}
 
 
 def judged(case: Case, ended: Ended) -> Row:
-    """What came of it. Steps times rows of a step are the rows of the data: so one epoch is all of them, each once."""
+    """Returns the row of a command. It is right if one epoch has the planned steps and each row is trained once."""
     if ended.told is None:
         return {"outcome": "died", "code": ended.code, "error": ended.error[:2000]}
     plan, state = ended.told["plan"], ended.state()
@@ -70,7 +69,7 @@ def judged(case: Case, ended: Ended) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> list[str]:
-    """A line for each run, and what it comes to."""
+    """Returns a line for each run, and two lines of totals."""
     lines = [f"{'run':20} {'card':>10} {'fill':>6} {'micro':>5} {'steps':>7} {'OOM':>4} {'restarts':>8} {'seconds':>7}"]
     for name, row in rows.items():
         if row["outcome"] == "died":
@@ -98,5 +97,5 @@ def table(rows: Mapping[str, Row]) -> list[str]:
 
 
 def missed(rows: Mapping[str, Row]) -> bool:
-    """Whether a run did not finish as it was planned, or its plan did not fill the card."""
+    """Returns whether a run did not finish as planned, or its plan did not fill the card."""
     return any(row["outcome"] != "finished" or row["fill"] < LEAST_FILL for row in rows.values())

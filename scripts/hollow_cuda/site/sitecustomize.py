@@ -1,11 +1,11 @@
-"""Python imports this first, where its folder is on PYTHONPATH, so that torch's kernels compute once torch is imported.
+"""Makes torch's CUDA kernels compute, and injects faults. Python imports this module at startup, from PYTHONPATH.
 
-Only where HOLLOW_VALUES is set, and not in workers, which hide the device and plan as they would anywhere.
+It acts only if HOLLOW_VALUES is set, and not in workers, which hide the device and plan as on any machine.
 
-With HOLLOW_FAULT (``PHASE:N:refuse:COUNT`` or ``PHASE:N:fill:MIB``) the device is full at a phase of a training: when
-the run enters that phase for the Nth time, its cache is emptied, and the next COUNT requests to the device are refused
-(torch makes two for one allocation, the second after it gave its cache back); or another process takes so many MiB of
-the card, and keeps them. Either comes once for a folder of HOLLOW_LEDGER. The error is torch's own.
+HOLLOW_FAULT (``PHASE:N:refuse:COUNT`` or ``PHASE:N:fill:MIB``) makes the device run out of memory. When the training
+enters that phase for the Nth time, the allocator's cache is emptied. Then either the next COUNT requests to the device
+are refused (torch makes two for one allocation, the second after it has released its cache), or MIB mebibytes are taken
+as if by another process. A fault occurs once for a folder HOLLOW_LEDGER. The error is torch's own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKER = "autotrain_mem.worker.server"
 
 
 class After(importlib.abc.MetaPathFinder):
-    """Calls a function with a module, once that is imported."""
+    """Calls a function with a module after the module is imported."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name, self._then = name, then
@@ -32,7 +32,7 @@ class After(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module as ever; None for every other one."""
+        """Returns the module's usual spec, with a loader that calls the function; None for other modules."""
         if name != self._name:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
@@ -50,10 +50,10 @@ class After(importlib.abc.MetaPathFinder):
 
 
 def compute(torch: ModuleType) -> None:
-    """Have torch's kernels replaced when this process first opens the device."""
+    """Replaces torch's kernels when this process first opens the device."""
     from hollow_cuda import values_kernels
 
-    # Through cuDNN, which is a stand-in, torch would choose kernels by what it says of itself: nothing.
+    # The stand-in for cuDNN returns no properties by which torch could choose one of its attention kernels.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.cuda._lazy_call(values_kernels.install)
 
@@ -65,7 +65,7 @@ def compute_quantized(backend: ModuleType) -> None:
 
 
 def fail(build: Any) -> None:
-    """Have the device full at a phase of the training that the module ``training.process.build`` measures."""
+    """Injects HOLLOW_FAULT when the training process (``training.process.build``) enters the phase."""
     phase_name, number, kind, amount = os.environ["HOLLOW_FAULT"].split(":")
     came = Path(os.environ["HOLLOW_LEDGER"]) / "fault"
     enter_phase, entered = build.PhasePeaks.enter_phase, 0
