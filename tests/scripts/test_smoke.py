@@ -261,7 +261,7 @@ def test_search_quality(script: Load, models: pathlib.Path, forge: Forge) -> Non
     search_quality.replace(questions=lambda: [small])
     with forge.children():
         ran = search_quality.run("--models", models, "--jobs", 1)
-    ran.assert_says("Qwen2.5-0.5B sft 1 x 64, rtx3060", "levels passed over that hold a plan 0")
+    ran.assert_says("Qwen2.5-0.5B sft 1 x 64, rtx3060", "skipped levels that have a plan 0")
 
 
 def test_quality(script: Load) -> None:
@@ -269,7 +269,7 @@ def test_quality(script: Load) -> None:
     quality = script("quality", ProcessPoolExecutor=lambda *_: ThreadPoolExecutor(1), TRAINED_TEXTS=20)
     quality.replace(SIZE=quality.names.Size(layers=1, pretraining_steps=1, steps=2, rows=40, held_out=4))
     ran = quality.run("--seeds", 1, "--only", "adapters")
-    ran.assert_says("LoRA as it comes: at least 1.", code=1)
+    ran.assert_says("LoRA with default settings: at least 1.", code=1)
 
 
 def test_recipes(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, forge: Forge) -> None:
@@ -306,7 +306,7 @@ def test_page_speed(script: Load) -> None:
     page_speed = script("page_speed", BAR_PAINT_MS=math.inf, BAR_FRAME_MS=math.inf, BAR_BYTES=1)
     ran = page_speed.run("--events", 300, "--seconds", 0.3, "--runs", 1)
     assert ran.code == 1
-    above = [line.split()[0] for line in ran.out.splitlines() if "ABOVE ITS BAR" in line]
+    above = [line.split()[0] for line in ran.out.splitlines() if "ABOVE ITS LIMIT" in line]
     assert above == ["file"], ran.out
 
 
