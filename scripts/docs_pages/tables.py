@@ -62,13 +62,13 @@ def levels() -> str:
     for number, step in enumerate(LEVELS, 1):
         given = f"One or more of {_listed(step.own)}." if len(step.own) > 1 else "Nothing but time."
         if step.loses:
-            given = f"Most updates, to `{HALF_WEIGHTS}`, where bfloat16 keeps few at the learning rate."
+            given = f"Most updates: `{HALF_WEIGHTS}` at a learning rate at which bfloat16 keeps few of them."
         elif len(step.own) == 1:
             given = f"`{step.own[0]}`."
         more = f" With one or more of {_listed(step.offloads)}." if step.offloads else ""
         rows.append((str(number), step.name, f"{given}{more}"))
     rows.append((str(len(rows) + 1), SHORTER_ROWS, sentence(LEVERS["max_length"].reason)))
-    rows.append((f"{len(rows)}, before it", SMALLER_IMAGES_LEVEL, sentence(LEVERS["max_pixels"].reason)))
+    rows.append((f"before {len(rows)}", SMALLER_IMAGES_LEVEL, sentence(LEVERS["max_pixels"].reason)))
     return table(("no.", "level", "what may be given up there"), rows)
 
 
@@ -95,7 +95,7 @@ def flags() -> str:
             text = sentence((action.help or "").replace("%%", "%"))
             rows.append((f"`{name}`", "all" if len(commands) == 3 else ", ".join(commands), text))
         if rows:
-            sections.append(f"## {sentence(title)[:-1]}\n\n{table(('flag', 'of', 'meaning'), rows)}")
+            sections.append(f"## {sentence(title)[:-1]}\n\n{table(('flag', 'commands', 'meaning'), rows)}")
     return "\n\n".join(sections)
 
 
@@ -113,7 +113,7 @@ def idle_flags() -> str:
         (_listed(f"--{name}" for name in group.names), ", ".join(group.methods) or "all", sentence(group.why))
         for group in groups
     ]
-    return table(("flags", "of", "why"), rows)
+    return table(("flags", "methods", "why"), rows)
 
 
 def gpus() -> str:
