@@ -36,9 +36,9 @@ GUARDED: Mapping[str, tuple[str, str, str]] = {
     "optimizer step": ("sft", "optimizer_step:2:refuse:2", "out of memory in optimizer step"),
     "evaluation": ("sft", "evaluate:1:refuse:2", "out of memory in evaluat"),
     "generation": ("grpo", "generate:3:refuse:2", "out of memory in generat"),
-    "a stranger comes": ("sft", "forward:4:fill:1000", "survived|released|trained"),
+    "forward, by another process": ("sft", "forward:4:fill:1000", "survived|released|trained"),
 }
-"""Phase -> method, HOLLOW_FAULT, and a pattern of the command's output. The stranger is another process on the card."""
+"""Where memory runs out -> method, HOLLOW_FAULT, and a pattern of the command's output."""
 FLOAT32 = ("--bf16", "false")
 """In bfloat16, rounding in a micro-batch that is split in two changes DPO's loss by 2e-3 at this learning rate."""
 TORCHRUN = "-m torch.distributed.run --nproc_per_node 2 -m autotrain_mem.cli.main"
@@ -110,7 +110,7 @@ def _survivors() -> Iterator[Case]:
         same_losses_as="sft full",
     )
     yield Case(
-        name="full for good, restarted with another plan: sft",
+        name="full permanently, restarted with another plan: sft",
         argv=_training("sft", "--no_probe", "--save_steps", "2"),
         environment={"HOLLOW_FAULT": "backward:4:refuse:100000"},
         shows=("restart",),
@@ -123,7 +123,7 @@ def _cards() -> Iterator[Case]:
     two = {"HOLLOW_CARDS": "2", "HOLLOW_CAPACITY_1": str(1400 * MIB)}
     yield Case(name="a card that others use", argv=sft, environment={"HOLLOW_OTHERS": str(600 * MIB)})
     yield Case(
-        name="a card that has less than it says: probes move the plan",
+        name="a card with less memory than it reports: probes change the plan",
         argv=_training("sft", "--per_device_train_batch_size", "8", mode="full"),
         environment={"HOLLOW_TOTAL": str(2000 * MIB), "HOLLOW_CAPACITY": str(500 * MIB)},
         shows=("probe: .*does not fit|probe: .*refused",),
@@ -131,7 +131,7 @@ def _cards() -> Iterator[Case]:
     yield Case(name="no process is listed, as in a container", argv=sft, environment={"HOLLOW_BLIND": "1"})
     yield Case(name="a lost card beside a good one", argv=sft, environment={**two, "HOLLOW_REFUSED": "0"})
     yield Case(name="the second of two cards", argv=sft, environment={**two, "CUDA_VISIBLE_DEVICES": "1"})
-    yield Case(name="memory that NVML does not tell", argv=sft, environment={"HOLLOW_UNIFIED": "1"})
+    yield Case(name="memory that NVML does not report", argv=sft, environment={"HOLLOW_UNIFIED": "1"})
     yield Case(
         name="a driver that is too old",
         argv=sft,

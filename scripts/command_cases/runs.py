@@ -133,9 +133,9 @@ def _follow(process: subprocess.Popen[bytes], case: Case, output: Path) -> int |
 
 def _missed(case: Case, code: int | None, text: str, losses: Mapping[str, str]) -> Iterator[str]:
     if code is None:
-        yield f"not done after {LIMIT_SECONDS:.0f} s"
+        yield f"not finished after {LIMIT_SECONDS:.0f} s"
     elif code != case.code and not (case.code and code):
-        yield f"exit {code} for {case.code}"
+        yield f"exit code {code} instead of {case.code}"
     if "Traceback (most recent call last)" in text and not case.is_script:
         yield "a traceback is printed"
     if case.code == 0 and not case.is_script and not re.search(rf"^trained {STEPS} steps", text, re.MULTILINE):
@@ -146,7 +146,7 @@ def _missed(case: Case, code: int | None, text: str, losses: Mapping[str, str]) 
     if case.same_losses_as:
         own, others = (LOSSES.findall(text) or [""])[-1], losses.get(case.same_losses_as, "")
         if not (own == others if case.kill_at else _are_near(own, others)):
-            yield f"loss {own} for {others}"
+            yield f"loss {own} instead of {others}"
 
 
 def _are_near(own: str, others: str) -> bool:

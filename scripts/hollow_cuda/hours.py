@@ -224,7 +224,7 @@ def train(case: HoursCase, model: Path, scratch: str) -> list[Mapping[str, int]]
             if case.longest_first:
                 attach_longest_batch(trainer, forget)
             trainer.train()
-    pairs = zip(reserved, drawn, strict=False)  # one batch is drawn ahead
+    pairs = zip(reserved, drawn, strict=False)  # the data loader draws one batch ahead
     return [{"reserved": size, "tokens": tokens} for size, tokens in pairs]
 
 

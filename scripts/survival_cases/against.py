@@ -132,8 +132,8 @@ def _with_autofit(case: Case, card: str, place: pathlib.Path) -> Row:
 
 def table(rows: Mapping[str, Row]) -> list[str]:
     columns = (
-        *("", "card", "ended", "restarts", "steps in vain", "rows trained twice", "rows a step"),
-        *("steps", "first good step", "in all"),
+        *("", "card", "outcome", "restarts", "wasted steps", "rows trained twice", "rows per step"),
+        *("steps", "first step that counts", "total"),
     )
     lines = [columns, ("---",) * len(columns)]
     for name, row in rows.items():

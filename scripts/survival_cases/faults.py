@@ -260,7 +260,7 @@ def judged(ended: Ended, *, came: bool, losses: Mapping[int, float]) -> Row:
 
 
 def table(rows: Mapping[str, Row], named: Iterable[str] = FAULTS) -> list[str]:
-    head = ("fault", "moments", "survived", "reported", "else", "caught", "restarts", "loss apart")
+    head = ("fault", "moments", "survived", "reported", "other outcomes", "caught", "restarts", "loss error")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for fault in named:
         own = [row for name, row in rows.items() if name.startswith(f"{fault} ")]
