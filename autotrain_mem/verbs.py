@@ -159,17 +159,17 @@ def fit(
     [1, 2]
 
     Args:
-        method, model, dataset, autofit, environment, **arguments: As for :func:`plan`; data are required, always read.
+        method, model, dataset, autofit, environment, **arguments: As for :func:`plan`; data are required, and read.
         simulate: Whether to train on the CPU with a simulated card, named by ``AutoFit(gpu=...)``, which counts memory
             and runs out of it as that card would.
         max_restarts: The most restarts in a row without a new checkpoint in between; 0 for none.
         overwrite_output_dir: Whether to rename another run in ``output_dir`` to ``NAME.previous-1``.
         probe: Whether to try the plan first, with two real steps on the longest rows in a separate process. The plan
             changes if they need more memory than predicted, or far less. Reward functions are called.
-        on_event: Called with the events of the training: mappings with ``event`` ``start`` (``total_steps``), ``step``
-            (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them), ``checkpoint`` and
-            ``save_failed`` (``step``, ``path``), ``restart`` (as :class:`Restart` writes it), ``moved_aside`` (``path``
-            of another run), ``note`` (``message``, of output that was dropped) or ``interrupted``.
+        on_event: Called with each event, a mapping. Its ``event`` is, among others, ``start`` (with ``total_steps``),
+            ``step`` (``step``, and ``memory`` in bytes or None), ``log`` (``logs``, as TRL logs them), ``checkpoint``
+            and ``save_failed`` (``step``, ``path``), ``restart`` (as :class:`Restart` writes it), ``moved_aside``
+            (``path`` of another run), ``note`` (``message``) or ``interrupted``.
 
     Returns:
         Steps, loss, seconds, and the peaks predicted and measured in bytes.
@@ -288,7 +288,7 @@ def _as_request(
     environment: Environment | None,
     arguments: Mapping[str, Any],
 ) -> api.RunRequest:
-    """Returns the call as a request. Raises for all errors that can be found without TRL, before any process starts."""
+    """Returns the call as a request. Raises the errors that can be found without TRL, before any process starts."""
     ours = as_autofit(autofit)
     if given := [name for name in ("pin", "tune") if getattr(ours, name)]:
         raise UsageError(

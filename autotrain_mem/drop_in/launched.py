@@ -114,7 +114,7 @@ def _by_deepspeed(config: Any, count: int, nodes: int) -> Launched:
     """Reads the DeepSpeed JSON that the trainer will use: the script's own, or accelerate's
     (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``).
 
-    Values of ``auto`` come from TRL's args. A number must equal TRL's argument, and a plan keeps it.
+    Values of ``auto`` come from TRL's arguments. A number must equal TRL's argument, and a plan keeps it.
     """
     given = getattr(config, "deepspeed", None)
     name = given if isinstance(given, str) else "How accelerate launched this process with DeepSpeed"

@@ -1,7 +1,7 @@
 """Reads rental prices of cards from ``prices.csv`` or a user's file (``--prices FILE``) with the same columns.
 
 ``prices.csv`` has on-demand prices of one card for one hour, without storage and taxes, each with its date and source;
-most sources are public copies of providers' lists. It has no spot prices; of a marketplace it has the lowest price.
+most sources are public copies of providers' lists. It has no spot prices; for a marketplace it has the lowest price.
 """
 
 import contextlib

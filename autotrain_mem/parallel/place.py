@@ -100,10 +100,10 @@ def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[st
     return place
 
 
-SearchResult = tuple[str, Place]
+FoundPlace = tuple[str, Place]
 
 
-def _slurm(environment: Mapping[str, str]) -> SearchResult | None:
+def _slurm(environment: Mapping[str, str]) -> FoundPlace | None:
     """Reads the place from a step of ``srun``; a batch script itself runs on its first node only, without a step."""
     machines = environment.get("SLURM_STEP_NUM_NODES", "1")
     if not machines.isdigit() or int(machines) < 2:
@@ -129,7 +129,7 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0] if first else "")
 
 
-def _read(launchers: Iterable[tuple[str, str, str, str, str]], environment: Mapping[str, str]) -> SearchResult | None:
+def _read(launchers: Iterable[tuple[str, str, str, str, str]], environment: Mapping[str, str]) -> FoundPlace | None:
     for name, machines, rank, address, port in launchers:
         count = environment.get(machines, "").rpartition(":")[2]  # torchrun's 1:4 means 1 to 4 machines
         if not count.isdigit() or int(count) < 2 or rank not in environment:

@@ -191,8 +191,8 @@ def check_cached(model: str, revision: str | None) -> None:
 def check_kept_rows(name: str, environment: Mapping[str, str] = os.environ) -> None:
     """Raises DatasetNotFoundError for an uncached dataset of the hub, if the hub cannot be reached.
 
-    The cache's folder is ``OWNER___NAME`` (``datasets/load.py: CachedDatasetModuleFactory``); names are compared
-    without capitals and underscores.
+    The cache's folder is ``OWNER___NAME`` (``datasets/load.py: CachedDatasetModuleFactory``); the comparison ignores
+    case and underscores.
     """
     if is_path(name) or Path(name).exists():
         return
