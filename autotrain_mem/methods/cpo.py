@@ -15,4 +15,4 @@ check = orpo.check
 
 def why_not_split(trainer: Any) -> str | None:
     """Returns the reason: the loss adds two means (``cpo_trainer.py: get_batch_loss_metrics``). None for SimPO."""
-    return "its loss is a mean over the chosen answers' tokens and a mean over pairs" if trainer.cpo_alpha else None
+    return "its loss is a mean over the chosen answers' tokens plus a mean over pairs" if trainer.cpo_alpha else None

@@ -1,4 +1,4 @@
-"""Adapts on-policy distillation with TRL's DistillationTrainer: a student's answers learn from a teacher's logits."""
+"""Adapts on-policy distillation with TRL's DistillationTrainer: a student answers and learns to match a teacher."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

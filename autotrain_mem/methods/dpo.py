@@ -18,7 +18,7 @@ LLAMAFACTORY_PAIRS = {
     "ranking": True,
     "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
 }
-LLAMAFACTORY_PAIR_ROWS = "rows with prompt, chosen and rejected as text; conversations take formatting sharegpt"
+LLAMAFACTORY_PAIR_ROWS = "rows with prompt, chosen and rejected as text; conversations need formatting sharegpt"
 
 joins_sides = True
 liger_since = "1.16"
@@ -35,8 +35,8 @@ axolotl = AxolotlFacts(
         "use_liger_kernel": "dpo_use_liger_kernel",
     },
     notes=(
-        "datasets: without a type for rows with prompt, chosen and rejected as text; conversations need a type",
-        "excess_length_strategy truncate: a pair whose prompt alone is longer is dropped; TRL cuts it",
+        "datasets: rows with prompt, chosen and rejected as text need no type; conversations need one",
+        "excess_length_strategy truncate: Axolotl drops a pair whose prompt alone is too long; TRL cuts the prompt",
     ),
 )
 """The names are those of ``core/trainers/dpo/__init__.py: DPOStrategy`` in Axolotl."""
@@ -59,7 +59,7 @@ def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> Ab
         trainer: The name of the trainer's class.
         columns: Returns the names of the score columns of a trainer.
     """
-    from unittest.mock import patch  # slow to import, and the parent asks this module too
+    from unittest.mock import patch  # slow to import, and the parent process imports this module too
 
     import trl
 
@@ -103,7 +103,7 @@ def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Ite
     (tools/autograd/gen_inplace_or_view_type.py: is_python_dispatch). ``home``: the trainer's module, such as
     ``trl.trainer.dpo_trainer``.
     """
-    from unittest.mock import patch  # slow to import, and the parent asks this module too
+    from unittest.mock import patch  # slow to import, and the parent process imports this module too
 
     from torch._subclasses.fake_tensor import FakeTensor
 

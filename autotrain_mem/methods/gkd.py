@@ -110,7 +110,7 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     are already allocated. The loss copies logits at labels, so a rehearsal's rows have as many labels as the data's
     longest answer has tokens; if that is unknown, every token but the first is a label.
     """
-    from unittest.mock import patch  # slow to import, and the parent asks this module too
+    from unittest.mock import patch  # slow to import, and the parent process imports this module too
 
     turns = itertools.count()
     step, ways = trainer.training_step, _ways(trainer.args)
@@ -145,7 +145,7 @@ def _labelled(collate: Any, answer: int | None) -> Any:
 @contextmanager
 def going(trainer: Any, way: CompletionSource) -> Iterator[None]:
     """Within the block, training steps use this source of answers, and generated answers have their full length."""
-    from unittest.mock import patch  # slow to import, and the parent asks this module too
+    from unittest.mock import patch  # slow to import, and the parent process imports this module too
 
     from trl.experimental.gkd import gkd_trainer
 
@@ -164,7 +164,10 @@ def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns the micro-steps in which a run generates as often, on average, as one rehearsed optimizer step; or 0."""
+    """Returns the number of micro-steps in which a run generates, on average, as often as one rehearsed optimizer step.
+
+    It is 0 if no micro-step generates.
+    """
     training, ways = filled.training, _ways(filled.training)
     chances = {CompletionSource.STUDENT: training.lmbda, CompletionSource.TEACHER: 1 - training.lmbda}
     chance = sum(chances.get(way, 0.0) for way in ways)

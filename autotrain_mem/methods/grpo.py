@@ -9,7 +9,7 @@ from autotrain_mem.methods.interface import AxolotlFacts, Basis
 liger_since = "1.16"
 axolotl = AxolotlFacts(
     keys={"rl": "grpo"},
-    notes=("datasets: without a type for rows with a prompt column, which TRL reads as they are",),
+    notes=("datasets: rows with a prompt column need no type, since TRL reads them as they are",),
 )
 rehearsal_changes = online.rehearsal_changes
 build_trainer = partial(online.build_trainer, "GRPOTrainer")

@@ -37,7 +37,7 @@ class RowImages:
         """Returns text that fills ``length`` tokens together with the images. Raises UsageError if they do not fit."""
         if length <= self.tokens:
             raise UsageError(
-                f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), and rows may have "
+                f"A row's images alone take {self.tokens} tokens ({', '.join(self.sizes)}), but rows have at most "
                 f"{length}.",
                 hint=f"Give --max_length {self.tokens + 1} or more (auto: as long as the longest row), or "
                 "--max_pixels.",

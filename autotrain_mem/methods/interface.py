@@ -87,7 +87,7 @@ class Method(Protocol):
     joins_sides: bool = False
     """Whether a batch holds first all chosen sequences, then all rejected ones."""
     liger_since: str | None = ""
-    """The oldest TRL whose Liger loss can be rehearsed; empty if the model computes the loss, None if none can be."""
+    """The oldest TRL whose Liger loss can be rehearsed; empty if the model computes the loss; None if there is none."""
     axolotl: AxolotlFacts | None = None
     """The facts for an Axolotl file; None if no such file can be written."""
     llamafactory: LlamaFactoryFacts | None = None
@@ -177,7 +177,7 @@ class Method(Protocol):
         """Returns the :meth:`rows_editor` for rows with images."""
 
     def training_patches(self, trainer: Any, filled: Configs, knobs: Knobs) -> AbstractContextManager[None]:
-        """Within the block, patches that a rehearsal of this trainer needs for training are applied."""
+        """Within the block, applies the patches that a rehearsal of this trainer needs while it trains."""
         return nullcontext()
 
     def ways_of_step(self, trainer: Any) -> Iterable[AbstractContextManager[None]]:
@@ -225,7 +225,7 @@ class Method(Protocol):
         return Basis.UNITS
 
     def is_models_loss(self, trainer: Any) -> bool:
-        """Returns whether the model's own forward computes the loss. The guard then finds its basis by trying."""
+        """Returns whether the model's own forward computes the loss. The guard then finds its basis by experiment."""
         return False
 
 

@@ -158,7 +158,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Formats a prompt."""
+    """Formats a prompt with images as the trainer does."""
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     return image_rows.prompt_texts(row, images, processor, **options)
 

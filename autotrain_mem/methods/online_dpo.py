@@ -76,9 +76,9 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Raises UsageError for arguments that fail later in the trainer or are not rehearsed, and as ``online.check``."""
+    """Raises UsageError for arguments that fail later in the trainer or are not rehearsed. Calls ``online.check``."""
     training = filled.training
-    if filled.is_evaluated:  # transformers/trainer.py: prediction_step hands prompts to the model
+    if filled.is_evaluated:  # transformers/trainer.py: prediction_step passes the prompts' text to the model
         raise UsageError(
             "Online DPO cannot be evaluated: TRL's trainer would fail at the first evaluation, since it passes "
             "text to the model.",

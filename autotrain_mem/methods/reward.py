@@ -15,7 +15,7 @@ axolotl = AxolotlFacts(
     keys={"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1},
     renamed={"center_rewards_coefficient": "center_rewards_coefficient"},
     row_type="bradley_terry.chat_template",
-    notes=("type: for rows with input, chosen and rejected, as Axolotl documents them; TRL's have other columns",),
+    notes=("type: this one reads rows with input, chosen and rejected; TRL's rows have other columns",),
 )
 """The keys are those of ``validation.py: set_reward_model_defaults`` in Axolotl."""
 llamafactory = LlamaFactoryFacts(
@@ -62,6 +62,6 @@ def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
         yield Finding(
             kind="warning",
             message=f"The padding token is the end token ({end!r}): a reward model reads its score at the last token "
-            "that is not padding, so it never sees the end of a response.",
+            "that is not padding, so it never reads the end of a response.",
             cure="Give --pad_token TOKEN: a token of the vocabulary that no text uses.",
         )

@@ -14,11 +14,11 @@ from autotrain_mem.types.data import Counting
 OnProgress = Callable[[Counting], None]
 
 ROWS_PER_PROCESS = 2000
-"""The rows for which one more process is used. A process pool adds 0.5 s to a pass over the data, and formatting and
+"""The number of rows per process. A process pool adds 0.5 s to a pass over the data, and formatting and
 tokenizing a row of gsm8k takes 0.45 ms, so two processes are faster from about 2,300 rows on (measured with 2 cores,
 datasets 5.2, trl 1.12)."""
 MOST_PROCESSES = 16
-"""The most processes. Each is a fork of the worker with a copy of the tokenizer."""
+"""The largest number of processes. Each is a fork of the worker with a copy of the tokenizer."""
 REPORT_EVERY_SECONDS = 0.2
 
 
@@ -56,7 +56,7 @@ def processes(rows: int, given: int | None) -> int | None:
 @contextmanager
 def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
     """Within the block, reports the progress of ``datasets/arrow_dataset.py: Dataset.map`` in place of its bars."""
-    from unittest.mock import patch  # slow to import, and the parent asks this module too
+    from unittest.mock import patch  # slow to import, and the parent process imports this module too
 
     from datasets import arrow_dataset
 
@@ -83,7 +83,7 @@ def progress_reported_to(on_progress: OnProgress) -> Iterator[None]:
 def without_labels() -> Iterator[None]:
     """Within the block, skips the pass that makes labels (trl/trainer/sft_trainer.py: _prepare_dataset), which takes a
     quarter of the time."""
-    from unittest.mock import patch  # slow to import, and the parent asks this module too
+    from unittest.mock import patch  # slow to import, and the parent process imports this module too
 
     import datasets
 

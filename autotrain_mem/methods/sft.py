@@ -16,8 +16,8 @@ axolotl = AxolotlFacts(
     renamed={"padding_free": "batch_flattening"},
     row_type="chat_template",
     notes=(
-        "type: for rows with a messages column; text rows take type completion with field text, prompts with "
-        "completions need a user-defined type",
+        "type: this one reads rows with a messages column; text rows need type completion with field text, prompts "
+        "with completions a user-defined type",
     ),
 )
 llamafactory = LlamaFactoryFacts(
@@ -32,7 +32,7 @@ llamafactory = LlamaFactoryFacts(
             "assistant_tag": "assistant",
         },
     },
-    rows="rows with a messages column; rows with other columns name theirs in the entry",
+    rows="rows with a messages column; name other columns in the entry",
     losses=(None, "nll"),  # TRL's nll computes full logits
 )
 
@@ -47,7 +47,7 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
 
 
 def rows_editor(filled: Configs) -> EditRows:
-    """Returns a function that shortens the last row, so that the batch is padded; none without padding."""
+    """Returns a function that shortens the last row, so that the batch is padded. Rows without padding stay whole."""
     return list if filled.training.packing or filled.training.padding_free else shorten_last_row
 
 

@@ -31,7 +31,7 @@ def stub_tokenizer(padding_side: str = "right", marks: Mapping[str, tuple[str, i
 
 
 def text_of(tokens: int) -> str:
-    """Returns a text that :func:`stub_tokenizer` splits into this many tokens. It ends in a space, to be joined."""
+    """Returns a text of this many tokens for :func:`stub_tokenizer`. It ends in a space, so that two can be joined."""
     return f"t{ORDINARY_TOKEN} " * tokens
 
 

@@ -29,9 +29,10 @@ def finished(trainer: Any, knobs: Knobs) -> Any:
 def _widen_trained(model: Any) -> None:
     """Converts trained weights to float32, since fp16's gradient scaler rejects other gradients.
 
-    It rejects float16 (``torch/amp/grad_scaler.py: _unscale_grads_``) and on CUDA bfloat16 (``aten/src/ATen/native/
-    cuda/AmpKernels.cu: _amp_foreach_non_finite_check_and_unscale_cuda_``). TRL makes the adapter of a quantized base
-    bfloat16 (``trl/trainer/sft_trainer.py``, https://github.com/huggingface/trl/issues/4901).
+    It rejects float16 (``torch/amp/grad_scaler.py: _unscale_grads_``), and on CUDA also bfloat16
+    (``aten/src/ATen/native/cuda/AmpKernels.cu: _amp_foreach_non_finite_check_and_unscale_cuda_``). TRL makes the
+    adapter of a quantized base bfloat16 (``trl/trainer/sft_trainer.py: __init__``,
+    https://github.com/huggingface/trl/issues/4901).
     """
     import torch
 

@@ -185,7 +185,10 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
 def _watched(
     method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase, after: Phase | None = None
 ) -> Callable[..., Any]:
-    """Wraps a method: it begins ``phase``, and at its end ``after`` or the earlier phase; no change in evaluation."""
+    """Wraps a method so that ``phase`` begins with it, and ``after`` or else the earlier phase when it returns.
+
+    During evaluation the phase does not change.
+    """
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         before = recorder.phase

@@ -38,7 +38,7 @@ def pack(value: Any) -> bytes:
     except _StuckError as stuck:
         raise UsageError(
             f"A {stuck.kind}{stuck.holder} cannot be sent to the process that rehearses: {stuck.__cause__}",
-            hint="Make it inside the function or method that uses it, so that the trainer is not given it.",
+            hint="Create it inside the function or method that uses it, so that it is not passed to the trainer.",
         ) from stuck.__cause__
     return stream.getvalue()
 

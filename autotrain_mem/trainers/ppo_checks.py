@@ -34,7 +34,7 @@ def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
     strategy = str(getattr(args.save_strategy, "value", args.save_strategy))
     if strategy not in ("no", "steps"):
         yield (
-            f"PPO counts neither epochs nor a best step, so --save_strategy {strategy} would never save.",
+            f"PPO counts no epochs and determines no best step, so --save_strategy {strategy} would never save.",
             "Give --save_strategy steps with --save_steps N, or --save_strategy no.",
         )
     hint = "Give the tokenizer a padding token that no text uses, and save it with the model."

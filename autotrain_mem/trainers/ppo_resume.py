@@ -108,8 +108,8 @@ def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -
     """Yields the batches of endless passes over the data, without the first ``done`` batches.
 
     Args:
-        restore_rng: Restores the state that the global generators had after batch ``done``. It is called last, since a
-            dataloader draws from them when a pass begins (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``).
+        restore_rng: Restores the state that the global generators had after batch ``done``. It is called once a pass
+            has begun, since its beginning draws from them (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``).
     """
     passes, within = divmod(done, len(dataloader))
     for _ in range(passes):

@@ -180,7 +180,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         ppo_checks.verify(self)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Applies ``max_steps``. TRL calls this after it counts the updates and before it creates their schedule."""
+        """Applies ``max_steps``. TRL has counted the updates before this call, which creates their schedule."""
         args = self.args
         if args.max_steps > 0:
             num_training_steps = min(args.max_steps, num_training_steps if self._episodes_given else args.max_steps)
@@ -271,7 +271,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
             super().generate_completions(sampling)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs also ``loss``, and the mean ``grad_norm`` of the update's optimizer steps, before clipping."""
+        """Adds ``loss`` to the logs, and the mean ``grad_norm`` of the update's optimizer steps, before clipping."""
         if self._grad_norms:
             logs["grad_norm"] = sum(float(norm) for norm in self._grad_norms) / len(self._grad_norms)
             self._grad_norms.clear()

@@ -1,4 +1,4 @@
-"""Makes DeepSpeed's context parallelism, in which processes share rows, follow each epoch's order, also after a resume.
+"""Draws the rows that processes share in DeepSpeed's sequence parallelism in each epoch's order, also after a resume.
 
 DeepSpeed's dataloader adapter takes no epoch and cannot start in the middle of one. It also lacks attributes that are
 needed to skip batches (``accelerate/data_loader.py: skip_first_batches``).

@@ -1,6 +1,6 @@
 """Defines the nouns: frozen dataclasses that pass between the layers. Imports no ML library; runs in any process.
 
-Each module is imported when one of its names is first used, because importing all takes longer than an early error.
+Each module is imported when one of its names is first used. Importing all of them would delay early errors.
 """
 
 from typing import TYPE_CHECKING

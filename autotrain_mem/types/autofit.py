@@ -134,9 +134,9 @@ class AutoFit(OwnSettings):
         "all",
         choices=FITS,
         check=one_of(FITS, prefix=""),
-        help="stop before rounding changes (lossless), before LoRA (rounding)",
+        help="stop before changes of rounding (lossless), or before LoRA (rounding)",
     )
-    """How much harm a plan may do: ``lossless`` changes only speed, ``rounding`` stops before LoRA; ``all``: any."""
+    """What a plan may change: only speed (``lossless``), also rounding (``rounding``), or anything (``all``)."""
     forbid: Collection[str] = setting(
         frozenset(), metavar="LIST", help="levers that no plan may use, such as lora,bf16_weights"
     )
@@ -156,12 +156,12 @@ class AutoFit(OwnSettings):
         None,
         takes="a text such as '8h' or '90min'",
         check=that(
-            lambda text: read_seconds(text) is not None, "{value!r} is no time", "a time such as 8h, 90min or 2d."
+            lambda text: read_seconds(text) is not None, "{value!r} is not a time", "a time such as 8h, 90min or 2d."
         ),
         metavar="TIME",
         commands=(TRAIN, PLAN),
-        elsewhere=("it makes no plan.", "autofit plan METHOD ... --within 8h finds the gentlest plan for that time."),
-        help="find the gentlest plan that trains within TIME (8h, 90min, 2d), or tell what such a plan needs",
+        elsewhere=("it makes no plan.", "autofit plan METHOD ... --within 8h finds a plan for that time."),
+        help="find the least harmful plan that trains within TIME (8h, 90min, 2d), or show what would",
     )
     """The longest predicted duration of the whole training: ``8h``, ``90min`` or ``2d``; None for no limit."""
     budget: float | None = setting(
@@ -173,8 +173,8 @@ class AutoFit(OwnSettings):
         ),
         metavar="AMOUNT",
         commands=(TRAIN, PLAN),
-        elsewhere=("it makes no plan.", "autofit plan METHOD ... --budget 20 finds the gentlest plan for that cost."),
-        help="find the gentlest plan that costs at most AMOUNT at the rental price, or tell what such a plan needs",
+        elsewhere=("it makes no plan.", "autofit plan METHOD ... --budget 20 finds a plan for that cost."),
+        help="find the least harmful plan that costs at most AMOUNT at the rental price, or show what would",
     )
     """The highest cost of the whole training, in the currency of the prices; None for no limit."""
     prices: str | Path | None = setting(
@@ -242,7 +242,7 @@ class AutoFit(OwnSettings):
             if each.check is not None and (value := getattr(self, name)) is not None:
                 yield from each.check(name, value)
         if both := {*self.pin} & {*self.tune}:
-            yield f"{', '.join(sorted(both))} in pin and in tune", "A setting is kept or may be changed, not both."
+            yield f"pin and tune both name {', '.join(sorted(both))}", "Name a setting in one of them only."
 
     def headroom_bytes(self, total_bytes: int) -> int | None:
         """Returns the headroom on a device of this size, in bytes; None for the default.

@@ -106,7 +106,7 @@ class DataProfile:
 
     @property
     def least_length(self) -> int:
-        """Returns the least ``max_length`` that cuts no image, keeps some row, and leaves a token of each prompt."""
+        """Returns the least ``max_length`` that cuts no image, keeps a row, and leaves a token of each prompt."""
         of_images = 0 if self.images is None else self.images.end
         of_answers = self.longest_answer + 1 if self.longest_answer else 0
         return max(of_images, of_answers, self.shortest if self.drops else 0)
@@ -154,8 +154,8 @@ class DataProfile:
     def expected_longest(self, rows: int, limit: int | None = None) -> float:
         """Computes the mean length, in tokens, of a batch's longest row; 0 if ``max_length`` drops all rows.
 
-        If n of all N rows do not exceed a length, no row of a batch of ``rows`` rows exceeds it with probability
-        C(n, rows) / C(N, rows).
+        If n of all N rows do not exceed a length, the probability that no row of a batch exceeds it is C(n, rows) /
+        C(N, rows).
         """
         kept = {length: count for length, count, _ in self._kept(limit)}
         total = sum(kept.values())

@@ -56,12 +56,12 @@ class ReservedEstimate:
     """
 
     peak_allocated_bytes: int
-    """The peak of ``torch.cuda.memory_allocated``. Block remainders that are too small to split off count."""
+    """The peak of ``torch.cuda.memory_allocated``. It includes block remainders that are too small to split off."""
     peak_reserved_bytes: int
     """The peak of reserved bytes, on an unlimited device if the run does not fit, so that the shortage is known."""
     peak_limited_bytes: int
     """The peak of reserved bytes on the real device, where the allocator releases its cache before it refuses a
-    request. The replay grants a refused request, so that it can continue. Equals ``peak_reserved_bytes`` if it fits."""
+    request. The replay grants refused requests, to continue. Equal to ``peak_reserved_bytes`` if the run fits."""
     slack_bytes: int
     """The reserved but unallocated bytes when the peak was first reached: cached blocks and the ends of split ones."""
     num_alloc_retries: int
@@ -122,7 +122,7 @@ class MemoryEstimate:
     owners_at_peak: Mapping[Owner, int]
     """The allocated bytes of each owner at the peak."""
     modules_at_peak: tuple[tuple[str, int], ...]
-    """The names of the modules that hold most activations and temporaries at the peak, with their bytes."""
+    """The modules that hold most activations and temporaries at the peak, with their bytes, largest first."""
     reserved: ReservedByMode
     not_counted: tuple[str, ...]
     """What this estimate leaves out of a run's memory or time, each in a phrase."""
@@ -163,7 +163,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Holds the memory and the work of one rehearsed configuration. Both hold for any GPU with the same kernels."""
+    """Holds the memory and the work of one rehearsed configuration, as on any GPU with the same kernels."""
 
     memory: MemoryEstimate
     """The memory of the run, replayed on an unlimited device."""
@@ -212,8 +212,8 @@ class Estimate:
     time: StepTime
     """The time of one optimizer step, averaged over the data if the data are known."""
     vllm_share_bytes: int = 0
-    """The bytes that a vLLM engine on the same card takes for weights and KV cache, in its own pool. If the engine
-    sleeps, it is awake or asleep here, whichever needs more in all, and ``memory`` describes the same state."""
+    """The bytes that a vLLM engine on the same card takes for weights and KV cache, in its own pool. If it sleeps at
+    times, these are its bytes in the state, awake or asleep, in which the card needs more, as in ``memory``."""
     vllm_sleep: VllmSleep | None = None
     """The engine's memory awake and asleep; None if it never sleeps."""
 
@@ -254,7 +254,7 @@ class Estimate:
 
     @property
     def reserved_bytes(self) -> int:
-        """Returns the peak of reserved bytes: of the worst batch, or of steps with rows of every length if larger."""
+        """Returns the larger peak of reserved bytes: of the worst batch, or of steps with rows of every length."""
         worst_batch = self.reserved.peak_reserved_bytes
         return worst_batch if self.mixed is None else max(worst_batch, self.mixed[-1])
 
@@ -302,7 +302,7 @@ class Estimate:
             None: "",
             Routing.ANY: "grouped: memory does not depend on which experts the tokens choose",
             Routing.ONE: f"all tokens at the same experts, {worst}",
-            Routing.EVEN: f"as many tokens at every expert, {worst}",
+            Routing.EVEN: f"equally many tokens at every expert, {worst}",
         }[self.memory.routing]
 
     def growing(self) -> Estimate:

@@ -44,7 +44,7 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preflight:
-    """Holds what the worker's checks found out about model, tokenizer and data."""
+    """Holds the results of the worker's checks of model, tokenizer and data."""
 
     findings: tuple[Finding, ...]
     parameters: int | None

@@ -175,8 +175,8 @@ class LargestValue:
     """The setting's name: one of ``types.job.MAXIMIZED``."""
     value: int
     next_value: int | None
-    """The next larger value, which was rehearsed and does not fit; None if something else sets the limit."""
+    """The next larger value, which was rehearsed and does not fit; None if memory is not the limit."""
     next_required_bytes: int | None = None
     """The bytes that the next value needs; None if there is no next value."""
     stopped_by: str = ""
-    """What other than memory sets the limit, in a few words; empty if memory does."""
+    """The limit other than memory, in a few words; empty if memory is the limit."""

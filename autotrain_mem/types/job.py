@@ -73,8 +73,8 @@ class Job:
     images: tuple[str, ...] = ()
     """The image sizes of each rehearsed row, ``"1024x768"`` (width x height): given, or from the data's worst row."""
     python_call: PythonCall | None = None
-    """The objects that a Python script passed to the trainer; None for a job in flags. Their file exists only while the
-    script plans, and a plan's file never refers to it."""
+    """The file with a script's call of the trainer; None for a job in flags. It exists only while the script plans, and
+    a plan's file never refers to it."""
 
     @property
     def names_data(self) -> bool:

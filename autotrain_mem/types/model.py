@@ -39,7 +39,7 @@ class Depths:
 
 
 COPIES = 2
-"""The periods that the longer copy has in addition. Two are needed, to compare one with the other."""
+"""The number of periods that the longer copy has in addition. Two are needed, to compare one with the other."""
 LAYERS_OF_FIXED_COST = 2
 """The fixed time of a rehearsal, in layers and rounded up: it takes 0.18 s, and a layer of Qwen2.5-0.5B takes 0.16 s
 (full fine-tuning with gradient checkpointing, on one core of a server, ``scripts/expansion``)."""

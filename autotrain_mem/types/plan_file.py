@@ -102,7 +102,7 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
     if isinstance(values, dict) and schema == PLAN_SCHEMA:
         return values
     if isinstance(schema, str) and schema.startswith(_FAMILY):
-        message = f"{name} was made by another version of autofit: it is {schema}, this one reads {PLAN_SCHEMA}."
+        message = f"{name} was made by another version of autofit: its schema is {schema}, and not {PLAN_SCHEMA}."
         raise PlanFileError(message, hint=_plan_again(values))
     holds = f"it holds {schema}" if isinstance(schema, str) else "it does not have a plan's schema"
     raise PlanFileError(f"{name} is not a plan: {holds}.", hint=_MAKES_ONE)

@@ -218,7 +218,7 @@ def as_recorded(job: Job) -> Job:
 
 
 def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) -> Path:
-    """Writes a plan atomically, as ``plan.json`` if the path is a folder. Replaces no file except a plan.
+    """Writes a plan atomically, as ``plan.json`` if the path is a folder. Replaces only a plan or an empty file.
 
     Args:
         place: The words in a hint that tell the user how to name another place.
@@ -261,7 +261,7 @@ def read_plan(content: bytes, name: str) -> Plan:
 
 
 def _wrong_sums(plan: Plan) -> str:
-    """Describes the first total that differs from the sum of its parts; empty if none does."""
+    """Describes the first figure that contradicts another one; empty if none does."""
     estimate, memory = plan.estimate, plan.estimate.memory
     if sum(memory.owners_at_peak.values()) != memory.peak_allocated_bytes:
         return "estimate.owners_at_peak do not sum to peak_allocated_bytes"

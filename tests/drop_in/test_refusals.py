@@ -85,7 +85,7 @@ def test_words_are_refused_before_a_worker_is_asked(tiny_qwen: Path, monkeypatch
     [
         ({"fit": "everything"}, "fit does not take 'everything'"),
         ({"max_slowdown": 0.5}, "max_slowdown 0.5 is not a factor"),
-        ({"pin": ["optim"], "tune": ["optim"]}, "optim in pin and in tune"),
+        ({"pin": ["optim"], "tune": ["optim"]}, "pin and tune both name optim"),
         ({"forbid": "lora"}, "forbid takes names, not one text"),
         ({"forbid": None}, "forbid takes names, not None"),
         ({"optimizer_offload": "no"}, "optimizer_offload takes True or False, not 'no'"),
