@@ -129,7 +129,7 @@ def rehearsed_bytes(model: pathlib.Path, run: Run, length: int) -> int:
 
 
 def rehearse_loop(folder: pathlib.Path, run: Run, length: int) -> Trace:
-    """Rehearses a run in bfloat16, without checkpointing, from after its model is loaded.
+    """Rehearses a run in bfloat16, without checkpointing; records from the moment that its model is loaded.
 
     Args:
         length: Tokens of the longest row. The last row has one less, since equally long rows would need no mask.

@@ -28,7 +28,7 @@ class Question:
         return f"{of}, {'' if self.gpus == 1 else f'{self.gpus} x '}{self.card}"
 
     def job(self, models: pathlib.Path) -> Job:
-        """Returns the job of a command with ``--max_length`` and ``--effective_batch_size``."""
+        """Returns the same job as a command that has ``--max_length`` and ``--effective_batch_size``."""
         return Job(
             method=self.method,
             model=str(models / self.model),

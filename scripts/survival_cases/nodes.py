@@ -44,7 +44,7 @@ AWAY_SECONDS = 0.5
 BOUND_SECONDS = 240.0
 """The time limit of a whole run, whose commands import, plan and load twice."""
 FAREWELL_SECONDS = 20.0
-"""How long after the first machine the second one may exit."""
+"""The second machine must exit within this time after the first one."""
 MARK = "AUTOFIT_SURVIVAL_RUN"
 
 

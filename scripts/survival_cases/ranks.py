@@ -20,7 +20,7 @@ MOMENTS = 10
 FAULTS = ("oom:backward", "kill", "stop", "disk:save", "SIGTERM")
 SHARDINGS = ("ddp", "fsdp2")
 WAIT = ("--ddp_timeout", "12")
-"""Flags of all runs: the seconds to wait for a stopped rank."""
+"""Flags of all runs: ranks wait 12 seconds for a stopped rank."""
 BOUND_SECONDS = 240.0
 """The time limit of a whole command, including planning. Its ranks start twice, and wait once."""
 
