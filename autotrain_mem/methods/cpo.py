@@ -14,5 +14,6 @@ check = orpo.check
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns the reason: the loss adds two means (``cpo_trainer.py: get_batch_loss_metrics``). None for SimPO."""
+    """Returns why the loss cannot be split: it adds two means (``cpo_trainer.py: get_batch_loss_metrics``). None if
+    ``cpo_alpha`` is 0, as in SimPO."""
     return "its loss is a mean over the chosen answers' tokens plus a mean over pairs" if trainer.cpo_alpha else None

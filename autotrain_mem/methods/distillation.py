@@ -75,6 +75,6 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns the basis: all tokens of a generation in training, else a batch's tokens
+    """Returns what the loss is averaged over: in training all tokens of a generation, else a batch's tokens
     (``distillation_trainer.py: compute_loss``)."""
     return Basis.WHOLE if trainer.model.training else Basis.TOKENS

@@ -153,7 +153,8 @@ PAIRWISE = (
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns the reason: the loss compares a micro-batch's pairs, or adds means over tokens and pairs. Else None."""
+    """Returns why the loss cannot be split, or None: it compares a micro-batch's pairs, or has means over both tokens
+    and pairs."""
     kinds = list(trainer.loss_types)
     others = [kind for kind in kinds if kind not in PAIRWISE]
     if kinds == ["sft"] or not others:
@@ -164,5 +165,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns the basis: pairs, or the chosen completions' tokens if ``loss_type`` is only sft."""
+    """Returns what the loss is averaged over: pairs, or the chosen completions' tokens if ``loss_type`` is only sft."""
     return Basis.CHOSEN_TOKENS if list(trainer.loss_types) == ["sft"] else Basis.UNITS

@@ -243,13 +243,13 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns the reason: each step draws its source of answers. None if it only trains on the data's answers."""
+    """Returns why a step cannot be split: it draws its source of answers. None if it only uses the data's answers."""
     if _ways(trainer.args) == (CompletionSource.DATA,):
         return None
     return "the source of answers is drawn for each micro-batch, and each of its parts would draw another"
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns the basis: the tokens of all micro-batches if transformers counted them, else those of one
-    (``gkd_trainer.py: generalized_jsd_loss``)."""
+    """Returns what the loss is averaged over: the tokens of all micro-batches if transformers counted them, else those
+    of one micro-batch (``gkd_trainer.py: generalized_jsd_loss``)."""
     return Basis.WHOLE if is_counted else Basis.TOKENS

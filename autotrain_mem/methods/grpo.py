@@ -41,7 +41,7 @@ _LOSS_BASES = {
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns the reason: the loss is unknown, or it depends on all tokens of a micro-batch. Else None."""
+    """Returns why the loss cannot be split, or None: it is unknown, or depends on all tokens of a micro-batch."""
     if trainer.loss_type not in _LOSS_BASES:
         return f"it is unknown how loss_type {trainer.loss_type} averages rows"
     if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
@@ -54,5 +54,5 @@ def why_not_split(trainer: Any) -> str | None:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns the basis of ``loss_type``. TRL ignores transformers' token count."""
+    """Returns what the loss of this ``loss_type`` is averaged over. TRL ignores transformers' token count."""
     return _LOSS_BASES.get(trainer.loss_type, Basis.UNITS)

@@ -59,7 +59,7 @@ image_texts = image_rows.completion_texts
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns the reason: the KL divergence, or without it the metrics, compare a micro-batch's rows."""
+    """Returns why a micro-batch cannot be split: the KL divergence, or without it the metrics, compare its rows."""
     if trainer.calculate_KL:
         return "its KL divergence is estimated over the rows of a micro-batch"
     return "its metrics compare the desirable rows of a micro-batch with the undesirable ones"

@@ -89,7 +89,7 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
     _prepare_inputs). Whether it scores completions before training depends on the accumulation
-    (_generate_and_score_completions), so that method runs with the plan's accumulation.
+    (_generate_and_score_completions). This method therefore runs with the plan's accumulation.
     """
     every = trainer.args.steps_per_generation * trainer.num_iterations
     trainer.add_callback(generating_each_step(trainer, every))

@@ -107,7 +107,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns the reason: the loss is unknown. None for the known losses, which are means over pairs."""
+    """Returns why an unknown loss cannot be split. None for the known losses, which are means over pairs."""
     if trainer.args.loss_type not in ("sigmoid", "ipo"):
         return f"it is unknown how loss_type {trainer.args.loss_type} averages pairs"
     return None

@@ -117,5 +117,6 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns the reason: the loss has means over tokens and pairs (``orpo_trainer.py: get_batch_loss_metrics``)."""
+    """Returns why the loss cannot be split: it has means over tokens and over pairs
+    (``orpo_trainer.py: get_batch_loss_metrics``)."""
     return "its loss is a mean over the chosen rows' tokens minus a mean over pairs"

@@ -81,7 +81,7 @@ def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor:
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:
-    """Returns the basis: the tokens of all micro-batches if transformers counted them, else those of one."""
+    """Returns what the loss is averaged over: tokens of all micro-batches if transformers counted them, else of one."""
     return Basis.WHOLE if is_counted else Basis.TOKENS
 
 

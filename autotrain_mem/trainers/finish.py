@@ -51,7 +51,7 @@ def name_layers_to_shard(model: Any) -> None:
     """Removes the names of layers that a model lacks from its ``_no_split_modules``, also under an adapter.
 
     accelerate and PEFT reject such names (``accelerate/utils/dataclasses.py: set_auto_wrap_policy``,
-    ``peft/utils/other.py: fsdp_auto_wrap_policy``). Gemma 3 from 4B on, Gemma 4 and Qwen3.5 name vision layers.
+    ``peft/utils/other.py: fsdp_auto_wrap_policy``). Gemma 3 from 4B on, Gemma 4 and Qwen3.5 list vision layers.
     """
     from transformers import PreTrainedModel
 

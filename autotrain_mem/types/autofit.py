@@ -202,7 +202,7 @@ class AutoFit(OwnSettings):
     pin: Collection[str] = setting(frozenset())
     """Drop-in trainers: the names of settings that keep the config's value even if it equals TRL's default."""
     tune: Collection[str] = setting(frozenset())
-    """Drop-in trainers: settings that may change although the config sets them; ``max_length`` becomes ``auto``."""
+    """Drop-in trainers: settings that may change although the config sets them. ``max_length`` becomes ``auto``."""
     guard: bool = setting(True)
     """Whether to run the longest rows first and survive out-of-memory errors. If False, training is exactly TRL's."""
     show: bool = setting(True)

@@ -60,10 +60,10 @@ class Fingerprint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataProfile:
-    """Holds the token lengths of a dataset after the trainer's own formatting, as a histogram.
+    """Holds a histogram of the token lengths of a dataset's rows, after the trainer's own formatting.
 
-    The sampler is assumed to draw rows at random without replacement; a row is padded to the longest of its batch. Not
-    modelled: sampling grouped by length, ``pad_to_multiple_of`` and the smaller last batch.
+    The sampler is assumed to draw rows at random without replacement, and rows to be padded to the longest of their
+    batch. Not modelled: sampling grouped by length, ``pad_to_multiple_of`` and the smaller last batch.
 
     Example: ``DataProfile(rows_by_length={10: 99, 80: 1})`` has ``percentile(0.99) == 10``,
     ``truncated_rows_fraction(40) == 0.01``, ``expected_longest(2) == 11.4`` and ``padding_fraction(2)`` 6 %.

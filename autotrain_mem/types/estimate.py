@@ -125,7 +125,7 @@ class MemoryEstimate:
     """The modules that hold most activations and temporaries at the peak, with their bytes, largest first."""
     reserved: ReservedByMode
     not_counted: tuple[str, ...]
-    """What this estimate leaves out of a run's memory or time, each in a phrase."""
+    """The parts of a run's memory or time that this estimate leaves out, each described in a phrase."""
     rehearsal_seconds: float
     parts_at_peak: tuple[tuple[str, int], ...] = ()
     """The bytes at the peak of each part of a vision-language model: vision tower, projector, language model, rest."""

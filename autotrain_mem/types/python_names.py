@@ -1,4 +1,4 @@
-"""Adds notes to errors that translate the flags in their hints to Python."""
+"""Adds notes to errors, in which the flags of their messages are translated to Python."""
 
 import enum
 import os

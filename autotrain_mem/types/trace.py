@@ -156,7 +156,7 @@ class Trace:
     stream_uses: tuple[StreamUse, ...] = ()
     """The uses of blocks on other streams, in order."""
     not_counted: tuple[str, ...] = ()
-    """What the trace leaves out, each in a phrase."""
+    """The parts of the run's memory or time that the trace leaves out, each described in a phrase."""
     work: Workload = field(default_factory=Workload)
     """The computation and transfers, from which time is estimated."""
     loss_chunks: tuple[int, ...] = ()
