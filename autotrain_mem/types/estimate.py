@@ -61,7 +61,7 @@ class ReservedEstimate:
     """The peak of reserved bytes, on an unlimited device if the run does not fit, so that the shortage is known."""
     peak_limited_bytes: int
     """The peak of reserved bytes on the real device, where the allocator releases its cache before it refuses a
-    request. The replay grants refused requests, to continue. Equal to ``peak_reserved_bytes`` if the run fits."""
+    request. The replay grants refused requests and continues. Equal to ``peak_reserved_bytes`` if the run fits."""
     slack_bytes: int
     """The reserved but unallocated bytes when the peak was first reached: cached blocks and the ends of split ones."""
     num_alloc_retries: int

@@ -83,7 +83,7 @@ Check = Callable[[Subject], Problems | None]
 def collect(
     checks: Sequence[Check[Subject]], subject: Subject, pass_over: tuple[type[Exception], ...] = ()
 ) -> tuple[Finding, ...]:
-    """Returns all findings in the order of the checks. ``pass_over``: exceptions after which a check is skipped."""
+    """Returns all findings in the order of the checks. ``pass_over``: exceptions that end a check silently."""
     findings: list[Finding] = []
     for check in checks:
         try:
