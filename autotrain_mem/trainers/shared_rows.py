@@ -1,4 +1,4 @@
-"""Draws the rows that processes share in DeepSpeed's sequence parallelism in each epoch's order, also after a resume.
+"""Makes rows that processes share (DeepSpeed's sequence parallelism) follow each epoch's order, also after a resume.
 
 DeepSpeed's dataloader adapter takes no epoch and cannot start in the middle of one. It also lacks attributes that are
 needed to skip batches (``accelerate/data_loader.py: skip_first_batches``).

@@ -163,7 +163,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Holds the memory and the work of one rehearsed configuration, as on any GPU with the same kernels."""
+    """Holds the memory and the work of one rehearsed configuration, equal on all GPUs with the same kernels."""
 
     memory: MemoryEstimate
     """The memory of the run, replayed on an unlimited device."""

@@ -21,7 +21,7 @@ class Finding:
     cure: str
     """How to fix the problem, with the exact flag."""
     error: str = "UsageError"
-    """The class in ``support.errors`` that is raised for the finding. The class sets the exit code."""
+    """The name of the class in ``support.errors`` that is raised for the finding. The class sets the exit code."""
 
     def __str__(self) -> str:
         """Joins the message and its cure, as a plan stores them."""

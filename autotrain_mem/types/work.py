@@ -110,7 +110,7 @@ class Workload:
     def of_rows(self, ratio: float) -> Workload:
         """Scales the work to a micro-batch with ``ratio`` times the rows. The result never overestimates the time.
 
-        Each chunk of a loss writes a gradient for all tokens (the backward of its slices). This write is only scaled down.
+        Each chunk of a loss writes a gradient for all tokens (the backward of its slices), which is scaled down only.
         """
         grown = []
         for work in self.work:
