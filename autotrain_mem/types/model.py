@@ -98,7 +98,7 @@ class ModelFacts:
     """The most tokens that the model can attend to; None if the config does not state it."""
     is_quantized: bool
     """Whether the checkpoint holds quantized weights. They cannot be quantized again."""
-    flash_attention: str = "it was not looked for"
+    flash_attention: str = "it was not checked"
     """Why a plan for a card of this machine cannot choose ``flash_attention_2`` by itself; empty if it can."""
     shares_tokens: bool = False
     """Whether all layers attend to all earlier tokens, as ring attention requires."""
