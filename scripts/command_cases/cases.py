@@ -15,7 +15,7 @@ STEPS = 4
 SHARED = f"--model model --max_steps {STEPS} --logging_steps 1 --learning_rate 1e-3"
 GENERATED = "--num_generations 4 --max_completion_length 16"
 LONG = f"--max_length {LENGTH} --effective_batch_size 16"
-"""Large enough that a 20 MiB segment (``c10/core/AllocatorConfig.h: kLargeBuffer``) is at most 4 % of the reserved."""
+"""So large that a 20 MiB segment (``c10/core/AllocatorConfig.h: kLargeBuffer``) is at most 4 % of reserved bytes."""
 METHODS: Mapping[str, str] = {
     "sft": f"--dataset text_rows {LONG}",
     "reward": f"--dataset pairs_rows {LONG}",

@@ -58,7 +58,7 @@ def _written(noun: Any, parts: dict[str, Schema]) -> Schema:
         properties[each.name] = {name: value for name, value in by_field[each.name].items() if name != "default"}
         if each.name in form.objects:
             keys, pair = form.objects[each.name], typing.get_args(typing.get_type_hints(noun)[each.name])
-            kinds = typing.get_args(pair[0]) if pair[-1] is Ellipsis else pair  # of a tuple of pairs, or of a mapping
+            kinds = typing.get_args(pair[0]) if pair[-1] is Ellipsis else pair  # a tuple of pairs, or a mapping
             entry = {key: _of_type(kind) for key, kind in zip(keys, kinds, strict=True)}
             properties[each.name] = {"type": "array", "items": _object(entry, keys)}
         if each.name in told:

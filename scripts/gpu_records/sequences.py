@@ -107,4 +107,4 @@ def _kind(difference: Difference, names: tuple[str, str], most: int = 6) -> str:
         sizes = ", ".join(f"{birth.size_bytes:,} in {layer.sub('.*', birth.label)}" for birth in births[:most])
         more = f" ... {len(births)} in all" if len(births) > most else ""
         sides += [f"only {name}: {sizes}{more}"] if births else []
-    return "; ".join(sides) + (" (and they never meet again)" if difference.is_end else "")
+    return "; ".join(sides) + (" (and they are never aligned again)" if difference.is_end else "")

@@ -64,7 +64,7 @@ def test_an_inserted_allocation_is_named_with_its_module_and_sequences_that_neve
     other = [Birth(birth.size_bytes + 256, birth.label) for birth in 3 * first]
     (end,) = differences(3 * first, other)
     assert end.is_end
-    assert "never meet again" in summary([end], ("a", "b"))[0]
+    assert "never aligned again" in summary([end], ("a", "b"))[0]
 
 
 THREE = [make("sft", kind, 512, True) for kind in WEIGHTS]
