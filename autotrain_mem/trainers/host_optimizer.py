@@ -38,7 +38,7 @@ def offload_to_host(trainer: Any) -> None:
         )
     if trainer.args.fp16:
         raise UsageError(
-            "--optimizer_offload does not work with --fp16: the loss scaler would have to work on the host.",
+            "--optimizer_offload does not work with --fp16: the scaler unscales gradients on the optimizer's device.",
             hint="Use --bf16, or leave the optimizer on the device.",
         )
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
