@@ -4,6 +4,7 @@ unbroken one does, bit for bit; so do two processes (DDP on the CPU), each with 
 
 import json
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -17,7 +18,13 @@ from datasets import Dataset
 from peft import LoraConfig
 from ppo_runs import ROLLOUT, config, logged, prompts, trainer, weights
 from tiny import tiny_config
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    TrainerCallback,
+)
 
 from autotrain_mem.support import errors
 from autotrain_mem.support.errors import EmptyDatasetError, TrainingError, UsageError
@@ -153,15 +160,16 @@ def test_the_narrator_hears_every_step_and_its_wish_to_stop_is_heard(build: Buil
     built = build(max_steps=5, save_strategy="steps", save_steps=100)
     narrator = ProgressCallback(events.append, lambda: None, World(built.args))
 
-    class Interruption(ProgressCallback):
+    class Interruption(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            narrator.interrupted = state.global_step == 1  # as Ctrl-C would, in the second update
+            if state.global_step == 1:
+                signal.raise_signal(signal.SIGTERM)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             events.append({"event": "end", "episode": state.episode})
 
     built.add_callback(narrator)
-    built.add_callback(Interruption(lambda event: None, lambda: None, World(built.args)))
+    built.add_callback(Interruption())
     built.train()
     assert [event["event"] for event in events] == ["start", "log", "step", "log", "step", "end"]
     assert events[0]["total_steps"] == 5

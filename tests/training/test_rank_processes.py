@@ -12,17 +12,19 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import psutil
 import pytest
+import torch.distributed as dist
 from nouns import TRL_DEFAULTS
 from place import write_rows
 from safetensors.torch import load_file
-from torch.distributed import TCPStore
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.support import codec
@@ -34,6 +36,7 @@ from autotrain_mem.training.checkpoint_kinds import form_of
 from autotrain_mem.training.checkpoints import newest_start, processes_of
 from autotrain_mem.training.environment import PORT, meeting_port, process_environment, rank_environments
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, most_of, run_probe
+from autotrain_mem.training.process import world
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
 from autotrain_mem.training.rank_processes import RankDied, RankProcesses, RankTimeout
 from autotrain_mem.training.task import Request, Task
@@ -229,7 +232,7 @@ def test_a_port_of_the_users_that_is_taken_is_refused_and_one_that_is_held_is_fo
         assert held == int(port)
         with socket.socket() as other, pytest.raises(OSError, match="already in use"):
             other.bind(("", held))
-        assert TCPStore("127.0.0.1", held, 1, is_master=True).num_keys() >= 0
+        assert dist.TCPStore("127.0.0.1", held, 1, is_master=True).num_keys() >= 0
     with meeting_port(configured, {}, several_machines=True) as free:
         assert free != int(port)
 
@@ -404,7 +407,31 @@ def test_the_last_collective_of_each_group_is_reported_and_the_one_waited_for_is
     assert second == {"0": [2, "all_gather"]}
 
 
-STEPS = 3
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_stop_after_the_same_step_and_ask_each_other_about_once_a_second(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked = dist.HashStore(), []
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    monkeypatch.setattr(world, "POLL_SECONDS", 0.1)
+
+    def stopped_after(rank: int) -> int:
+        here = world.World(SimpleNamespace(process_index=rank, world_size=ranks, ddp_timeout=20))
+        for step in range(1, 1000):
+            time.sleep(0.002 * (rank + 1))
+            if here.poll(step >= 100 and rank == ranks - 1):
+                return step
+            asked.append(here._last_poll)
+        raise AssertionError("no rank heard of it")
+
+    with ThreadPoolExecutor(ranks) as pool:
+        steps = set(pool.map(stopped_after, range(ranks)))
+    assert len(steps) == 1
+    assert {100} == steps if ranks == 1 else 100 <= min(steps) < 160
+    assert len(set(asked)) <= (1 if ranks == 1 else 25)
+
+
+STEPS = 6
 ROWS = 4
 """Of a step, of all processes."""
 

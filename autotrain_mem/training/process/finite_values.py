@@ -60,7 +60,7 @@ class FiniteValues(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if control.should_log or control.should_save:
             self._look()
         if control.should_save:  # all ranks write a checkpoint, or none does
-            self._is_spoilt = self._world.any(self._is_spoilt)
+            self._is_spoilt = "spoilt" in self._world.gather("spoilt" if self._is_spoilt else "")
         if self._is_spoilt:
             control.should_save = False
 

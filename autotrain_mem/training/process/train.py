@@ -168,17 +168,17 @@ def keep_order(trainer: Any) -> None:
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Sends ``start``, ``step`` and ``log`` events, and stops all ranks after the step in which Ctrl-C reached one."""
+    """Sends ``start``, ``step`` and ``log`` events. Stops all ranks after the same step when Ctrl-C reached one."""
 
     def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World) -> None:
         self._send, self._read, self._world = send, read, world
-        self.interrupted = False
+        self.interrupted = self._is_asked = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Makes later interrupts wait for the end of their step, so that no file is left half written."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            self.interrupted = True
+            self._is_asked = True
 
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, interrupt)
@@ -188,8 +188,8 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         reading = self._read()
         memory = None if reading is None else codec.to_json(reading)
         self._send({"event": "step", "step": state.global_step, "memory": memory})
-        self.interrupted = self._world.any(self.interrupted)
-        if self.interrupted:
+        if self._world.poll(self._is_asked):
+            self.interrupted = True
             control.should_training_stop = True
             # The run can then be resumed from here, unless checkpoints are turned off.
             control.should_save = args.save_strategy != "no"

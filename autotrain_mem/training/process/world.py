@@ -1,12 +1,13 @@
 """Shares values among the ranks of one run, and sends heartbeats to the parent.
 
-Ranks agree through the rendezvous store: no tensor is allocated or traced. A round of two ranks takes 0.3 ms."""
+Ranks agree through the rendezvous store: no tensor is allocated or traced."""
 
 import contextlib
 import os
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +26,12 @@ without them (``accelerate/commands/launch.py: multi_gpu_launcher``, ``accelerat
 
 LOOPBACK = "lo"
 """Linux's name of the loopback interface, which reaches no other machine."""
+
+POLL_SECONDS = 1.0
+"""Time between two rounds in which the ranks ask each other whether to stop."""
+
+FLAG = 1 << 32
+"""What a raised flag adds to a round's counter, whose lower 32 bits count the ranks."""
 
 STILL_PULSES = 5
 """Heartbeats without progress after which a process also reports its last collectives; reading those takes 0.1 ms."""
@@ -47,7 +54,8 @@ class World:
     def __init__(self, args: Any) -> None:
         self.rank, self.processes = int(args.process_index), int(args.world_size)
         self._timeout = timedelta(seconds=args.ddp_timeout)
-        self._round = 0
+        self._round = self._calls = self._last_poll = 0
+        self._next_poll, self._polled = 1, time.monotonic()
         if self.processes > 1:
             self._store = dist.PrefixStore("autofit", dist.distributed_c10d._get_default_store())
 
@@ -69,9 +77,27 @@ class World:
         self._round += 1
         return words
 
-    def any(self, flag: bool) -> bool:
-        """Returns whether the flag is true on any rank; all ranks get the same answer."""
-        return "1" in self.gather("1" if flag else "0")
+    def poll(self, flag: bool) -> bool:
+        """Returns whether any rank raised its flag; all ranks get the same answer. Each must call it at every step.
+
+        Ranks exchange flags about once a second, and the answer in between is False: a round takes 0.15 ms with 2 ranks
+        and 11 ms with 256 (``scripts/speed --ranks``). The last rank to arrive answers for all.
+        """
+        self._calls += 1
+        if self.processes == 1 or self._calls < self._next_poll:
+            return flag and self.processes == 1
+        apart, now = self._calls - self._last_poll, time.monotonic()
+        flags, answer = f"flags/{self._calls}", f"answer/{self._calls}"
+        raised, arrived = divmod(self._store.add(flags, flag * FLAG + 1), FLAG)
+        if arrived == self.processes:
+            steps = min(2 * apart, int(apart * POLL_SECONDS / max(now - self._polled, 1e-6)))
+            self._store.set(answer, f"{raised} {max(1, steps)}")
+            for name in ("flags", "answer"):  # all ranks have begun this round, so they have read the previous one
+                self._store.delete_key(f"{name}/{self._last_poll}")
+        self._store.wait([answer], self._timeout)
+        count, steps = map(int, self._store.get(answer).split())
+        self._last_poll, self._next_poll, self._polled = self._calls, self._calls + steps, now
+        return count > 0
 
 
 class Moves(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
