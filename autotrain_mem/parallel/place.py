@@ -92,7 +92,8 @@ def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[st
     try:
         place = Place(rank=int(rank), machines=int(machines), address=str(address), port=int(port))
     except ValueError as error:
-        raise UsageError(f"Not numbers: {name} {rank!r}, {machines!r} machines or port {port!r}.", hint=_HOW) from error
+        words = f"Not numbers: {name} {rank!r}, {machines!r} machines or port {port!r}."
+        raise UsageError(words, hint=_HOW.format(last="N - 1")) from error
     if not 0 <= place.rank < place.machines:
         raise UsageError(f"{name} {place.rank} is not one of {place.machines} ranks.", hint=how_to_start(machines))
     if not 0 < place.port < 65536:

@@ -123,7 +123,8 @@ class MicroSteps:
 
         rule = functools.partial(self.rule, whole, counted=counted)
         run = InParts(self.context, "train_tokens", metrics, once, rule, lambda: self.phase, trains=True)
-        with self.context.ranks.micro_step(model):
+        has_room = self.context.limits["train_tokens"].most is None
+        with self.context.ranks.micro_step(model, has_room=has_room):
             share = self.share_of_step(whole, counted=counted)
             run.through(whole)
             metrics.write(whole)
@@ -261,9 +262,9 @@ class InParts:
         release()
         restore_rng()
         done = gradients.done()
+        context.ranks.leave({id(each) for each in done})
         # With OtherRankFullError this rank had enough memory, and repeats the same piece separately.
         if not isinstance(outcome.error, OtherRankFullError):
-            context.ranks.leave()
             is_repeated = self._make_smaller(piece, outcome, on_host=on_host, is_repeated=is_repeated)
             with gradients.kept(done):
                 self.through(piece, is_last=is_last, is_repeated=is_repeated)

@@ -1,7 +1,7 @@
 """Handles out-of-memory errors on each DDP rank separately, then combines the gradients and metrics of all ranks."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,9 +25,10 @@ class OtherRankFullError(torch.OutOfMemoryError):  # type: ignore[misc]  # torch
 class Ranks:
     """Connects one rank with the others. Without a group, no method communicates.
 
-    A repeated micro-step repeats no collective. Forward and backward run as under ``no_sync``; then all ranks average
-    once, with DDP's own reducer. Before each collective, and after the loss, the ranks agree on whether one ran out of
-    memory. If so, each continues separately, gathering returns its own values, and their logs are merged afterwards.
+    While no rank is out of memory, DDP averages gradients during the backward pass. Before each collective of the
+    trainer, and after the loss, the ranks agree on whether one ran out of memory. If so, each continues separately, as
+    under ``no_sync``: gathering returns its own values, all average once at the end, and their logs are merged. A rank
+    whose backward pass fails contributes zeros to what DDP still has to average, so that no other rank waits for it.
     An agreement is an ``all_reduce`` of one number over gloo, which takes no device memory.
 
     Args:
@@ -43,6 +44,10 @@ class Ranks:
         """True while the other ranks wait for an agreement before they gather or continue."""
         self._is_alone = False
         self._has_gathered = False
+        self._overlapping: DistributedDataParallel | None = None
+        """DDP while it averages during this micro-step's backward pass."""
+        self._uses_all = False
+        """True once a step gave every trained parameter a gradient on this rank."""
         self.is_apart = False
         """True once all ranks have agreed that each does this micro-step separately."""
 
@@ -64,14 +69,14 @@ class Ranks:
         return values
 
     @contextmanager
-    def micro_step(self, model: Any = None) -> Iterator[None]:
-        """Within the block, a rank can repeat its part of a step; gradients of ``model``, if any, are averaged at the
-        end."""
+    def micro_step(self, model: Any = None, *, has_room: bool = False) -> Iterator[None]:
+        """Within the block, a rank can repeat its part of a step; gradients of ``model``, if any, are averaged.
+        ``has_room``: whether this rank expects to fit its part at once."""
         if self._group is None:
             yield
             return
         ddp = ddp_of(model)
-        with self._collectives_stood_in_for(), nullcontext() if ddp is None else averaged_once(self, ddp):
+        with self._collectives_stood_in_for(), nullcontext() if ddp is None else self._averaged(ddp, has_room):
             self._is_open, self._is_alone, self._has_gathered, self.is_apart = True, False, False, False
             try:
                 yield
@@ -80,16 +85,47 @@ class Ranks:
                 self._is_open = False
 
     @contextmanager
+    def _averaged(self, ddp: DistributedDataParallel, has_room: bool) -> Iterator[None]:
+        """Within the block, a repeated forward repeats no collective; at the end gradients are averaged, if DDP would.
+
+        DDP averages during the backward pass if all ranks have room and use all parameters.
+        """
+        ddp.reducer._rebuild_buckets()  # as DDP does before a forward (``distributed.py: _pre_forward``)
+        if ddp._check_sync_bufs_pre_fwd():
+            ddp._sync_buffers()
+            ddp.require_forward_param_sync = False
+        syncs = ddp.require_backward_grad_sync
+        overlaps = syncs and not any(self.greatest(not (has_room and self._uses_all)))
+        self._overlapping = ddp if overlaps else None
+        try:
+            with nullcontext() if overlaps else ddp.no_sync():
+                yield
+        finally:
+            ddp.require_backward_grad_sync, self._overlapping = syncs, None
+        if syncs and (not overlaps or any(self.greatest(self._is_alone))):
+            self._uses_all = all(each.grad is not None for each in trained_by(ddp))
+            average(self, ddp)
+
+    @contextmanager
     def alone(self) -> Iterator[None]:
         """Within the block, gathering returns this rank's own values without communication."""
         with patch.multiple(self, _is_alone=True, _is_open=False), self._collectives_stood_in_for():
             yield
 
-    def leave(self) -> None:
-        """Continues separately, since this rank ran out of memory or splits its batch; notifies the waiting ranks."""
+    def leave(self, done: Collection[int] = ()) -> None:
+        """Continues separately, since a rank ran out of memory or splits its batch; notifies the waiting ranks.
+        ``done``: the ids of the parameters whose gradient is complete."""
         if self._is_open:
             self._agree(leaves=True)
         self._is_alone = True
+        if (ddp := self._overlapping) is not None:
+            self._overlapping = None
+            failed = [each for each in trained_by(ddp) if id(each) not in done]
+            if done:  # the other ranks are in their backward passes, and wait for these
+                _Nothing.apply(*failed).backward()
+            else:
+                average(self, ddp)
+            ddp.require_backward_grad_sync = ddp.require_forward_param_sync = False
 
     def loss_is_made(self) -> None:
         """Ends gathering, once all ranks have a loss. Raises OtherRankFullError if values were gathered and another
@@ -108,7 +144,7 @@ class Ranks:
         if not self.is_apart:
             return
         self._is_open, self._is_alone = False, True
-        if self._has_gathered and not leaves:
+        if (self._has_gathered or self._overlapping is not None) and not leaves:
             raise OtherRankFullError("CUDA out of memory on another rank, which repeats its part of this micro-step.")
 
     def _collectives_stood_in_for(self) -> AbstractContextManager[Any]:
@@ -143,32 +179,24 @@ def ddp_of(model: Any) -> DistributedDataParallel | None:
     return model if isinstance(model, DistributedDataParallel) else None
 
 
-@contextmanager
-def averaged_once(ranks: Ranks, ddp: DistributedDataParallel) -> Iterator[None]:
-    """Within the block, forward and backward do not communicate. At the end, averages the gradients if DDP would."""
-    ddp.reducer._rebuild_buckets()  # as DDP does before a forward (``torch/nn/parallel/distributed.py: _pre_forward``)
-    if ddp._check_sync_bufs_pre_fwd():
-        ddp._sync_buffers()
-        ddp.require_forward_param_sync = False
-    with ddp.no_sync():
-        yield
-    if ddp.require_backward_grad_sync:
-        average(ranks, ddp)
+def trained_by(ddp: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Returns the parameters that DDP averages, as in ``distributed.py: _build_params_for_reducer``."""
+    named = ddp.module.named_parameters()
+    return [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]
 
 
 def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
     """Averages the gradients over all ranks, with a DDP forward and backward pass that runs no model: the backward adds
     zero to each gradient, and DDP's hooks put the gradients into its buckets. The gradient of a parameter that no rank
     used stays None."""
-    # The same selection as ``distributed.py: _build_params_for_reducer``.
-    named = ddp.module.named_parameters()
-    trained = [each for name, each in named if each.requires_grad and name not in ddp.parameters_to_ignore]
+    trained = trained_by(ddp)
     used = [parameter.grad is not None for parameter in trained]
     if ddp.find_unused_parameters:  # then DDP finds out which are used on other ranks
         touched = [each for each, is_used in zip(trained, used, strict=True) if is_used] or trained[:1]
     else:
         touched = trained
         used = list(map(bool, ranks.greatest(*used)))
+    ddp.require_forward_param_sync = False  # on every rank: buffers are not broadcast again
     ddp._pre_forward(0)  # a placeholder: DDP fails if it has no input to move to its device
     ddp._post_forward(_Nothing.apply(*touched)).backward()
     if not ddp.find_unused_parameters:

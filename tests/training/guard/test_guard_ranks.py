@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,11 +19,14 @@ from peft import LoraConfig
 from tiny_trainers import rows, trainer
 from transformers import TrainerCallback
 
+from autotrain_mem.training.guard import ranks as ranks_module
 from autotrain_mem.training.guard.attach import attach_guard
 from autotrain_mem.training.process.longest_batch import attach_longest_batch
 from autotrain_mem.types import LearnedLimits
 from tests.forked import Forge
 
+averages = Mock(wraps=ranks_module.average)
+ranks_module.average = averages
 UNTIMED = ("runtime", "second", "step_time", "eps")
 Disturb = Callable[[Any], Any]
 
@@ -60,6 +64,7 @@ STEPS: dict[str, dict[str, tuple[Befalls, Befalls]]] = {
     "sft": {
         "nothing": (CALM, CALM),
         "backward of the first micro-step": ((partial(fail_in_backward, at=[0]), [BACKWARD]), CALM),
+        "backward of the last micro-step": ((partial(fail_in_backward, at=[1]), [BACKWARD]), CALM),
         "both ranks in different places": (
             (partial(fail_in_backward, at=[1]), [BACKWARD]),
             (partial(fail_in_forward, at=[1, 3, 4]), [FORWARD, "forward: split into 1 + 1 rows", HOST]),
@@ -77,12 +82,16 @@ STEPS: dict[str, dict[str, tuple[Befalls, Befalls]]] = {
     "grpo": {"metrics of many kinds": (CALM, (partial(fail_in_forward, at=[0]), [FORWARD]))},
 }
 """A step has two training forwards where nothing is repeated."""
+AVERAGED = {"sft": [1, 1, 1, 2, 1, 1, 0], "dpo": [1], "grpo": [1]}
+"""How often a step's gradients are averaged after its backward passes: not if DDP did during the last one, once if the
+first of two micro-steps or the last backward pass failed, twice if the last forward pass did."""
 TOLERANCE = 1e-5
 """Of fp32 sums in another order, of the largest number in a parameter's gradient; the worst was 9e-7."""
 CHANGES: dict[str, dict[str, Any]] = {
     # DDP looks for unused parameters where transformers lets it: with adapters, and without checkpointing.
     "sft": {"ddp_find_unused_parameters": False, "eval_strategy": "steps", "eval_steps": len(STEPS["sft"])},
     "dpo": {"build": {"peft_config": LORA}},
+    "grpo": {"ddp_find_unused_parameters": False},
 }
 
 
@@ -91,9 +100,11 @@ class Disturbances(TrainerCallback):
         self.made = made
         self.left = disturb
         self.gradients: list[dict[str, Any]] = []
+        self.averaged: list[int] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         vars(self.made.accelerator).pop("gather_for_metrics", None)
+        averages.reset_mock()
         for block in blocks(self.made):
             block._forward_pre_hooks.clear()
         if hasattr(self.made, "guard"):
@@ -103,6 +114,7 @@ class Disturbances(TrainerCallback):
                 disturb(self.made)
 
     def on_pre_optimizer_step(self, *_: Any, model: Any = None, **__: Any) -> None:
+        self.averaged.append(averages.call_count)
         named = getattr(model, "module", model).named_parameters()
         self.gradients.append({name: None if each.grad is None else each.grad.clone() for name, each in named})
 
@@ -117,8 +129,8 @@ def train(method: str, folder: pathlib.Path, model: pathlib.Path, rank: int | No
     made = trainer(method, model, folder / "out", eval_dataset=evaluated, **sizes, **changes)
     disturb = [] if rank is None else [ranks[rank][0] for ranks in steps.values()]
     if rank is not None:
-        # A parameter that no rank uses: DDP alone ends such a run, unless it looks for them.
-        made.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))
+        if method == "grpo":  # a parameter that no rank uses: DDP alone ends such a run, unless it looks for them
+            made.model.register_parameter("spare", torch.nn.Parameter(torch.ones(3)))
         made.guard = attach_guard(made, learned=LearnedLimits(), on_incident=told)
         if method == "sft":  # nothing befalls its first step, whose numbers are then the same to the bit
             attach_longest_batch(made, lambda batch: None)
@@ -153,6 +165,7 @@ def main() -> None:
     for method, steps in STEPS.items():
         expected, plain, _ = train(method, folder, model, None)
         callback, made, told = train(method, folder, model, rank)
+        assert callback.averaged == AVERAGED[method], (method, callback.averaged)
         for number, (name, ranks) in enumerate(steps.items()):
             evaluates, case = name == "evaluation", f"{method}: {name}"
             error = largest_error(callback.gradients[number], expected.gradients[number])
