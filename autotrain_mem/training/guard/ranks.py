@@ -121,15 +121,15 @@ class Ranks:
         if (ddp := self._overlapping) is not None:
             self._overlapping = None
             failed = [each for each in trained_by(ddp) if id(each) not in done]
-            if done:  # the other ranks are in their backward passes, and wait for these
-                _Nothing.apply(*failed).backward()
-            else:
+            if not done:
                 average(self, ddp)
+            elif failed:  # the other ranks are in their backward passes, and wait for these
+                _Nothing.apply(*failed).backward()
             ddp.require_backward_grad_sync = ddp.require_forward_param_sync = False
 
     def loss_is_made(self) -> None:
-        """Ends gathering, once all ranks have a loss. Raises OtherRankFullError if values were gathered and another
-        rank ran out of memory."""
+        """Ends gathering, once all ranks have a loss. Raises OtherRankFullError if another rank ran out of memory and
+        this one must repeat its forward pass."""
         if self._is_open:
             self._agree(leaves=False)
             self._is_open = False
