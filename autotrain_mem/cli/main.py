@@ -74,7 +74,6 @@ changed.
   autofit --version
 """
 
-
 WITHOUT_METHOD = {
     "completion": "completion",
     "quickstart": "quickstart",

@@ -35,7 +35,6 @@ SMALL_CLASSES = 4
 """The number of distinct lengths for small blocks, which have few segments."""
 SEED = 0
 
-
 NEAR = 0.005
 """The accepted relative error of a size: a row may have one token less, as with shifted labels."""
 LEAST_POWER = 1.2

@@ -67,7 +67,6 @@ LIGER: Mapping[str, Any] = {
 }
 """The keys for what transformers' ``use_liger_kernel`` turns on (``integrations/liger/args.py: LigerArgs``)."""
 
-
 GRPO_SAME = (
     *("num_generations", "generation_batch_size", "max_completion_length", "beta", "temperature", "top_p", "top_k"),
     *("min_p", "repetition_penalty", "num_iterations", "epsilon", "epsilon_high", "importance_sampling_level"),
@@ -280,7 +279,6 @@ _FSDP_KEYS = (
     *("activation_checkpointing", "offload_params", "cpu_ram_efficient_loading", "state_dict_type", "min_num_params"),
     *("auto_wrap_policy", "transformer_layer_cls_to_wrap", "reshard_after_forward"),
 )
-
 
 _WRITTEN_OUT = (
     *("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "num_train_epochs", "seed"),

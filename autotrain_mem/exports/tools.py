@@ -62,7 +62,6 @@ EXPORTERS = {
 OF_MACHINES = ("slurm", "kubernetes", "skypilot", "commands")
 """Tools whose files hold one autofit command, with our flags, for each machine."""
 
-
 _WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
 """Tools with their own keys for sharding; files with DeepSpeed's are not written yet."""
 _WITHOUT_SHARED_TOKENS = ("axolotl", "llamafactory")

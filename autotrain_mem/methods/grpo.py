@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import image_rows, online
+from autotrain_mem.methods import online
 from autotrain_mem.methods.interface import AxolotlFacts, Basis
 
 liger_since = "1.16"
@@ -11,17 +11,8 @@ axolotl = AxolotlFacts(
     keys={"rl": "grpo"},
     notes=("datasets: rows with a prompt column need no type, since TRL reads them as they are",),
 )
-rehearsal_changes = online.rehearsal_changes
+base = online
 build_trainer = partial(online.build_trainer, "GRPOTrainer")
-worst_rows = online.worst_rows
-rows_editor = online.rows_editor
-worst_image_rows = image_rows.prompts
-image_rows_editor = online.rows_editor
-training_patches = online.training_patches
-micro_steps_per_generation = online.micro_steps_per_generation
-row_lengths = online.row_lengths
-image_texts = online.image_texts
-check = online.check
 
 _LOSS_BASES = {
     "grpo": Basis.UNITS,

@@ -231,11 +231,13 @@ class Method(Protocol):
 
 @functools.cache
 def method_of(name: str) -> Method:
-    """Returns the module of a method in ``METHODS``, with the defaults of :class:`Method` for missing names."""
+    """Returns the module of a method in ``METHODS``. Missing names come from the module that it calls ``base``, if any,
+    and then from :class:`Method`."""
     if name not in METHODS:
         raise ValueError(f"no method {name!r}; the methods are {', '.join(METHODS)}")
-    module = vars(importlib.import_module(f"autotrain_mem.methods.{name}"))
-    own = {each: module[each] for each in vars(Method).keys() & module.keys() if each[0] != "_"}
+    module = importlib.import_module(f"autotrain_mem.methods.{name}")
+    names = vars(getattr(module, "base", module)) | vars(module)
+    own = {each: names[each] for each in vars(Method).keys() & names.keys() if each[0] != "_"}
     bound = {each: staticmethod(value) if callable(value) else value for each, value in own.items()}
     return cast(Method, type(name, (Method,), {**bound, "facts": METHODS[name]})())
 

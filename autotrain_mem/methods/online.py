@@ -76,6 +76,10 @@ def rows_editor(filled: Configs) -> EditRows:
     return shorten
 
 
+worst_image_rows = image_rows.prompts
+image_rows_editor = rows_editor
+
+
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
     """Sets ``steps_per_generation`` to the plan's accumulation, unless the user sets the size of a generation. TRL's
     default is the config's accumulation (trl/trainer/grpo_config.py: __post_init__), which a rehearsal reduces."""

@@ -32,7 +32,6 @@ _IS_NAN = torch.ops.aten.isnan.default
 _MASKED_SELECT = torch.ops.aten.masked_select.default
 _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 
-
 _is_dynamic = functools.cache(lambda operator: torch.Tag.dynamic_output_shape in operator.tags)
 """Returns whether the sizes of an operator's result depend on values."""
 

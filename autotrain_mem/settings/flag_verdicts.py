@@ -71,7 +71,6 @@ REFUSED_WHEN_OFF: dict[str, str] = {
 }
 """The same for a flag that is on by default, and is refused if it is turned off."""
 
-
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
 _DISTILLATION, _ORPO, _CPO, _ONLINE_DPO, _GKD = "distillation", "orpo", "cpo", "online_dpo", "gkd"
 _WITH_OWN_LOSS = (_REWARD, _DPO, _KTO, _ORPO, _CPO, _GRPO, _RLOO, _DISTILLATION, _ONLINE_DPO, _GKD, _PPO)

@@ -224,7 +224,6 @@ SWITCHES = tuple(
 )
 """Knobs whose flag needs no value."""
 
-
 WARNINGS = {row.knobs[0]: row.warning for row in LADDER if row.warning}
 """Knob -> what a user must not overlook."""
 

@@ -69,7 +69,6 @@ REFUSED: dict[str, tuple[str, str]] = {
 PROJECTING = ("galore", "apollo")
 """Prefixes of optimizers with low-rank state for the layers that ``optim_target_modules`` names."""
 
-
 NOT_COUNTED = {
     "paged_": (
         "large state of a paged optimizer: it is in CUDA's managed memory, outside torch's allocator, and moves to "

@@ -70,7 +70,6 @@ _PLACES = tuple(Path(__file__).parents[up] / "recipes" for up in (1, 2))
 _CARD = re.compile(r"^# card +(\S+)$", re.MULTILINE)
 _GPUS = re.compile(r"^# gpus +(\d+)$", re.MULTILINE)
 
-
 SIMILAR = 0.8
 """Least similarity to the beginning of a name, where 1 is equal (``difflib.SequenceMatcher.ratio``)."""
 

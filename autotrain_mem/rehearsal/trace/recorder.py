@@ -44,7 +44,6 @@ class Scratch:
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], tuple[Scratch, ...]]
 """Returns the scratch memory of one operator's kernel: ``workspace(operator, args, kwargs, out)``."""
 
-
 Played = tuple[int, int, bool, Owner | None]
 """An allocation: block number, bytes, grad mode and owner. 0 bytes mean that the block is freed."""
 
