@@ -26,12 +26,7 @@ from autotrain_mem.planning.plan import compare_cards, make_plan, plan_as_given,
 from autotrain_mem.planning.predictions import Predictions, judge_trace
 from autotrain_mem.planning.preflight import check_preflight, check_room, examine
 from autotrain_mem.planning.read_request import PlanHints, rehearsals_for, resumed, with_plan
-from autotrain_mem.planning.rehearsals import (
-    OnCounting,
-    Rehearsals,
-    example_dataset,
-    reads_dataset,
-)
+from autotrain_mem.planning.rehearsals import OnCounting, Rehearsals, example_dataset, reads_dataset
 from autotrain_mem.planning.run_request import RunRequest, check_launch
 from autotrain_mem.report.estimate_view import write_snapshot
 from autotrain_mem.report.page.content import page_of

@@ -3,14 +3,7 @@
 Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfig``, which rejects any other.
 """
 
-from autotrain_mem.exports.draft import (
-    Draft,
-    Tool,
-    document,
-    draft_of,
-    note_host_optimizer,
-    note_variables,
-)
+from autotrain_mem.exports.draft import Draft, Tool, document, draft_of, note_host_optimizer, note_variables
 from autotrain_mem.types import Job, Plan
 
 TRL_FILE = "trl.yaml"

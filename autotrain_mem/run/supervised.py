@@ -10,13 +10,7 @@ from typing import Any
 from autotrain_mem.planning.output_dir import RESUME, how_to_resume, output_dir, resumes, resumes_in_folder
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.report.shortage_view import explained
-from autotrain_mem.run.replan import (
-    flags_of,
-    on_machines,
-    smallest_change,
-    with_less_on_device,
-    with_less_on_host,
-)
+from autotrain_mem.run.replan import flags_of, on_machines, smallest_change, with_less_on_device, with_less_on_host
 from autotrain_mem.run.run_figures import EventLog, RunFigures
 from autotrain_mem.settings.words import without_maximized
 from autotrain_mem.support import codec
@@ -25,14 +19,7 @@ from autotrain_mem.support.files import write_json
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training import launch
 from autotrain_mem.training.checkpoint_kinds import Resumer, check_form
-from autotrain_mem.training.checkpoints import (
-    Checkpoint,
-    discard,
-    newest_start,
-    step_of,
-    why_no_start,
-    why_torn,
-)
+from autotrain_mem.training.checkpoints import Checkpoint, discard, newest_start, step_of, why_no_start, why_torn
 from autotrain_mem.training.environment import one_tracked_run, process_environment
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.machines.lead import Machines

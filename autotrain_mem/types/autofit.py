@@ -11,17 +11,7 @@ from typing import Any
 
 from autotrain_mem import types as nouns
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, arguments_of
-from autotrain_mem.settings.declaration import (
-    PLAN,
-    TRAIN,
-    Group,
-    Problem,
-    one_of,
-    setting,
-    settings_of,
-    that,
-    up_to,
-)
+from autotrain_mem.settings.declaration import PLAN, TRAIN, Group, Problem, one_of, setting, settings_of, that, up_to
 from autotrain_mem.settings.own import OWN, OwnSettings
 from autotrain_mem.settings.words import (
     FITS,

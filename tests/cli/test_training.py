@@ -105,9 +105,7 @@ def test_a_report_is_written_over_a_report_and_over_nothing_else(autofit_once: A
     assert autofit_once("report").code == 2
 
 
-def test_ctrl_c_ends_after_the_step_and_leaves_no_process_behind(
-    started: tuple[subprocess.Popen[bytes], Path],
-) -> None:
+def test_ctrl_c_ends_after_the_step_and_leaves_no_process_behind(started: tuple[subprocess.Popen[bytes], Path]) -> None:
     """After its first step, as from a terminal: the whole process group gets the signal."""
     process, log = started
     _wait_until(lambda: "step 1/" in log.read_text() or process.poll() is not None, 100)

@@ -56,9 +56,7 @@ def test_vllms_server_takes_gpus_of_this_machine_unless_visible_ones_are_named(m
     assert choose(None, use_cpu=False, spared=1, environment={VISIBLE: "0,1"}).topology.devices == 2
 
 
-def test_all_visible_gpus_are_used_unless_a_card_a_size_or_the_cpu_is_chosen(
-    machine: list[Hardware],
-) -> None:
+def test_all_visible_gpus_are_used_unless_a_card_a_size_or_the_cpu_is_chosen(machine: list[Hardware]) -> None:
     together = Topology(devices=2, uuids=("GPU-1", "GPU-0"))
     assert choose(None, use_cpu=False) == replace(machine[0], topology=together)
     alone = Topology(uuids=("GPU-1",))
@@ -84,9 +82,7 @@ def test_all_visible_gpus_are_used_unless_a_card_a_size_or_the_cpu_is_chosen(
         choose("rtx3060", use_cpu=False, link="nvlink9")
 
 
-def test_the_smallest_budget_and_speed_of_different_gpus_count_with_a_warning(
-    machine: list[Hardware],
-) -> None:
+def test_the_smallest_budget_and_speed_of_different_gpus_count_with_a_warning(machine: list[Hardware]) -> None:
     notes: list[str] = []
     machine[0] = replace(machine[0], compute_capability=(9, 0), fp16_flops_per_second=9)
     machine[1] = replace(machine[1], free_bytes=8 * GIB, compute_capability=(8, 6), fp16_flops_per_second=10)

@@ -137,8 +137,7 @@ def test_a_download_must_fit_into_the_cache(tmp_path: pathlib.Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"),
-    [({}, 4), ({"save_only_model": True}, 2), ({"optim": "sgd"}, 2), ({"save_strategy": "no"}, 1)],
+    ("words", "needed"), [({}, 4), ({"save_only_model": True}, 2), ({"optim": "sgd"}, 2), ({"save_strategy": "no"}, 1)]
 )
 def test_a_checkpoint_must_fit_beside_the_model(words: dict[str, Any], needed: int) -> None:
     """In models: a checkpoint holds one, and AdamW's two moments."""

@@ -352,12 +352,7 @@ REENTRANT = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
 
 
 @pytest.mark.parametrize(
-    "knobs",
-    [
-        {},
-        {"gradient_checkpointing": False, "dtype": "bfloat16"},
-        {"arguments": REENTRANT, "use_peft": True},
-    ],
+    "knobs", [{}, {"gradient_checkpointing": False, "dtype": "bfloat16"}, {"arguments": REENTRANT, "use_peft": True}]
 )
 def test_windows_at_once_are_windows_one_by_one(knobs: dict[str, Any], vision_folder: Folder, tmp_path: Path) -> None:
     one = windowed(vision_folder("qwen2_5_vl"), **knobs)

@@ -316,10 +316,7 @@ PPO_PLAN = replace(
     row_tokens=311,
 )
 
-MIXED = MixedLengths(
-    native=(int(8.4 * GIB), int(8.5 * GIB), int(8.6 * GIB)),
-    expandable_segments=(int(7.7 * GIB),) * 3,
-)
+MIXED = MixedLengths(native=(int(8.4 * GIB), int(8.5 * GIB), int(8.6 * GIB)), expandable_segments=(int(7.7 * GIB),) * 3)
 """What rows of every length make of the plan's reserved bytes."""
 
 AS_GIVEN = replace(

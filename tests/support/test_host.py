@@ -7,14 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from autotrain_mem.support.host import (
-    container_limits,
-    cores,
-    host_memory,
-    interface_to,
-    missing_to_compile,
-    oom_kills,
-)
+from autotrain_mem.support.host import container_limits, cores, host_memory, interface_to, missing_to_compile, oom_kills
 from autotrain_mem.support.units import GIB
 from autotrain_mem.training.process import world
 

@@ -19,12 +19,7 @@ import torch
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import (
-    ModelNotFoundError,
-    RehearsalError,
-    WorkerDiedError,
-    WorkerTimeoutError,
-)
+from autotrain_mem.support.errors import ModelNotFoundError, RehearsalError, WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Counting, Job
 from autotrain_mem.worker import client, pool

@@ -19,15 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_t
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.rehearsal.windows.trial import (
-    Pass,
-    Saving,
-    Script,
-    TensorLayout,
-    Trial,
-    UnclearTrialError,
-    born_as,
-)
+from autotrain_mem.rehearsal.windows.trial import Pass, Saving, Script, TensorLayout, Trial, UnclearTrialError, born_as
 from autotrain_mem.types import Phase
 
 TOWERS = frozenset(

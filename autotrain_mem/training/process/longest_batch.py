@@ -20,13 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import GenerationConfig
 
 from autotrain_mem.data.image_sizes import has_images
-from autotrain_mem.data.longest_rows import (
-    are_conversations,
-    fetched,
-    longest_of,
-    repeated,
-    samples_completions,
-)
+from autotrain_mem.data.longest_rows import are_conversations, fetched, longest_of, repeated, samples_completions
 from autotrain_mem.methods import online
 from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.row_lengths import prepared_lengths
