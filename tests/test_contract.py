@@ -309,7 +309,6 @@ def test_no_module_is_longer_than_400_lines() -> None:
 BANNED_WORDS = {"util", "utils", "helper", "helpers", "common", "manager", "handler", "info", "cfg", "gb", "bs"}
 """As whole words of a name: ``device_info`` is banned, ``informed`` is not."""
 PRESCRIBED = {"get_server_info"}
-"""Names by which a library calls us."""
 
 
 def words(name: str) -> set[str]:
@@ -504,7 +503,6 @@ BUDGETS = {
         r"^\| `([a-z_]+)/?` .*\| ([\d,]+) \|$", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE
     )
 }
-"""Room -> the most lines that it may have."""
 
 
 def test_every_room_keeps_its_budget_of_lines() -> None:

@@ -58,7 +58,6 @@ def test_a_good_job_has_no_findings_and_unforeseen_exceptions_are_ignored(
 
 
 ELSEWHERE = "some-org/some-data"
-"""A hub id; the tests run without network."""
 
 
 def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given(model_folder: Folder) -> None:

@@ -192,4 +192,3 @@ SHELL = {
     "launched_by_mpirun": ("OMPI_COMM_WORLD_SIZE", "2"),
     "allocator_wrong_value": ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:yes"),
 }
-"""What the shell sets, where that is the mistake."""

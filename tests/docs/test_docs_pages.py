@@ -18,7 +18,6 @@ from tests.place import Autofit, SharedWorkers
 
 EVERY = list(blocks())
 WORDS = {"MODEL": "tiny", "DATA": "data.jsonl"}
-"""What stands for the user's own."""
 
 OTHER_PROGRAMS = ("source ", "docker ", "pip ", "pipx ", "python ", "accelerate launch", "AUTOFIT_", "sudo ", "uv")
 

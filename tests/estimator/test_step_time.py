@@ -171,7 +171,6 @@ def test_a_link_that_is_not_known_is_assumed_and_named_where_it_is_used() -> Non
 
 SHARDED = replace(TRL_DEFAULTS, processes=8, sharding="fsdp2")
 WEIGHTS = 32_000_000
-"""Bytes of the whole model, in float32."""
 UPDATE = work(Phase.OPTIMIZER_STEP, Kind.POINTWISE, dtype="float32", fixed_bytes=800, launches=1)
 FORWARD = replace(UPDATE, phase=Phase.FORWARD, kind=Kind.COLLECTIVE, fixed_bytes=1, dtype="bfloat16")
 REHEARSED = Workload(work=(UPDATE, FORWARD, replace(FORWARD, phase=Phase.BACKWARD)), micro_steps=2, optimizer_steps=1)

@@ -40,7 +40,6 @@ X = "MIG-xxxx1111-0000-0000-0000-000000000000"
 Y = "MIG-yyyy2222-0000-0000-0000-000000000000"
 CARD = replace(named("rtx3090"), origin="detected", index=0, uuid=A)
 STRANGER = 1 << 30
-"""A process number that no system gives."""
 GB = 10**9
 
 

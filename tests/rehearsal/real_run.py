@@ -38,7 +38,6 @@ from autotrain_mem.support.codec import from_json
 from autotrain_mem.types import Job, Knobs, Owner, Phase, Trace
 
 Folder = Callable[[str], Path]
-"""``model_folder`` or ``vision_folder``."""
 
 LENGTH = 40
 """Tokens of a row, or of a prompt with its completion."""

@@ -232,7 +232,6 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "prompt tuning": ({"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 7}, {}),
     "prefix tuning": ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 7}, {"gradient_checkpointing": False}),
 }
-"""Kind -> its config, and what else is chosen."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

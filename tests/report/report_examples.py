@@ -257,7 +257,6 @@ PASSED_OVER = replace(
     proposals=(),
     warnings=(),
 )
-"""Gentler levels fit as well, and are far too slow."""
 
 EXPANDED = replace(CHOSEN, expandable_segments=True)
 """The same batch in expandable segments, which alone make it fit."""
@@ -317,7 +316,6 @@ PPO_PLAN = replace(
 )
 
 MIXED = MixedLengths(native=(int(8.4 * GIB), int(8.5 * GIB), int(8.6 * GIB)), expandable_segments=(int(7.7 * GIB),) * 3)
-"""What rows of every length make of the plan's reserved bytes."""
 
 AS_GIVEN = replace(
     UNCHANGED_PLAN, level="as given", estimate=estimate(scale=1.5), attempts=(), data=None, optimizer_steps=None
@@ -374,4 +372,3 @@ SHARED_PLAN = replace(
     ),
     alternatives=(),
 )
-"""Four cards that share a model."""

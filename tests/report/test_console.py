@@ -131,7 +131,6 @@ ON_A_CARD = replace(
     reserved_bytes=RTX3060.total_bytes - 1305 * MIB,
     measured={owner: OWNED[owner] for owner in NAMED},
 )
-"""Somebody else has 1000 MiB."""
 
 MISHAP = replace(
     SIMULATED, phase=Phase.SAVE, free_bytes=6 * GIB, reserved_bytes=5 * GIB, allocated_bytes=5 * GIB, measured={}

@@ -45,7 +45,6 @@ from autotrain_mem.types.report import MemoryReading
 from tests.forked import Forge
 
 GONE = "The trainer raised RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242"
-"""What gloo says of a rank that has ended."""
 
 CHILD = """
 import os, signal, sys
@@ -433,7 +432,6 @@ def test_ranks_stop_after_the_same_step_and_ask_each_other_about_once_a_second(
 
 STEPS = 6
 ROWS = 4
-"""Of a step, of all processes."""
 
 
 @pytest.mark.slow

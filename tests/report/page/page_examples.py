@@ -124,7 +124,6 @@ def page(rehearsed: Timeline | None = None) -> Page:
 
 
 OWN = {"schema", "key", "unit", "made", "x_title", "key_figures"}
-"""What is never somebody else's text."""
 
 
 def hostile_page() -> Page:

@@ -56,7 +56,6 @@ FORWARD, BACKWARD = "forward: split into 2 + 2 rows", "backward: split into 2 + 
 PAIRS = "split into 2 + 2 pairs"
 HOST = "forward: repeated with activations offloaded to the host"
 Befalls = tuple[Disturb | None, list[str]]
-"""What befalls a rank in a step, and what is told of it."""
 CALM: Befalls = (None, [])
 
 LORA = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, target_modules=["q_proj", "v_proj"])
