@@ -189,7 +189,7 @@ SMALL_SEGMENT_BYTES = 2 << 20
 MIN_LARGE_BYTES = 10 << 20
 """``kMinLargeAlloc``: a request of at least this size gets a segment of its own."""
 ROUND_LARGE_BYTES = 2 << 20
-"""``kRoundLarge``: the size of such a segment is rounded up to a multiple of this."""
+"""``kRoundLarge``: the size of a segment for one request is rounded up to a multiple of this."""
 
 
 def round_size(requested_bytes: int) -> int:

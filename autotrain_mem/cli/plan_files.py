@@ -62,7 +62,7 @@ def check_one_card(what_is: str, request: api.RunRequest) -> None:
         many = f" --gpus {','.join(map(str, counts))}" if len(counts) > 1 else ""
         raise UsageError(
             f"{what_is} one plan, and --gpu {request.autofit.gpu}{many} names several cards.",
-            hint="Give --gpu one card (autofit gpus), and --gpus one number.",
+            hint="Give --gpu one card (autofit gpus lists them), and --gpus one number.",
         )
 
 

@@ -32,9 +32,9 @@ from autotrain_mem.types.hardware import Hardware
 
 HOST_NON_TORCH_BYTES = 768 * MIB
 """Host memory of a training process outside tensors. After the imports of ``training.process`` 482 MiB are resident
-(VmRSS), of which 123 MiB are files. The peak (VmHWM) of two SFT steps with 146 M parameters was 523 and 531 MiB above
-the 2487 and 2364 MiB that a rehearsal predicts (torch 2.13, transformers 5.23, trl 1.12, Linux x86-64, November 2026,
-with ``training.environment.MMAP_FROM_BYTES``). The rest is an allowance, not measured, for larger tokenizers, dataset
+(VmRSS), of which 123 MiB are files. Two runs of two SFT steps with 146 M parameters peaked (VmHWM) 523 and 531 MiB
+above the 2487 and 2364 MiB that rehearsals predict (torch 2.13, transformers 5.23, trl 1.12, Linux x86-64, November
+2026, with ``training.environment.MMAP_FROM_BYTES``). The rest is an unmeasured allowance for larger tokenizers, dataset
 pages and data loader workers."""
 
 VISIBLE, ORDER = CHOOSE_CARDS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -74,7 +74,7 @@ def detect(
     """Returns the GPUs that a torch process started now would see, in its order; none without a driver.
 
     Args:
-        environment: Variables of that process, over this one's.
+        environment: Variables of that process, which override this one's.
         on_unreadable: Called with a warning for each GPU that NVML cannot read, if it can read others.
 
     Raises:

@@ -53,7 +53,7 @@ OPTIMIZER_NAME = "optimizer.pt"
 """The checkpoint file that is written after the weights and before the trainer's state (``transformers/trainer.py:
 _save_checkpoint``): cut short, it leaves an incomplete checkpoint."""
 SHARDED_NAME = "scheduler.pt"
-"""The file after it. Faults use it if the optimizer's state is sharded, since torch.save does not write that state."""
+"""The file written next. Faults use it if the optimizer's state is sharded: torch.save does not write that state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class Fault:
     """Describes one fault. :data:`SYNTAX` describes its notation."""
 
     text: str
-    """The word of the variable, without a rank; also the mark that it occurred."""
+    """The fault as the user wrote it, without a rank; also the line that records that it occurred."""
     kind: Literal["oom", "taken", "kill", "stop", "disk", "torn", "rot", "clock"]
     at: int
     """The number of the allocation, or of the checkpoint, at which it occurs."""
@@ -76,7 +76,7 @@ class Fault:
 
     @property
     def over(self) -> str:
-        """Returns the mark that a lasting fault ended."""
+        """Returns the line that records the end of a lasting fault."""
         return f"{self.text} is over"
 
     @property
@@ -86,7 +86,7 @@ class Fault:
 
 
 def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
-    """Parses the variable's text; with a rank, returns only the faults of that rank.
+    """Parses the text of ``AUTOFIT_MISHAPS``; with a rank, returns only the faults of that rank.
 
     >>> [(fault.kind, fault.at) for fault in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
     [('oom', 37), ('taken', 500), ('disk', 2)]
@@ -112,7 +112,7 @@ def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
 
 
 def check_mishaps(environment: Mapping[str, str]) -> None:
-    """Checks the variable before minutes of planning; ``environment`` is the run's own. Raises UsageError."""
+    """Checks ``AUTOFIT_MISHAPS`` before minutes of planning; ``environment`` is the run's own. Raises UsageError."""
     parse_mishaps({**os.environ, **environment}.get(VARIABLE, ""))
 
 
@@ -149,11 +149,11 @@ def injected_faults(
     """Injects the faults that ``environment`` requests into this process.
 
     Args:
-        folder: The run's output folder, which holds the marks.
+        folder: The run's output folder, in which ``MARKS_NAME`` lists the faults that occurred.
         phase: Returns the run's current phase.
 
     Raises:
-        UsageError: the variable cannot be read.
+        UsageError: the text of ``AUTOFIT_MISHAPS`` has unknown faults.
     """
     rank, text = int(os.environ.get("RANK", "0")), environment.get(VARIABLE, "")
     counts = COUNT in text.split() and not rank

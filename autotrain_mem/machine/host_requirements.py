@@ -54,7 +54,7 @@ class Load:
 
         Under DDP, ZeRO-1 and ZeRO-2 every process does: TRL loads to the host first (``trl/trainer/sft_trainer.py:
         __init__``, its ``device_map``). Under FSDP only the first does (``fsdp_cpu_ram_efficient_loading``), and under
-        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Weights of 4 and 8 bits are quantized on the card.
+        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Quantized models count, though loaded on the card.
         """
         return self.processes if self.job.arguments.get("sharding") in {"ddp", "zero1", "zero2"} else 1
 

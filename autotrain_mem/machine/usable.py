@@ -124,8 +124,8 @@ def examine_package(
     package: str, environment: Mapping[str, str], limit_seconds: float = TIME_LIMIT_SECONDS
 ) -> GpuPackage:
     """Imports a package in a child; torch and bitsandbytes also run a kernel on the first visible card.
-    ``environment``: variables of the child, over this process's. Raises NoAnswer if the import failed, or the child
-    died or hung."""
+    ``environment``: variables of the child, which override this process's. Raises NoAnswer if the import failed, or
+    the child died or hung."""
     child = Child(CHILD_MODULE, environment)
     try:
         child.send({"package": package})

@@ -53,7 +53,7 @@ llamafactory = LlamaFactoryFacts(
 
 
 def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:
-    """Within the block, a trainer uses zeros in place of the reference's scores, which it computes before training.
+    """Within the block, a trainer does not score the data with the reference before training: it uses zeros instead.
 
     Args:
         trainer: The name of the trainer's class.

@@ -9,7 +9,7 @@ Qwen2Attention``), and the one whose heads have a norm (``qwen3/modeling_qwen3.p
 _KNOWN = ("llama", "mistral", _BIASED, _NORMED)
 """The model types with the layers that :func:`parameters` counts."""
 _OTHERWISE = ("attention_bias", "mlp_bias", "quantization_config")
-"""Config keys that, if set, give such a model other layers."""
+"""Config keys that, if set, give a model of these types other layers."""
 
 
 def parameters(config: Mapping[str, Any]) -> int | None:

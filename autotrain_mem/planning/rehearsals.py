@@ -171,7 +171,7 @@ class Rehearsals:
 
     @property
     def endless_room(self) -> DeviceCapacity:
-        """Returns unlimited memory, with which every card with the same kernels reserves the same bytes."""
+        """Returns unlimited memory: without a limit, all cards with the same kernels reserve the same bytes."""
         return DeviceCapacity(capacity_bytes=None, settings=self.settings, caches=self.caches).endless
 
     def describe(self) -> ModelFacts:

@@ -53,7 +53,7 @@ class RunRequest:
     accelerate: Mapping[str, Any] | None = None
     """The content of the user's config of ``accelerate launch``."""
     pins: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that the request pins besides those of ``autofit``."""
+    """Knobs that the request pins in addition to ``autofit.pins``."""
     simulate: bool = setting(
         False, group=Group.DEVICE, before="headroom", help="train on the CPU, with a simulated card of the --gpu name"
     )

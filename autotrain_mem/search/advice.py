@@ -82,7 +82,7 @@ PADDING_PAYS = 0.1
 WORST_BATCH_PAYS = 0.2
 """The least share by which the worst batch has to shrink: with 4 rows or more, that is room for another row."""
 SHARES = (0.999, 0.99)
-"""Percentiles of the rows that are proposed as ``max_length``, the gentlest first."""
+"""The percentiles of row length that can be proposed as ``max_length``, as shares; the gentlest first."""
 
 FLASH_ATTENTION = (
     *("flash_attention_2", "flash_attention_3", "kernels-community/flash-attn2", "kernels-community/flash-attn3"),

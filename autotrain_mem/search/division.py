@@ -123,7 +123,7 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
         _check_groups(group, size, GENERATION, group)
         if size % processes:
             raise BatchSplitError(
-                f"--{GENERATION} {size} is shared by all processes, but {processes} do not divide it",
+                f"--{GENERATION} {size} is not a multiple of the {processes} processes that share it",
                 hint=f"use --{GENERATION} {either(multiples(lcm(group, processes), size))}",
             )
         return tuple(rows for rows in every if size % (rows * processes) == 0)

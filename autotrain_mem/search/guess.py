@@ -154,7 +154,7 @@ def _with_levers(
 
 
 def _with_activations(space: Space, one: Estimate, knobs: Knobs) -> float:
-    """Guesses the bytes from one point of a line: activations grow with the rows, other bytes may not."""
+    """Guesses the bytes from one point of a line: only its activations surely grow with the rows."""
     if _rows(knobs) <= _rows(one.knobs) or one.memory.peak_phase not in GROWING:
         return _scaled(space, one, knobs)
     more = space.micro_batch_tokens(knobs) / space.micro_batch_tokens(one.knobs) - 1
@@ -214,8 +214,8 @@ def _scaled(
 ) -> float:
     """Guesses the bytes from one point: a phase's bytes beyond the model and its optimizer state grow with the rows.
 
-    Levers leave the shares ``kept`` of the growing bytes and ``step`` of the optimizer step's own bytes, and move
-    ``taken`` bytes of optimizer state off the device. The cache stays the same share of the peak.
+    Levers reduce the growing bytes to the share ``kept`` and the optimizer step's own bytes to the share ``step``, and
+    move ``taken`` bytes of optimizer state off the device. The cache stays the same share of the peak.
     """
     ratio = kept * space.micro_batch_tokens(knobs) / space.micro_batch_tokens(known.knobs)
     static, gathered = static_bytes(known), known.memory.owners_at_peak.get(Owner.GATHERED_WEIGHTS, 0)

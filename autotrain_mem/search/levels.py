@@ -156,7 +156,7 @@ faster than offloaded activations. An adapter learns more than a whole model tha
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
-"""Any of the levels before shorter rows, with smaller images (``planning.plan``)."""
+"""The level name of a plan that needs smaller images, at any level before shorter rows (``planning.plan``)."""
 
 Line = tuple[Knobs, ...]
 """One setting, with or without checkpointing, at every allowed micro-batch, smallest first.
@@ -296,7 +296,7 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 
 
 def _least(space: Space) -> Knobs:
-    """Returns the settings that need the least memory of all levels."""
+    """Returns the settings that need the least memory, over all levels."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
     most = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
     names = [name for name in most if moves(name, space)]

@@ -61,7 +61,7 @@ class Memo:
         return self._estimates[knobs.growing(False)]
 
     def ask(self, points: Sequence[Knobs], *, whole: bool = False) -> None:
-        """Rehearses those of these points that are unknown, in one call."""
+        """Rehearses, in one call, the points that are still unknown."""
         asked = [knobs for knobs in dict.fromkeys(map(self._native, points)) if not self._is_known(knobs, whole)]
         if not asked:
             return

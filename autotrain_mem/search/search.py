@@ -38,7 +38,7 @@ class Limits(Protocol):
         """Returns whether a plan that fits may be chosen."""
 
     def broken(self, fitting: Sequence[Estimate]) -> PlanError:
-        """Returns the error for a search in which these fit, but none may be chosen."""
+        """Returns the error for a search in which none of the ``fitting`` points may be chosen."""
 
 
 def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:

@@ -53,8 +53,8 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
     ]
 
     def goes_together(way: Knobs) -> bool:
-        """Returns whether the setting supports the sharding. Under mixed precision accelerate makes FSDP's trained
-        parameters float32 again (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
+        """Returns whether the levers of ``way`` work with its sharding. Under mixed precision FSDP's trained parameters
+        become float32 whatever the dtype (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
         is_cast = way.is_sharded and not way.zero_stage
         if is_cast and not way.use_peft and way.dtype != space.base.dtype:
             return False

@@ -131,7 +131,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 def why_not_quantized(text: str) -> str:
-    """Explains why the base of such an adapter cannot be quantized; empty if it can."""
+    """Explains why the base of an adapter with this config cannot be quantized; empty if it can."""
     if starts_from_weights(text):
         return f"init_lora_weights {_start(text)} computes the adapter from weights: not rehearsed for quantized ones"
     return _PLAIN_WEIGHTS.get(kind_of(text), "")
@@ -148,7 +148,7 @@ def _start(text: str) -> str:
 
 
 def why_unrehearsed(text: str) -> str:
-    """Explains why such an adapter is not rehearsed; empty if it is."""
+    """Explains why an adapter with this config is not rehearsed; empty if it is."""
     return UNREHEARSED.get(kind_of(text), "")
 
 

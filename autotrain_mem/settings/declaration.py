@@ -44,7 +44,7 @@ class LeverRow:
     """Describes one lever. ``moves_from`` and ``to`` are values of its knob; a lever over a range has neither."""
 
     name: str = ""
-    """The lever's name. For a setting's lever, ``settings_of`` fills it in, and ``knobs``, and for a switch
+    """The lever's name. For a setting's lever, ``settings_of`` sets ``name`` and ``knobs``, and for a switch also
     ``moves_from`` and ``to``."""
     harm: Harm
     knobs: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class LeverRow:
     turns_on_adapter: bool = False
     """Whether it also sets the adapter's targets, rank and learning rate (``search.adapter``)."""
     without: str = ""
-    """The start of the sentence on what the smallest point without the lever needs: ``without rounding it needs``."""
+    """The beginning of the sentence on the memory needed without this lever: ``without rounding it needs``."""
     let_go: str = ""
     """The reason shown if the lever is reversed: rows at once are increased, or a switch is turned off."""
     words: str = ""

@@ -202,8 +202,8 @@ LADDER = tuple(
         key=lambda row: (row.harm, row.to is None if row.harm is Harm.NONE else row.to is not None),
     )
 )
-"""The levers, least harm first. Among levers of equal harm, those over a range come first (without harm: last); then
-those of TRL's settings precede those of ours."""
+"""The levers, least harm first. Among levers of equal harm, those over a range come first, but last among harmless
+ones; then those of TRL's settings precede those of ours."""
 
 LEVERS = {row.name: row for row in LADDER}
 

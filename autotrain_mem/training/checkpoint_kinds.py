@@ -84,7 +84,7 @@ def check_form(checkpoint: Path, resumer: Resumer) -> None:
 
 
 def how_to_resume(checkpoint: Path) -> str:
-    """Returns the hint of that error: the flags to resume with, and for DeepSpeed also how to export the weights."""
+    """Returns :func:`check_form`'s hint: the flags to resume with, and for DeepSpeed also how to export the weights."""
     form, before = form_of(checkpoint), processes_of(checkpoint)
     if form == "whole":
         sharding = " --sharding ddp" if before > 1 else ""

@@ -15,7 +15,7 @@ class Remedy(StrEnum):
     AGAIN = "again"
     """Restart: the cause is external."""
     UNLESS_REPEATED = "unless repeated"
-    """Restart, unless the process before ended for the same cause at the same step."""
+    """Restart, unless the previous process ended for the same cause at the same step."""
     UNLESS_LOST = "unless lost"
     """Like UNLESS_REPEATED, but only if there is a checkpoint and this process trained a step; else it would recur."""
     LESS_DEVICE_MEMORY = "less device memory"

@@ -199,7 +199,7 @@ class RankProcesses:
         self._lines.put((rank, line))
 
     def _next(self, wait_seconds: float) -> tuple[int, Event]:
-        """Returns a rank and its next object. Raises RankDied at the rank's end, and ChildTimeout."""
+        """Returns a rank and its next event. Raises RankDied if it ended, or ChildTimeout after ``wait_seconds``."""
         try:
             rank, line = self._lines.get(timeout=wait_seconds)
         except queue.Empty:

@@ -14,7 +14,7 @@ from autotrain_mem.types.autofit import SETTINGS, in_python
 _FLAG = re.compile(r"(?<![\w-])--([a-z][\w-]*)")
 _OURS = {name: in_python(name) for name in SETTINGS}
 _OF_VERBS = {"plan_only": "plan(...)", "simulate": "fit(..., simulate=True)", "out": "plan(...).save(path)"}
-"""The flags that are not keywords of a Python verb, and what to write in their place."""
+"""The flags that not every Python verb takes as ``NAME=...``, and what to write in their place."""
 _OF_TRAINERS = {
     "use_peft": "peft_config=LoraConfig(...)",
     "lora_target_modules": "LoraConfig(target_modules=...)",

@@ -43,7 +43,7 @@ class CudaRule:
     tensors: tuple[Tensors, ...] = ON_CPU
     """The tensors that need the rule."""
     not_counted: Callable[[Capability], tuple[str, ...]] = lambda card: ()
-    """Lists the memory that the rule leaves out on such a card, each with its bound."""
+    """Lists the memory that the rule leaves out at a compute capability, each with its bound."""
 
 
 def foreach_on_cpu() -> AbstractContextManager[None]:
@@ -173,6 +173,6 @@ def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: 
 
 
 def not_imitated(compute_capability: Capability) -> tuple[str, ...]:
-    """Lists the memory that a rehearsal for such a card leaves out under any settings."""
+    """Lists the memory that a rehearsal for this compute capability leaves out under any settings."""
     left_out = [each for rule in reversed(every_rule()) for each in rule.not_counted(compute_capability)]
     return (*workspaces.NOT_COUNTED, *left_out)

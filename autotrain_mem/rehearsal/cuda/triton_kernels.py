@@ -41,7 +41,7 @@ def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
     with ExitStack() as stack:
 
         def apply(model: Any, config: dict[str, Any] | None) -> None:
-            """Replaces ``monkey_patch.py: _apply_liger_kernel_to_instance``."""
+            """Gives a model layers like Liger's, as ``monkey_patch.py: _apply_liger_kernel_to_instance`` does."""
             model, switches = trainer.unwrap_peft_model(model), {**LIGER_SWITCHES, **(config or {})}
             reason = why_not_liger(model.config.model_type, switches)
             if reason is None and not isinstance(next(model.parameters()), FakeTensor):

@@ -81,7 +81,7 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Computes attention over a group's tokens by torch's ring, with CUDA's buffers and the CPU kernel's values."""
+    """Runs torch's ring attention over a group's tokens: allocates as CUDA's kernel, computes with the CPU's."""
 
     @staticmethod
     def forward(

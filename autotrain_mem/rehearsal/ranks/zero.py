@@ -247,7 +247,7 @@ class _Uneven:
 
 
 def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) -> None:
-    """Copies the parts of rows that ``refill`` moves to the host; on the CPU, moving would return the same tensors."""
+    """Copies the micro-batches that ``refill`` makes: its ``.cpu()`` copies on a GPU, but returns views on the CPU."""
     refill(loader)
     with recorder.unseen():
         for batch in loader.micro_batches:

@@ -245,7 +245,7 @@ class PinnedMemory:
         weakref.finalize(holder, self._alive.subtract, [block])
 
     def keep(self, sizes: Iterable[int]) -> None:
-        """Counts tensors of these sizes as permanent; each call replaces the one before."""
+        """Counts tensors of these sizes as permanent; each call replaces the previous one."""
         self._kept_bytes = sum(map(block_bytes, sizes))
 
     @property

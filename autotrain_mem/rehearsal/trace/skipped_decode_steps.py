@@ -194,7 +194,7 @@ class _Writing:
             written.extend(slot.clear())
 
     def last_step(self) -> array[int]:
-        """Returns the events of the rehearsed step, which frees the blocks of the step before."""
+        """Returns the events of the rehearsed step, which frees the blocks of the previous step."""
         events = array("q")
         for event in self._step:
             slot = self._deaths.get(event)
