@@ -33,7 +33,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 REQUEST_BYTES = 1 << 20
 """More than command, folder and environment take: they come in one piece, with the pipes."""
 STAY = b"stay"
-"""What a user of the process sends, who keeps the connection as long as more children may be asked for."""
 MOST_FILES = 8
 """Its three streams, and what it keeps open beside them."""
 RANKS_SECONDS = 240.0

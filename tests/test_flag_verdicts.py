@@ -138,7 +138,6 @@ OF_PPO = {
     *("mini_batch_size", "model_adapter_name", "ref_adapter_name", "num_ppo_epochs"),
     *("whiten_rewards", "kl_coef", "kl_estimator", "cliprange", "vf_coef", "cliprange_value", "gamma", "lam"),
 }
-"""Flags of TRL 1.12's PPOConfig alone."""
 
 
 @pytest.mark.skipif(not HAS_PPO, reason="this TRL has no PPO")

@@ -23,7 +23,6 @@ from tests.forked import Forge
 
 ROOT = Path(__file__).parents[2]
 TRAINERS = tuple(name for name in autotrain_mem.__all__ if name.endswith("Trainer"))
-"""They load TRL, and have tests of their own; the callback loads transformers, and has too."""
 COLD = [name for name in autotrain_mem.__all__ if name not in (*TRAINERS, "MemoryWatch", "__version__")]
 VERBS = [name for name in COLD if inspect.isfunction(getattr(autotrain_mem, name))]
 

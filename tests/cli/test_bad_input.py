@@ -20,7 +20,6 @@ from tests.place import Autofit, Ran
 GOLDEN = Path(__file__).parent / "golden"
 TYPED = re.compile(r"\$ (?:(?P<variable>\w+)=(?P<value>\S+) )?autofit (?P<line>.+)\nexit code (?P<code>\d+)\n")
 WHOLE = {path.stem: TYPED.match(path.read_text(encoding="utf-8")) for path in sorted(GOLDEN.glob("*.txt"))}
-"""Mistakes whose messages are kept word for word, since they teach something."""
 
 ELSEWHERE = {1, 3, 12, 13, 50, 51, 52, 60, 61, 130}
 """Exit codes that no command line alone brings about: tests of machine, processes and trainers meet them."""

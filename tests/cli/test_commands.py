@@ -24,7 +24,6 @@ from tests.place import Autofit
 
 ESTIMATE = ["estimate", "sft", "--model", "tiny", "--gpu", "300MiB", "--max_length", "64", "--json"]
 SIMPLE = ("--fit", "lossless", "--forbid", "activation_offloading,optimizer_offload")
-"""With what else a test pins, this leaves a search nothing to choose."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

@@ -21,7 +21,6 @@ QUIET = AutoFit(
 )
 """Leaves a search little to choose, for tests of something else."""
 SETTLED = {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "optim": "adamw_torch"}
-"""Given where a test is not about the search: some rehearsals fewer."""
 
 
 @pytest.fixture(scope="session")

@@ -180,7 +180,6 @@ MEANS_NOTHING = {
     *("dataset_test_split", "eval_packing", "eval_steps"),  # without evaluation
     *("gradient_checkpointing_kwargs", "lora_modules_to_save", "reward_funcs", "vllm_server_timeout"),  # not made up
 }
-"""Arguments that rightly leave no trace here, or that are tested by themselves."""
 
 
 @pytest.mark.parametrize(("name", "method"), [pair for pair in TOOLS if pair[1] != "ppo"])

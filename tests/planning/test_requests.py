@@ -53,7 +53,6 @@ HSDP = FSDP2 | {
 }
 CONFIG = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
 NO_OFFLOAD = {"fsdp_offload_params": False}
-"""Nothing is offloaded that the file does not offload."""
 
 
 def request(config: Any, *argv: str, **words: Any) -> RunRequest:

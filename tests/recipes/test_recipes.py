@@ -42,7 +42,6 @@ DECIDED = {
     *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "dtype", "optim"),
     *("activation_offloading", "local_rollout_forward_batch_size", "bf16", "fp16"),
 }
-"""What a plan decides for the card that is there."""
 
 every_recipe = pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
 

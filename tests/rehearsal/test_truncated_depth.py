@@ -276,7 +276,6 @@ def test_few_layers_of_a_model_object_tell_every_event_of_its_whole_rehearsal(tm
 
 
 IMAGES = ("128x96", "64x80")
-"""Of every row: Qwen's windows are whole in the one and not in the other."""
 
 
 def pictured(method: str, folder: Path, images: tuple[str, ...] = IMAGES, **knobs: Any) -> Any:

@@ -259,7 +259,6 @@ PASSED_OVER = replace(
 )
 
 EXPANDED = replace(CHOSEN, expandable_segments=True)
-"""The same batch in expandable segments, which alone make it fit."""
 
 SAMPLING_OWNERS = {
     **dict.fromkeys(Owner, 0),
@@ -320,7 +319,6 @@ MIXED = MixedLengths(native=(int(8.4 * GIB), int(8.5 * GIB), int(8.6 * GIB)), ex
 AS_GIVEN = replace(
     UNCHANGED_PLAN, level="as given", estimate=estimate(scale=1.5), attempts=(), data=None, optimizer_steps=None
 )
-"""Does not fit, and is to be seen running out of memory."""
 
 DPO_PLAN = replace(
     PLAN, job=replace(JOB, method="dpo"), estimate=estimate(knobs=replace(CHOSEN, optimizer_offload=True))

@@ -6,6 +6,7 @@ Processes that a script starts are forked off one that has imported everything (
 import csv
 import json
 import math
+import os
 import pathlib
 import re
 import shutil
@@ -43,7 +44,7 @@ from tests.tiny import tiny_config
 pytestmark = pytest.mark.slow
 
 ROOT = SCRIPTS.parent
-OF_BASH = ("browser", "docs", "environment", "newest", "quickstart", "test")
+OF_BASH = ("browser", "docs", "environment", "install_check", "newest", "quickstart", "test")
 INSTRUMENTS = sorted(path.name for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix)
 
 Load = Callable[..., Script]
@@ -268,7 +269,7 @@ def test_quality(script: Load) -> None:
     """Two steps teach nothing: full fine-tuning and a bare adapter end alike, which misses a bar."""
     quality = script("quality", ProcessPoolExecutor=lambda *_: ThreadPoolExecutor(1), TRAINED_TEXTS=20)
     quality.replace(SIZE=quality.names.Size(layers=1, pretraining_steps=1, steps=2, rows=40, held_out=4))
-    ran = quality.run("--seeds", 1, "--only", "adapters")
+    ran = quality.run("--seeds", 1)
     ran.assert_says("LoRA with default settings: at least 1.", code=1)
 
 
@@ -310,21 +311,36 @@ def test_page_speed(script: Load) -> None:
     assert above == ["file"], ran.out
 
 
-def test_install_check(script: Load, tmp_path: pathlib.Path) -> None:
+def test_ddp_speed(script: Load) -> None:
+    ddp_speed = script("ddp_speed")
+    ddp_speed.replace(CLIENTS=(3,), step_seconds=lambda options, mode: {"alone": 1.0, "guarded": 1.1}[mode])
+    ddp_speed.run().assert_says("3 ranks agree in", "guarded 1.100 s: +10.0%", code=1)
+    assert float(ddp_speed.run("--mode", "guarded", "--steps", 4).out) > 0
+
+
+PYTHON = """#!/bin/sh
+echo "$*" >> "$RAN"
+[ "$2" != wheel ] && [ "$3" != wheel ] || { mkdir wheel; touch wheel/autotrain_mem-0-py3-none-any.whl; }
+[ "$2" != venv ] || { mkdir -p environment/bin; cp "$0" environment/bin/python; cp "$0" environment/bin/autofit; }
+[ "$1" != gpus ] || { echo no such card; exit 1; }
+"""
+
+
+def test_install_check(tmp_path: pathlib.Path) -> None:
     """Its commands in their order, without an installation; one that fails makes the exit status."""
-    install_check = script("install_check")
-    wheel, ran = tmp_path / "autotrain_mem-0-py3-none-any.whl", list[str]()
-    wheel.write_bytes(b"")
-
-    def run(command: Sequence[str], folder: pathlib.Path) -> tuple[int, str]:
-        ran.append(" ".join(command))
-        return (1, "no such card") if command[-1] == "gpus" else (0, "3.12.1")
-
-    install_check.replace(build=lambda work: wheel, run=run)
-    done = install_check.run("--work", tmp_path, "--python", "python3.12")
-    done.assert_says("no such card", code=1)
-    assert re.search(r"^.*quickstart.* ok\b", done.out, re.MULTILINE)
-    assert sum(str(wheel) in command for command in ran) == 1
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "RAN": str(tmp_path / "ran")}
+    done = subprocess.run([ROOT / "scripts" / "install_check"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "autofit gpus: status 1, 0 s\nno such card\nautofit recipes: status 0" in done.stdout
+    ran = (tmp_path / "ran").read_text().splitlines()
+    assert [line.split("/")[-1] for line in ran if line.endswith(("torch", ".whl"))] == [
+        "constraints.txt torch",
+        "autotrain_mem-0-py3-none-any.whl",
+    ]
+    assert ran[-3:] == [f"{verb} quickstart-run/run" for verb in ("report", "watch", "explain")]
 
 
 def test_quickstart(tmp_path: pathlib.Path) -> None:

@@ -198,7 +198,6 @@ def test_what_parameters_alone_exceed_is_asked_while_the_choice_is_confirmed_and
 
 
 SAVED = 0.02
-"""Of the 3 % that native segments waste here."""
 
 
 def tight(space: Space) -> LinearMemory:

@@ -81,7 +81,7 @@ class World:
         """Returns whether any rank raised its flag; all ranks get the same answer. Each must call it at every step.
 
         Ranks exchange flags about once a second, and the answer in between is False: a round takes 0.15 ms with 2 ranks
-        and 11 ms with 256 (``scripts/speed --ranks``). The last rank to arrive answers for all.
+        and 11 ms with 256 (``scripts/ddp_speed``). The last rank to arrive answers for all.
         """
         self._calls += 1
         if self.processes == 1 or self._calls < self._next_poll:

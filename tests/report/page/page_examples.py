@@ -32,7 +32,6 @@ PHASES = (
     (Phase.BACKWARD, 0.7),
     (Phase.OPTIMIZER_STEP, 0.95),
 )
-"""Two optimizer steps, each phase with the share of the events at which it begins."""
 
 
 def timeline(events: int = 4000, name: str = "rehearsed step", *, places: int = 3000, seed: int = 0) -> Timeline:

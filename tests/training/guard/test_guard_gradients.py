@@ -97,7 +97,6 @@ def assert_same_when(
 
 
 Case = tuple[str, dict[str, Any], dict[str, Any]]
-"""The trainer, what it is built with, and attributes that are read anew at each step."""
 
 CASES: dict[str, Case] = {
     "sft": ("sft", {}, {}),
@@ -282,13 +281,12 @@ def test_a_pair_stays_together_with_its_numbers_and_what_is_not_laid_out_by_rows
     assert parts[1].inputs["temperature"] == 0.5
     laid_out: list[dict[str, Any]] = [{}, {"pixel_values": torch.zeros(2, 3)}, {"table": torch.zeros(5, 3)}]
     assert [piece([2, 3], Layout.ROWS, **more).units for more in laid_out] == [2, 1, 1]
-    with pytest.raises(TypeError, match="no rows"):
+    with pytest.raises(TypeError, match="without rows"):
         joined([torch.tensor(1.0), torch.tensor(2.0)], Layout.ROWS)
 
 
 Model = Callable[[str], Path]
 Reduce = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of the loss of each token and whether it counts, by row."""
 
 OWN: dict[str, Reduce | None] = {
     "bart": None,  # its forward takes num_items_in_batch, and a mean over all of its labels, which are not shifted
