@@ -56,7 +56,7 @@ def estimate(
         environment: Variables for the processes that load the model, such as ``PYTORCH_ALLOC_CONF``.
         **arguments: TRL's own, by name, with values as in Python or as in flags: ``learning_rate=1e-4``,
             ``dtype="bfloat16"``, ``use_peft=True``, ``lora_target_modules=["q_proj"]``. ``max_length`` also takes
-            ``"auto"``, the longest row, and ``"p99"``, the length that 99 % of the rows do not exceed. In ``plan``,
+            ``"auto"`` (the longest row) and ``"p99"`` (the length that 99 % of the rows do not exceed). In ``plan``,
             ``fit`` and ``cards`` one of ``max_length``, ``per_device_train_batch_size``, ``lora_r``,
             ``num_generations`` and ``max_completion_length`` may be ``"max"``: the largest value that fits.
 

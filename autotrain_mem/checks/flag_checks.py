@@ -184,13 +184,13 @@ def row_limit(flags: Flags) -> Problems:
     limits_both = facts.is_online and MAX_LENGTH in facts.knobs
     if limits_both and MAX_LENGTH in flags.given and (wanted is None or is_maximized(wanted)):
         yield (
-            f"--max_length {str(wanted).lower()} does not work here: it limits a prompt together with its completion.",
+            f"--max_length {str(wanted).lower()} does not work here: TRL needs a number for prompt plus completion.",
             "Give a number: prompts are truncated on the left to make room for completions.",
         )
     if facts.long_rows == "kept" and is_maximized(wanted) and wanted != AUTO:
         yield (
             f"--max_length {wanted} would truncate rows, but TRL's {facts.trainer} truncates only answers.",
-            "Give --max_length auto, the longest row, or a number.",
+            "Give a number, or --max_length auto for the length of the longest row.",
         )
 
 

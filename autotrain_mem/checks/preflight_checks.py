@@ -68,7 +68,7 @@ class Setup:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """Returns the job's or its model's tokenizer; None if it cannot be loaded, which is reported at counting."""
+        """Returns the job's or its model's tokenizer; None if it cannot be loaded: counting tokens reports why."""
         tokenizer = keyword_of(self.job, "processing_class")
         if tokenizer is None and lacks_tokenizer(pathlib.Path(self.job.model)):
             return None

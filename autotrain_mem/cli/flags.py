@@ -69,7 +69,7 @@ class Output:
         in_files=False,
         elsewhere=("it makes no plan.", "autofit plan METHOD ... --export TOOL writes one in another tool's keys."),
         choices=tuple(EXPORTERS),
-        help="plan, print the settings in this tool's own keys, and stop: --export axolotl > axolotl.yaml",
+        help="plan, print the settings in another tool's own keys, and stop: --export axolotl > axolotl.yaml",
     )
     """The tool to write a file for, by its name in ``exports.tools``."""
     snapshot: str | None = setting(

@@ -98,10 +98,10 @@ def _by_place(trace: Trace) -> dict[Hashable, Counter[int]]:
 
 
 def _partners(mine: Counter[int], others: Counter[int], ratio: float) -> dict[int, int]:
-    """Maps each block size at a place to the size of the corresponding blocks in the other rehearsal.
+    """Maps each block size of a module and owner to the size of the corresponding blocks in the other rehearsal.
 
-    A constant, linear or quadratic size in the tokens is preferred, and among these the one with the most similar
-    number of blocks. The rest is paired in order, or else assumed to be linear.
+    A size that is constant, or linear or quadratic in the tokens, is preferred; of several, the one with the closest
+    number of blocks. The rest is paired in order if equally many are left, and is otherwise assumed to be linear.
     """
     partners: dict[int, int] = {}
     for size, count in mine.items():

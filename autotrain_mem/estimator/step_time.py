@@ -48,8 +48,8 @@ COLLECTIVE_SECONDS = 30e-6
 
 LAUNCH_SECONDS = 12e-6
 """Host seconds for each kernel of eager PyTorch. A single operator called from Python takes 4 to 5 microseconds;
-modules and hooks of transformers and PEFT, autograd, and about as many views come on top. An estimate: hosts differ by
-a factor of two."""
+modules and hooks of transformers and PEFT, autograd, and about one view for each kernel come on top. An estimate: hosts
+differ by a factor of two."""
 
 KERNEL_SECONDS = 2e-6
 """Device seconds for each kernel besides its work: from its launch to its first block, and from its last block to the

@@ -263,7 +263,7 @@ def _add_sharding(draft: Draft) -> None:
     """Adds FSDP's keys, without accelerate's prefix (``utils/schemas/fsdp.py: FSDPConfig``); DDP needs no keys."""
     knobs, settings = draft.knobs, fsdp_settings(draft.launch)
     if draft.nodes > 1:
-        draft.notes.append(f"machine_rank in the command: each machine has its own; replace {FIRST_MACHINE} on all")
+        draft.notes.append(f"machine_rank in the command: each machine's own; {FIRST_MACHINE}: the first one's address")
     if not knobs.is_sharded:
         return
     same = {name: value for name, value in settings.items() if name in _FSDP_KEYS and value is not None}

@@ -63,7 +63,7 @@ def rows_editor(filled: Configs) -> EditRows:
     """Returns a function that shortens the first of several prompts in a generation.
 
     The batch then needs masks, but no tensor becomes smaller: TRL pads all prompts of a generation to the longest, and
-    only the first completion has its full length (``rehearsal.generation``).
+    all completions to the first, which alone has its full length (``rehearsal.generation``).
     """
     group: int = getattr(filled.training, "num_generations", 1)
     group = min(group, getattr(filled.training, "num_generations_eval", None) or group)

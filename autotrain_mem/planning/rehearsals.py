@@ -261,7 +261,7 @@ class Subject(Rehearsals):
         return min(1.0, (drawn + knobs.completion_length) / longest)
 
     def row_tokens(self, knobs: Knobs) -> float:
-        """Returns the average tokens of a row without padding: both sequences of a pair, or prompt and completion."""
+        """Returns the average tokens of a row (both sequences of a pair, or prompt and completion), without padding."""
         job, profile = self.job, self.lengths.profile
         sequences = job.method_facts.sequences_per_row
         if profile is None or not knobs.pads_rows:

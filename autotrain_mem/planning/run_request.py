@@ -71,7 +71,7 @@ class RunRequest:
         help=f"resume up to N times in a row when the training process dies (default {RESTARTS}), 0 for never",
     )
     probe: bool = setting(
-        True, **_OF_RUN, help="train without the probe: two real steps on the longest rows in a separate process"
+        True, **_OF_RUN, help="train without the probe (two real steps on the longest rows in a separate process)"
     )
     machine_rank: int | None = setting(
         None,

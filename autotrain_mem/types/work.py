@@ -17,7 +17,7 @@ class Phase(StrEnum):
     GENERATE = "generate"
     """Completions are sampled: the KV cache and the logits of each token."""
     SCORE = "score"
-    """Completions are scored without gradients: rewards, values, old and reference log-probabilities."""
+    """Completions are scored without gradients, for rewards, values, and old and reference log-probabilities."""
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"

@@ -217,7 +217,7 @@ class _Expansion:
         return Use(pick, stream if isinstance(stream, int) else None)
 
     def _birth_in_both(self, i: int, j: int) -> Birth:
-        """Makes the birth of a block in both runs; its layer counts from the first if they agree, or from the last."""
+        """Makes the birth of a block in both runs; its layer is the same in both, counted from the first or last."""
         one, other = self._block(0, i), self._block(1, j)
         size = _extrapolated(self._depths, one.size_bytes, other.size_bytes) if i in self._resized else one.size_bytes
         layer, long_layer = name_of(one.module).layer, name_of(other.module).layer

@@ -152,7 +152,7 @@ class _OnHost:
 
 
 class _Stream:
-    """Imitates a stream or an event. All work counts as done: FSDP2 and TRL hold references to tensors in use."""
+    """Imitates a finished stream or event. FSDP2 and TRL hold tensors in use until they wait: none is freed early."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""Makes the content of a plan's or a run's page, without styles: figures, tables and texts."""
+"""Makes the content of a plan's or a run's page (figures, tables and texts), without styles."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

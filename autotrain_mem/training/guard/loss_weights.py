@@ -108,7 +108,7 @@ class OwnLoss:
     heeds_count: bool
     """True if it divides by ``num_items_in_batch`` when given."""
     basis: Basis | None
-    """The units that the loss is a mean over when that count is not given or ignored; None if unknown."""
+    """The units that the loss is a mean over if ``num_items_in_batch`` is missing or ignored; None if unknown."""
 
 
 UNKNOWN = OwnLoss(heeds_count=False, basis=None)
