@@ -46,7 +46,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "seq_len": (MAX_LENGTH,),
     "steps": ("max_steps",),
 } | {old: (new,) for old, new in _RENAMED.items()}
-"""Name in another trainer or method -> TRL's names, which a comparison of letters would not find."""
+"""Name that another trainer or method uses -> TRL's names, which a comparison of letters would not find."""
 
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
@@ -117,7 +117,7 @@ def read_given(
 
 
 def _ratio(text: str) -> float:
-    """Parses a share of all steps; a ``warmup_steps`` below 1 is one too (``training_args.py: get_warmup_steps``)."""
+    """Parses a share of all steps: ``warmup_steps`` below 1 is also one (``training_args.py: get_warmup_steps``)."""
     if not 0 <= float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a share; --warmup_steps {text} counts steps, 0.03 is a share")
     return float(text)
@@ -139,7 +139,7 @@ def _by_todays_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Returns the first action of each name, which is the flag; later ones are its --no_ form."""
+    """Returns the first action of each name: the flag itself. A later action of that name is its --no_ form."""
     return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
 
 
@@ -165,15 +165,15 @@ def unknown_names(
         if facts:
             lines.append(f"{token}: {'; '.join(facts)}")
     plural = "s" if len(unknown) > 1 else ""
-    hint = "\n".join(lines) or f"See {_help(method)} for all of them."
+    hint = "\n".join(lines) or f"See {_help(method)} for all that exist."
     return UsageError(f"Unknown {kind}{plural}: {', '.join(unknown)}.", hint=hint)
 
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
-"""Types whose errors come from Python itself; TRL's parser checks values of other types."""
+"""The types whose values a rebuilt parser checks itself; only TRL's parser checks values of other types."""
 _SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
-"""Names in ``transformers/hf_argparser.py`` of the type of a switch, and of the function that makes the type of a
-choice, which maps a text to its value."""
+"""The names of two functions in ``transformers/hf_argparser.py``. The first parses the value of a switch. The second
+makes a parser of a flag with choices."""
 
 
 def flags_of(parser: argparse.ArgumentParser) -> tuple[TrlFlag, ...]:
@@ -264,7 +264,7 @@ def _refuse(method: str, message: str) -> NoReturn:
     """Raises argparse's message as a UsageError in our wording."""
     match = _ARGPARSE.fullmatch(message)
     if match is None:
-        raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_help(method)} for the values it takes.")
+        raise UsageError(f"{message[0].upper()}{message[1:]}.", hint=f"See {_help(method)} for each flag's values.")
     flag, reason = match[1], match[2].rstrip(".")
     choice = _CHOICE.fullmatch(reason)
     if choice is None:

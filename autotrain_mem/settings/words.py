@@ -9,7 +9,7 @@ from typing import Any, Literal
 from autotrain_mem.support.units import parse_bytes
 
 Fit = Literal["all", "rounding", "lossless"]
-"""The most harm that a plan may do: ``lossless`` stops before coarser rounding, ``rounding`` before LoRA."""
+"""What a plan may change: only speed (``lossless``), also rounding (``rounding``), or anything (``all``)."""
 
 FITS: tuple[Fit, ...] = ("all", "rounding", "lossless")
 
@@ -62,7 +62,7 @@ def read_length(text: str) -> int | str | None:
         return word
     if match := _PERCENTILE.fullmatch(word):
         if not 0 < float(match[1]) <= 100:
-            raise ValueError(f"{text!r} is not a percentile of the rows: it must be above p0, and at most p100")
+            raise ValueError(f"{text!r} is not a percentile of row lengths: it must be above p0, and at most p100")
         return word
     if not word.isdigit() or int(word) < 1:
         raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor max, nor a percentile such as p99.9")
@@ -86,7 +86,7 @@ def without_maximized(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_counts(text: str) -> int | tuple[int, ...]:
-    """Reads ``8``, or ``1,2,4,8`` to compare."""
+    """Reads a number of GPUs, such as ``8``, or several numbers to compare, such as ``1,2,4,8``."""
     try:
         counts = [int(each) for each in text.split(",")]
     except ValueError:

@@ -1,1 +1,1 @@
-"""Provides what all rooms need: errors, files, processes, units; nothing about training. Runs in any process."""
+"""Provides what other folders need: errors, files, processes, units; nothing about training. Runs in any process."""

@@ -35,8 +35,8 @@
     │   └── OutputFolderError       62   the output folder is not writable, or has another run
     └── InterruptedByUser          130   Ctrl-C, SIGTERM, SIGHUP or SIGUSR1
 
-The message is the problem, the ``hint`` the fix with the exact flag; ``str(error)`` joins both. Only ``cli.main``
-catches these errors for the user.
+The message states the problem, and the ``hint`` gives the fix with its exact flag; ``str(error)`` joins both. Only
+``cli.main`` catches these errors for the user.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AutofitError(Exception):
     Args:
         message: The problem, in one sentence with the values that matter.
         hint: The fix, with exact flags; may have several lines. Empty if there is none.
-        details: JSON from which a parent may make a better message: the ``Shortage`` of a full card.
+        details: JSON from which the parent process may make a better message: the ``Shortage`` of a full card.
     """
 
     exit_code: ClassVar[int] = 1

@@ -48,8 +48,8 @@ _MOUNTS = {
     "memory": ("sys/fs/cgroup/memory",),
     "cpu": ("sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"),
 }
-"""Controller in a line of ``/proc/self/cgroup`` (``number:controllers:path``), for versions 2 and 1 -> the folders at
-which such groups may be mounted."""
+"""Controller -> the folders at which its groups may be mounted. Lines of ``/proc/self/cgroup``
+(``number:controllers:path``) name controllers only in version 1; the empty name stands for version 2."""
 
 
 def host_memory(root: pathlib.Path = ROOT) -> HostMemory:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def lazily_imported(package: str, file: str, name: str) -> object:
-    """Returns the object that the package with this ``file`` imports as ``name`` for type checkers only. It serves the
-    package's ``__getattr__``. Raises AttributeError if the package imports no such name."""
+    """Returns the object ``name``, which ``file`` (a package's ``__init__.py``) imports for type checkers only. The
+    package's ``__getattr__`` calls this function. Raises AttributeError if the file imports no such name."""
     if name not in _modules(file):
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_modules(file)[name]), name)

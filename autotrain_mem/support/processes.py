@@ -22,8 +22,8 @@ from autotrain_mem.support.files import open_own
 
 LOG_TAIL_CHARACTERS = 2000
 ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if name in signal.Signals.__members__)
-"""Sent by a closing terminal, and by Slurm to all processes of a step before its time limit (sbatch(1), ``--signal``).
-Windows has neither."""
+"""A closing terminal sends the first, and Slurm can send the second to all processes of a step before its time limit
+(sbatch(1), ``--signal``). Windows has neither."""
 _HAS_GROUPS = hasattr(os, "killpg")
 """False on Windows, which has no process groups."""
 GRACE_SECONDS = 10.0
@@ -164,7 +164,7 @@ class Child:
         self._process.kill()
 
     def end_orphans(self) -> None:
-        """Kills the processes of a dead child. The id of a process group is not reused while it has members."""
+        """Kills the processes that a dead child left. The id of a process group is not reused while it has members."""
         if self._leads_group and not self.alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)

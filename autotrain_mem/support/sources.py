@@ -34,7 +34,7 @@ _SIZES = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), (1, 10**7)),
     **{"num_hidden_layers": (1, 1_000), "vocab_size": (1, 10**8)},
 }
-"""Sizes in a model's config -> the least, and several times the most that a published model has."""
+"""Size in a model's config -> its minimum, and its maximum: several times that of any published model."""
 
 
 def saved_model(flag: str) -> str:
@@ -60,7 +60,7 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
     if not file.is_file() and (path / "adapter_config.json").is_file():
         raise ModelNotFoundError(
             f"{path} holds a LoRA adapter without its base model.",
-            hint=f"Merge it into its base first, and give {flag} the result: peft's AutoPeftModelForCausalLM (a reward "
+            hint=f"Merge it into its base, then give {flag} the result: peft's AutoPeftModelForCausalLM (for a reward "
             "model: AutoPeftModelForSequenceClassification) has from_pretrained, merge_and_unload and save_pretrained.",
         )
     if not file.is_file():
@@ -96,8 +96,8 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
 
 _OF_ALL_IMAGES = {"PIL": "Pillow"}
 _OF_A_FAMILY = {"smolvlm": {"num2words": "num2words"}}
-"""Packages that a processor imports (``transformers/models/smolvlm/processing_smolvlm.py: __init__``). Without
-torchvision, Pillow alone processes images."""
+"""``model_type`` -> the packages that only its processor imports, by module name
+(``transformers/models/smolvlm/processing_smolvlm.py: __init__``). Without torchvision, Pillow processes images."""
 VISION_EXTRA = 'Run: pip install "autotrain_mem[vision]"'
 
 
@@ -133,7 +133,7 @@ OFFLINE_HINT = (
 )
 _PORTS = {"http": 80, "https": 443}
 _SECONDS = 2.0
-"""Timeout of a connection to the hub; its clients then try for longer."""
+"""Seconds that a trial connection to the hub may take; if it takes longer, the hub's own clients try."""
 
 
 def unreachable() -> str:
@@ -166,7 +166,7 @@ def why_not_asked() -> str:
 
 
 def no_model(model: str, why: str, hint: str) -> ModelNotFoundError:
-    """Returns the error for a name without a folder; ``why`` is the reason why the hub does not have it either."""
+    """Returns the error for a name without a folder; ``why`` says why the hub does not provide it either."""
     return ModelNotFoundError(f"No model {model!r}: there is no such folder, and {why}.", hint=hint)
 
 

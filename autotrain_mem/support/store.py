@@ -39,7 +39,7 @@ FOLDER_VARIABLE = "AUTOFIT_CACHE"
 
 
 def cache_folder() -> pathlib.Path | None:
-    """Returns ``$AUTOFIT_CACHE``, else ``$XDG_CACHE_HOME/autofit`` or its counterpart; None to store nothing."""
+    """Returns ``$AUTOFIT_CACHE``, else the user's cache folder (``$XDG_CACHE_HOME/autofit``); None to store nothing."""
     named = os.environ.get(FOLDER_VARIABLE)
     if named is not None:
         return pathlib.Path(named) if named else None

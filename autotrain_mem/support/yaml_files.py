@@ -106,7 +106,7 @@ def read_recipe(path: Path) -> Recipe:
     text = path.read_text(encoding="utf-8")
     card = _CARD.search(text)
     if not text.startswith("# ") or card is None:
-        raise ValueError(f"{path} does not begin with a description and its card")
+        raise ValueError(f"{path} does not begin with a description and a card")
     gpus = _GPUS.search(text)
     count = 1 if gpus is None else int(gpus[1])
     return Recipe(name=path.stem, card=card[1], gpus=count, what=text.splitlines()[0].removeprefix("# "), path=path)

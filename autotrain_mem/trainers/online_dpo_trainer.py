@@ -13,8 +13,8 @@ from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOTrainer as _OnlineDPOTrainer
 
 SAMPLED = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-"""The names of the results of TRL's ``_generate``: all first completions of a micro-batch's prompts, then all second
-ones. From TRL 1.16 on, ``_generate`` also returns processed images."""
+"""The names of the results of TRL's ``_generate``. Each holds rows for the first completions of all prompts, then rows
+for the second completions. From TRL 1.16 on, ``_generate`` also returns processed images."""
 
 
 class OnlineDPOTrainer(_OnlineDPOTrainer):  # type: ignore[misc]  # TRL is untyped to mypy here

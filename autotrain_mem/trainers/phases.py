@@ -90,7 +90,7 @@ def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:
     forward = trainer._forward
 
     def forward_or_score(*args: Any, **kwargs: Any) -> Any:
-        """Tells both uses apart: online DPO runs the policy's forward, with gradients, before the scoring forwards."""
+        """Enters a phase: online DPO uses ``_forward`` first for the policy, with gradients, and then to score."""
         recorder.enter_phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.SCORE)
         return forward(*args, **kwargs)
 
@@ -185,7 +185,7 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
 def _watched(
     method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase, after: Phase | None = None
 ) -> Callable[..., Any]:
-    """Wraps a method so that ``phase`` begins with it, and ``after`` or else the earlier phase when it returns.
+    """Wraps a method: its call begins ``phase``, and its end begins ``after``, or without it the earlier phase again.
 
     During evaluation the phase does not change.
     """

@@ -67,8 +67,8 @@ _AS_ON_THE_CPU: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     ),
     ConvertOutputsToFp32: lambda forward: (ConvertOutputsToFp32, (forward.model_forward,)),
 }
-"""Reducers for types that cannot be copied as they are. accelerate leaves the last two around the ``forward`` of a
-model that it has prepared for mixed precision (``accelerate/accelerator.py: prepare_model``)."""
+"""Type that cannot be copied as it is -> its reducer. When accelerate prepares a model for mixed precision, it wraps
+the model's ``forward`` in objects of the last two types (``accelerate/accelerator.py: prepare_model``)."""
 
 
 class _Tensor:
@@ -92,7 +92,7 @@ class _StuckError(Exception):
         self.holder = ""
 
     def pass_through(self, value: Any) -> None:
-        """Records the innermost holder that is not a built-in container."""
+        """Records ``value`` as the holder, unless it is a built-in container or a closer holder is already recorded."""
         named = value if isinstance(value, (type, types.FunctionType)) else type(value)
         if not self.holder and named.__module__ != "builtins":
             self.holder = f" (held by {named.__qualname__})"
@@ -133,7 +133,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         return _AS_ON_THE_CPU[kind](value) if kind in _AS_ON_THE_CPU else NotImplemented
 
     def _bytes_of(self, tensor: torch.Tensor, is_parameter: bool) -> _Tensor:
-        """Returns the storage of a tensor. Two parameters never share one, since on a GPU each would get its own."""
+        """Returns the storage of a tensor. Two parameters never share a storage: on a GPU each would get its own."""
         where = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         if where not in self._tensors or (is_parameter and where in self._of_a_parameter):
             self._tensors[where] = _Tensor(tensor)
@@ -188,8 +188,8 @@ def _is_own(kind: type) -> bool:
 
 
 def _reduce_class(kind: type) -> tuple[Any, ...]:
-    """Returns the reduction of a class. It is rebuilt empty, so that its attributes can refer to it, and then gets the
-    attributes of the finished class, since the names in its annotations exist only in the script."""
+    """Returns the reduction of a class. It is rebuilt empty, so that its attributes can refer to it, and then gets
+    them. Its source is not run again: annotations may use names that exist only in the script."""
     if issubclass(kind, enum.Enum):
         body = {member.name: member.value for member in kind}
         attributes = {name: value for name, value in vars(kind).items() if isinstance(value, _DEFINED)}

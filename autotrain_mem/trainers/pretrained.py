@@ -86,8 +86,8 @@ def image_processor(model: str, max_pixels: int | None = None, **options: Any) -
 
     Args:
         max_pixels: The area in pixels to which larger images are reduced. Qwen-VL's processor limits the area itself
-            (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's cuts images into square tiles, so the limit of
-            their longest side becomes the side of the largest square of whole tiles within this area
+            (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's cuts images into square tiles, and limits
+            their longest side: the limit becomes the side of the largest square of whole tiles within this area
             (``image_processing_smolvlm.py: resize, split_images``).
 
     Raises:

@@ -1,1 +1,1 @@
-"""Launches, supervises and resumes real runs. Runs in the parent; guard, process and watch in the training process."""
+"""Launches, supervises, resumes runs. Runs in the parent; guard, process and watch run in the training process."""

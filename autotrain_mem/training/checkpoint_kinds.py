@@ -32,7 +32,7 @@ class Resumer:
     sharding: str | None
     processes: int
     optim: str | None = None
-    """None if not yet decided."""
+    """The value of ``--optim``; None if it is not yet decided."""
 
     @classmethod
     def of(cls, knobs: Knobs) -> Resumer:

@@ -213,7 +213,7 @@ def discard(checkpoint: Path) -> None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Reads a checkpoint's step from its state, not from its name; 0 if it has none."""
+    """Reads a checkpoint's step from its state, not from its name; 0 if the state names no step."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
     return 0
@@ -275,7 +275,7 @@ def _against_manifest(checkpoint: Path) -> Iterator[str]:
 
 
 def _against_checksums(checkpoint: Path) -> Iterator[str]:
-    """Compares contents; a missing manifest, or one of an earlier version, has no checksums."""
+    """Compares contents with the checksums. There are none without a manifest, or in one of an earlier version."""
     sums = _manifest(checkpoint).get("crc32", {}) if (checkpoint / MANIFEST).is_file() else {}
     for name, value in sums.items():
         if _checksum(checkpoint / name) != value:
@@ -300,7 +300,7 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
 
 
 def _is_complete(file: Path) -> bool:
-    """Compares a file's length with the length in its header; a file without one passes."""
+    """Compares a file's length with the length in its header. A file without such a header passes."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, "np"):  # ``safetensors/src/tensor.rs: SafeTensors::read_metadata`` checks the length

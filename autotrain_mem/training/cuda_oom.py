@@ -105,7 +105,7 @@ class RanOut:
     """An attempt that ran out of memory."""
 
     error: Exception
-    """The error; its traceback is replaced by a note with the text."""
+    """The error; a note with the text of its traceback replaces the traceback."""
     message: str
     """The first line of the library's message."""
 

@@ -22,8 +22,8 @@ MMAP_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 MMAP_FROM_BYTES = MIB
 """On the CPU, tensors of at least this size are returned to the system when freed. By default glibc raises this
 threshold up to 32 MiB (``mallopt(3)``, M_MMAP_THRESHOLD) and keeps smaller blocks. Two SFT steps (146 M parameters in
-float32, 2 rows of 256 tokens) then held 2691 MiB beyond the imports; 2385 with this setting, and 2364 were predicted
-(anonymous pages, torch 2.13, glibc, November 2026). The kernel zeroes returned pages again: 7 % more CPU time there."""
+float32, 2 rows of 256 tokens) then held 2691 MiB beyond the imports, and 2385 MiB with this setting; 2364 MiB were
+predicted (anonymous pages, torch 2.13, glibc, 2026-11). The kernel zeroes returned pages again: 7 % more CPU time."""
 
 
 def process_environment(
@@ -33,8 +33,8 @@ def process_environment(
 
     Only as many GPUs as there are ranks are visible, since transformers splits a process's batches over all visible
     GPUs. Without a GPU, OpenMP threads sleep while they wait: by default they spin, and on shared cores a step of a
-    small model takes 20 times longer. Several processes divide the cores. ``accelerate launch`` gives each one thread
-    (``torch/distributed/run.py: config_from_args``), which makes an optimizer on the host slow.
+    small model takes 20 times longer. Several processes divide the cores. ``accelerate launch`` gives every process
+    a single thread (``torch/distributed/run.py: config_from_args``), which makes an optimizer on the host slow.
     """
     if knobs.processes > 1:
         here = min(knobs.processes, max(1, device.topology.devices))
@@ -52,9 +52,9 @@ def process_environment(
 
 
 def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
-    """Returns the variables that make only these GPUs visible, in this order; by number if the numbers are certain.
+    """Returns the variables that make only these GPUs visible, in this order. They use numbers if these are certain.
 
-    vLLM, which TRL or a user's reward function may start in the process, calls ``int`` on each name
+    vLLM, which TRL or a user's reward function may start in the process, calls ``int`` on each of these names
     (``vllm/platforms/interface.py: Platform.device_id_to_physical_device_id``; vllm issues 13815 and 41848).
     """
     numbers = numbers_in_pci_order(uuids)
@@ -111,7 +111,7 @@ def rank_environments(
 
 
 def one_tracked_run(number: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that make all processes of a run one Weights & Biases run; empty if the user sets one.
-    With ``WANDB_RESUME=allow``, a run id starts or continues that run (W&B's guide to resuming)."""
+    """Returns the variables that make all processes of a run one Weights & Biases run; empty if the user sets any
+    of them. With ``WANDB_RESUME=allow``, a run id starts or continues that run (W&B's guide to resuming)."""
     ours = {"WANDB_RUN_ID": number, "WANDB_RESUME": "allow"}
     return {} if ours.keys() & {**os.environ, **environment}.keys() else ours

@@ -17,11 +17,11 @@ class Remedy(StrEnum):
     UNLESS_REPEATED = "unless repeated"
     """Restart, unless the previous process ended for the same cause at the same step."""
     UNLESS_LOST = "unless lost"
-    """Like UNLESS_REPEATED, but only if there is a checkpoint and this process trained a step; else it would recur."""
+    """Like UNLESS_REPEATED, but only if a checkpoint exists and this process trained a step; else the cause recurs."""
     LESS_DEVICE_MEMORY = "less device memory"
     LESS_HOST_MEMORY = "less host memory"
-    """Both: restart with a plan that needs less memory if there is one, else with the same plan, since other processes
-    may have used the memory."""
+    """This and LESS_DEVICE_MEMORY: restart with a plan that needs less memory if there is one, else with the same plan,
+    since other processes may have used the memory."""
     MACHINES = "machines"
     """Restart when the lost machine is back, else on the remaining ones if the user allows it."""
     NONE = "none"
@@ -46,7 +46,7 @@ CAUSES: Mapping[str, Remedy] = {
 """Maps the name of each cause, as in :class:`~autotrain_mem.types.experience.Restart`, to its remedy."""
 
 LOW_HOST_SHARE = 0.05
-"""If a process is killed while a smaller share of host memory is available, it counts as out of memory. earlyoom, which
+"""A process that is killed while a smaller share of host memory is available counts as out of memory. earlyoom, which
 was on by default in Fedora, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
 
 WHY_CHARACTERS = 120
@@ -94,7 +94,7 @@ class Ending:
     saving: str = ""
     """The folder of the checkpoint that it was writing; empty if it wrote none."""
     host_kills: int = 0
-    """The number of processes that the kernel's OOM killer ended while it ran."""
+    """The number of processes that the kernel's OOM killer ended while this process ran."""
     host_left_share: float = 1.0
     """The lowest share of host memory that was available."""
     peak_reserved_bytes: int | None = None

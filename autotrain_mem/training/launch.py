@@ -178,7 +178,7 @@ def _error_by(
     """Returns the error for a rank that the others wait for, or that died without sending one (quoting its log)."""
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
     if isinstance(failure, RankTimeout):
-        hint = f"What it printed is in {log}. --ddp_timeout SECONDS sets how long they wait."
+        hint = f"What it printed is in {log}. --ddp_timeout SECONDS sets how long the others wait."
         return TrainingError(f"The other ranks wait for {name}: {failure.why}.", hint=hint)
     if failure.gone is not None:
         lost = f"{capitalized(failure.gone.machine)} is gone, and its ranks with it: {failure.gone.why}."

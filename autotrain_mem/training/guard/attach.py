@@ -15,8 +15,8 @@ from autotrain_mem.training.guard.ranks import Ranks, ranks_of, shares_by_ddp
 from autotrain_mem.types import LearnedLimits
 
 GROW_AFTER = 50
-"""Optimizer steps without running out of memory after which the limit is doubled. A failed attempt costs one
-micro-step: at most 2 % of the time if every attempt fails, and less each time."""
+"""The limit is doubled after this many optimizer steps without running out of memory. If the doubled limit fails, this
+costs one micro-step: at most 2 % of the time at first, and half as much after each failure."""
 
 
 def attach_guard(
@@ -35,7 +35,7 @@ def attach_guard(
 
     Args:
         learned: The limits that an earlier run of the same plan learned, in addition to those in a checkpoint.
-        grow_after: Optimizer steps without running out of memory after which the limits are doubled.
+        grow_after: The limits are doubled after this many optimizer steps without running out of memory.
     """
     why_not = why_no_guard(trainer)
     ranks = Ranks(trainer.accelerator) if why_not else ranks_of(trainer)

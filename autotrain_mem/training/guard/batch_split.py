@@ -181,7 +181,7 @@ def joined(values: Sequence[Any], layout: Layout) -> Any:
 
 
 _OF_IMAGES = re.compile("pixel|image|video|audio|patch|tile|spatial|grid|aspect|crop|vision")
-"""Matches the names of a processor's image outputs; its token outputs are called ``..._ids`` and masks."""
+"""Matches the names of a processor's image outputs, and not of others such as ``input_ids`` and ``attention_mask``."""
 COUNTS = ("num_images", "batch_num_images")
 """The number of images in each row (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``;
 ``transformers/models/llava_onevision/image_processing_llava_onevision.py``)."""
@@ -293,7 +293,7 @@ def _by_patches(pixels: torch.Tensor, tokens: list[int], grids: Any, counts: lis
 
 
 def _by_tiles_of_rows(pixels: torch.Tensor, tokens: list[int], mask: Any) -> Entries | None:
-    """Handles Idefics' and SmolVLM's layout: one entry for each row, of tiles with the same number of tokens."""
+    """Handles Idefics' and SmolVLM's layout: each row has one entry, and all tiles have the same number of tokens."""
     if len(pixels) != len(tokens) or (mask is not None and mask.shape[:2] != pixels.shape[:2]):
         return None
     # Tiles of zeros are padding (``transformers/models/smolvlm/modeling_smolvlm.py: get_image_features``).

@@ -42,8 +42,8 @@ class Limit:
 
     Args:
         most: The most that may be processed at once; None for everything.
-        grow_after: Optimizer steps without a failure after which ``most`` is doubled. If the doubled limit fails, twice
-            as many steps are needed the next time.
+        grow_after: ``most`` is doubled after this many optimizer steps without a failure. If the doubled limit fails,
+            twice as many steps are needed the next time.
     """
 
     def __init__(self, most: int | None, grow_after: int) -> None:

@@ -48,7 +48,7 @@ class Generation:
         restore_rng()
         self._limit.failed(rows)
         sizes = whole.sizes(self._limit.parts(rows, whole.units))
-        remedy = f"generated for {sizes} prompts, which draws other samples than all at once"
+        remedy = f"generated for {sizes} prompts separately, which draws other samples than one call for all"
         self._context.report(Phase.GENERATE, remedy, second, rows=rows)
         return self._in_parts(whole)
 

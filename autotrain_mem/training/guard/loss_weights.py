@@ -54,7 +54,7 @@ def is_models_loss(trainer: Any) -> bool:
 
 
 def why_division_matters(trainer: Any, *, counted: bool) -> str | None:
-    """Returns why a step's gradient depends on how its rows are divided into micro-batches; None if not or unknown."""
+    """Returns why the division into micro-batches changes a step's gradient; None if it does not, or if unknown."""
     method = method_of_trainer(trainer)
     if method is None or _own_loss(trainer, method.facts) is not None:
         return None

@@ -155,8 +155,8 @@ class MicroSteps:
         return self._own_loss
 
     def share_of_step(self, whole: Piece, *, counted: bool) -> float:
-        """Returns a micro-batch's weight: the weighted losses of a step have the gradient of all its rows in one batch.
-        It differs from 1 only if the model takes its own mean, since transformers adds up the micro-batches' losses."""
+        """Returns the weight of a micro-batch's loss. Weighted losses add up to that of all a step's rows in one batch.
+        The weight is 1 unless the model takes its own mean, since transformers adds up the micro-batches' losses."""
         ranks, steps = self.context.ranks, len(self._batches)
         if steps * ranks.count < 2 or self.context.why_not:
             return 1.0

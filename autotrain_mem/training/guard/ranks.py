@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class OtherRankFullError(torch.OutOfMemoryError):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Raised when another rank ran out of memory after this micro-step gathered values. This rank repeats it too."""
+    """Raised when another rank ran out of memory after this micro-step gathered values, so this rank repeats it."""
 
 
 class Ranks:
@@ -45,7 +45,7 @@ class Ranks:
         self._is_alone = False
         self._has_gathered = False
         self._overlapping: DistributedDataParallel | None = None
-        """DDP while it averages during this micro-step's backward pass."""
+        """The DDP module if it averages during this micro-step's backward pass, else None."""
         self._uses_all = False
         """True once a step gave every trained parameter a gradient on this rank."""
         self.is_apart = False
@@ -86,9 +86,9 @@ class Ranks:
 
     @contextmanager
     def _averaged(self, ddp: DistributedDataParallel, has_room: bool) -> Iterator[None]:
-        """Within the block, a repeated forward repeats no collective; at the end gradients are averaged, if DDP would.
+        """Within the block, a repeated forward repeats no collective. At its end gradients are averaged if due.
 
-        DDP averages during the backward pass if all ranks have room and use all parameters.
+        They are due in a step's last micro-step: in the backward pass if all ranks have room and use all parameters.
         """
         ddp.reducer._rebuild_buckets()  # as DDP does before a forward (``distributed.py: _pre_forward``)
         if ddp._check_sync_bufs_pre_fwd():

@@ -35,7 +35,7 @@ TRY_SECONDS = 1.0
 SHARED_SECONDS = 30.0
 """How long the leader's lock may take to appear here: NFS caches folders for 30 to 60 s (nfs(5), ``acdirmin``)."""
 FORWARD_SECONDS = 1.0
-"""Delay before Ctrl-C is forwarded: a scheduler signals all machines at once, and the leader must count it once."""
+"""Delay before Ctrl-C is forwarded: a scheduler signals all machines at once, and the leader must count that once."""
 LOOK_SECONDS = 0.2
 
 Say = Callable[[str], None]

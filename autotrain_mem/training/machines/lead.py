@@ -153,7 +153,7 @@ class Machines:
                 ours_bytes, theirs_bytes = format_bytes(hardware.total_bytes), format_bytes(theirs.total_bytes)
                 raise UsageError(
                     f"{capitalized(member.hello.name)} has {there} x {theirs.name} of {theirs_bytes}, "
-                    f"machine 0 {wanted} x {hardware.name} of {ours_bytes}.",
+                    f"but machine 0 has {wanted} x {hardware.name} of {ours_bytes}.",
                     hint="Train on machines with the same GPUs; --gpus N uses N GPUs of each machine.",
                 )
         free_bytes = min([hardware.free_bytes, *(each.hello.hardware.free_bytes for each in self._there())])

@@ -46,8 +46,8 @@ class PhasePeaks(PhaseRecorder):
         self._peaks: dict[Phase, PhasePeak] = {}
 
     def enter_phase(self, phase: Phase) -> None:
-        """Attributes everything from here on to ``phase``. An out-of-memory error leaves phases as it propagates
-        (``trainers.phases: _watched``), but the phase stays the one that ran out of memory."""
+        """Attributes all memory from here on to ``phase``. While an out-of-memory error propagates, the wrapped methods
+        enter other phases (``trainers.phases: _watched``), but the phase stays the one that ran out of memory."""
         error = sys.exc_info()[1]
         if phase is not self.phase and not (error is not None and is_out_of_memory(error)):
             self._end_phase()
@@ -113,15 +113,15 @@ class Device:
 
     @property
     def phase(self) -> Phase | None:
-        """The phase of the run, or the one that ran out of memory; None if it cannot be measured."""
+        """The phase of the run, or the one that ran out of memory; None if memory is not measured."""
         return None if self.peaks is None else self.peaks.phase
 
     def read(self) -> MemoryReading | None:
-        """Reads the device's allocator; None if it cannot be measured."""
+        """Reads the device's allocator; None if memory is not measured."""
         return None if self.peaks is None else self.peaks.reading()
 
     def phase_peaks(self) -> Mapping[Phase, PhasePeak]:
-        """Returns the peaks of each phase so far; empty if they cannot be measured."""
+        """Returns the peaks of each phase so far; empty if memory is not measured."""
         return {} if self.peaks is None else self.peaks.peaks()
 
 

@@ -161,7 +161,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._send({"event": "checkpoint", **place})
 
     def _tried(self, write: Callable[[], None], *, again: bool = False) -> str:
-        """Calls ``write``; returns why a rank failed, :data:`AGAIN` if it may be retried, or an empty text."""
+        """Calls ``write``; returns why a rank failed, :data:`AGAIN` if a retry may help, or an empty text."""
         failed = ""
         try:
             write()

@@ -137,7 +137,7 @@ def _rows(trainer: Any) -> tuple[list[Any], int]:
 
 
 def _sampling_to_the_end(trainer: Any) -> AbstractContextManager[Any]:
-    """Within the block, completions have full length, and reward functions are replaced: rewards differ in a group."""
+    """Within the block, completions have full length, and stand-ins for reward functions return differing rewards."""
     if not samples_completions(trainer):
         return nullcontext()
     changes: dict[str, Any] = {}
@@ -189,7 +189,7 @@ SMALLEST_8BIT_ELEMENTS = 4096
 
 Undo = Callable[[], None]
 OnError = Callable[[BaseException], None]
-"""Called with an error before the stand-ins for later steps are freed, so that the report can include them."""
+"""Called with an error before the stand-ins for later steps' tensors are freed: a report can still include them."""
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def fail_in_generation(at: list[int]) -> Disturb:
 
 def test_prompts_that_are_too_many_at_once_are_answered_in_parts(qwen: Path, tmp_path: Path) -> None:
     survived, told = run("grpo", qwen, tmp_path, fail_in_generation([1, 3]))
-    assert told.remedies == ["generated for 2 + 2 prompts, which draws other samples than all at once"]
+    assert told.remedies == ["generated for 2 + 2 prompts separately, which draws other samples than one call for all"]
     assert told.learned[0].generate_rows == 2
     assert survived.state.global_step == 3
 
