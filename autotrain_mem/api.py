@@ -88,7 +88,7 @@ def begin(
         TrainingError: another machine did not connect.
         UsageError: data or something else that the method needs, such as a reward, is missing; a run is to be both
             resumed and moved aside; or ``AUTOFIT_MISHAPS`` of a simulated card is invalid.
-        NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError.
+        NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, OutputFolderError: see ``support.errors``.
     """
     if to_train and (request.autofit.nodes or 1) > 1 and machines is None:
         raise UsageError(
@@ -281,10 +281,8 @@ def report_page(path: str | pathlib.Path) -> Page:
 
 
 def training_environment(rehearsals: Rehearsals, chosen: Plan, *, simulate: bool) -> dict[str, str]:
-    """Returns the variables to set for the training process.
-
-    A named card is treated as the first that the job's environment makes visible, or as the machine's first.
-    """
+    """Returns the environment variables to set for the training process. A card that was only given by name is taken to
+    be the first card that the job's environment makes visible, or else the machine's first."""
     device = rehearsals.hardware
     if device.origin in ("named", "imagined"):
         first, _, _ = rehearsals.job.environment.get(VISIBLE, "").partition(",")

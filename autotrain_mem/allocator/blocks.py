@@ -13,7 +13,7 @@ from typing import Any
 from autotrain_mem.allocator.settings import AllocatorSettings
 
 ADDRESS_BITS = 48
-"""Device addresses are below 2**48. The key of a free block is its size, shifted by this, plus its address."""
+"""Device addresses have 48 bits. The key of a free block is its size, shifted left by 48 bits, plus its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Pool:
             yield self._by_key[key]
 
     def free_blocks(self) -> list[DeviceBlock]:
-        """Lists all free blocks, in torch's order."""
+        """Lists all free blocks, sorted by stream, size and address."""
         return [self._by_key[key] for stream in sorted(self._keys) for key in self._keys[stream]]
 
     def insert_unmapped(self, block: DeviceBlock) -> None:

@@ -1,4 +1,4 @@
-"""Writes torch's out-of-memory message with its numbers.
+"""Formats torch's out-of-memory message with the numbers of a failed request.
 
 Follows ``c10/cuda/CUDACachingAllocator.cpp: DeviceCachingAllocator::malloc`` and ``format_size``, torch 2.13.
 """

@@ -41,7 +41,7 @@ class DeviceMemory:
         return True
 
     def addresses(self, size: int) -> int:
-        """Returns the start of an unused range, above all others."""
+        """Reserves a range of ``size`` bytes above all earlier ranges, and returns its first address."""
         address = self._next_address
         self._next_address += -(-size // GRANULARITY_BYTES) * GRANULARITY_BYTES
         return address
@@ -207,7 +207,7 @@ def collect_garbage(state: AllocatorState) -> None:
 
 
 _UNLIMITED_ADDRESS_BYTES = 1 << 44
-"""Addresses of a segment on a device of unknown size: more than any device's memory."""
+"""Bytes of addresses that a segment reserves on a device of unknown size: more than any device's memory."""
 
 
 def allocate_expandable(state: AllocatorState, pool: Pool, size: int, stream: int) -> DeviceBlock | None:

@@ -41,7 +41,7 @@ class AllocatorSettings:
     max_split_bytes: int | None = None
     """Blocks of at least this size are never split (``max_split_size_mb``); None for no limit."""
     max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
-    """A block that may not be split serves requests up to this much smaller (``max_non_split_rounding_mb``)."""
+    """Unsplittable blocks serve requests at most this many bytes below their size (``max_non_split_rounding_mb``)."""
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
     """Size of the segment that requests from 1 to 10 MiB share (``large_segment_size_mb``)."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDUP_INTERVALS
@@ -121,7 +121,7 @@ def _fraction(name: str, value: str, *, whole: bool) -> float:
 
 def _divisions(name: str, value: str) -> tuple[int, ...]:
     """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: sizes in MiB, each with its number of steps. The
-    first number also applies below its size (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``)."""
+    first number of steps also applies to all smaller sizes (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``)."""
     if not value.startswith("["):
         return (_power_of_two(name, value),) * ROUNDUP_INTERVALS
     divisions, last, first = [0] * ROUNDUP_INTERVALS, 0, True
@@ -173,10 +173,8 @@ def environment_settings(environment: Mapping[str, str]) -> AllocatorSettings:
 
 
 def environment_setting(environment: Mapping[str, str], *, grows: bool = False) -> str:
-    """Returns the variable's text, empty if unset; ``grows`` adds expandable segments.
-
-    The added option overrides the user's, since the last value counts (``AllocatorConfig.cpp: parseArgs``).
-    """
+    """Returns the text of the variable that torch reads; empty if unset. ``grows`` adds expandable segments, which
+    overrides the user's value, since an option's last value counts (``AllocatorConfig.cpp: parseArgs``)."""
     merged = {**os.environ, **environment}
     given = merged.get(variable_that_counts(merged), "")
     added = "expandable_segments:True" if grows else ""

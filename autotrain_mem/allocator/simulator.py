@@ -36,7 +36,7 @@ class CachingAllocator(AllocatorState):
     """Simulates torch's allocator, with torch's calls; sizes and addresses are in bytes."""
 
     def malloc(self, requested_bytes: int, stream: int = 0) -> int:
-        """Returns the address of memory for use on a stream; 0 for 0 bytes. Raises OutOfMemory."""
+        """Returns the address of memory for use on a stream; 0 for 0 bytes. Raises OutOfMemory if none is left."""
         if not requested_bytes:
             return 0
         if self._pending:

@@ -67,7 +67,7 @@ def adapted_experts(setup: Setup) -> Problems:
     """Yields an error if PEFT refuses to adapt the experts as asked, and a warning if an adapter leaves them unchanged.
 
     transformers 5 fuses a layer's experts into one parameter, which ``target_parameters`` adapts. In some families PEFT
-    also accepts the names of the former layers, such as ``gate_proj``, and ``all-linear``
+    also accepts ``all-linear``, and the names of the layers before they were fused, such as ``gate_proj``
     (``peft/utils/transformers_weight_conversion.py: _convert_peft_config_moe``).
     """
     from peft.utils.transformers_weight_conversion import (
@@ -103,14 +103,14 @@ def adapted_experts(setup: Setup) -> Problems:
         yield (
             f"--lora_target_parameters {' '.join(missing)} {'match' if len(missing) > 1 else 'matches'} no parameter "
             f"of {job.model}.",
-            f"Its experts are --lora_target_parameters {experts_flag}.",
+            f"Give --lora_target_parameters {experts_flag} for its experts.",
         )
     elif _matched(names, asked):  # ``peft/tuners/lora/layer.py: ParamWrapper.__init__``
         if lora.lora_dropout:
             yield (
                 f"--lora_dropout {lora.lora_dropout} cannot be applied to parameters, and LoRA adapts "
                 f"{', '.join(asked)} (PEFT: ParamWrapper does not work with lora_dropout != 0).",
-                "--lora_dropout 0, or only attention layers: --lora_target_modules q_proj k_proj v_proj o_proj",
+                "Give --lora_dropout 0, or adapt attention only: --lora_target_modules q_proj k_proj v_proj o_proj",
             )
         if lora.use_dora:
             yield "--use_dora does not work with experts, which are adapted as parameters.", "Remove --use_dora."

@@ -70,7 +70,7 @@ def flag_tables() -> dict[str, TrlFlags]:
 
 
 def _methods_with(name: str) -> list[str]:
-    """Returns the methods whose parser has this name. Slow: called only before a command fails."""
+    """Returns the methods whose parser has a flag of this name. Slow: called only before a command fails."""
     methods = []
     for method in METHODS:
         with contextlib.suppress(MissingExtraError):

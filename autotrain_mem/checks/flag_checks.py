@@ -1,6 +1,6 @@
 """Checks flags and keys against each other, without model, card and data.
 
-``--fit`` never removes a given setting: ``--fit lossless --use_peft`` trains an adapter. ``--forbid lora`` rejects it.
+``--fit`` never removes a setting: ``--fit lossless --use_peft`` trains an adapter. ``--forbid lora --use_peft`` fails.
 """
 
 import importlib.util
@@ -248,7 +248,7 @@ def padding_free(flags: Flags) -> Problems:
 
 
 _GRAPHS = {"torch_compile_mode": ("reduce-overhead", "max-autotune"), "torch_compile_backend": ("cudagraphs",)}
-"""Modes that record CUDA graphs (``torch/_inductor/__init__.py: list_mode_options``)."""
+"""Argument -> its values that record CUDA graphs (``torch/_inductor/__init__.py: list_mode_options``)."""
 
 
 def compiled_graphs(flags: Flags) -> Problems:

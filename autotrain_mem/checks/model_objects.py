@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.model_support import checkpoint_quantization, quantization_method
 
-_BY_NAME = "Or give the model's name or folder instead of the object: then it is planned before it is loaded."
+_BY_NAME = "Or give the model's name or folder instead of the object: the plan is then made before the model is loaded."
 
 _Problem = tuple[str, str]
 """A problem with the model, and its cure."""
@@ -38,7 +38,7 @@ _WRAPPERS = {
     "torch.distributed.fsdp": "FSDP",
     "deepspeed": "DeepSpeed",
 }
-"""Module of a class that puts a model on several devices -> its name. FSDP2 adds its class to each module's bases."""
+"""Python module of a wrapper for several devices -> the wrapper's name. FSDP2 adds its class to nn.Modules' bases."""
 
 
 def _spread(model: Any) -> Iterator[_Problem]:
@@ -54,7 +54,7 @@ def _spread(model: Any) -> Iterator[_Problem]:
     # transformers/modeling_utils.py: from_pretrained, deepspeed/runtime/zero/partition_parameters.py: Init
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         yield (
-            "is divided among the processes already: ZeRO-3 divides a model that is loaded after the trainer's config.",
+            "is divided among the processes already: ZeRO-3 divides models that are loaded after the config is made.",
             "Load it before the config is made; the trainer then divides it.",
         )
     for module in model.modules():

@@ -134,8 +134,8 @@ def compiled_optimizer(setup: Setup) -> Problems:
 def data(setup: Setup) -> Problems:
     """Reports data that cannot be read.
 
-    If the hub does not answer (``datasets/load.py: dataset_module_factory`` then raises ConnectionError) and the tokens
-    of a row are given, a plan without training gets only a warning.
+    If the hub does not answer (``datasets/load.py: dataset_module_factory`` then raises ConnectionError), a plan
+    without training gets only a warning, provided that the number of tokens in a row is given.
     """
     job, error = setup.job, setup.rows
     if not isinstance(error, AutofitError):
@@ -249,14 +249,14 @@ def chat_template(setup: Setup) -> None:
 
 
 def idle(setup: Setup) -> Problems:
-    """Warns of flags without effect, once for each reason, and of flags without a verdict."""
+    """Warns of flags without effect, once for each reason, and of flags that are newer than this version."""
     job, given = setup.job, setup.job.arguments
     groups = {name: group_of(job.method, name) for name in _asked(given, setup.filled)}
     if unknown := [f"--{name}" for name, group in groups.items() if group is None]:
         yield Finding(
             kind="warning",
             message=f"{', '.join(unknown)}: newer than this autofit, so the effect on memory is not checked. "
-            "Rehearsals pass it to TRL's trainer.",
+            "Rehearsals pass such flags to TRL's trainer.",
             cure="",
         )
     reasons: dict[str, list[str]] = {}

@@ -140,7 +140,7 @@ def _shared(flags: Flags, way: SharedTokens, size: int) -> Problems:
     if attention is not None and re.fullmatch(way.attention, str(attention)) is None:
         yield (
             f"--attn_implementation {attention} does not work with {asked}: {way.attends}.",
-            "Give --attn_implementation sdpa; CUDA runs its own flash kernel for it.",
+            "Give --attn_implementation sdpa, which has its own flash kernel on CUDA.",
         )
     multiple, parts = given.get("pad_to_multiple_of"), way.parts * size
     if isinstance(multiple, int) and multiple % parts:

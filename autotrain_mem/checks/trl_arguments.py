@@ -78,8 +78,8 @@ def accelerator(flags: Flags) -> Problems:
 
 
 def evaluation_of_command(flags: Flags) -> Problems:
-    """Refuses evaluation that a command cannot do: like TRL's scripts, it passes evaluation rows only with a strategy,
-    and no compute_metrics (``trl/scripts/sft.py: main``)."""
+    """Refuses evaluation that a command cannot do: like TRL's scripts, it passes evaluation rows only with
+    ``--eval_strategy``, and never compute_metrics (``trl/scripts/sft.py: main``)."""
     given = flags.given
     if not method_of(flags.method).is_evaluated:
         return
@@ -194,7 +194,7 @@ def _trackers(flags: Flags) -> list[str]:
 
 
 def checkpoint_to_resume(flags: Flags) -> Problems:
-    """Refuses to resume (``true``) from an output folder without checkpoints."""
+    """Refuses ``--resume_from_checkpoint true`` if the output folder holds no checkpoint."""
     folder = flags.given.get("output_dir")
     resumes = flags.given.get("resume_from_checkpoint") is True
     if resumes and folder and not any(Path(folder).glob("checkpoint-*")):

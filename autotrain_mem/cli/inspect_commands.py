@@ -34,7 +34,8 @@ _PATH = "a plan's file, beside which the report is written; or an output folder,
 
 
 def report(argv: Sequence[str]) -> int:
-    """Writes the report of one plan or run. Raises UsageError, PlanFileError and OutputFolderError."""
+    """Writes the report of one plan or run. Raises UsageError for a wrong command line, PlanFileError if the plan
+    cannot be read, and OutputFolderError if the report cannot be written."""
     from autotrain_mem import api
 
     parser = CommandParser("report", _REPORT)
@@ -145,7 +146,7 @@ folder, which holds a plan.json, or - for standard input.
 
 
 def explain(argv: Sequence[str]) -> int:
-    """Reads one plan and prints what it holds. Raises UsageError and PlanFileError."""
+    """Prints what one plan holds. Raises UsageError for a wrong command line, PlanFileError for an unreadable plan."""
     parser = CommandParser("explain", _EXPLAIN)
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="a plan's file, an output folder, or -")
     usage = "autofit explain plan.json, autofit explain OUTPUT_FOLDER, or autofit explain - for standard input."

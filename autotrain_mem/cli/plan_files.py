@@ -136,21 +136,19 @@ def check_export(request: api.RunRequest, output: Output) -> None:
         raise UsageError(
             f"{asked} writes autofit commands, which cannot carry your --accelerate_config file.",
             hint="Give --gpus, --nodes and --sharding instead;\n"
-            "or --export trl and --export accelerate write what accelerate launch takes.",
+            "or --export trl and --export accelerate, which write what accelerate launch takes.",
         )
     if "datasets" in request.config:
         raise UsageError(
             f"{asked} writes flags, and only a YAML file can name a mixture of datasets.",
             hint="Mix the rows into one dataset and give that;\n"
-            "or --export trl writes a file that autofit METHOD --config takes.",
+            "or --export trl, which writes a file that autofit METHOD --config takes.",
         )
 
 
 def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunRequest, output: Output) -> int:
-    """Prints the file on stdout, and the plan on stderr.
-
-    The file also holds the defaults of TRL and PEFT that the job uses, since other tools have other defaults.
-    """
+    """Prints the file on stdout, and the plan on stderr. The file also holds the defaults of TRL and PEFT that the job
+    uses, since other tools have other defaults."""
     Console(stderr=True).print(first_screen(chosen))
     job = rehearsals.job
     defaults: dict[str, Any] = {"output_dir": api.output_dir(job)}

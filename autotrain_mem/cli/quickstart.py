@@ -96,7 +96,7 @@ def quickstart(argv: Sequence[str]) -> int:
 
 
 def make_material(folder: pathlib.Path) -> None:
-    """Writes the model, the tokenizer and the rows. Raises OutputFolderError."""
+    """Writes the model, the tokenizer and the rows. Raises OutputFolderError if the folder cannot be written."""
     try:
         word_problems.write_rows(folder / "data.jsonl", word_problems.problems(ROWS, seed=0))
         tiny_model.build(folder / "model", word_problems.texts(word_problems.problems(ROWS, seed=0)))

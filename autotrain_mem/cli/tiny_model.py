@@ -59,7 +59,7 @@ def build(folder: Path, texts: Iterable[str]) -> None:
 
 
 def special_token_ids() -> dict[str, int]:
-    """Returns the ids of special tokens for a config, as in :func:`train_tokenizer`."""
+    """Returns the ids that :func:`train_tokenizer` gives the special tokens, by their names in a model's config."""
     return {
         "bos_token_id": SPECIAL_TOKENS.index(END_OF_TEXT),
         "eos_token_id": SPECIAL_TOKENS.index(TURN_END),

@@ -27,10 +27,9 @@ first, with `autofit merge RUN`: `transformers serve` cannot load adapters.
 
 
 def chat(argv: Sequence[str]) -> int:
-    """Chats with a trained model. Raises UsageError, OutputFolderError and TrainingError.
-
-    ``transformers serve`` (5.23) needs a config.json, which an adapter's folder lacks, and only generates text.
-    """
+    """Chats with a trained model through ``transformers serve`` (5.23), which needs a config.json and only generates
+    text. Raises UsageError for a reward model, an adapter that is not merged, missing packages or a folder without a
+    run, OutputFolderError if the run is not finished, and TrainingError if the server fails."""
     parser = CommandParser("chat", _CHAT)
     parser.add_run()
     run = find_run(parser.read(argv).run)
@@ -79,7 +78,8 @@ suffice. Nothing is overwritten.
 
 
 def merge(argv: Sequence[str]) -> int:
-    """Merges an adapter into its base. Raises UsageError, OutputFolderError, ModelNotFoundError and HostMemoryError."""
+    """Merges an adapter into its base. Raises UsageError if the run trained no adapter; otherwise UsageError,
+    OutputFolderError, ModelNotFoundError and HostMemoryError as ``adapter_merge.merge_adapter`` does."""
     parser = CommandParser("merge", _MERGE)
     parser.add_run()
     base_help = "where the base model is now: a folder or a hub id (default: the base that the run was trained from)"
@@ -136,19 +136,20 @@ def with_base(run: TrainedRun, base: str | None) -> TrainedRun:
 
 _PUSH = """\
 Runs `hf upload` for weights, configs, tokenizer and the model card only. Checkpoints, logs, plan.json, run.json and
-training_args.bin stay here: they may name paths of this machine or hold tokens. A missing repository is created,
-private unless --public is given; an existing one gets a new commit.
+training_args.bin stay here: they may name paths of this machine or hold access tokens. A missing repository is
+created, private unless --public is given; an existing one gets a new commit.
 """
 UPLOADED = (
     *("README.md", "config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
     *("*.safetensors.index.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("chat_template*", "*processor_config.json"),
 )
-"""The files to upload. Others may hold tokens (``training_args.bin``) or paths of this machine (plan, logs)."""
+"""The files to upload. Others may hold access tokens (``training_args.bin``) or paths of this machine (plan, logs)."""
 
 
 def push(argv: Sequence[str]) -> int:
-    """Uploads with ``hf upload``. Raises UsageError, OutputFolderError and TrainingError."""
+    """Uploads with ``hf upload``. Raises UsageError for a wrong ``--to`` or a folder without a run, OutputFolderError
+    if the run is not finished, and TrainingError if the upload fails."""
     parser = CommandParser("push", _PUSH)
     parser.add_run()
     parser.add_argument("--to", metavar="ORG/NAME", help="the repository")

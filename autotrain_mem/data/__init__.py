@@ -1,1 +1,1 @@
-"""Loads datasets, checks and counts their rows. Runs in the worker and the training process."""
+"""Loads datasets, and checks and counts their rows. Runs in the worker and the training process."""

@@ -37,7 +37,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
 def fingerprint(job: Job, scratch: str) -> Fingerprint:
     """Returns a digest of the data, tokenizer, chat template, formatting, reward functions and installed packages.
 
-    Reward functions are included because counting calls them; ``max_length`` is, unless TRL only truncates rows to it.
+    Reward functions are included, since counting calls them, and ``max_length`` unless TRL only truncates rows to it.
 
     Raises:
         DatasetError, ModelNotFoundError: as :func:`autotrain_mem.data.token_lengths.profile`.

@@ -117,7 +117,7 @@ def has_images(columns: Sequence[str]) -> bool:
 
 
 def _may_hold_images(feature: Any) -> bool:
-    """Returns whether messages may hold images: contents that are blocks may, contents that are text may not."""
+    """Returns whether messages can hold images: contents of blocks can, contents of plain text cannot."""
     from datasets import Json
 
     if isinstance(feature, Json):

@@ -141,7 +141,7 @@ def load_named(name: str, config_name: str | None) -> Any:
                 message = f"{file} cannot be read: {where}."
                 raise MalformedDatasetError(message, hint=_HOW_TO_MEND[file.suffix.lower()]) from error
         raise MalformedDatasetError(
-            f"{name} cannot be read: {_first_line(error)}.", hint="Give --dataset one of its files to learn which line."
+            f"{name} cannot be read: {_first_line(error)}.", hint="Give --dataset one of its files to find the line."
         ) from error
     except (OSError, ValueError, datasets.exceptions.DatasetNotFoundError) as error:
         if _NO_ROWS in str(error):

@@ -50,7 +50,7 @@ _OF_RUN = frozenset(
     {"args", "train_dataset", "eval_dataset", "callbacks", "compute_metrics", "processing_class", "formatting_func"}
     | {"reward_processing_classes", "preprocess_logits_for_metrics"}
 )
-"""Keywords that affect a rehearsal only through the arguments."""
+"""Keywords that affect a rehearsal only through the job's arguments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,7 +243,7 @@ def _is_known(kind: Any) -> bool:
 _UNREHEARSED = {
     "tools": "after a tool call TRL generates again from prompt, completion and result, so the KV cache may be longer "
     "by a whole completion",
-    "rollout_func": "the script's own code samples, so its memory and the lengths of its completions are unknown",
+    "rollout_func": "the script's own code generates completions, so its memory and their lengths are unknown",
     "environment_factory": "TRL adds the environment's first message to each prompt, so no prompt's length can be "
     "counted",
 }
@@ -260,13 +260,13 @@ def _check_keywords(asked: PlannedCall) -> None:
     if isinstance(keywords.get("model"), str) and not method_of(asked.method).takes_model_name:
         title = METHODS[asked.method].title
         raise UsageError(
-            f"{title}'s trainer takes no dtype or quantization for a model's name, so a plan cannot set them.",
+            f"{title}'s trainer takes no dtype or quantization for a model given by name, so a plan cannot set them.",
             hint="Load the model, and give it as an object: model=AutoModelForCausalLM.from_pretrained(NAME).",
         )
     why = {name: reason for name, reason in _UNREHEARSED.items() if keywords.get(name)}
     if METHODS[asked.method].builds_early and any(keywords.get("optimizers") or ()):
         title = METHODS[asked.method].title
-        why["optimizers"] = f"{title}'s optimizer trains two models, and is rehearsed as the config names it"
+        why["optimizers"] = f"{title}'s optimizer trains two models, and only the config's optimizer is rehearsed"
     if why:
         raise UsageError(
             f"{', '.join(why)} {'is' if len(why) == 1 else 'are'} not supported yet.",

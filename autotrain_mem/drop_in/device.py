@@ -14,7 +14,7 @@ from autotrain_mem.types import Hardware
 
 
 def device_of(config: Any, gpu: str | None, models: Iterable[Any]) -> Hardware:
-    """Returns the card named, or the device of the trainer's config.
+    """Returns the named card, or the device of the trainer's config.
 
     Args:
         config: TRL's.
@@ -38,7 +38,7 @@ def device_of(config: Any, gpu: str | None, models: Iterable[Any]) -> Hardware:
         raise UsageError(
             f"This process sees {config.n_gpu} GPUs, and the trainer would split every batch over them; a plan is for "
             "one GPU per process.",
-            hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each with torchrun.",
+            hint="Set CUDA_VISIBLE_DEVICES=0 before Python starts, or start a process for each GPU with torchrun.",
         )
     index = config.device.index or 0
     card = cuda_device(index)

@@ -1,4 +1,4 @@
-"""Provides the drop-in classes of ``trl.experimental``. They are imported on request only, since TRL then warns."""
+"""Provides the drop-in classes of ``trl.experimental``, imported only on request since TRL warns at their import."""
 
 import copy
 import inspect

@@ -27,7 +27,7 @@ _STEPS = ("training_step", "prediction_step")
 """Methods that the guard calls with a batch that it has already prepared, unlike TRL."""
 
 _LIBRARIES = OUR_LIBRARIES | {"torch", "accelerate", "datasets", "liger_kernel"}
-"""Libraries whose changes of state ``longest_batch.untouched`` restores."""
+"""Libraries whose code changes only state that ``longest_batch.untouched`` restores."""
 
 
 def guard_methods(kind: type) -> None:

@@ -93,7 +93,7 @@ def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
     return Launched(processes=count, nodes=nodes, config=content, pins=pins, warnings=launch.warnings)
 
 
-_START = "accelerate launch --config_file FILE SCRIPT starts processes and shards; remove it from AutoFit(...)."
+_START = "Remove it from AutoFit(...): accelerate launch --config_file FILE SCRIPT decides processes and sharding."
 
 
 def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Turns a recorded run into peaks in bytes and seconds per step. Runs in the parent (pure)."""
+"""Computes a recorded run's memory peaks in bytes, and its seconds per step. Runs in the parent (pure)."""

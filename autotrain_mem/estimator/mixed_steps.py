@@ -43,7 +43,7 @@ LEAST_POWER = 1.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsed:
-    """Holds a rehearsal, and the tokens of its rows."""
+    """Holds a rehearsal of rows with ``tokens`` tokens each."""
 
     tokens: int
     trace: Trace
@@ -198,7 +198,7 @@ def reserved_after(
     accumulates: bool = False,
 ) -> list[int]:
     """Returns the reserved bytes after each batch of these lengths, on a device without a limit. Lengths are not
-    rounded, so that a real run of the same rows can be compared. Raises UnclearStepsError."""
+    rounded, so that a real run of the same rows can be compared. Raises as :func:`mixed_lengths` does."""
     templates = _templates(longest, shorter, accumulates=accumulates)
     large, small = (Run(templates, settings, longest_first=longest_first, is_small=each) for each in (False, True))
     return [large.step(each) + small.step(each) for each in tokens]

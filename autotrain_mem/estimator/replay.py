@@ -67,7 +67,7 @@ def reserve(trace: Trace, room: DeviceCapacity, *, grows: bool) -> ReservedEstim
 
 
 def allocated_after_each(trace: Trace) -> list[int]:
-    """Sums the allocated bytes after each event."""
+    """Returns the allocated bytes after each event."""
     sizes = [round_size(block.size_bytes) for block in trace.blocks]
     current, sums = 0, []
     for event in trace.events:

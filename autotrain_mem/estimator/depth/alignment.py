@@ -1,4 +1,4 @@
-"""Aligns a run with few layers (or chunks of the loss) with a run with a few more, to find the events of one layer.
+"""Aligns a run of few layers (or chunks of the loss) and a run of a few more, to find the events of one layer.
 
 The longer run is the shorter one with insertions. Wherever work goes layer by layer (a forward pass, its recomputation,
 its backward pass, an optimizer's list, loading), the longer run has one more copy for each extra layer; within a
@@ -69,7 +69,7 @@ class Steps:
     sizes: list[int] = field(default_factory=list)
     """Bytes of each step's block; 0 where there is none."""
     events: list[int] = field(default_factory=list)
-    """``+n`` and ``-n`` as in a trace, also ``-n`` for a use; 0 for the rest."""
+    """``+n`` for the birth of block ``n``, as in a trace, and ``-n`` for its death or use; 0 without a block."""
     facts: list[Hashable] = field(default_factory=list)
     """A phase, an engine's mark, or the stream of a use; None for all others."""
     of_loss: list[bool] = field(default_factory=list)
@@ -200,7 +200,7 @@ class Search:
         """Insertions, and births of the shorter run whose blocks have another size in the longer run."""
         self._looks = 0
         self._partner: dict[int, int] = {}
-        """Maps each of these births to the longer run's birth."""
+        """Maps the birth of a resized block in the shorter run to its birth in the longer run."""
 
     def alignment(self) -> Alignment | None:
         """Returns the first alignment that reaches the end of both runs; None if there is none."""

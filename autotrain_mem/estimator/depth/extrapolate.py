@@ -39,7 +39,7 @@ MOST_MISTAKES = 50
 
 def expand(short: Trace, long: Trace, depths: Depths) -> Trace | None:
     """Returns the trace of the whole model, or None if the two runs do not determine it. The runs have ``depths.short``
-    and ``depths.long`` layers, and perhaps shortened losses. ``seconds`` is their sum."""
+    and ``depths.long`` layers, and perhaps shortened losses; the trace's ``seconds`` are the sum of theirs."""
     was_on = gc.isenabled()
     gc.disable()  # took half of the time: millions of small objects are made here, without reference cycles
     try:
@@ -80,7 +80,7 @@ class _NotAlikeError(UnclearError):
 
 
 class _KindPicks:
-    """Computes picks among the live blocks of one kind on first use: usually those of one place suffice."""
+    """Computes picks among all live blocks of a kind, on first use only: picks within one place usually suffice."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -134,7 +134,7 @@ class _Expansion:
         )
 
     def trace(self) -> Trace:
-        """Returns the whole run. Raises UnclearError."""
+        """Returns the whole run. Raises UnclearError if the two runs do not determine it."""
         (short, long), depths = self._traces, self._depths
         stretches = self._stretches()
 
@@ -172,7 +172,7 @@ class _Expansion:
         return short.extrapolated(long, self._depths.all_copies / self._depths.copies)
 
     def _stretches(self) -> list[tuple[list[Act], int]]:
-        """Lists the steps of the whole run in groups, each with its number of repeats. Raises UnclearError."""
+        """Lists the steps of the whole run in groups, with repeats. Raises UnclearError if a step is not determined."""
         stretches: list[tuple[list[Act], int]] = []
         i = j = 0
 
@@ -279,8 +279,8 @@ def _bare(fact: Hashable) -> Act:
 
 
 def _places(short: Steps, long: Steps, alignment: Alignment) -> tuple[list[Hashable], list[Hashable]]:
-    """Returns the place of each step in both runs; corresponding steps of all layers share a place. Steps before an
-    insertion that equal its copies belong to earlier layers, and get their places."""
+    """Returns the place of each step in both runs; corresponding steps of all layers share a place. Steps just
+    before an insertion that equal the steps of its copies belong to earlier layers, and get the copies' places."""
     of_short: list[Hashable] = list(range(len(short.symbols)))
     of_long: list[Hashable] = []
     done = 0
