@@ -90,7 +90,7 @@ def plan(
     """Returns the fastest settings that fit, at the least harmful level at which any fit; no weights are loaded.
 
     It takes seconds to minutes and needs no GPU and no weights. ``AutoFit(plan=...)`` follows that plan instead of
-    searching; it supplies the arguments that the call omits.
+    searching; the plan supplies the arguments that the call omits.
 
     >>> from autotrain_mem import AutoFit, plan
     >>> chosen = plan("sft", "Qwen/Qwen2.5-0.5B", autofit=AutoFit(gpu="rtx3060"), max_length=512)
@@ -135,9 +135,9 @@ def fit(
     """Plans, or follows ``AutoFit(plan=...)``, and trains with the plan in a separate process.
 
     The output folder then holds the model, ``plan.json`` (``Plan.load(report.output_dir)``), ``run.json`` and
-    ``train.log``. If the process dies, a new one resumes from the last complete checkpoint; if memory ran out, its
-    settings need less. Ctrl-C ends the training after the current step. ``resume_from_checkpoint=True`` uses the plan
-    in the output folder.
+    ``train.log``. If the process dies, a new one resumes from the last complete checkpoint; after an out-of-memory
+    error, it trains with settings that need less. Ctrl-C ends the training after the current step.
+    ``resume_from_checkpoint=True`` uses the plan in the output folder.
 
     >>> from autotrain_mem import AutoFit, fit
     >>> events = []
@@ -179,7 +179,7 @@ def fit(
             would overwrite; another live run uses it; or it is, contains or is inside a model's or dataset's folder.
         GpuOutOfMemoryError: the card, real or simulated, was out of memory.
         TrainingError, RewardFunctionError: the trainer or a reward function raised.
-        InterruptedByUser, KeyboardInterrupt: Ctrl-C during the training, with complete files, or before it.
+        InterruptedByUser, KeyboardInterrupt: Ctrl-C was pressed during training (all files stay complete), or earlier.
         DoesNotFitError and the others of :func:`plan`.
     """
     with python_errors():
@@ -247,7 +247,7 @@ def gpus() -> tuple[Hardware, ...]:
 
 
 _HINTS = api.PlanHints(
-    other_method='Give "{made_for}", or make a new plan without it.',
+    other_method='Give "{made_for}" as the method, or make a new plan: leave out plan=...',
     objects="Follow it with the trainer that it was made for, or name dataset=... here.",
 )
 

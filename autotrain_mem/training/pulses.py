@@ -12,15 +12,15 @@ PULSE_SECONDS = 1.0
 """Seconds between two heartbeats of a rank. Each takes about 50 us of an otherwise sleeping thread."""
 
 MUTE_SECONDS = 120.0
-"""If a rank sends no heartbeat for this long while others do, it counts as stopped: its thread needs the GIL for
-microseconds only. transformers and TRL never hold the GIL for minutes: they release it to read files or await CUDA."""
+"""If a rank sends no heartbeat for this long while others do, it counts as stopped. The sending thread needs the GIL
+for microseconds; transformers and TRL never hold it for minutes, since they release it to read files or await CUDA."""
 
 SILENT_SECONDS = 1800.0
 """The default of ``--ddp_timeout`` (``transformers/training_args.py: ddp_timeout``, and
-``torch/distributed/constants.py: default_pg_timeout``). After it torch aborts the collective."""
+``torch/distributed/constants.py: default_pg_timeout``). After this time, torch aborts the collective."""
 
 ASLEEP_SECONDS = 10.0
-"""If this process itself was suspended for this long, the clocks restart: heartbeats may be waiting unread."""
+"""If this process itself was suspended for this long, all waits start over: heartbeats may be waiting unread."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Pulses:
         least, most = min(numbers), max(numbers)
         if least < most:
             rank = next(number for number, each in enumerate(self._ranks) if each.moves == least)
-            return rank, f"its progress count is {most - least} behind, {self._ranks[rank].place}"
+            return rank, f"its progress count is {most - least} behind, and it is {self._ranks[rank].place}"
         (common, _), *_ = places.most_common()
         odd = next((number for number, each in enumerate(self._ranks) if each.place != common), None)
         return None if odd is None else (odd, f"it is {self._ranks[odd].place}, while others are {common}")

@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.5
 """The longest wait: Python runs a signal handler only between two waits."""
 
 CULPRIT_SECONDS = 5.0
-"""If a rank fails because another one is gone, how long to wait for that one's own failure. It can be reported later: a
+"""How long to wait for a lost rank's own error, after another rank failed because of the loss. It can arrive later: a
 killed process's socket closes before its parent is notified, and a process that raised writes its traceback first."""
 
 MUTE_PULSES = 3.0
@@ -139,8 +139,8 @@ class RankProcesses:
 
         Args:
             interrupt_seconds: Interrupts the ranks now, after each event, and whenever none comes for this long; None
-                for no interrupts. An interrupt can be lost: a rank of a command that a shell started with ``&`` ignores
-                it until the rank sets its own handler, and Python drops an exception raised in a ``__del__`` method.
+                for no interrupts. One interrupt can be lost: if a shell started the command with ``&``, ranks ignore
+                interrupts until they set their handlers, and Python drops an exception raised in a ``__del__`` method.
         """
         while True:
             if interrupt_seconds is not None:
@@ -243,7 +243,7 @@ class RankProcesses:
         return {**event, "incident": named} if "incident" in event else named
 
     def _other_failure(self, left: int) -> Event | RankDied | RankTimeout | None:
-        """Waits briefly for another rank's own failure; else returns the rank that is stopped or behind, if any."""
+        """Returns another rank's own failure if it comes soon; else the rank that is stopped or behind, if any."""
         deadline, gone = time.monotonic() + CULPRIT_SECONDS, {left}
         while (wait := deadline - time.monotonic()) > 0:
             try:

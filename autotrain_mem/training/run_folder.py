@@ -1,6 +1,6 @@
 """Reserves an output folder for one run: refuses a folder with another run's work, and locks it while a run is alive.
 
-The lock (flock(2)) belongs to an open file that the training process inherits: it lasts until both processes exit."""
+The lock (flock(2)) belongs to an open file that the training process inherits: it lasts until parent and child exit."""
 
 import contextlib
 import errno
@@ -43,7 +43,7 @@ WRITTEN = (
     "tokenizer.model vocab.json vocab.txt merges.txt spiece.model sentencepiece.bpe.model spm*.model modeling_*.py "
     "configuration_*.py trainer_state.json latest zero_to_*.py completions"
 )
-"""Files that a run writes beside weights and checkpoints, by autofit; transformers (``utils/hub.py, utils/__init__.py,
+"""A run's files beside weights and checkpoints, written by autofit; transformers (``utils/hub.py, utils/__init__.py,
 tokenization_utils_base.py``, its models' ``VOCAB_FILES_NAMES``, ``dynamic_module_utils.py: custom_object_save``); PEFT;
 DeepSpeed (``engine.py: save_checkpoint``); TRL (``grpo_trainer.py: log``). TensorBoard overwrites no file."""
 
@@ -242,7 +242,7 @@ def _holds(folder: Path) -> list[str]:
 
 
 def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
-    """Refuses a folder with a run or weights, unless they will be moved aside, or with files that would be lost."""
+    """Refuses a folder with files that would be overwritten, or with a run or weights that will not be moved aside."""
     names = _holds(folder)
     if names and not overwrite:
         checkpoints = [name for name in names if name.startswith("checkpoint-")]
@@ -251,7 +251,7 @@ def _check_is_free(folder: Path, *, overwrite: bool = False) -> None:
         raise OutputFolderError(
             f"The output folder {folder} already holds {what} ({', '.join(names[:3])}).",
             hint="Give another --output_dir, or add --overwrite_output_dir: "
-            f"that folder is then renamed, and nothing in it is lost.{go_on}",
+            f"the old folder is then renamed, and nothing in it is lost.{go_on}",
         )
     own = [] if names else sorted(path.name for path in folder.glob("*") if any(map(path.match, WRITTEN.split())))
     if own and "run" not in _record_in(folder):
@@ -314,7 +314,7 @@ def _identity(status: os.stat_result) -> str:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """Hashes a command: it may contain a token, and other users can read the file."""
+    """Hashes a command for the lock file, which other users can read: the command may contain a token."""
     return hashlib.sha256(json.dumps([*command]).encode()).hexdigest()
 
 

@@ -82,8 +82,8 @@ class DataProfile:
     longest_prompt: int = 0
     """The length of the longest prompt, in tokens, if training also generates answers (GKD); else 0."""
     longest_answer: int = 0
-    """The length of the longest answer in these rows, in tokens; else 0. ``max_length`` cuts the prompt, but one token
-    of the prompt must stay (``trl/experimental/utils.py: DataCollatorForChatML``)."""
+    """The length of the longest answer, in tokens, if training also generates answers (GKD); else 0. ``max_length``
+    cuts the prompt of a row, but one token of it must stay (``trl/experimental/utils.py: DataCollatorForChatML``)."""
     drops: bool = False
     """Whether rows above ``max_length`` are dropped, not cut (trl/trainer/reward_trainer.py: _prepare_dataset)."""
 

@@ -122,13 +122,13 @@ class MemoryEstimate:
     owners_at_peak: Mapping[Owner, int]
     """The allocated bytes of each owner at the peak."""
     modules_at_peak: tuple[tuple[str, int], ...]
-    """The modules that hold most activations and temporaries at the peak, with their bytes, largest first."""
+    """The modules with the most bytes of activations and temporaries at the peak, and these bytes, largest first."""
     reserved: ReservedByMode
     not_counted: tuple[str, ...]
     """The parts of a run's memory or time that this estimate leaves out, each described in a phrase."""
     rehearsal_seconds: float
     parts_at_peak: tuple[tuple[str, int], ...] = ()
-    """The bytes at the peak of each part of a vision-language model: vision tower, projector, language model, rest."""
+    """The bytes of each part of a vision-language model at the peak: vision tower, projector, language model, rest."""
     pinned_host_bytes: int = 0
     """The bytes of pinned host memory per process, for offloaded activations and optimizer state."""
     unpinned_host_bytes: int = 0
@@ -152,7 +152,7 @@ class MemoryEstimate:
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns the JSON of an estimate with a mapping and pairs in place of lists of objects. Raises CodecError."""
+        """Turns lists of objects in an estimate's JSON into a mapping and pairs. Raises CodecError if malformed."""
         objects = MemoryEstimate.json_form.objects
         try:
             pairs = {name: [(each[key], each[to]) for each in values[name]] for name, (key, to) in objects.items()}
@@ -219,7 +219,7 @@ class Estimate:
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns the JSON of an estimate with the memory's keys also under ``memory``. Raises CodecError."""
+        """Returns an estimate's JSON with its memory's keys also under ``memory``. Raises CodecError if malformed."""
         memory = MemoryEstimate.unfolded(values)  # first, since it rejects a value that is not an object
         return {**values, "memory": memory}
 

@@ -62,7 +62,7 @@ class MethodFacts:
 
     @property
     def is_packable(self) -> bool:
-        """Returns whether rows can be packed: the sampler then gets each as one sequence, ``input_ids``."""
+        """Returns whether rows can be packed. If so, the sampler gets each row as one sequence, ``input_ids``."""
         return "packing" in self.knobs
 
     @property
@@ -148,7 +148,7 @@ KTO = MethodFacts(
     reads_images=True,
     has_activation_offload=True,
 )
-"""The formats are in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which makes two rows of a pair."""
+"""The formats are in the order of ``trl/trainer/kto_trainer.py: _prepare_dataset``, which splits a pair in two rows."""
 
 ORPO = MethodFacts(
     name="orpo",
@@ -239,7 +239,7 @@ PPO = MethodFacts(
     builds_early=True,
     is_experimental=True,
 )
-"""The example is GRPO's, since TRL's needs a split of another name. The defaults are those of
+"""The example is GRPO's, since TRL's own needs a split with another name. The defaults are those of
 ``trl/experimental/ppo/ppo_config.py``."""
 
 METHODS: Mapping[str, MethodFacts] = {

@@ -39,7 +39,7 @@ class Depths:
 
 
 COPIES = 2
-"""The number of periods that the longer copy has in addition. Two are needed, to compare one with the other."""
+"""The number of periods by which the longer copy exceeds the shorter one: two, to compare one with the other."""
 LAYERS_OF_FIXED_COST = 2
 """The fixed time of a rehearsal, in layers and rounded up: it takes 0.18 s, and a layer of Qwen2.5-0.5B takes 0.16 s
 (full fine-tuning with gradient checkpointing, on one core of a server, ``scripts/expansion``)."""
@@ -113,7 +113,7 @@ class ModelFacts:
     adapted: str | None = None
     """The modules that a plan adapts when it turns LoRA on, as ``lora_target_modules`` takes them; None if unknown."""
     adapter_width: int | None = None
-    """The approximate parameters of a LoRA adapter of rank 1 on them; None if the config does not determine them."""
+    """The approximate parameters of a LoRA adapter of rank 1 on ``adapted``; None if the config does not tell."""
     parameters: int | None = None
     """The model's number of parameters; None if the config does not determine it."""
     checkpoint_dtype: str | None = None

@@ -133,7 +133,7 @@ class Plan:
 
     @staticmethod
     def unfolded(values: Any) -> Any:
-        """Returns the JSON of a plan with its estimate unfolded. Raises CodecError."""
+        """Returns the JSON of a plan with its estimate unfolded. Raises CodecError if the estimate is malformed."""
         return {**values, "estimate": Estimate.unfolded(values.get("estimate"))}
 
     def __post_init__(self) -> None:
@@ -247,8 +247,8 @@ def read_plan(content: bytes, name: str) -> Plan:
         if others := sorted(environment.keys() - RECORDED_VARIABLES):
             why = "it could run code, or send data elsewhere"
             message = f"{name} sets {', '.join(others)}, which a plan must not set for the training process: {why}."
-            own = f"To set it anyway, set it yourself: {others[0]}=... autofit ..."
-            raise PlanFileError(message, hint=f"Remove it from the plan's environment. {own}")
+            own = f"To set one anyway, set it yourself: {others[0]}=... autofit ..."
+            raise PlanFileError(message, hint=f"Remove every such variable from the plan's environment. {own}")
     try:
         plan = codec.from_json(Plan, values)
     except codec.CodecError as error:

@@ -1,4 +1,4 @@
-"""Adds notes to errors, in which the flags of their messages are translated to Python."""
+"""Adds a note to an error: the Python spelling of the flags in its message."""
 
 import enum
 import os

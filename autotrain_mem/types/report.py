@@ -77,7 +77,7 @@ class Report:
     schedule: str
     """The learning rate's schedule, by its name in transformers. The knobs hold the peak learning rate."""
     step_tokens: float
-    """The planned mean of the tokens in an optimizer step, without padding."""
+    """The planned mean number of tokens in an optimizer step, without padding."""
     first_loss: float | None
     """The first logged loss; None if no loss was logged."""
     last_loss: float | None
@@ -92,7 +92,7 @@ class Report:
     predicted_peak_reserved_bytes: int
     """The predicted peak of reserved memory, as in :attr:`Estimate.reserved_bytes`."""
     measured: MemoryReading | None
-    """The largest peaks and all retries since settings last changed, and what is held at the end; None on a CPU."""
+    """The largest peaks and all retries since the knobs last changed, and the memory held at the end; None on a CPU."""
     longest_rows_first: bool = False
     """Whether the longest rows ran before the first step, so that the peaks include theirs."""
     seconds: float
@@ -152,7 +152,7 @@ class Shortage:
     requested_bytes: int | None
     """The bytes requested for the tensor, or ``segment_bytes`` if only that is known; None if both are unknown."""
     segment_bytes: int | None
-    """The bytes that the allocator then requested from the device: a whole segment, which can be larger; or None."""
+    """The bytes that the allocator then requested from the device: a whole, maybe larger segment; None if unknown."""
     total_bytes: int
     free_bytes: int
     allocated_bytes: int

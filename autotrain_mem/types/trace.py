@@ -87,7 +87,7 @@ class Trained:
 
     @staticmethod
     def extrapolated(short: Trained | None, long: Trained | None, copies: int, all_copies: int) -> Trained | None:
-        """Computes the whole model's numbers from two truncated copies. They are exact: each period adds as many.
+        """Computes the whole model's numbers from two truncated copies. They are exact: all periods add equally many.
 
         Args:
             copies: The periods of layers that ``long`` has in addition to ``short``.
@@ -141,7 +141,7 @@ class Routing(StrEnum):
 class Trace:
     """Holds every allocation and free of one run, in order.
 
-    In ``events``, ``+n`` is the allocation and ``-n`` the free of ``blocks[n - 1]``; ``CACHE_EMPTIED`` stands between.
+    In ``events``, ``+n`` is the allocation and ``-n`` the free of ``blocks[n - 1]``; ``0`` is ``CACHE_EMPTIED``.
     A resized storage is freed and allocated again as a new block. A freed block can be allocated again: the skipped
     steps of a generation repeat a recorded one. ``phase_starts`` lists (index of the phase's first event, phase).
     """

@@ -43,7 +43,7 @@ class VllmServer:
     gpus: int
     """The number of its GPUs: its ``tensor_parallel_size``."""
     first_gpu: int | None
-    """The index of its first GPU. The GPUs before it train. None if the server runs on another machine."""
+    """The index of its first GPU; GPUs before it are for training. None if the server runs on another machine."""
     port: int
     gpu_memory_utilization: float
     """The fraction of each GPU's memory that vLLM takes."""
@@ -125,4 +125,4 @@ class VllmSleep:
 
 SERVER_PORT = 8000
 SERVER_UTILIZATION = 0.9
-"""The defaults of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments) and of the trainer."""
+"""Defaults of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments). The trainer has the same port."""

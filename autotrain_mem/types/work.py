@@ -15,7 +15,7 @@ class Phase(StrEnum):
 
     LOAD = "load"
     GENERATE = "generate"
-    """Completions are sampled: the KV cache and the logits of each token."""
+    """Completions are sampled, which takes a KV cache and the logits of each token."""
     SCORE = "score"
     """Completions are scored without gradients, for rewards, values, and old and reference log-probabilities."""
     FORWARD = "forward"
@@ -110,7 +110,7 @@ class Workload:
     def of_rows(self, ratio: float) -> Workload:
         """Scales the work to a micro-batch with ``ratio`` times the rows. The result never overestimates the time.
 
-        Each chunk of a loss writes a gradient for all tokens (the backward of its slices), which is scaled down only.
+        Each chunk of a loss writes a gradient for all tokens (backward of its slices). Only a ratio below 1 scales it.
         """
         grown = []
         for work in self.work:

@@ -99,7 +99,7 @@ class Worker:
         return {method: codec.from_json(TrlFlags, each) for method, each in self._ask("flags").items()}
 
     def describe(self, job: Job, compute_capability: Capability) -> ModelFacts:
-        """Returns the facts of the model's config. Raises ModelError or UsageError."""
+        """Returns the model's facts. Raises ModelError for an unusable config, UsageError for unsuitable arguments."""
         return codec.from_json(ModelFacts, self._ask("describe", job=job, compute_capability=compute_capability))
 
     def layers_to_name(self, job: Job) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class Worker:
     def preflight(
         self, job: Job, compute_capability: Capability, *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:
-        """Returns what :data:`checks.table.PREFLIGHT` finds without a rehearsal. Raises ModelError."""
+        """Runs :data:`checks.table.PREFLIGHT`, without a rehearsal. Raises ModelError if the config is unusable."""
         facts = {"to_train": to_train, "on_cpu": on_cpu, "reads_data": reads_data}
         answer = self._ask("preflight", job=job, compute_capability=compute_capability, **facts)
         return codec.from_json(Preflight, answer)
@@ -123,7 +123,7 @@ class Worker:
         return codec.from_json(Fingerprint, self._ask("fingerprint", job=job))
 
     def profile(self, job: Job, on_progress: Callable[[Counting], None] = lambda counting: None) -> DataProfile:
-        """Returns the dataset's token lengths; calls ``on_progress`` a few times a second. Raises DatasetError."""
+        """Counts the data's tokens; calls ``on_progress`` a few times a second. Raises DatasetError for bad data."""
         return codec.from_json(DataProfile, self._ask("profile", on_progress, job=job))
 
     def rehearse(
@@ -135,7 +135,7 @@ class Worker:
         layers: int | None = None,
         chunks: int | None = None,
     ) -> Trace:
-        """Rehearses one configuration: :func:`rehearsal.rehearse.rehearse`. Raises RehearsalError."""
+        """Rehearses a configuration: :func:`rehearsal.rehearse.rehearse`. Raises RehearsalError if it fails."""
         point = {"length": length, "compute_capability": compute_capability, "layers": layers, "chunks": chunks}
         return codec.from_json(Trace, self._ask("rehearse", job=job, knobs=knobs, **point))
 

@@ -178,8 +178,8 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
 def deferred_compile() -> Iterator[None]:
     """Delays ``torch.compile`` of functions in this block to their first call.
 
-    bitsandbytes compiles its optimizers on import (``backends/default/ops.py: _try_torch_compile``). For this torch
-    imports its inductor, which takes a sixth of the time to import TRL. No rehearsal calls these functions.
+    bitsandbytes compiles its optimizers on import (``backends/default/ops.py: _try_torch_compile``). This makes
+    torch import its inductor, which takes a sixth of the time of importing TRL. No rehearsal calls these functions.
     """
     import torch
 

@@ -95,7 +95,8 @@ def test_of_ranks_that_live_and_do_not_move_the_one_behind_elsewhere_or_not_at_a
     assert pulses.after(2000, pulse(0), pulse(0)) is None  # loading has no limit
     rank, why = pulses.after(2000, pulse(7), pulse(6, "in dataloader.py: __next__"))
     assert (rank, pulses.now) == (1, pytest.approx(3800, abs=2))
-    assert why == "no progress on any rank for 1800 s, and its progress count is 1 behind, in dataloader.py: __next__"
+    behind = "its progress count is 1 behind, and it is in dataloader.py: __next__"
+    assert why == f"no progress on any rank for 1800 s, and {behind}"
     alike, elsewhere = pulse(7), pulse(7, "in reward.py: score")
     rank, why = Watched(3, 1800).after(2000, elsewhere, alike, alike)
     assert (rank, why.partition("and ")[2][:34]) == (0, "it is in reward.py: score, while o")
@@ -153,7 +154,7 @@ def test_the_rank_that_failed_is_named_and_not_the_one_that_it_left(monkeypatch:
     raised = heard(left, (1, TrainingError("The trainer raised KeyError: 'text'").to_json())).receive()
     assert (raised["rank"], raised["message"]) == (1, "The trainer raised KeyError: 'text'")
     assert heard(left).receive()["rank"] == 0  # nobody else says anything
-    with pytest.raises(RankTimeout, match=r"rank 1: its progress count is 2 behind, in reward.py: score"):
+    with pytest.raises(RankTimeout, match=r"rank 1: its progress count is 2 behind, and it is in reward.py: score"):
         heard((0, pulse(7)), (1, pulse(5, "in reward.py: score")), left).receive()
     died = heard((0, ChildDied(-6, f"terminate: {GONE}")), (1, ChildDied(-11, "")))
     with pytest.raises(RankDied) as crashed:

@@ -24,12 +24,11 @@ from autotrain_mem.types import Knobs
 
 OTHER_MODEL = "Resume with the model, the LoRA settings and the optimizer of the first run."
 _HOW_IT_STEPS = ("foreach", "fused", "capturable", "differentiable")
-"""Options for how an optimizer computes, not what (``torch/optim/adamw.py``): this training keeps its own."""
+"""Options for how, not what, an optimizer computes (``torch/optim/adamw.py``). The checkpoint's values are ignored."""
 
 
 def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: SendEvent) -> None:
-    """Makes ``trainer.train`` resume from a checkpoint whose sharding differs from the training's. Raises
-    OutputFolderError if that is not possible."""
+    """Makes a trainer resume from a checkpoint of another sharding. Raises OutputFolderError if that is impossible."""
     if not checkpoint or not is_of_another_form(Path(checkpoint), Resumer.of(knobs)):
         return
     check_form(Path(checkpoint), Resumer.of(knobs))
@@ -101,8 +100,8 @@ def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
 
 
 _STATE, _GROUPS = "optimizer.state.", "optimizer.param_groups."
-"""Names in shards, as ``accelerate/utils/fsdp_utils.py: save_fsdp_optimizer`` passes them, joined by dots
-(``torch/distributed/checkpoint/_nested_dict.py: flatten_state_dict``)."""
+"""Prefixes of names in shards: ``accelerate/utils/fsdp_utils.py: save_fsdp_optimizer`` saves nested keys, which torch
+joins by dots (``torch/distributed/checkpoint/_nested_dict.py: flatten_state_dict``)."""
 
 
 def _fill_from_shards(state: dict[str, Any], checkpoint: Path) -> None:
@@ -158,7 +157,7 @@ def _copy_part(name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
 
 @contextmanager
 def _on_host() -> Iterator[None]:
-    """Within the block, a simulated card does not count operations: their tensors are on the host."""
+    """Within the block, a simulated card does not count operations, since the block's tensors are on the host."""
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         yield
 

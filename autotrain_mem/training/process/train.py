@@ -120,8 +120,8 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """Returns the memory report for an error; None if it failed. For an error in the run of the longest rows, it
-        is from before their stand-ins were freed."""
+        """Returns the memory figures at an error; None if they cannot be read. In the run of the longest rows,
+        they date from before the stand-ins for later steps were freed."""
         if self._shortage is None:
             self._keep_shortage(error)
         return self._shortage
@@ -202,8 +202,8 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 class ResumedRun(TrainerCallback):  # type: ignore[misc]
     """Makes a resumed run end at its last step, and continue the ``num_tokens`` that TRL logs.
 
-    transformers checks whether it is done only after a step (``trainer.py: _run_epoch``), so a run that died between
-    its last checkpoint and saving the model would train one step too many. TRL counts tokens from 0 again
+    transformers checks only after a step whether training is done (``trainer.py: _run_epoch``), so a run that died
+    between its last checkpoint and saving the model would train one step too many. TRL counts tokens from 0 again
     (``sft_trainer.py: __init__``); ``trainer_state.json`` keeps the count.
     """
 

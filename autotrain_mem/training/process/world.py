@@ -148,7 +148,7 @@ def beating(send: SendEvent) -> Iterator[None]:
 
 
 Collectives = dict[str, tuple[int, str]]
-"""Maps a group's name to the number of its last enqueued collective, and that collective's name while it is pending."""
+"""A group's name -> its last enqueued collective, as (number, name). The name is empty once that has ended."""
 
 
 def _place(thread: int) -> str:

@@ -31,7 +31,7 @@ HOST_EVERY_SECONDS = 5.0
 """Seconds between two readings of host memory, which take 0.4 ms each (on a CPU in a container, 2026-11-21); the rest
 of a log takes 0.06 ms. Host memory runs out within minutes, not seconds."""
 FRAMES = 10
-"""The most stack frames searched for the trainer's callback handler: it is two away, plus those of a subclass."""
+"""The most stack frames searched for the trainer's callback handler. It is two frames up, or more in a subclass."""
 
 Event = Callable[..., None]
 
@@ -63,8 +63,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         predicted: Peak allocated bytes of each phase, as in a plan's ``estimate.memory.phases``.
         planned: Other byte figures to log: ``memory/NAME_gib`` for each that is not None.
         total_bytes: The memory of the device; by default, of CUDA's current device.
-        phases: Returns the measured peak of each phase so far (``training.process.build`` measures them by resetting
-            the peaks; ``read`` must then use the same measurements).
+        phases: Returns the measured peak of each phase so far. Measuring them resets the allocator's peaks, so ``read``
+            must then include those of earlier phases (``training.process.build: PhasePeaks``).
         file: The record, relative to ``output_dir``; rank 1 writes ``memory.rank1.jsonl``.
         on_sign: Called with each sign; by default transformers' logger warns. Each rank reports the signs of its own
             device, and only rank 0 those of the host.
@@ -103,8 +103,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         """Moves this callback before the trackers, and follows the model's embedding.
 
         The trackers of ``report_to`` get ``logs`` before the user's callbacks (``transformers/trainer.py:
-        Trainer.__init__``). A callback gets no reference to the trainer, so the list is found through the caller, the
-        callback handler. Moving to the front during iteration neither skips nor repeats an entry.
+        Trainer.__init__``). A callback gets no reference to the trainer, so the list of callbacks is found through
+        the caller, which is the callback handler. Moving to the front during iteration neither skips nor repeats any.
         """
         callbacks: list[Any] = []
         frame = inspect.currentframe()
@@ -277,7 +277,7 @@ def _gib(size_bytes: int) -> float:
 
 
 class Batches(NamedTuple):
-    """The batch with the longest rows: its tokens per row (with padding) and rows; and the tokens of all batches."""
+    """Tokens per row (with padding) and rows of the batch with the longest rows, and the tokens of all batches."""
 
     tokens: int
     rows: int

@@ -18,22 +18,23 @@ QUARTER = 8
 """Samples in a quarter of a window; the minimum of a quarter is its floor."""
 WINDOW = 4 * QUARTER
 SPIKES = 2
-"""Samples of a quarter that may lie any amount above the others: a long row, or leftovers of an evaluation."""
+"""The samples of a quarter that may exceed the others by any amount: a long row, or leftovers of an evaluation."""
 STEEP = 2.5
-"""The least rise of the floors, as a multiple of the spread within a quarter. Of 200,000 windows of uniform, skewed and
-normal noise, 0, 0 and 2 count as a climb; at 1.5, 11 uniform and 95 normal ones do (``random``, seed 1, 2026-11-21)."""
+"""The least rise of the floors, as a multiple of the spread within a quarter. Of 200,000 windows each of uniform,
+skewed and normal noise, 0, 0 and 2 count as climbs. If this were 1.5, 11 windows of uniform and 95 of normal noise
+would (``random``, seed 1, 2026-11-21)."""
 CLIMBED = 3 * QUARTER / (WINDOW - 1)
 """The share of a window between the floors of its first and its last quarter."""
 
 LEAST_CLIMB = 0.01
 """The least climb, as a share of its start: at 1 % per window, memory takes 70 windows (2,200 logs) to double."""
 SLACK = 0.25
-"""The share of reserved memory that holds nothing at the peak. It separates two runs: a well packed GRPO step has 9 %
-(QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), and an 8B QLoRA that gains from expandable segments has 34 %
-(torchtune#1185: 16.39 GiB before, 10.83 after)."""
+"""Memory is fragmented if at least this share of the reserved memory holds nothing at the peak. The limit separates two
+runs: a well packed GRPO step has 9 % (QLoRA of Qwen3-8B, 7.85 of 8.59 GiB on a GPU), and an 8B QLoRA that gains from
+expandable segments has 34 % (torchtune#1185: 16.39 GiB before, 10.83 after)."""
 IN_A_ROW = 2
-"""The GPU is full if the allocator had to release its cache before this many logs in a row. Composer then shrinks its
-micro-batch (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
+"""The GPU is full if the allocator had to release its cache before each of this many successive logs. Composer then
+shrinks its micro-batch (``composer/trainer/trainer.py: _adjust_device_train_microbatch_size``)."""
 HOST_SECONDS = 6 * 3600
 """Warn this long before host memory runs out: long enough for a sleeping user."""
 HOST_LEFT = 0.05
@@ -41,7 +42,7 @@ HOST_LEFT = 0.05
 AGAIN = 4.0
 """A sign is repeated when it is this many times as severe: a steady leak is reported some five times."""
 
-SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps by as much"
+SMALLER = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +56,7 @@ class Sample:
     """The GPU's memory."""
     rows: int | None = None
     tokens: int | None = None
-    """Tokens of a row, with padding, in the longest batch since the previous log, which has ``rows`` rows."""
+    """Tokens per row, with padding, of the longest batch since the previous log. That batch has ``rows`` rows."""
     tokens_per_second: float | None = None
     """Tokens per second, with padding, since the previous log, excluding evaluation and saving."""
     host_available_bytes: int | None = None
