@@ -39,12 +39,12 @@ def explain_view(plan: Plan) -> RenderableType:
         *not_counted(estimate),
     ]
     layers = estimate.memory.rehearsed_layers
-    how = "" if layers is None else f", the plan itself on copies of at most {counted(layers, 'layer')}"
+    how = "" if layers is None else f"; the plan itself was rehearsed on copies of at most {counted(layers, 'layer')}"
     return Indented(Group(*parts, Text(), Text(f"{plan_view.searched(plan)}{how}", style=QUIET)))
 
 
 def attempts(plan: Plan) -> tuple[str, Table, list[tuple[str, str]]]:
-    """Returns the units, a table of the rehearsed points and how each differs from the first, and the legend."""
+    """Returns the unit and budget, a table of the rehearsed points as they differ from the first, and a legend."""
     scale = scale_for(max(plan.estimate.budget_bytes, *(attempt.required_bytes for attempt in plan.attempts), 0))
     # The chosen point may appear twice: rehearsed on few layers first, and on the whole model last.
     chosen = max((at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs), default=None)

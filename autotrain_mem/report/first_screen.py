@@ -30,13 +30,13 @@ _COSTS = {
     **{Harm.NONE: "nothing", Harm.TIME: "time", Harm.ROUNDING: "rounding"},
     **{Harm.WHAT_IS_TRAINED: "training", Harm.DATA: "data"},
 }
-"""The cost of a change, in a word."""
+"""Harm of a change -> its cost in one word."""
 _REST = "settings, attempts, other levels: -v, or autofit explain"
 
 
 def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
-    """Shows a plan in at most :data:`LINES` lines of :data:`COLUMNS` columns or more. ``next_command`` trains
-    with the plan; None if training follows at once."""
+    """Shows a plan in at most :data:`LINES` lines if they have :data:`COLUMNS` columns or more. ``next_command`` is the
+    command that trains with the plan; None if training follows at once."""
     lines, known = decision(plan), [fact for fact in facts(plan) if fact.gravity]
     asked = len(lines) - len(plan.questions)
     head = [Fact("", line, 90 if number < asked else 80) for number, line in enumerate(lines)]
@@ -61,7 +61,7 @@ def first_screen(plan: Plan, next_command: str | None = None) -> RenderableType:
 
 
 def estimate_screen(estimate: Estimate) -> RenderableType:
-    """Shows an estimate on one screen: the verdict, the settings, and the column that adds up to the need."""
+    """Shows an estimate on one screen: the verdict, the settings, and a table of bytes that add up to the need."""
     rest = Text("kinds of segments, phases, modules and what is not counted: -v", style=QUIET)
     reason = why_not(estimate)
     return _Screen(
@@ -85,7 +85,7 @@ _BLANK = Fact("", Text())
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """Fits parts to a screen: one line of each, then as many in full as fit, gravest first; tables are always whole."""
+    """Fits parts to a screen: one line of each, then in full as many as fit, gravest first. Tables are never cut."""
 
     parts: Sequence[Fact | Table]
 

@@ -28,9 +28,9 @@ HARMS = {
 LEVELS = {
     "as given": "one configuration, without a search",
     "lossless": "the training that was asked for, unchanged",
-    "lossless, offloading": "the training that was asked for, with a part in the host's memory",
-    "rounding": "numbers are rounded more coarsely, the same is trained",
-    "rounding, offloading": "numbers are rounded more coarsely, and a part is in the host's memory",
+    "lossless, offloading": "the training that was asked for, with some tensors in host memory",
+    "rounding": "numbers are rounded more coarsely, but the same weights are trained",
+    "rounding, offloading": "numbers are rounded more coarsely, and some tensors are in host memory",
     "LoRA": "an adapter is trained, not the whole model",
     "LoRA, offloading": "an adapter is trained, with activations in the host's memory",
     "LoRA on an 8-bit base": "an adapter is trained on a base quantized to 8 bits",
@@ -38,7 +38,7 @@ LEVELS = {
     "LoRA on a 4-bit base": "an adapter is trained on a base quantized to 4 bits",
     "LoRA on a 4-bit base, offloading": "an adapter is trained on a 4-bit base, with activations on the host",
     "losing updates": "the whole model is trained, and most updates are rounded away",
-    "losing updates, offloading": "most updates are rounded away, and a part is in the host's memory",
+    "losing updates, offloading": "most updates are rounded away, and some tensors are in host memory",
     "shorter rows": "rows are cut to fewer tokens than they have",
     "smaller images": "images are made smaller than they are",
 }
@@ -178,15 +178,15 @@ def sharing(knobs: Knobs) -> str:
 
 
 def attempt(tried: Candidate, asked: Knobs, *, has_copies: bool) -> str:
-    """Describes an attempt of a search beside its batch: ``checkpointing off, LoRA, whole model``. ``has_copies``:
-    whether other attempts were rehearsed on copies of few layers."""
+    """Describes how an attempt differs from ``asked``, apart from its batch: ``checkpointing off, LoRA, whole model``.
+    ``has_copies``: whether other attempts were rehearsed on copies of few layers."""
     return difference(tried.knobs, asked) + (", whole model" if has_copies and tried.rehearsed_layers is None else "")
 
 
 def difference(knobs: Knobs, asked: Knobs) -> str:
-    """Names how an attempt differs from the first: ``LoRA, bfloat16, 4-bit base, activations offloaded``.
+    """Names what differs from the settings in ``asked``: ``LoRA, bfloat16, 4-bit base, activations offloaded``.
 
-    Batches have a column of their own. Sharding is always named, since users do not ask for it.
+    Batches are left out: they have a column of their own. Sharding is always named, since users do not ask for it.
     """
     changed = {*differing([knobs, asked])} - BATCHES
     rows_at_once = knobs.local_rollout_forward_batch_size or 0
@@ -201,7 +201,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
 
 
 def batch(knobs: Knobs) -> str:
-    """Returns ``4 x 16`` (rows at once x accumulation), or ``4 x 2 x 8`` (also x processes, or groups sharing rows)."""
+    """Returns ``4 x 16`` (rows at once x accumulation), or ``4 x 2 x 8`` (also x data-parallel size)."""
     of_one = f"{knobs.per_device_train_batch_size} x {knobs.gradient_accumulation_steps}"
     return of_one if knobs.processes == 1 else f"{of_one} x {knobs.data_parallel_size}"
 

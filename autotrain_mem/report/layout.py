@@ -82,10 +82,10 @@ class Scale:
         return f"{self.hundredths(size_bytes) / 100:.2f}"
 
     def column(self, sizes_bytes: Iterable[int | None]) -> list[str]:
-        """Writes parts, and for None the sum of the parts above, so that they add up as shown.
+        """Writes sizes, and for None the sum of the sizes above it, so that the written numbers add up.
 
-        A part is the difference of the rounded sums before and after it, off by less than a hundredth: 0.004, 0.004
-        and 0.003, which sum to 0.011, are written as 0.00, 0.01 and 0.00, which sum to 0.01.
+        A size is written as the rounded sum including it minus the rounded sum before it; the error is below 0.01.
+        Sizes 0.004, 0.004 and 0.003 (0.011 in all) are written as 0.00, 0.01 and 0.00, and their sum as 0.01.
         """
         total_bytes, cells = 0, []
         for size_bytes in sizes_bytes:

@@ -21,7 +21,7 @@ _UNKNOWN = "-"
 
 _GPUS_NOTE = f"""\
 Memory is what torch reports, which is less than the size on the box.
-Speeds are the vendors': 1 GB/s is 10**9 bytes per second, bf16 is dense.
+Speeds are the vendors' figures: 1 GB/s is 10**9 bytes per second; bf16 is without sparsity.
 {_UNKNOWN} means unknown or missing, such as bf16 tensor cores before Ampere."""
 
 _RECIPES_NOTE = """\
@@ -85,7 +85,7 @@ def summary(health: Health) -> str:
 
 
 def issue_text(health: Health, versions: Mapping[str, str | None]) -> str:
-    """Writes the findings as Markdown for an issue, without names of user and machine."""
+    """Writes the findings as Markdown for an issue, without the names of the user and the machine."""
     rows = [f"| {finding.area} | {finding.name} | {finding.state} | {finding.text} |" for finding in health.findings]
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version and " " not in name)
     table_text = "\n".join(["| area | what | state | |", "|---|---|---|---|", *rows])
@@ -93,7 +93,7 @@ def issue_text(health: Health, versions: Mapping[str, str | None]) -> str:
 
 
 def private_free(text: str) -> str:
-    """Replaces the names of the user's home, the user and the machine in a text."""
+    """Replaces the user's home folder, the user's name and the machine's name in a text."""
     user = ""
     with contextlib.suppress(KeyError, OSError):  # a user id without a name, as in containers
         user = getpass.getuser()

@@ -81,7 +81,7 @@ def facts(plan: Plan) -> Iterator[Fact]:
     if (mixed := estimate.mixed) is not None and caches(estimate.hardware):
         most = format_bytes(mixed[-1])
         yield Fact(
-            "hours", Text(f"rows of every length reserve up to {most} in {STEPS[-1]:,} steps, the longest first")
+            "hours", Text(f"up to {most} are reserved in {STEPS[-1]:,} steps (rows of every length, longest first)")
         )
     if (price := plan.price) is not None and plan.cost is not None:
         seen = ", ".join(filter(None, [price.provider, f"seen {price.seen}" if price.seen else ""]))
@@ -244,8 +244,8 @@ def gentler_levels(plan: Plan) -> list[str]:
 def passed_over(each: Candidate, plan: Plan) -> str:
     """Explains why a level of less harm that fits was not taken, and how to take it; empty if it does not fit.
 
-    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 selects it``. If it
-    exceeds the user's limit of time or cost, that time or cost is given instead.
+    Example: ``lossless fits, but takes 5.2 times as long: --max_slowdown 6 selects it``. If
+    the level exceeds the user's limit of time or cost, its time or cost is given instead.
     """
     if not each.fits or not each.ratio:
         return ""

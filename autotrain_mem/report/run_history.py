@@ -17,7 +17,7 @@ from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory,
 from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB
-"""The most bytes that one read takes from a file: about 380,000 lines of about 700 bytes, one for each log."""
+"""The most bytes that one read takes from a file: about 380,000 lines of about 700 bytes, one for each logged step."""
 _KINDS = {
     **{name: name for name in ("start", "checkpoint", "restart", "end")},
     "incident": "out of memory",
@@ -25,8 +25,8 @@ _KINDS = {
 }
 """Event -> the kind of its mark in a run's history; other events have no mark."""
 _SOUND = (
-    "the gradient is sound, and training continues. A micro-batch in which no token counts has no mean: look for rows "
-    "whose completion --max_length cuts off."
+    "the gradient is sound, and training continues. A micro-batch without a token to train on has no mean loss: look "
+    "for rows whose completion --max_length cuts off."
 )
 _SPOILED = (
     "the weights are unusable from here on, whatever loss is logged (transformers leaves such values out, "
@@ -38,7 +38,7 @@ _Event = Mapping[str, Any]
 
 
 def read_history(folder: str | Path) -> RunHistory | None:
-    """Reads the history of an output folder's run; None if it has no files. Raises OSError."""
+    """Reads the history of an output folder's run; None if it has no files. Raises OSError if a file cannot be read."""
     return HistoryReader(folder).read()
 
 
@@ -51,10 +51,10 @@ class HistoryReader:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._files: dict[Path, tuple[int, list[_Event]]] = {}
-        """The bytes read of each file, and their events."""
+        """File -> the number of bytes read so far, and the events in them."""
 
     def read(self) -> RunHistory | None:
-        """Returns the history so far; None before the first event. Raises OSError."""
+        """Returns the history so far; None before the first event. Raises OSError if a file cannot be read."""
         events = self._lines(self._folder / EVENTS_NAME)
         stem, suffix = RECORD_NAME.rsplit(".", 1)
         ranked = re.compile(rf"{re.escape(stem)}\.rank(\d+)\.{re.escape(suffix)}")
@@ -193,7 +193,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             return f"checkpoint of step {event['step']} could not be written, training continues: {event['message']}"
         case "checkpoint" if "message" in event:
             whole = f"checkpoint of step {event['step']} is whole, but its manifest could not be written"
-            return f"{whole}; it is kept, as are all older ones: {event['message']}"
+            return f"{whole}; this checkpoint and all older ones are kept: {event['message']}"
         case "worst_batch" if event["why_not"]:
             return f"the longest rows could not be run first: {event['why_not']}"
         case "worst_batch":

@@ -181,7 +181,7 @@ def report_view(report: Report, page: str | None = None) -> RenderableType:
             if report.incidents:
                 why = "the prediction is for whole micro-batches, and some were split"
             elif report.longest_rows_first:
-                why = "the prediction is too high: the longest rows ran first"
+                why = "the prediction is too high: the longest rows, which ran first, needed less"
             allocated += f" ({why})"
     add(grid, "peak", allocated)
     if report.measured is not None:

@@ -21,7 +21,7 @@ NOTHING_FITS = "No change that the plan may make saves more memory: lower --head
 
 
 def shortage_text(shortage: Shortage, plan: Plan) -> str:
-    """Shows the failed request, and a table of predicted and measured bytes by owner, which adds up to the card's."""
+    """Shows the failed request, and a table of all of the card's memory: predicted and measured bytes by owner."""
     estimate, asked = plan.estimate, "an unknown amount more"
     if shortage.requested_bytes is not None:
         asked = f"{format_bytes(shortage.requested_bytes)} more"

@@ -30,8 +30,8 @@ from autotrain_mem.worker.pool import Workers
 MOST_PROBES = 3
 """The most probes of a plan. Our choice: a probe takes about as long as the start of a run."""
 ROOM_WORTH_A_MOVE = 0.10
-"""A faster plan is searched for if the first probe needs less than predicted by more than this share. Most public runs
-were predicted within 5 % (docs/understand/accuracy.md)."""
+"""A faster plan is searched for if the first probe's need is below the prediction by more than this share of it. Most
+public runs were predicted within 5 % (docs/understand/accuracy.md)."""
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -69,8 +69,8 @@ class ProbeBackend:
         return replace(self.rehearsals, hardware=hardware).budget_bytes
 
     def probe(self, plan: Plan) -> Probe:
-        """Tries the plan's settings in a process of its own. The result fits if no allocation failed and no cache was
-        released; its bytes are not compared with a budget."""
+        """Tries the plan's settings in a process of its own. The result is marked as fitting if no allocation failed
+        and no cache was released; its bytes are not compared with a budget."""
         job = self.rehearsals.job
         device = self.device if self.simulate else _now(self.device)
         others = () if self.simulate else others_on(device)
@@ -86,7 +86,7 @@ class ProbeBackend:
         return replace(run_probe(request, environment, self.folder, self.machines), others=others)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
-        """Searches again with a correction. Raises DoesNotFitError."""
+        """Searches again with a correction. Raises DoesNotFitError if no allowed plan fits."""
         with self.workers() as workers:
             started, plain = time.perf_counter(), replace(self.rehearsals, workers=workers, hardware=hardware)
             asked = replace(plain, correction=correction).subject()
@@ -117,7 +117,8 @@ def probed(
 
     Raises:
         DoesNotFitError: by the measurements, no allowed plan fits.
-        OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError, InterruptedByUser.
+        OutputFolderError, TrainingError, RewardFunctionError, DatasetError, ModelError: a probe fails as a run would.
+        InterruptedByUser: Ctrl-C.
     """
     job = rehearsals.job
     device = training_device(rehearsals.hardware, simulate=request.simulate, environment=job.environment)
@@ -232,7 +233,7 @@ class _Confirmation:
         return probe
 
     def _as_measured(self) -> Plan:
-        """Returns the plan. If a probe failed, the last measurement replaces the prediction that the failure raised."""
+        """Returns the plan. If any probe failed, the last probe alone corrects the plan's prediction."""
         if all(point.probe.fits for point in self.points):
             return self.plan
         correction = corrected(self.points[-1:], self.predicted.budget_bytes)

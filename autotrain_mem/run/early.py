@@ -102,7 +102,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
 
     Raises:
         UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
-            MissingExtraError, DatasetError, OutputFolderError.
+            MissingExtraError, DatasetError, OutputFolderError: each for its own kind of fault.
     """
     if to_train and request.argument(RESUME):
         _check_checkpoint(request)
@@ -152,16 +152,13 @@ def refuse_to_follow(request: RunRequest) -> None:
 
 
 def check_to_train(job: Job, request: RunRequest) -> None:
-    """Rejects a run without data or weights, or with an output folder that cannot be used.
-
-    Raises:
-        UsageError, ModelNotFoundError, OutputFolderError.
-    """
+    """Checks what only training needs. Raises UsageError without data, ModelNotFoundError without weights, and
+    OutputFolderError if the output folder cannot be used."""
     if not job.names_data:
         example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
         raise UsageError(
             "No --dataset is given, and training needs one.",
-            hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without.",
+            hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without one.",
         )
     _check_written(job, request)
 
@@ -200,7 +197,8 @@ def _job(request: RunRequest) -> Job | None:
 
 
 def _check_checkpoint(request: RunRequest) -> None:
-    """Checks the checkpoint to resume from against flags and the earlier plan; ``run.supervised`` uses the new one."""
+    """Checks the checkpoint to resume from against flags and the earlier plan. ``run.supervised`` checks it again,
+    against the new plan."""
     plan = _plan_of(request.plan or request.autofit.plan or request.folder)
     counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices

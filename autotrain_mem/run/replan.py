@@ -54,7 +54,7 @@ def with_less_on_device(
 
 
 def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
-    """Returns a plan without the offloading that the current plan, not the user, chose; None if there is none."""
+    """Returns a plan without offloading that the user did not ask for; None if there is none such, or no plan fits."""
     asked = rehearsals.job.arguments
     moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
     return _searched(rehearsals, chosen, moved) if moved else None
@@ -122,7 +122,7 @@ def _searched(
 
     Args:
         without: Levers that are released and forbidden.
-        is_other: Whether the settings of ``chosen`` are already a change, so that they count as a result.
+        is_other: Whether the settings of ``chosen`` are new, so that they are a result too.
     """
     subject = rehearsals.subject()
     space = subject.space()

@@ -33,7 +33,7 @@ _TIMELINE, _ROWS = "timeline", "row lengths"
 
 
 def keep_for_report(subject: Subject, plan: Plan) -> None:
-    """Caches the parts of a report that the plan's file lacks, and drops the traces."""
+    """Caches the parts of a report that the plan's file lacks, and discards the traces of the rehearsals."""
     key, store = _key(plan), subject.footprint_store
     trace = subject.traces.get(subject.trace_key(plan.knobs, plan.row_tokens))
     if trace is not None and store.get(_TIMELINE, key) is None:
@@ -53,7 +53,7 @@ def keep_for_report(subject: Subject, plan: Plan) -> None:
 
 
 def material_of(path: str | Path, store: Store) -> Material:
-    """Collects the material from a plan's file or an output folder. Raises PlanFileError."""
+    """Collects the material from a plan's file or an output folder. Raises PlanFileError if there is no plan."""
     plan, folder = Plan.load(path), Path(path)
     is_run = folder.is_dir()
     report, timeline, not_shown = None, None, []
@@ -98,7 +98,7 @@ REPORT_NAME = "report.html"
 """The name in an output folder; beside a plan's file the name is ``NAME.report.html``."""
 OUT = "--out a file"
 _MARKED_BYTES = 4 * KIB
-"""A report has its marker in the first bytes of the file."""
+"""A report's marker is within this many bytes of the start of its file."""
 
 
 def report_path(path: str | Path) -> Path:
@@ -120,7 +120,7 @@ def check_report_place(file: Path, place: str = OUT) -> None:
 
 
 def write_report(file: Path, page: Page, place: str = OUT) -> None:
-    """Writes a page atomically. Raises OutputFolderError."""
+    """Writes a page atomically. Raises OutputFolderError like :func:`check_report_place`, or if writing fails."""
     html = page_html(page)
     check_report_place(file, place)
     try:

@@ -74,7 +74,7 @@ def follow_first(request: RunRequest, say: Say) -> None:
     Raises:
         UsageError: the CPU is requested.
         NoGpuError, UnknownGpuError, UnreadableGpuError: this machine lacks what is requested.
-        AutofitError: as ``training.machines.follow.follow``.
+        AutofitError: the errors of ``training.machines.follow.follow``.
     """
     place = request.place
     assert place is not None

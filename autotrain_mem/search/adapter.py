@@ -65,8 +65,8 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
         why={
             "lora_r": why_rank,
             "lora_target_modules": why_targets,
-            "learning_rate": f"adapters learn best at about {LEARNING_RATE_FACTOR} times full fine-tuning's, at any "
-            "rank with this alpha (LoRA Without Regret)",
+            "learning_rate": f"adapters learn best at about {LEARNING_RATE_FACTOR} times full fine-tuning's rate, "
+            "at any rank with this alpha (LoRA Without Regret)",
         },
     )
 

@@ -172,7 +172,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
         return f"without it {_rows_need(space, found)} {against(found.required_bytes, found.budget_bytes)}"
     ratio = found.tokens_per_second / memo(knobs).tokens_per_second if found and found.tokens_per_second else 1.0
     if ratio < 1 - TIE:
-        return f"without it the same fits at {ratio:.2f} x the speed"
+        return f"without it the plan fits at {ratio:.2f} x the speed"
     if harm_of(row, space) <= Harm.TIME:  # compare with settings that lack only this lever, with no more rows
         time = (*OFFLOADING, CHECKPOINTING)
         others = {name for name in time if getattr(knobs, name)} - {row.knobs[0]}

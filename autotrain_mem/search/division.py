@@ -1,4 +1,4 @@
-"""Finds the micro-batches that divide a job's effective batch, and its groups and mini-batches (GRPO, RLOO, PPO)."""
+"""Finds the micro-batches that divide an effective batch and keep groups and mini-batches whole (GRPO, RLOO, PPO)."""
 
 from collections.abc import Mapping
 from math import gcd, isqrt, lcm

@@ -17,10 +17,10 @@ from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, taken_back
 from autotrain_mem.types import Estimate, Knobs, Owner, Phase
 
 TIE = 0.005
-"""Speeds that differ by less than this share count as equal: predictions are less precise, and headroom counts."""
+"""Speeds that differ by less than this share count as equal: predictions are less precise. Headroom then decides."""
 
 ROUGHLY = 0.1
-"""The same share for a plan that is only shown as an alternative."""
+"""Like :data:`TIE`, for a plan that is only shown as an alternative."""
 
 MIDDLE_EVERY = 3
 """Every third guess is the middle, so that misleading guesses cost at most three times as much as bisection."""
@@ -41,7 +41,7 @@ def best_of(
     If an adapter that the level turns on is too large, the largest rank that should fit is taken.
 
     Args:
-        confirmed: Whether to rehearse the choice on the whole model, and its neighbours if few layers may mislead.
+        confirmed: Whether to rehearse the choice on the whole model, with those neighbours that nearly fit.
         meanwhile: Called with the choice before it is confirmed, to rehearse the points that it is compared with.
     """
     found = _best(level, memo, confirmed=confirmed)
@@ -127,8 +127,8 @@ def _seconds(estimate: Estimate, *, training: bool) -> float:
 def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
     """Returns whether anything on the level may fit, by its most and least demanding points.
 
-    Only the least demanding one is rehearsed if that likely decides it. If it does not fit, another known point may fit
-    (if mixed lengths made the first one too large), or the point that accumulates no gradients.
+    If the least demanding point likely decides, only that one is rehearsed. If it does not fit, another known point may
+    fit (mixed lengths can make the least demanding one too large), or the point that accumulates no gradients.
     """
     most, least = level.most, level.least
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)

@@ -25,11 +25,11 @@ LEAST_SLOWER = 1.02
 FEWER_ROWS_FASTER = 1.06
 """The largest speedup by fewer rows: 5 % in rehearsals of 0.5B to 1.5B models, rounded up."""
 SHARED_FASTER = 1.05
-"""The largest speedup over a prediction from another sharding, whose communication is estimated from bytes."""
+"""The largest ratio of a speed to its prediction from another sharding: communication is estimated from bytes."""
 LEEWAY_OF_ONE = 1.1
 LEEWAY = 1.02
-"""Guesses up to this factor of the budget are worth a rehearsal: a guess from one point, or from a line, from which
-reserved bytes deviate by 1 to 2 %."""
+"""Guesses up to this factor of the budget are worth a rehearsal: ``LEEWAY_OF_ONE`` if a guess is from one point,
+``LEEWAY`` if it is from a line. Reserved bytes deviate from a line by 1 to 2 %."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +141,7 @@ def _is_possible(space: Space, sight: LineHistory, knobs: Knobs) -> bool:
 def _with_levers(
     space: Space, known: Sequence[Estimate], knobs: Knobs, savings: Callable[[LeverRow], Savings]
 ) -> float:
-    """Guesses the bytes from points with fewer levers, less what the other levers save, or with another sharding."""
+    """Guesses the bytes from points with another sharding, or with fewer levers, minus what the added levers save."""
     nearest = _nearest(known, knobs)
     pulled = [LEVERS[name] for name in saving_levers(knobs) - saving_levers(nearest.knobs)]
     if not pulled:
@@ -195,7 +195,7 @@ def linear(small: Estimate, large: Estimate, share: float, knobs: Knobs) -> floa
 
 
 def _accumulated(known: Estimate, knobs: Knobs, phase: Phase = Phase.FORWARD) -> float:
-    """Returns how many more gradient bytes a phase holds with these knobs than a rehearsed point; may be negative.
+    """Returns how many more gradient bytes a phase holds with these knobs than at a rehearsed point; can be negative.
     Only later micro-steps start with gradients (``torch/optim/optimizer.py: zero_grad``)."""
     memory, training = known.memory, (Phase.FORWARD, Phase.BACKWARD)
     accumulates = (known.knobs.gradient_accumulation_steps > 1, knobs.gradient_accumulation_steps > 1)

@@ -27,10 +27,10 @@ TURNS = 12
 """The most guesses for one level; plain bisection of 16,384 values takes 14."""
 
 FAR = 8
-"""The least ratio of the second value to the smallest: closer values may both peak in the optimizer step."""
+"""The least ratio of the second rehearsed value to the smallest: closer ones may both peak in the optimizer step."""
 
 STEEPER = 1.5
-"""If one point is known, bytes are assumed to grow this much faster than the value, so that the next likely fits."""
+"""A guess from a single point lets bytes grow this much faster than the value, so that the next value likely fits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
 
 
 def _border(points: _Points, start: int) -> Boundary | None:
-    """Finds the boundary from a value on, with both sides rehearsed on the whole model; None if it does not fit."""
+    """Finds the boundary from ``start`` on, with both sides rehearsed on the whole model; None if that does not fit."""
     if not points.holds(start):
         return None
     end = len(points.question.values)
@@ -178,10 +178,10 @@ class _Points:
         return surely_fits(self._memo, self.knobs(index))
 
     def guess(self, low: int, high: int, *, at_least: int) -> int:
-        """Returns the last index between both sides that should fit, and at least ``at_least`` above the lower one.
+        """Returns the largest index between ``low`` and ``high`` that should fit, but at least ``low + at_least``.
 
-        The lower of two lines counts: through both sides of the border (or the two nearest below it), and through the
-        upper side and the point beyond it (:func:`~autotrain_mem.search.explore.most_that_fits`).
+        The lower guess of two lines counts: one through both sides of the border (or the two nearest below it), and one
+        through the upper side and the point beyond it (:func:`~autotrain_mem.search.explore.most_that_fits`).
         """
         values, budget_bytes, inside = self.question.values, self(low).budget_bytes, range(low + 1, high)
         if self.known == [0]:
@@ -193,7 +193,7 @@ class _Points:
         alone, static = self(low), static_bytes(self(low)) + self(low).outside_bytes
 
         def needs(index: int) -> float:
-            """Guesses the bytes at a value; from one point, all but model and optimizer state grow (``STEEPER``)."""
+            """Guesses the bytes at a value. From one point, all but model and optimizer state grow (``STEEPER``)."""
             if not lines:
                 return static + STEEPER * (alone.required_bytes - static) * values[index] / values[low]
             shares = [(start, end, (values[index] - first) / span) for start, end, first, span in lines]

@@ -210,7 +210,7 @@ class Level:
 
     @property
     def at_once(self) -> Knobs:
-        """Returns the same point in one micro-batch: more activations, and no gradients before the backward pass."""
+        """Returns :attr:`least` in one micro-batch: more activations, and no gradients before the backward pass."""
         return self._shortest(self._least_line[-1])
 
     @property

@@ -135,7 +135,7 @@ class Memo:
 
 
 def _is_beyond_loading(estimate: Estimate) -> bool:
-    """Returns whether the loaded model is too large without its first batch, which may hold images."""
+    """Returns whether the loaded model alone is too large, without its first batch, which may hold images."""
     memory = estimate.memory
     loaded_bytes = memory.phases.get(Phase.LOAD, 0) - memory.owners_at_peak.get(Owner.OTHER, 0)
     return loaded_bytes + estimate.outside_bytes > estimate.budget_bytes
@@ -144,7 +144,7 @@ def _is_beyond_loading(estimate: Estimate) -> bool:
 _weights = attrgetter(
     *("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant", "sharding", "dp_replicate_size", "fsdp_offload_params")
 )
-"""Reads the knobs that decide the bytes of all weights; with LoRA, a reference model may be unnecessary."""
+"""Reads the knobs that decide the bytes of all weights. ``use_peft`` can make a reference model unnecessary."""
 
 
 def candidate(
@@ -180,11 +180,11 @@ class LineHistory:
     line: Line
     known: Sequence[Estimate]
     gentler: Sequence[Sequence[Estimate]]
-    """Estimates of lines with fewer such levers, or with another sharding; the most similar line comes last."""
+    """Estimates of lines with fewer levers that save bytes, or another sharding; the most similar line comes last."""
     harder: Sequence[Sequence[Estimate]]
-    """Estimates of lines with no fewer such levers and a sharding that saves no less; they need less."""
+    """Estimates of lines that need less: they have at least this line's levers, and a sharding that saves no less."""
     shared_harder: Sequence[Sequence[Estimate]]
-    """Estimates of lines with more such levers, under any sharding."""
+    """Estimates of lines with more levers that save bytes, under any sharding."""
     heavier: Sequence[Sequence[Estimate]]
     """Estimates of lines with the same adapter on a base with more bits, which need no less."""
 

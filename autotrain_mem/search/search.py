@@ -32,7 +32,7 @@ class SearchResult:
 
 
 class Limits(Protocol):
-    """Limits a plan beyond its memory budget, such as by a deadline."""
+    """Limits a plan by other things than memory, such as a deadline."""
 
     def keeps(self, estimate: Estimate) -> bool:
         """Returns whether a plan that fits may be chosen."""
@@ -75,7 +75,7 @@ class _Climb:
     too_large: Mapping[str, Knobs] = field(default_factory=dict)
     """Level -> its least demanding point, if the number of parameters alone is too large."""
     passed: dict[str, Estimate] = field(default_factory=dict)
-    """Level -> its best plan, if too slow or beyond a limit; or else its least demanding point."""
+    """Level -> its best plan if that is too slow or beyond a limit; its least demanding point if nothing fits."""
 
     def plan(self) -> SearchResult | None:
         passed, keeps = self.passed, self._keeps
@@ -124,7 +124,7 @@ class _Climb:
             self._next_level(after)
 
     def _faster_by_now(self, before: tuple[Level, ...], best: Estimate) -> tuple[str, Estimate] | None:
-        """Returns the plan of a level that was passed over for its speed, if later rehearsals found a faster one."""
+        """Returns a level that was passed over for its speed, with its new plan, if that is now fast enough."""
         for level in before:
             if level.name in self.passed and self.passed[level.name].fits:
                 again = best_of(level, self.memo)
@@ -133,7 +133,7 @@ class _Climb:
         return None
 
     def _next_level(self, further: tuple[Level, ...]) -> dict[str, Estimate]:
-        """Returns the fastest plan of the next level, except for levels that offload or are used only to fit."""
+        """Returns the fastest plan of the next level. Skips levels that offload or that are used only to fit."""
         for level in takewhile(lambda level: level.harm is not Harm.DATA and not level.loses, further):
             if not level.offloads and (best := best_of(level, self.memo, confirmed=False)):
                 return {level.name: best}

@@ -27,7 +27,7 @@ SAVES: dict[Sharding | None, frozenset[str]] = {
     "hsdp": frozenset({"shards", "reshards"}),
     "fsdp2": frozenset({"shards", "reshards", "all nodes"}),
 }
-"""The savings of each sharding; one whose savings are a subset of another's needs more memory."""
+"""Sharding -> what it saves. If it saves only a part of what another one saves, it needs more memory."""
 
 
 def shardings(space: Space) -> tuple[Sharding | None, ...]:
@@ -53,8 +53,8 @@ def shared(space: Space, setting: Knobs) -> tuple[Knobs, ...]:
     ]
 
     def goes_together(way: Knobs) -> bool:
-        """Returns whether the levers of ``way`` work with its sharding. Under mixed precision FSDP's trained parameters
-        become float32 whatever the dtype (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
+        """Returns whether the levers of ``way`` work with its sharding. FSDP makes trained parameters float32 under
+        mixed precision, whatever the dtype (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
         is_cast = way.is_sharded and not way.zero_stage
         if is_cast and not way.use_peft and way.dtype != space.base.dtype:
             return False
@@ -72,8 +72,8 @@ def least_shared(space: Space, setting: Knobs) -> Knobs:
 
 
 LONG_ROW_TOKENS = 32768
-"""The least row length for shared tokens. With checkpointing 32,768 tokens keep 8.6 GB of an 8B model's activations (32
-layers x 4096 x 2 bytes a token); shorter rows mostly fit, and are faster unshared."""
+"""The least row length for shared tokens. With checkpointing, 32,768 tokens keep 8.6 GB of an 8B model's activations
+(32 layers x 4096 x 2 bytes a token); shorter rows mostly fit, and are faster unshared."""
 
 NOT_WITH: dict[str, tuple[str, str]] = {
     "packing": ("the mask that keeps packed rows apart is dropped", "--packing false"),
@@ -100,9 +100,9 @@ class SharedTokens:
     """Pattern of the supported ``attn_implementation`` values. ``attends`` says why there are no others."""
     attends: str
     in_half_precision: bool
-    """Whether its kernels need half precision, from compute capability 8.0 (``rehearsal.cuda.attention_kernels``)."""
+    """Whether its kernels need half precision and compute capability >= 8.0 (``rehearsal.cuda.attention_kernels``)."""
     parts: int
-    """Number of parts of a row for each process."""
+    """The number of parts of each row that a process holds."""
 
 
 WAYS = {

@@ -291,7 +291,7 @@ def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
 
 def loses_updates(knobs: Knobs) -> bool:
     """Returns whether the trained weights are bfloat16 and mostly too large for Adam's steps to change them. A step is
-    about the learning rate. Sharded weights have float32 copies (``search.shardings``)."""
+    about as large as the learning rate. Sharded weights have float32 copies (``search.shardings``)."""
     is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
     loses = knobs.is_adam and not knobs.sums_up_rounding
     return is_half and loses and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT

@@ -133,7 +133,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 def why_not_quantized(text: str) -> str:
     """Explains why the base of an adapter with this config cannot be quantized; empty if it can."""
     if starts_from_weights(text):
-        return f"init_lora_weights {_start(text)} computes the adapter from weights: not rehearsed for quantized ones"
+        return f"init_lora_weights {_start(text)} computes the adapter from weights, which must not be quantized"
     return _PLAIN_WEIGHTS.get(kind_of(text), "")
 
 

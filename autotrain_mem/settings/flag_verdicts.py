@@ -69,7 +69,7 @@ REFUSED_WHEN_OFF: dict[str, str] = {
     # transformers/trainer_utils.py: TrainerMemoryTracker.start
     "skip_memory_metrics": "transformers would reset the memory counters that autofit reads and reports: remove it",
 }
-"""The same for a flag that is on by default, and is refused if it is turned off."""
+"""Flag that is on by default -> what to do instead of turning it off, which is refused."""
 
 _DPO, _KTO, _GRPO, _RLOO, _PPO, _REWARD = "dpo", "kto", "grpo", "rloo", "ppo", "reward"
 _DISTILLATION, _ORPO, _CPO, _ONLINE_DPO, _GKD = "distillation", "orpo", "cpo", "online_dpo", "gkd"
@@ -133,7 +133,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_R,
-        why="how several GPUs work together: a rehearsal is one of their processes",
+        why="how several GPUs work together: a rehearsal runs one of their processes",
         flags="deepspeed ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph",
     ),
     # -- rows
@@ -222,7 +222,7 @@ _ROWS_FOR_ALL = (
     ),
     FlagGroup(
         verdict=_IDLE,  # transformers/trainer.py: evaluation_loop casts where `not self.is_in_train`
-        why="transformers casts the model only for an evaluation after training, and here all run during training",
+        why="transformers casts the model only for evaluations after training, and autofit evaluates only during it",
         flags="bf16_full_eval fp16_full_eval",
     ),
     FlagGroup(
@@ -247,7 +247,7 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=Verdict.REFUSED,
         methods=(_ORPO, _CPO),  # orpo.py: check
-        why="it is for models with an encoder, or samples during evaluation",
+        why="it is for encoder-decoder models, or for sampling during evaluation",
         flags="max_completion_length is_encoder_decoder generate_during_eval",
     ),
     FlagGroup(
@@ -288,7 +288,7 @@ _ROWS_OF_METHODS = (
     FlagGroup(
         verdict=_ONLY,
         methods=(_GRPO, _RLOO),
-        why="these metrics are named after reward functions, which a rehearsal replaces by stand-ins",
+        why="these metrics are named after reward functions, which a rehearsal replaces with stand-ins",
         flags="metric_for_best_model",
     ),
     FlagGroup(

@@ -46,9 +46,9 @@ class TrainerKnobs:
     use_bnb_nested_quant: bool = False
     """Double quantization: whether the scales of 4-bit blocks are themselves held in 8 bits."""
     activation_offloading: bool = False
-    """Whether activations for the backward pass are offloaded to host."""
+    """Whether activations for the backward pass are offloaded to the host."""
     lora_r: int = 16
-    """The rank of the adapter's matrices; without ``use_peft`` it and the next two have no effect."""
+    """The rank of the adapter's matrices. The three ``lora_`` knobs have no effect without ``use_peft``."""
     lora_alpha: int = 32
     """The adapter's output is multiplied by ``lora_alpha / lora_r``."""
     lora_target_modules: tuple[str, ...] | None = None
@@ -106,7 +106,7 @@ class Knobs(OwnSettings, TrainerKnobs):
     cp_size: int = 1
     """Processes that share each row's tokens, and pass keys and values around (context parallelism, FSDP2)."""
     sp_size: int = 1
-    """The same in DeepSpeed (sequence parallelism, with ZeRO): for attention, processes share heads, not tokens."""
+    """Like ``cp_size``, in DeepSpeed (sequence parallelism, ZeRO): for attention, processes share heads, not tokens."""
     peft_config: str | None = None
     """A PEFT config of the adapter, as JSON; None if TRL's flags describe it."""
 

@@ -81,7 +81,7 @@ _OF_TRLS = (
         needs={"sharding": UNSHARDED},
         not_sharded=(
             "TRL's offloading of FSDP's gathered weights is not rehearsed yet",
-            "Remove --activation_offloading: --gradient_checkpointing true keeps as little, or --sharding ddp.",
+            "Use --gradient_checkpointing true instead, which keeps as little on the card, or --sharding ddp.",
         ),
         reason="activations are in host memory until the backward pass: the same gradients, with copies both ways",
         words="activations offloaded",
@@ -155,7 +155,7 @@ _OF_TRLS = (
         not_sharded=(
             # bitsandbytes/nn/modules.py: Linear8bitLt.init_8bit_state reads weight.CB and weight.SCB
             "bitsandbytes keeps the scales of 8-bit weights beside the parameter, which FSDP replaces",
-            "--load_in_4bit can be sharded; or --sharding ddp keeps 8 bits.",
+            "Use --load_in_4bit, which can be sharded, or keep 8 bits with --sharding ddp.",
         ),
         reason="the frozen base model's linear weights take one byte each",
         without="LoRA on a base that is not quantized needs",
@@ -202,8 +202,8 @@ LADDER = tuple(
         key=lambda row: (row.harm, row.to is None if row.harm is Harm.NONE else row.to is not None),
     )
 )
-"""The levers, least harm first. Among levers of equal harm, those over a range come first, but last among harmless
-ones; then those of TRL's settings precede those of ours."""
+"""The levers, least harm first. At equal harm, levers over a range come before switches (after them if harmless), and
+then levers of TRL's settings before ours."""
 
 LEVERS = {row.name: row for row in LADDER}
 
@@ -218,7 +218,7 @@ SLOWING = tuple(row.name for row in LADDER if row.harm is Harm.TIME and row.move
 """Levers that save memory and cost nothing but time."""
 
 HARM_FIRST = tuple(sorted(LADDER, key=lambda row: -row.harm))
-"""The rows in order of display: the largest change first."""
+"""The levers in order of display: most harm first."""
 SWITCHES = tuple(
     name for row in HARM_FIRST if row.to is True and row.name not in (EXPANDABLE, *FREE) for name in row.knobs
 )

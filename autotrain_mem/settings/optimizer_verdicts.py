@@ -13,7 +13,7 @@ REHEARSED = (
     *("paged_adamw_32bit", "paged_adamw_8bit", "paged_lion_32bit", "paged_lion_8bit"),
     *("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit"),
 )
-"""Optimizers of torch, transformers and bitsandbytes whose rehearsal makes the same allocations as a run on the CPU."""
+"""Optimizers of torch, transformers and bitsandbytes. Their rehearsals allocate the same as real runs on the CPU."""
 
 PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
 """Optimizers whose state is a scalar or has the parameter's shape (``torch/optim``), so a shard's part can be cut out.

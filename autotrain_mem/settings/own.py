@@ -126,7 +126,7 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_sp_size",
         metavar="N",
-        help="the same in DeepSpeed (SFT, ZeRO), where GPUs share heads during attention",
+        help="like --cp_size, in DeepSpeed (SFT, ZeRO), where GPUs share heads during attention",
         check=up_to(1_024, "GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
@@ -134,7 +134,7 @@ class OwnSettings:
             reason="GPUs share the tokens of each row, and its heads during attention: the same gradients",
         ),
     )
-    """The same in DeepSpeed (sequence parallelism, with ZeRO)."""
+    """Like ``cp_size``, in DeepSpeed (sequence parallelism, with ZeRO)."""
     fsdp_offload_params: bool = setting(
         False,
         where=TakenBy.LAUNCH,
@@ -152,7 +152,7 @@ class OwnSettings:
             not_counted=("host memory: each process keeps its shards there, pinned, with the optimizer's state",),
         ),
     )
-    """Whether shards of parameters, gradients and optimizer state are offloaded to host (FSDP)."""
+    """Whether shards of parameters, gradients and optimizer state are offloaded to the host (FSDP)."""
     offload_optimizer_device: OffloadDevice | None = setting(
         None,
         kind=str,
@@ -174,7 +174,7 @@ class OwnSettings:
         help="keep shards of weights in host memory (ZeRO-3); NVMe: --deepspeed FILE",
         check=one_of(get_args(OffloadDevice), told=("cpu",)),
     )
-    """``cpu``: shards of weights are offloaded to host (ZeRO-3); None: on the GPU."""
+    """``cpu``: shards of weights are offloaded to the host (ZeRO-3); None: on the GPU."""
     peft_config: str | Path | Mapping[str, Any] | None = setting(
         None,
         takes="the path of a file, or its keys",
@@ -197,7 +197,7 @@ SHARE_TOKENS = tuple(name for name, each in OWN.items() if each.accelerate.start
 """Settings that share the tokens of rows; at most one is above 1."""
 OF_DEEPSPEED = tuple(name for name, each in OWN.items() if each.of_deepspeed)
 OFFLOADED = tuple(name for name, each in OWN.items() if each.accelerate.startswith("fsdp_") or each.of_deepspeed)
-"""Settings that offload shards to host."""
+"""Settings that offload shards to the host."""
 SWITCHES_OF_OURS = tuple(name for name, each in OWN.items() if each.is_switch)
 """Our own settings whose flag needs no value."""
 

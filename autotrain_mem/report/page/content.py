@@ -20,7 +20,7 @@ from autotrain_mem.types.report import REWARD_NAMES
 VERSION_DIGITS = 12
 """Digits shown of our own version, which is a digest."""
 SHOWN_MOMENTS = 2000
-"""The most points in a figure of a run, more than it has pixels; each stretch keeps its highest point."""
+"""The most points in a figure of a run, which is fewer pixels wide; each stretch of steps keeps its highest point."""
 _LOGGED = {
     "loss": "loss",
     **dict.fromkeys(REWARD_NAMES, "reward"),
@@ -30,8 +30,8 @@ _LOGGED = {
 """Names in trainers' logs -> titles."""
 _MEASURED = ("peak_reserved_bytes", "reserved_bytes", "peak_allocated_bytes", "allocated_bytes")
 _HOW_TO_READ = (
-    "The first figure is one rehearsed training step on the worst batch: what is allocated, stacked by what it is for, "
-    "the memory reserved for it, and the budget that neither may exceed.",
+    "The first figure shows one rehearsed training step on the worst batch: the allocated bytes, stacked by their use, "
+    "the bytes reserved for them, and the budget, which neither may exceed.",
     "Allocated bytes belong to tensors; reserved bytes are what torch's allocator takes from the GPU to serve them. "
     "The reserved bytes and the memory outside torch must fit together.",
 )
@@ -60,7 +60,7 @@ def page_of(material: Material) -> Page:
 
 
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
-    """Returns name, value and comparison of the main figures."""
+    """Returns the name, the value and the comparison of each key number."""
     estimate, knobs = plan.estimate, plan.knobs
     budget = f"of a budget of {format_bytes(estimate.budget_bytes)}"
     figures = [("needed", format_bytes(estimate.required_bytes), budget)]
@@ -184,7 +184,7 @@ def _thinned(moments: tuple[StepReading, ...]) -> list[StepReading]:
 
 
 def _distribution(key: str, title: str, no_more: str, counts: Mapping[int, int], verticals: Limits) -> Section:
-    """Draws the share of rows with at most that many tokens; ``counts`` maps tokens to a number of rows."""
+    """Draws the share of rows with at most N tokens over N; ``counts`` maps a number of tokens to a number of rows."""
     tokens, rows = sorted(counts), sum(counts.values())
     shares = [count / rows for count in accumulate(counts[each] for each in tokens)]
     thin = slice(None, None, -max(1, len(tokens) // SHOWN_MOMENTS))  # from the end: keeps the longest row

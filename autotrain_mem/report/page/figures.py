@@ -109,7 +109,7 @@ def bar_figure(key: str, title: str, groups: Sequence[str], lines: Lines, unit: 
 def _figure(
     x: Sequence[float], lines: Sequence[Mapping[str, Any]], limits: Limits, *, home: int, **more: Any
 ) -> dict[str, Any]:
-    """Returns what ``static/page.js`` draws; ``home`` is the point described while the pointer is not on a point."""
+    """Returns what ``static/page.js`` draws; while the mouse is on no point, the page describes the point ``home``."""
     blank: dict[str, Any] = {"x_title": "", "y_title": "", "verticals": {}, "marks": [], "steps": False}
     return {**blank, "x": [*x], "lines": [*lines], "limits": {**limits}, "home": home, **more}
 
@@ -177,7 +177,7 @@ def _changes(values: Sequence[int]) -> list[int]:
 
 
 def _stacked_figure(timeline: Timeline, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the figure of a timeline: owners as stacked areas, the uppermost first, and what is reserved as a line.
+    """Returns the figure of a timeline: owners as stacked areas, the uppermost first, and reserved memory as a line.
     ``held`` lists for each point the indices of its rows in ``holders``, since most of these rows recur."""
     areas = [
         {"name": formatting.OWNERS[owner], "colour": str(owner), "stacked": True, "changes": _changes(sizes)}
