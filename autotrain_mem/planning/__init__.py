@@ -1,1 +1,1 @@
-"""Joins a job, a device and the workers into predictions, plans and runs. Runs in the parent."""
+"""Predicts, plans and compares settings for a job on a device, with the help of workers. Runs in the parent."""

@@ -24,7 +24,8 @@ _NUMBERS = {"gradient_accumulation_steps": "gradient_accumulation_steps", "gradi
 
 
 def with_accelerate(request: RunRequest) -> RunRequest:
-    """Returns the request with its configs' processes, machines and sharding. Raises UsageError for all problems."""
+    """Returns the request with its configs' processes, machines and sharding. Raises UsageError if a config asks for
+    what is not rehearsed, or contradicts a flag."""
     request = with_deepspeed(request)
     given, name = request.autofit.accelerate_config, FLAG
     if given is None:
@@ -140,10 +141,9 @@ def _contradictions(request: RunRequest, launch: Launch, name: str) -> Iterator[
 
 
 def with_deepspeed(request: RunRequest) -> RunRequest:
-    """Returns the request with the ZeRO stage and offloading of its DeepSpeed config; TRL gets the config as well.
-
-    A number that TRL takes as an argument becomes that argument, and ``auto`` in the config. Raises UsageError.
-    """
+    """Returns the request with the ZeRO stage and offloading of its DeepSpeed config, which TRL gets as well. A number
+    for which TRL has an argument becomes that argument, and ``auto`` in the config. Raises UsageError if the config
+    asks for what is not rehearsed, or contradicts a flag."""
     given = request.argument(_ARGUMENT)
     if given is None:
         return request
@@ -178,7 +178,7 @@ def with_deepspeed(request: RunRequest) -> RunRequest:
 
 
 def deepspeed_content(given: Any) -> Mapping[str, Any]:
-    """Reads a DeepSpeed config from a path, JSON text (TRL's parser accepts both), or keys. Raises UsageError."""
+    """Reads a DeepSpeed config: a path, JSON text (as TRL's parser does), or keys. Raises UsageError if that fails."""
     return config_content(given, f"--{_ARGUMENT}", hint="Give a DeepSpeed config in JSON.")
 
 

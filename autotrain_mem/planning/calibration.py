@@ -2,13 +2,13 @@
 
 Settings that differ from the probed ones only in the rows and lengths of a micro-batch are of the same kind. For these,
 each phase gets a line: corrected = measured + scale x (predicted - predicted at the probe). Settings of another kind
-hold other tensors: their predictions change only after a probe that did not fit, by the missing bytes.
+hold other tensors: only a probe that did not fit changes their predictions, by adding the missing bytes.
 
 A phase's peak has a static part, which exists once the models are loaded, and a moving part on top. With one probe, an
 error in the static part becomes the offset. The scale is the measured moving part divided by the predicted one, since
-its errors (one saved tensor too many per layer and token) are proportional to it. With two probes of one kind, the
-scale is the slope between them. A scale outside 0.5 to 2 is clipped, and the rest becomes the offset. A phase that no
-probe reached is corrected by the line of the last phase that one reached.
+errors of this part (one saved tensor too many per layer and token) are proportional to it. With two probes of one kind,
+the scale is the slope between them. A scale outside 0.5 to 2 is clipped, and the rest becomes the offset. A phase that
+no probe reached is corrected by the line of the last phase that a probe reached.
 
 Cached bytes are corrected by a constant, but not if a request failed or the cache was released: then the card's size
 limited them. After an out-of-memory error, measured bytes are lower bounds: they only raise a prediction, to at
@@ -32,7 +32,7 @@ LEAST_DISTANCE = 0.05
 """Two probes give no slope if their predictions differ by less than this share: measured bytes change by whole segments
 of 2 MiB, or 20 MiB for larger blocks (``c10/core/AllocatorConfig.h: kLargeBuffer``)."""
 MISTRUST = 0.05
-"""Share of the budget that each further failed probe adds to the bytes that its settings are assumed to need."""
+"""Each further probe that fails adds this share of the budget to the bytes that its settings are assumed to need."""
 
 _ASKED = re.compile(r"Tried to allocate (\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))")
 """Matches the message of ``c10/cuda/CUDACachingAllocator.cpp: malloc``, whose sizes come from ``format_size``."""
@@ -65,19 +65,19 @@ class Correction:
     """Corrects predictions so that they agree with the probes.
 
     Example: forward was predicted at 80 MiB, 20 of them weights, and measured at 92, 24 of them weights. The offset is
-    4 MiB and the scale is 68 / 60, so half the batch, predicted at 50 MiB, becomes 92 - 34 = 58.
+    4 MiB and the scale is 68 / 60, so half the batch, predicted at 50 MiB, becomes 92 - 30 x 68 / 60 = 58 MiB.
     """
 
     lines: Mapping[Phase, Line] = field(default_factory=dict)
-    """One line for each phase that a probe reached, in order."""
+    """One line for each phase that a probe reached, in the order of the phases."""
     cached_bytes: int = 0
-    """Bytes to add to the allocator's cache."""
+    """Bytes to add to the prediction of the allocator's cache."""
     more_bytes: int = 0
-    """Bytes to add on top, since the settings did not fit."""
+    """Bytes to add to reserved memory as well, since the settings did not fit."""
     measured: Knobs | None = None
     """The probed settings; None applies the correction to all settings alike."""
     missing_bytes: int = 0
-    """Lower bound of the error; it also raises the predictions of settings of another kind."""
+    """Lower bound of the rehearsal's error; predictions of settings of another kind are raised by it."""
 
     def of(self, memory: MemoryEstimate, knobs: Knobs) -> MemoryEstimate:
         """Returns the corrected prediction, whose owners still add up to the peak."""

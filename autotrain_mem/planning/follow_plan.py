@@ -31,7 +31,7 @@ from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.planned import as_recorded
 
 GIVEN_ANEW = (MAX_LENGTH, *COMPLETION_KNOBS, "lora_r", "lora_alpha", "lora_target_modules")
-"""Knobs that may differ from the plan's if the user also set them for the plan."""
+"""Knobs that the user may set to other values than the plan's, if they were also set when the plan was made."""
 
 _SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared by their effect: the model by its digest, knobs by the plan's values."""
@@ -46,7 +46,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         again: How to plan again, for hints: a command or a Python call.
 
     Raises:
-        UsageError: the request contradicts the plan's settings, or ``forbid`` names no lever.
+        UsageError: the request contradicts the plan's settings, or ``forbid`` has a name that no lever has.
         DoesNotFitError: the plan does not fit here.
     """
     started = time.perf_counter()
@@ -60,7 +60,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
     if wrong := [*_contradictions(plan, space, subject.job)]:
         raise UsageError(
             f"The plan has other values: {'; '.join(wrong)}.",
-            hint=f"Remove that to train with the plan, or plan again: {again}",
+            hint=f"Remove what differs to train with the plan, or plan again: {again}",
         )
     anew = [*(name for name in GIVEN_ANEW if _may_be_given(name, plan, space)), *({NOT_REHEARSED} & space.pinned)]
     given = {name: getattr(space.base, name) for name in anew}
@@ -156,7 +156,7 @@ def _contradictions(plan: Plan, space: Space, job: Job) -> Iterator[str]:
 
 
 def _changed(plan: Plan, knobs: Knobs, subject: Subject) -> tuple[str, ...]:
-    """Lists the changes on which a rehearsal depends, each as ``before -> after``."""
+    """Lists the changes that can affect a rehearsal, as ``before -> after`` where both are known."""
     job, before, now = subject.job, plan.estimate.hardware, subject.hardware
     changes = []
     versions = (plan.versions, versions_key())

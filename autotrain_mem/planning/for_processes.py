@@ -18,7 +18,7 @@ from autotrain_mem.types.hardware import Topology
 
 
 def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:
-    """Returns TRL's defaults for each of a job's processes. Raises UsageError (:func:`check_processes`)."""
+    """Returns TRL's defaults for each of a job's processes. Raises as :func:`check_processes` does."""
     check_processes(topology, given)
     if topology.processes == 1:
         return defaults
@@ -86,7 +86,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """Fills open settings from the plan; the request's own sharding stays. ``filled`` comes from ``AutoFit.over``."""
+    """Returns ``filled`` (of ``AutoFit.over``) with the plan's batch, and its sharding unless the request has one."""
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}
@@ -100,7 +100,7 @@ def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
 
 
 def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
-    """Returns the plan's TRL arguments without accumulation, and without rows that no longer divide the batch."""
+    """Returns the plan's TRL arguments less accumulation, and less a micro-batch that no longer divides the batch."""
     processes = sum(autofit.gpu_counts[:1]) * (autofit.nodes or 1) // autofit.token_shards or 1
     arguments = dict(plan.job.trl_arguments)
     arguments.pop(STEPS, None)
@@ -113,7 +113,7 @@ def arguments_over(plan: Plan, autofit: AutoFit) -> dict[str, Any]:
 def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     """Yields the plan's settings for this job's processes, first with its micro-batch, then with smaller ones.
 
-    Raises UsageError if one of its levers does not support the sharding.
+    Raises UsageError if one of the plan's levers does not support the sharding.
     """
     before, base = plan.knobs, space.base
     is_given = "sharding" in space.pinned or None in (before.sharding, base.sharding)

@@ -1,7 +1,7 @@
-"""Keeps workers' answers between runs, so that TRL need not be imported, until something that they depend on changes.
+"""Keeps workers' answers, so that later runs need not import TRL.
 
-A key covers the question, the files that it names, commits in the local hub cache, environment variables and versions.
-Errors are not kept, and neither are answers that depend on the user's code.
+An answer is valid until its key changes: the question, the files that it names, commits in the local hub cache,
+environment variables and versions. Errors are not kept, and neither are answers that depend on the user's code.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ def kept_or_asked(
     ask: Callable[[], Answer],
     keeps: Callable[[Answer], bool] = lambda answer: True,
 ) -> Answer:
-    """Returns the answer stored under a key, or else calls ``ask`` and stores its answer if there is a key."""
+    """Returns the answer stored under a key, else that of ``ask``; stores it if there is a key and ``keeps`` agrees."""
     kept = None if key is None else store.get(kind, key)
     if kept is not None:
         return codec.from_json(noun, kept)
@@ -144,7 +144,7 @@ def _parse_key(request: RunRequest) -> dict[str, Any] | None:
 
 
 def _key(words: Mapping[str, Any], texts: Iterable[str], hub_ids: Iterable[str]) -> dict[str, Any] | None:
-    """Returns a key with digests of the arguments, which may hold secrets; None if a named file may still change."""
+    """Returns a key with digests of the arguments, which may hold secrets; None if a named file has no ``_state``."""
     files = {text: _state(Path(text)) for text in sorted({*texts}) if os.path.exists(text)}
     if None in files.values():
         return None
@@ -177,7 +177,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _state(path: Path) -> list[Any] | None:
-    """Returns sizes and times of a file or a folder's visible files; None if these do not identify the content."""
+    """Returns sizes and times of a file, or of a folder's visible files; None if they do not identify the content."""
     files = [path] if path.is_file() else []
     for parent, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]

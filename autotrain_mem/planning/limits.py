@@ -33,7 +33,7 @@ class RunLimits:
         return False
 
     def broken(self, fitting: Sequence[Estimate]) -> LimitError:
-        """Returns the error with the fastest plan's time and cost, and the limits that it would meet."""
+        """Returns the error with the fastest plan's time and cost, and the limits that this plan would meet."""
         fastest = min(fitting, key=self._seconds)
         seconds, cost, job, price = self._seconds(fastest), self._cost(fastest), self.subject.job, self.subject.price
         steps, share = self._steps(fastest.knobs), 1.0
@@ -87,7 +87,7 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
     if None in (*rates, card.host_link_bytes_per_second):  # assumed rates only rank plans
         raise UsageError(
             f"{flags}: the speed of {card.name} is unknown.",
-            hint="Give --gpu a card by name (autofit gpus lists them).",
+            hint="Name a card with --gpu (autofit gpus lists them).",
         )
     if job.budget is not None and subject.price is None:
         raise UsageError(

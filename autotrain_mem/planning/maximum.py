@@ -28,7 +28,7 @@ _Asked = tuple[Sequence[int], str]
 
 
 def question_of(subject: Subject) -> Question | None:
-    """Returns the question for the argument given as ``max``, if any. Raises ContextLengthError, BatchSplitError."""
+    """Returns the question for an argument given as ``max``, or None. If no value works, raises like ``space()``."""
     name = subject.job.maximized
     if name is None:
         return None

@@ -37,12 +37,13 @@ def batches_of(subject: Subject, knobs: Knobs) -> DrawnBatches | None:
 
 
 def _count_as_alike(job: Job, knobs: Knobs) -> bool:
-    """Returns whether all batches have equally many tokens, or the cache is emptied, as for vLLM's sleep mode."""
+    """Returns whether all batches have equally many tokens, or vLLM's sleep mode empties the cache between them."""
     return not knobs.pads_rows or bool(job.arguments.get("padding_free")) or sleeps(job)
 
 
 def replayed(subject: Subject, knobs: Knobs, trace_of: Callable[[int], Trace]) -> MixedLengths | None:
-    """Returns the reserved bytes of batches of every length; None if they cannot be replayed. Raises RehearsalError."""
+    """Returns the reserved bytes of batches of every length; None if they cannot be replayed. Raises RehearsalError
+    if a rehearsal fails."""
     batches = batches_of(subject, knobs)
     if batches is None or not subject.caches or subject.lengths.images:
         return None
@@ -61,7 +62,7 @@ def replayed(subject: Subject, knobs: Knobs, trace_of: Callable[[int], Trace]) -
 
 
 def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
-    """Returns the estimate with the reason why rows of every length were not replayed, where they would matter."""
+    """Returns the estimate with the reason why rows of every length were not replayed, if lengths make a difference."""
     memory, job, lengths = estimate.memory, subject.job, subject.lengths
     if memory.mixed_lengths is not None or not subject.caches or _count_as_alike(job, estimate.knobs):
         return estimate
@@ -74,6 +75,6 @@ def with_reason(estimate: Estimate, subject: Subject) -> Estimate:
     elif lengths.images:
         why = "the ratio of pixels to text differs from row to row"
     else:
-        why = "the steps of this rehearsal cannot be replayed with other rows (several processes, offloading)"
+        why = "the steps of this rehearsal cannot be replayed with other rows, as with several processes or offloading"
     not_counted = (f"memory reserved over hours with rows of every length: {why}", *memory.not_counted)
     return replace(estimate, memory=replace(memory, not_counted=not_counted))

@@ -76,7 +76,7 @@ def check_output(job: Job, *, overwrite: bool) -> None:
 
 
 def check_saves_over_no_model(output_dir: str, models: Iterable[str]) -> None:
-    """Raises OutputFolderError if saving would replace one of these models, or a run that has one as a checkpoint."""
+    """Raises OutputFolderError if saving would replace one of these models, or a run with one of them as checkpoint."""
     folder = pathlib.Path(output_dir).resolve()
     for name in filter(None, models):
         path = pathlib.Path(name).resolve()
@@ -100,7 +100,7 @@ def _datasets(job: Job) -> Iterator[str]:
 
 
 def _lies_in(inner: pathlib.Path, outer: pathlib.Path) -> bool:
-    """Returns whether a folder is another one or inside it, by inode: one folder may be mounted under two names."""
+    """Returns whether ``inner`` is ``outer`` or inside it, by inode, since a folder may be mounted under two names."""
     return outer.exists() and any(each.exists() and each.samefile(outer) for each in (inner, *inner.parents))
 
 

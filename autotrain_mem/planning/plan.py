@@ -124,7 +124,7 @@ def machine_warnings(job: Job, knobs: Knobs, topology: Topology) -> Iterator[str
         rows, least = job.method_facts.rows(knobs.effective_batch_size), knobs.processes
         yield (
             f"{rows} in each optimizer step: no --effective_batch_size is given, so each of {knobs.processes:,} GPUs "
-            "uses TRL's default batch size, and the learning rate is not adapted to their sum; "
+            "uses TRL's default batch size, and the learning rate is not adapted to the larger batch; "
             f"--effective_batch_size takes multiples of {least}"
         )
 
@@ -136,9 +136,9 @@ FLASH_CAPABILITY = (8, 0)
 def with_shared_tokens(
     subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
 ) -> SearchResult | None:
-    """Returns the plan that costs only time and shares each row among the fewest GPUs: of 8, it tries 1, 2, 4 and 8.
+    """Returns the plan that costs only time and shares each row among the fewest GPUs: 2, 4 or 8 of 8 GPUs.
 
-    None if rows may not be shared, if the job fits without sharing, or if no number of GPUs per row makes it fit.
+    Returns None if rows may not be shared, if the job fits without sharing, or if sharing does not make it fit.
     """
     sizes, way = degrees(space, subject.job), way_of(subject.job)
     if not sizes or (way.in_half_precision and subject.hardware.capability < FLASH_CAPABILITY):

@@ -27,8 +27,8 @@ from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker
 
 LEAST_RECOMPUTED = 0.3
-"""The least share of a forward pass that checkpointing recomputes. It never recomputes the head that makes the logits,
-which does half of a small model's work."""
+"""The least share of a forward pass that checkpointing recomputes. It never recomputes the head that makes the logits;
+in a small model, this head does half of the work."""
 
 TRACES_KEPT = 6
 """The number of traces to keep; each takes a few megabytes."""
@@ -52,7 +52,7 @@ class Predictions:
         self._kernels = kernel_class(subject.hardware.capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
-        """Returns the estimates of these points, in the same order. Raises RehearsalError."""
+        """Returns the estimates of these points, in the same order. Raises RehearsalError if a rehearsal fails."""
         whole = whole and self._confirms
         missing = [knobs for knobs in points if self._known(knobs, whole) is None]
         depths = {} if whole else {knobs: found for knobs in missing if (found := self._depths(knobs)) is not None}
@@ -105,7 +105,7 @@ class Predictions:
         return would_fit(self._subject, estimate, self._shared if rehearsed else None)
 
     def over_steps(self, estimate: Estimate) -> Estimate:
-        """Adds the bytes that a run with rows of mixed lengths reserves; returns the estimate unchanged if unknown."""
+        """Adds the bytes that a run with rows of mixed lengths reserves, or nothing if they are unknown."""
         knobs, is_asked = estimate.knobs, self._confirms and self._subject.caches
         batches = batches_of(self._subject, knobs) if is_asked else None
         if batches is None or estimate.memory.mixed_lengths is not None:
@@ -256,7 +256,7 @@ def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
 
 
 def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float = 1.0) -> StepTime:
-    """Computes the average time of an optimizer step; ``ratio`` is the rows of ``knobs`` over those of ``work``."""
+    """Computes the average time of an optimizer step; ``ratio``: rows of ``knobs`` divided by those of ``work``."""
     return step_time(
         work if ratio == 1.0 else work.of_rows(ratio),
         subject.hardware,
@@ -268,12 +268,12 @@ def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float =
 
 
 def judge_trace(subject: Subject, knobs: Knobs, trace: Trace) -> Estimate:
-    """Estimates one rehearsal, replayed within the device's memory."""
+    """Returns the estimate of one rehearsal, replayed within the device's memory."""
     return judge(subject, knobs, footprint_of(trace, subject.room(knobs)))
 
 
 def footprint_of(trace: Trace, room: DeviceCapacity, layers: int | None = None) -> Footprint:
-    """Replays a rehearsal; ``layers`` is the number of layers of the larger copy, or None for the whole model."""
+    """Replays a rehearsal; ``layers``: how many the larger of two shortened copies has; None for the whole model."""
     memory = replace(estimate_memory(trace, room), rehearsed_layers=layers)
     return Footprint(memory=memory, work=trace.work, awake=estimate_while_awake(trace, room, memory))
 

@@ -1,4 +1,4 @@
-"""Makes a job from a request, which TRL's parser reads in a worker; first applies a plan or PEFT config to it."""
+"""Makes a job from a request: applies its plan and configs, and has TRL's parser read its arguments in a worker."""
 
 import os
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _DATASET_NAMES = ("dataset", "dataset_name", "datasets")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanHints:
-    """Holds hints for plans that do not apply, as templates with ``plan``, ``made_for``, ``model`` and ``method``."""
+    """Holds templates of hints for plans that do not apply. Fields: ``plan``, ``made_for``, ``model``, ``method``."""
 
     other_method: str
     objects: str
@@ -47,7 +47,7 @@ class PlanHints:
 def resumed(
     request: RunRequest, warn: Callable[[str], None], on_folder: Callable[[str], None] = lambda folder: None
 ) -> RunRequest:
-    """Makes a resumed run follow the plan in its output folder, unless the request names another one."""
+    """Makes a resumed run follow the plan in its output folder, unless the request names another plan."""
     if request.autofit.plan is not None or not request.argument(RESUME):
         return request
     if not (folder := request.folder):
@@ -63,7 +63,7 @@ def resumed(
 
 
 def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
-    """Reads a plan to follow. Raises PlanFileError, and UsageError if the plan is for another method."""
+    """Reads a plan to follow. Raises PlanFileError if there is none, and UsageError if it is for another method."""
     plan = given if isinstance(given, Plan) else Plan.load(given)
     if plan.method != method:
         advice = other_method.format(plan=given, made_for=plan.method, model=plan.model, method=method)
@@ -142,7 +142,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
     if len(counts) > 1:
         raise UsageError(
             f"--gpus {','.join(map(str, counts))} asks for several plans.",
-            hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one here.",
+            hint="Only autofit plan METHOD --gpu NAME compares numbers of GPUs; give --gpus one number here.",
         )
     hardware = choose(
         autofit.gpu,
@@ -172,7 +172,7 @@ _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folde
 
 
 def with_peft_config(request: RunRequest) -> RunRequest:
-    """Returns the request with the content of its PEFT config. Raises UsageError for all problems at once."""
+    """Returns the request with the content of its PEFT config. Raises one UsageError for all problems of the config."""
     given = request.autofit.peft_config
     if given is None:
         return request

@@ -36,7 +36,7 @@ class Lengths:
     """Holds the known lengths of rows."""
 
     longest: int | None
-    """Tokens of the longest row, or of an online method's prompt; None if unknown: rows then fill ``max_length``."""
+    """Tokens of the longest row, or prompt in online methods; None if unknown: rows then fill ``max_length``."""
     profile: DataProfile | None = None
     """The lengths of all rows; None if the data were not read."""
     why_not: str = ""
@@ -58,10 +58,8 @@ def reads_dataset(job: Job, *, to_train: bool) -> bool:
 
 
 def check_lengths(profile: DataProfile, space: Space) -> None:
-    """Rejects a ``max_length`` that cuts images or whole prompts, and prompts that leave no room for the answer.
-
-    Raises UsageError and ContextLengthError.
-    """
+    """Raises UsageError for a ``max_length`` that cuts images or whole prompts, and ContextLengthError for prompts that
+    leave no room for the answer."""
     images, limit = profile.images, space.base.max_length
     if images is not None and limit is not None and images.end > limit:
         # The model's forward would fail (``transformers/models/*/modeling_*.py: get_placeholder_mask``).
@@ -107,7 +105,7 @@ class Rehearsals:
     """Where rehearsals and token counts are kept for the next run."""
     prices: Prices = field(default_factory=listed_prices)
     correction: Correction = field(default_factory=Correction)
-    """The correction that probes measured; the store keeps uncorrected predictions."""
+    """The correction that follows from probes; the store keeps uncorrected predictions."""
     traces: dict[Any, Trace] = field(default_factory=dict, compare=False)
     """The last rehearsals of this run (``Predictions.remember``)."""
 
@@ -129,7 +127,7 @@ class Rehearsals:
         return replace(self, hardware=hardware, defaults=defaults)
 
     def with_max_pixels(self, max_pixels: int | None) -> Self:
-        """Returns a copy whose images have a plan's ``max_pixels``; itself if the plan sets none."""
+        """Returns a copy with a plan's ``max_pixels`` for images, or this object if the plan sets none."""
         if max_pixels is None:
             return self
         return replace(self, job=replace(self.job, arguments={**self.job.arguments, SMALLER_IMAGES: max_pixels}))
@@ -181,7 +179,8 @@ class Rehearsals:
         return answered(self.store, job, "model", words, ModelFacts, lambda: worker.describe(job, capability))
 
     def count_lengths(self, on_counting: OnCounting = lambda counting: None) -> Lengths:
-        """Counts the data's tokens once. Raises DatasetError, and ModelNotFoundError if the job gives no length."""
+        """Counts the data's tokens once. Raises DatasetError if they cannot be read, and ModelNotFoundError if there is
+        no tokenizer and the job gives no length."""
         job = self.job
         try:
             profile = self._profile(on_counting)
@@ -285,7 +284,7 @@ class Subject(Rehearsals):
         return self.workers.first.rehearse(self.rehearsed_job, knobs, self.row_length(knobs), kernels)
 
     def space(self) -> Space:
-        """Returns the search space. Raises UsageError, BatchSplitError and ContextLengthError."""
+        """Returns the search space. Raises as ``make_space``, :func:`check_lengths` and :attr:`settings` do."""
         profile, nodes, longest = self.lengths.profile, self.hardware.topology.nodes, self.lengths.longest
         space = make_space(self.defaults, self.job, self.facts, longest=longest, profile=profile, nodes=nodes)
         if profile is not None:

@@ -1,4 +1,4 @@
-"""Defines a training request that TRL's parser has not read yet, so that it needs no worker."""
+"""Defines a training request before TRL's parser reads it, so that making one needs no worker."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class RunRequest:
     argv: tuple[str, ...] = ()
     """Flags for TRL's parser."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments by name for TRL's parser, as JSON has them: YAML keys, or keywords of Python. Flags win over them."""
+    """Arguments for TRL's parser, as JSON values by name: YAML keys, or keywords of Python. Flags win over them."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables for the processes that load the model."""
     also_known: tuple[str, ...] = ()
-    """Names of our own flags, which did-you-mean may suggest."""
+    """Names of our own flags, which the hint for an unknown flag may suggest."""
     accelerate: Mapping[str, Any] | None = None
     """The content of the user's config of ``accelerate launch``."""
     pins: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that the request pins in addition to ``autofit.pins``."""
     simulate: bool = setting(
-        False, group=Group.DEVICE, before="headroom", help="train on the CPU, with a simulated card of the --gpu name"
+        False, group=Group.DEVICE, before="headroom", help="train on the CPU, which simulates the card that --gpu names"
     )
     plan_only: bool = setting(False, group=Group.OUTPUT, before="plan", help="plan and stop")
     overwrite_output_dir: bool = setting(

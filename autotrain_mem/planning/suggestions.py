@@ -22,14 +22,14 @@ MOST_CARDS = 8
 """The largest number of cards in a machine."""
 
 Shared = Callable[[Knobs, int], Estimate | None]
-"""Rehearses settings on several cards that share the model; None if they cannot."""
+"""Rehearses settings on several cards that share the model; returns None if they cannot."""
 
 
 def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> tuple[str, ...]:
     """Names where a run that does not fit would fit: on the next larger cards, and on more of this card.
 
     Another card is judged by the bytes that this one reserves; other kernels may need a few percent more or less.
-    ``shared``: rehearses settings on more cards; None for arithmetic alone.
+    ``shared`` rehearses settings on more cards; if it is None, bytes are computed without a rehearsal.
     """
     if rehearsals.hardware.origin == "cpu":
         return ()
@@ -38,7 +38,7 @@ def would_fit(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None)
 
 
 def _more_of_these(rehearsals: Rehearsals, estimate: Estimate, shared: Shared | None) -> Iterator[str]:
-    """Finds the fewest cards that hold the run under FSDP2: by the bytes that are divided, confirmed by a rehearsal."""
+    """Finds the fewest cards that hold the run under FSDP2: computes their bytes, and confirms them with ``shared``."""
     job, knobs, topology = rehearsals.job, estimate.knobs, rehearsals.hardware.topology
     whole = [row for row in pulled(knobs) if "fsdp2" not in row.needs.get("sharding", ("fsdp2",))]
     # Shards save the bytes, so nothing is offloaded.

@@ -23,7 +23,7 @@ _MOST_PERCENT = 95
 
 
 def vllm_server(subject: Subject, knobs: Knobs) -> VllmServer | None:
-    """Returns the server of ``--vllm_mode server``, assumed to have cards like those that train; None without one.
+    """Returns the server of ``--vllm_mode server``, assumed to have cards like those that train, or None.
 
     TRL leaves ``vllm_tensor_parallel_size`` and ``vllm_gpu_memory_utilization`` to the server's command. Raises
     DoesNotFitError if the weights and one completion exceed the server's share of its cards.

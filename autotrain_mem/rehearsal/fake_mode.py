@@ -103,7 +103,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
             super()._validate_cache_key(func, args, kwargs)
 
     def _recipe(self, func: Any, args: Any, kwargs: Any) -> _Recipe | None:
-        """Makes a recipe from torch's cache entry for an operator that just ran; None without an ordinary entry."""
+        """Makes a recipe from torch's cache entry for an operator that just ran; None if there is no ordinary entry."""
         try:
             key = self._cache_key(fake_tensor._CacheKeyState(self.shape_env), func, args, kwargs)
         except fake_tensor._BypassDispatchCache:

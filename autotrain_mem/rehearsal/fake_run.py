@@ -40,7 +40,7 @@ EditRows = Callable[[list[Any]], list[Any]]
 def fake_tensors() -> Iterator[QuickFakeMode]:
     """Within the block, new tensors have shape, dtype and device, but no bytes.
 
-    transformers takes a fake tensor for tracing, and then ignores the values of masks
+    transformers takes a fake tensor as a sign of tracing, and then ignores the values of masks
     (``transformers/utils/import_utils.py: is_tracing``). A rehearsal has these values, so ``is_fake_tensor`` returns
     False. A deep copy of a fake tensor (PEFT copies ``modules_to_save``) keeps this mode instead of copying it.
     """
@@ -208,7 +208,7 @@ def _copied(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arrivals(arrive: Callable[[dict[str, Any]], dict[str, Any]], recorder: Recorder) -> AbstractContextManager[Any]:
-    """Records a batch when accelerate sends it to the device. To detect the last batch, accelerate then has already
+    """Records a batch when accelerate sends it to the device. By then, to detect the last batch, accelerate has
     collated the next one, which is still on the host (``accelerate/data_loader.py: DataLoaderShard.__iter__``)."""
     from accelerate import data_loader
 

@@ -74,7 +74,7 @@ class _Engine:
         torch.cuda.empty_cache()
 
     def wake_up(self, tags: list[str]) -> None:
-        """Allocates the weights, then the KV cache. TRL empties torch's cache before the weights only
+        """Allocates the weights, then the KV cache. TRL empties torch's cache before the first of these only
         (``trl/generation/vllm_generation.py: sync_weights, generate``)."""
         _mark(EngineMark.WAKES)
 
@@ -124,7 +124,7 @@ def _completion(prompt: list[int], max_tokens: int, number: int) -> list[int]:
 
 
 def _send(in_flight: deque[torch.Tensor], size_bytes: int) -> int:
-    """Allocates a buffer, after freeing the oldest one if all are in use; returns the bytes that still wait, 0."""
+    """Allocates a buffer, after freeing the oldest one if all are in use; returns 0, the bytes that still wait."""
     if len(in_flight) == PACKED_BUFFERS:
         in_flight.popleft()
     in_flight.append(torch.empty(size_bytes, dtype=torch.uint8))

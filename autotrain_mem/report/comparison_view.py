@@ -24,11 +24,11 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
     "s": (lambda knobs: knobs.is_sharded, "weights, gradients and optimizer state are divided among the GPUs (FSDP)"),
     "+": (lambda knobs: knobs.expandable_segments, f"with {formatting.segments(expandable=True)}"),
 }
-"""Sign beside a batch -> a function that returns whether knobs get it, and its meaning."""
+"""Sign beside a batch -> a function that returns whether knobs get the sign, and the sign's meaning."""
 
 _CARDS_NOTE = """\
 Speeds are predictions: trust the order of the cards more than the numbers.
-autofit plan ... --gpu NAME shows the rest, and rehearses the whole model."""
+autofit plan ... --gpu NAME plans for one card, and rehearses the whole model."""
 
 _BATCH = "Batch: rows at once x accumulation."
 _BATCH_OF_SEVERAL = "Batch: rows at once x accumulation on each GPU; memory and needs are for one GPU."
@@ -121,5 +121,5 @@ def costs(cards: Cards) -> list[RenderableType]:
     if without := [formatting.cards(each.hardware) for each in fitting if each.price is None]:
         more = f" and {len(without) - _ENTRIES} more" if len(without) > _ENTRIES else ""
         lines.append(f"no price is known for {', '.join(without[:_ENTRIES])}{more}")
-    what = "the training" if whole else "a million trained tokens (name --dataset or --max_steps for the training)"
+    what = "the training" if whole else "a million trained tokens (with --dataset or --max_steps: the whole training)"
     return section(f"what {what} costs at rental prices, in {currency}", Text(), grid, Text(), *lines, indent=0)

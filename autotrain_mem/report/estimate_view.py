@@ -1,4 +1,4 @@
-"""Shows what one configuration needs: the verdict first, then a column that adds up to it."""
+"""Shows what one configuration needs: the verdict first, then a column of parts that add up to the need."""
 
 import pickle
 from collections.abc import Iterator, Mapping
@@ -117,7 +117,7 @@ def why_not(estimate: Estimate) -> str:
         reason = f"the largest request that fails: {format_bytes(reserved.largest_refused_bytes)}"
     elif reserved.num_alloc_retries:
         times = counted(reserved.num_alloc_retries, "time")
-        reason = f"it would run only by freeing its cache {times}, and each time stalls the GPU"
+        reason = f"it would run only by freeing its cache {times}, which stalls the GPU each time"
     else:
         reason = "the allocated memory would fit, but not together with the cached memory"
     other = estimate.growing()
@@ -146,7 +146,7 @@ def sum_table(estimate: Estimate) -> Table:
     note = "the CUDA context and its modules" if caches(hardware) else "the process itself"
     lines.append(("+", "outside torch", hardware.non_torch_bytes, note))
     if size := estimate.communicators_bytes:
-        lines.append(("+", "NCCL", size, "its communicators, before a probe measures them"))
+        lines.append(("+", "NCCL", size, "its communicators, assumed until a probe measures them"))
     if share_bytes := estimate.vllm_share_bytes:
         note, sleep = "its own pool for weights and KV cache", estimate.vllm_sleep
         if sleep is not None and sleep.is_decided_awake:

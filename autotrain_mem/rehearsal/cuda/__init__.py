@@ -1,1 +1,1 @@
-"""Imitates each difference of CUDA from the CPU with one rule; ``rules`` collects them. Runs in the worker."""
+"""Imitates each difference between CUDA and the CPU by one rule; ``rules`` collects the rules. Runs in the worker."""

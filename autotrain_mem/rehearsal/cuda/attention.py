@@ -37,7 +37,7 @@ _CUDNN = (
 
 
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
-    """Lists the memory that this module does not count; cuDNN's attention runs on 9.x and 10.x."""
+    """Lists the memory that this module does not count; cuDNN's entries are for capability 9.0 or newer."""
     return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] >= 9 else ()))
 
 
@@ -150,8 +150,8 @@ def _math(
 
 @contextmanager
 def _flash_by_name(capability: Capability) -> Iterator[None]:
-    """Makes transformers find stand-ins for flash kernels, which it loads by ``_lazy_imports``, also under the kernels'
-    names on the hub (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
+    """Lets transformers load stand-ins for flash kernels by its ``_lazy_imports``, also under the kernels' names on the
+    hub (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
     from transformers import modeling_flash_attention_utils as flash
     from transformers import modeling_utils
     from transformers.integrations.flash_attention import flash_attention_forward
@@ -174,7 +174,7 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
 
 
 def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Replaces flash_attn_func and flash_attn_varlen_func; transformers detects features by their parameter names."""
+    """Returns stand-ins for flash_attn_func and flash_attn_varlen_func; transformers reads their parameter names."""
 
     def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: torch.Tensor) -> Any:
         # KernelCall.window includes the query's own token; transformers' does not (_process_flash_attention_kwargs).
@@ -218,7 +218,7 @@ def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable
 
 
 class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Runs one call of a fused kernel with CUDA's buffers and the CPU's values."""
+    """Runs one call of a fused kernel: allocates CUDA's buffers, and computes the values on the CPU."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
 """Replaces Triton kernels in a rehearsal: they run on neither the CPU nor fake tensors.
 
-The replacements of Liger's layers allocate the buffers of liger-kernel 0.8.5 on compute capability 8.0 or newer, even
-if it is not installed; the LM head follows 0.8.0 if a version before 0.8.3 is. They compute no values, so they need
-fake tensors. The losses of TRL 1.12's GRPO, DPO and KTO trainers (``liger_kernel.chunked_loss``) are not imitated.
+Liger's layers are replaced by layers without values, for fake tensors only. They allocate the buffers of liger-kernel
+0.8.5 on compute capability 8.0 or newer, even if Liger is not installed; if a version before 0.8.3 is installed, the LM
+head follows 0.8.0. TRL 1.12's losses for GRPO, DPO and KTO (``liger_kernel.chunked_loss``) are not imitated.
 """
 
 import importlib

@@ -139,7 +139,7 @@ def _sum_parts(tensor: torch.Tensor, dims: Any, out: torch.Tensor, threads: int)
     """Follows ``native/cuda/Reduce.cuh: setReduceConfig, ReduceConfig::global_memory_size``.
 
     Blocks that share a sum over rows keep a float32 partial sum for every output and thread of their width. 4096 rows
-    of 896: 64 blocks x 32 threads x 4 columns at once x 896 x 4 bytes = 28 MiB. The card runs ``threads`` at once.
+    of 896: 64 blocks x 32 threads x 4 columns x 896 outputs x 4 bytes = 28 MiB. The card runs ``threads`` at once.
     """
     if tensor.numel() < _MOST_VALUES:
         return 0

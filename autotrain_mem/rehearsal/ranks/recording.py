@@ -218,7 +218,7 @@ def _bytes(arg: Any) -> int:
 
 
 def _bring(func: Any, args: tuple[Any, ...]) -> None:
-    """Assumes that all processes contribute equal data, and sets known values of results; others become unknown."""
+    """Sets the values of results, assuming equal data on all processes; values that this leaves open become unknown."""
     name = _name(func)
     if name in _GATHERS:
         outs, ins = [*tensors_in([args[0]])], [*tensors_in([args[1]])]

@@ -38,8 +38,8 @@ _aten = torch.ops.aten
 def ring_attention(compute_capability: Capability) -> Iterator[None]:
     """Within the block, attention over sharded tokens uses the ring, as on a card of this compute capability.
 
-    Attention over a process's own tokens alone raises RehearsalError, since the prediction would be too low. The
-    replacement has the name of torch's function, which ``_attention.py: _distribute_function`` reads to wrap it.
+    Attention over a process's own tokens alone raises RehearsalError, since the prediction would be too low. The inner
+    function has the name of torch's function, by which ``_attention.py: _distribute_function`` replaces it.
     """
 
     def scaled_dot_product_attention(
@@ -64,7 +64,7 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
         is_odd = query.size(-1) % 8 != 0  # torch pads heads of these sizes
         if attn_mask is not None or not is_causal or is_odd or backend not in (Backend.FLASH, Backend.CUDNN):
             raise RehearsalError(
-                f"Context parallelism does not run with this model's attention: CUDA picks its {backend} kernel.",
+                f"Context parallelism does not run with this model's attention: CUDA picks the {backend} kernel.",
                 hint="Ring attention needs causal attention without a mask, in bfloat16 or float16. Give --bf16, or "
                 "remove --cp_size.",
             )
@@ -81,7 +81,7 @@ def ring_attention(compute_capability: Capability) -> Iterator[None]:
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped to mypy here
-    """Runs torch's ring attention over a group's tokens: allocates as CUDA's kernel, computes with the CPU's."""
+    """Runs torch's ring attention over a group's tokens: allocates like CUDA's kernel, and computes with the CPU's."""
 
     @staticmethod
     def forward(

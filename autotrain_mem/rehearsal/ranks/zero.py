@@ -247,7 +247,7 @@ class _Uneven:
 
 
 def _refill(refill: Callable[[Any], None], recorder: RankRecorder, loader: Any) -> None:
-    """Copies the micro-batches that ``refill`` makes: its ``.cpu()`` copies on a GPU, but returns views on the CPU."""
+    """Copies the micro-batches of ``refill``: its ``.cpu()`` makes copies on a GPU, but on the CPU it returns views."""
     refill(loader)
     with recorder.unseen():
         for batch in loader.micro_batches:

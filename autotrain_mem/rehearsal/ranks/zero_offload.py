@@ -174,7 +174,7 @@ class HostAdam:
         bias_correction: bool,
         *tensors: torch.Tensor,
     ) -> int:
-        """Updates real tensors in place by torch's AdamW, which rounds differently in the last digits."""
+        """Updates real tensors in place by torch's AdamW, whose last digits can differ from those of DeepSpeed's."""
         if isinstance(tensors[0], FakeTensor):
             return 0
         settings = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}

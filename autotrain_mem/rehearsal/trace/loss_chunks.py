@@ -1,7 +1,7 @@
 """Shortens TRL's chunked SFT loss to few chunks, and records its passes and the work of its chunks.
 
 Fewer tokens make fewer chunks, not smaller ones, and each chunk reads the whole LM head. ``estimator.depth`` repeats
-the passes for the chunks that are left out, and the rest of the run for the layers that are.
+the passes for the chunks that are left out, and the rest of the run for the layers that are left out.
 """
 
 import builtins

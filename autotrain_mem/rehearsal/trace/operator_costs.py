@@ -34,7 +34,7 @@ class Cost:
     launches: int = 1
     of_step: bool = False
     shape: tuple[int, ...] = ()
-    """The lengths with which the cost grows, if it is not that of an operator."""
+    """The lengths with which the cost grows, for work that is not an operator's."""
 
     def scaled(self, share: float) -> Cost:
         """Returns the cost for a share of the tokens; fixed bytes stay."""

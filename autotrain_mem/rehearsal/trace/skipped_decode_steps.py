@@ -105,9 +105,9 @@ class _Writing:
         self.jumped = ledger.events[jump.start : jump.stop]
         self._births: dict[int, _Slot] = {}
         self._deaths: dict[int, _Slot] = {}
-        """Map events of the last step that allocate (``_births``) or free (``_deaths``) a block to the block's slot."""
+        """``_births`` and ``_deaths`` map each event of the last step that allocates or frees a block to its slot."""
         self._for_good: dict[int, deque[int]] = {}
-        """Maps a birth in the last step, of a block that no step frees (scores), to those in the other steps."""
+        """Maps the last step's birth of a block that no step frees (scores) to the block's births in other steps."""
         self.moved: set[int] = set()
         """Events of the jump and the last step that are already written elsewhere."""
         self._states: list[_Slot] = []
@@ -164,7 +164,7 @@ class _Writing:
         return made
 
     def steps(self, grown: int, whole: int) -> array[int]:
-        """Returns the events of the skipped steps: ``grown`` with growing caches, ``whole`` of them complete."""
+        """Returns the events of ``grown`` skipped steps with growing caches; ``whole`` of these steps are complete."""
         slots = self._births | self._deaths
         growth = array("q", (event for event in self._step if event in slots and slots[event].lengths))
         in_full = set(_spread(whole, grown))

@@ -81,7 +81,7 @@ class _Calls:
         self._lengths: list[int] = []
         self._scripts: dict[Any, dict[Saving, Script] | None] = {}
         self._saved: dict[int, dict[int, int]] = {}
-        """Maps the block of a tensor that replaces saved tensors to their blocks, by their numbers in the script."""
+        """Maps the block of each stand-in for saved tensors to the blocks of these tensors, by number in the script."""
 
     def interface_of(self, registry: Any) -> Callable[..., Interface]:
         """Wraps a registry's sdpa implementation; other implementations get their windows one by one."""

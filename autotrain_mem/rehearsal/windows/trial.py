@@ -26,7 +26,7 @@ class Saving(Enum):
     NOTHING_SAVED = "no gradients are wanted"
     KEPT = "kept"
     DROPPED = "dropped, within a checkpoint"
-    RECOMPUTED = "kept as a checkpoint recomputes them"
+    RECOMPUTED = "kept, when a checkpoint recomputes them"
 
     def hooks(self) -> AbstractContextManager[Any]:
         """Returns hooks like those of ``torch/utils/checkpoint.py: _checkpoint_hook, _recomputation_hook``."""
