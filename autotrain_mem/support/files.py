@@ -94,7 +94,7 @@ class JsonLines:
 def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, follows_links: bool = False) -> int:
     """Opens a regular file in a folder that others may write to, without following links or waiting for a pipe.
 
-    Raises OSError, also for devices, pipes, sockets and folders.
+    Raises OSError if it cannot be opened, and for devices, pipes, sockets and folders.
     """
     flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follows_links else getattr(os, "O_NOFOLLOW", 0))
     try:
@@ -110,7 +110,7 @@ def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, f
 
 
 def read_start(path: Path, most_bytes: int) -> bytes:
-    """Returns a file's first bytes. Raises OSError as :func:`open_ordinary`."""
+    """Returns a file's first bytes. Raises OSError if :func:`open_ordinary` does."""
     with open_ordinary(path) as file:
         return file.read(most_bytes)
 
@@ -136,7 +136,7 @@ def check_replaceable(
     is_one: Callable[[Path], bool],
     error: type[OutputFolderError | PlanFileError] = OutputFolderError,
 ) -> None:
-    """Checks, before there is anything to write, that a path is writable and any file there is a ``what``.
+    """Checks early that a path is writable, and that a file which already exists there is a ``what``.
 
     Args:
         is_one: Returns whether a file may be replaced. Raises OSError if it cannot be read.

@@ -30,7 +30,7 @@ GRACE_SECONDS = 10.0
 """Seconds between a request to exit and a kill."""
 
 _OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n])")
-"""All but the last state of a progress bar."""
+"""Matches all but the last state of a progress bar."""
 
 
 class ChildDied(Exception):
@@ -95,7 +95,7 @@ class Child:
         return self._process.poll() is None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one object. Raises ChildDied."""
+        """Sends one object. Raises ChildDied if the child has exited."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -104,7 +104,7 @@ class Child:
             raise self.death() from error
 
     def receive(self, timeout_seconds: float | None = None) -> dict[str, Any]:
-        """Returns the next object. Raises ChildDied, or ChildTimeout after ``timeout_seconds`` (None: no limit)."""
+        """Returns the next object. Raises ChildDied if the child exits, ChildTimeout after the limit, if any."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
             # Short waits: Python runs signal handlers only between them.

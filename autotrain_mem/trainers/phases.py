@@ -185,7 +185,7 @@ def _follow_optimizer(trainer: Any, recorder: PhaseRecorder) -> None:
 def _watched(
     method: Callable[..., Any], recorder: PhaseRecorder, phase: Phase, after: Phase | None = None
 ) -> Callable[..., Any]:
-    """Wraps a method: its call begins ``phase``, and its end begins ``after``, or without it the earlier phase again.
+    """Wraps a method: when it is called, ``phase`` begins; when it returns, ``after`` or else the earlier phase begins.
 
     During evaluation the phase does not change.
     """

@@ -140,6 +140,6 @@ def is_adapted(model: Any) -> bool:
 
 
 def loading(said: Mapping[str, Any] | None, dtype: str) -> Mapping[str, Any] | None:
-    """Returns ``model_init_kwargs`` with the plan's dtype. Without one, TRL loads in float32."""
+    """Returns ``model_init_kwargs`` with the plan's dtype. Without a dtype, TRL loads in float32."""
     asked = str((said or {}).get("dtype") or "float32").removeprefix("torch.")
     return said if asked == dtype else {**(said or {}), "dtype": dtype}

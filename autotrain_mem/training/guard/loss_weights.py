@@ -94,7 +94,7 @@ def _own_loss(trainer: Any, method: MethodFacts) -> str | None:
 COLUMNS = 8
 """The most tokens of a test row: enough to distinguish the means, and too few to need noticeable memory."""
 FEW = 2
-"""Labels in the first row of the test; the second row has one for every column except the first."""
+"""The number of labels in the first test row. The second row has one for every column except the first."""
 ITEMS = 16
 """The ``num_items_in_batch`` of the test; any number works."""
 TOLERANCE = 1e-3
@@ -106,7 +106,7 @@ class OwnLoss:
     """Describes how a model's forward reduces many labels to one loss."""
 
     heeds_count: bool
-    """True if it divides by ``num_items_in_batch`` when given."""
+    """True if the forward divides by ``num_items_in_batch`` when that is given."""
     basis: Basis | None
     """The units that the loss is a mean over if ``num_items_in_batch`` is missing or ignored; None if unknown."""
 

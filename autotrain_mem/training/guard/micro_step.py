@@ -155,7 +155,7 @@ class MicroSteps:
         return self._own_loss
 
     def share_of_step(self, whole: Piece, *, counted: bool) -> float:
-        """Returns the weight of a micro-batch's loss. Weighted losses add up to that of all a step's rows in one batch.
+        """Returns the weight of a micro-batch's loss. Weighted losses add up to the loss of a step's rows in one batch.
         The weight is 1 unless the model takes its own mean, since transformers adds up the micro-batches' losses."""
         ranks, steps = self.context.ranks, len(self._batches)
         if steps * ranks.count < 2 or self.context.why_not:

@@ -86,10 +86,8 @@ class Ranks:
 
     @contextmanager
     def _averaged(self, ddp: DistributedDataParallel, has_room: bool) -> Iterator[None]:
-        """Within the block, a repeated forward repeats no collective. At its end gradients are averaged if due.
-
-        They are due in a step's last micro-step: in the backward pass if all ranks have room and use all parameters.
-        """
+        """Within the block, a repeated forward repeats no collective. A step's last micro-step averages gradients: in
+        the backward pass if all ranks have room and use all parameters, else at the end of the block."""
         ddp.reducer._rebuild_buckets()  # as DDP does before a forward (``distributed.py: _pre_forward``)
         if ddp._check_sync_bufs_pre_fwd():
             ddp._sync_buffers()

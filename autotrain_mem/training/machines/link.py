@@ -137,7 +137,7 @@ class RemoteChild:
         self._death: ChildDied | None = None
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Handles a line, or the end of the process."""
+        """Handles a message about a line of output, or about the end of the process."""
         if "line" in message:
             self._on_line(message["line"])
         else:
@@ -169,7 +169,7 @@ class RemoteChild:
         self._ended.wait(timeout_seconds if self._link.is_open else 0)
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Stops it: closes its stdin, waits, then kills."""
+        """Stops the process: closes its stdin, waits, then kills."""
         self.close_input()
         self.wait(grace_seconds)
         if not self._ended.is_set():

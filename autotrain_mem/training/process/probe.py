@@ -60,7 +60,7 @@ def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
 
 
 def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
-    """Returns the arguments in which a probe differs from the job: its steps, and no hubs or trackers."""
+    """Returns the arguments that a probe changes: few steps, then an evaluation and a save, and no hub or tracker."""
     saves = str(job.arguments.get("save_strategy", "steps")) != "no"
     return {
         "gradient_accumulation_steps": min(REHEARSED_ACCUMULATION, knobs.gradient_accumulation_steps),
