@@ -12,7 +12,7 @@ from autotrain_mem.types import Block, Owner, Phase, Trace
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 FOREIGN = 1 << 40
-"""Events from this number on free a block of an earlier part, whose kind is ``foreign[event - FOREIGN]``."""
+"""Events from this number on free a block of an earlier part; the block's kind is ``foreign[event - FOREIGN]``."""
 
 Kind = Hashable
 
@@ -50,11 +50,14 @@ class StepParts:
 
 
 def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
-    """Divides a rehearsal where its steps begin, and where an evaluation follows. Raises UnclearStepsError.
+    """Divides a rehearsal where its steps begin, and where an evaluation or a save follows the last one.
 
     Args:
-        accumulates: Whether each step has two micro-batches. The optimizer's phase begins after both of them, since the
+        accumulates: Whether each step has two micro-batches. The optimizer's phase begins after each of them, since the
             recorder cannot know whether the optimizer will step (``trainers.phases``).
+
+    Raises:
+        UnclearStepsError: a step lacks a phase, or a block is on a stream other than the default one.
     """
     starts, count = trace.phase_starts, 2 if accumulates else 1
     begins, phase = next(((index, each) for index, each in starts if each is not Phase.LOAD), (0, Phase.LOAD))

@@ -5,8 +5,8 @@ is longer. The host launches kernels meanwhile, so a phase lasts as long as the 
 stream overlap with both; an optimizer on the host runs after them.
 
 Collectives of sharded processes overlap with computation, except the largest of each pass, since the first gather and
-the last reduction must be waited for. DDP's gradients are reduced in one go after the backward pass, so that a
-micro-step can run out of memory and be repeated before any process has sent a part of it (``training.guard``).
+the last reduction must be waited for. DDP's gradients are reduced in one go after the backward pass: no
+process sends gradients of a micro-step that can still run out of memory and be repeated (``training.guard``).
 
 The constants are the same for every card and model; none is fitted to a run.
 """
@@ -79,7 +79,7 @@ _REFERENCE_RATES = {"bf16": 312e12, "fp16": 312e12, "fp32": 19.5e12, "bandwidth"
 """Rates for a device whose own are unknown, from NVIDIA's data sheet; they serve to rank plans."""
 
 _REFERENCE_LINK, _REFERENCE_LINK_RATE = "PCIe 4.0", 20e9
-_REFERENCE_NETWORK, _REFERENCE_NETWORK_RATE = "400 Gb/s a node of 8", 6.25e9
+_REFERENCE_NETWORK, _REFERENCE_NETWORK_RATE = "400 Gb/s per node of 8 GPUs", 6.25e9
 """Rates for unknown links; these also serve only to rank plans."""
 
 
@@ -125,8 +125,8 @@ def step_time(
 
     Args:
         tokens: Tokens of one optimizer step, without padding.
-        share: The mean tokens of a padded row divided by those of the longest, which was rehearsed. FLOPs and bytes
-            that grow with tokens shrink by it, attention's FLOPs by its square; not weights, launches or the update.
+        share: A padded row's mean tokens divided by those of the longest row, which was rehearsed. It scales FLOPs and
+            bytes that grow with tokens; its square scales attention's FLOPs. Weights, launches and the update stay.
         overlaps: Whether collectives overlap with computation, as those of sharded processes do.
     """
     rates, assumed = _rates(hardware, {work.kind for work in workload.work})
@@ -225,12 +225,12 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool)
 COLLECTIVES = (Kind.COLLECTIVE, Kind.NETWORK_COLLECTIVE)
 HALF = ("bfloat16", "float16")
 GATHERED_IN = 32
-"""Number of gathers for all weights, one of which overlaps with nothing. 8B models have up to 32 layers, 70B has 80."""
+"""Number of gathers for all weights. One gather overlaps with nothing. 8B models have up to 32 layers, 70B has 80."""
 
 
 def shared_work(work: Workload, known: Estimate, knobs: Knobs) -> Workload:
     """Returns the work of a rehearsed point, with its model sharded as in ``knobs``. The bytes of the whole model
-    are its weights at the known peak, times its shards."""
+    are the weights of one process at the peak of ``known``, times the shards in ``known``."""
     before, topology = known.knobs, known.hardware.topology
     # Processes that share a row's tokens send keys and values, whose bytes grow with the tokens, under any sharding.
     kept = [each for each in work.work if each.kind not in COLLECTIVES or each.bytes]
@@ -249,8 +249,8 @@ def _under_autocast(work: Sequence[Work]) -> list[Work]:
     """Counts all matrix products in the dtype of most of them, if that is a 16-bit one.
 
     accelerate wraps a model's forward pass in autocast, except under FSDP2 (``accelerator.py: prepare_model,
-    _prepare_fsdp2``), where products of float32 tensors stay in float32: those of TRL's chunked loss
-    (``trl/trainer/sft_trainer.py: _chunk``), which take half of a step on an A100.
+    _prepare_fsdp2``), where products of float32 tensors stay in float32. TRL's chunked loss has such
+    products (``trl/trainer/sft_trainer.py: _chunk``). They take half of a step on an A100.
     """
     flops: defaultdict[str, float] = defaultdict(float)
     for each in work:

@@ -9,7 +9,7 @@ from autotrain_mem.types.page import Holder, Timeline
 from autotrain_mem.types.trace import CACHE_EMPTIED
 
 PLACES = 1000
-"""Intervals of events, about as many as a figure has pixels."""
+"""Number of intervals that the events are divided into: about as many as a figure has pixels."""
 HOLDERS = 5
 """Number of the largest (owner, module) pairs listed at each point."""
 STACKED = tuple(Owner)

@@ -49,8 +49,8 @@ def asleep_bytes(job: Job, hardware: Hardware) -> int:
 
 
 def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes: int) -> Estimate:
-    """Returns the estimate of the state that needs more memory: the engine awake, or asleep. ``estimate`` covers the
-    whole run with the share allocated; ``awake`` only the moments in which the engine is awake."""
+    """Returns the estimate for the state of the engine that needs more memory: awake or asleep. ``estimate`` has the
+    peaks of the whole run and the engine's whole share. ``awake`` has the peaks of the moments in which it is awake."""
     if awake is None:
         return estimate
     sleep = VllmSleep(
@@ -67,9 +67,9 @@ def with_sleep(estimate: Estimate, awake: MemoryEstimate | None, *, asleep_bytes
 def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstimate) -> MemoryEstimate | None:
     """Returns the peaks of the moments in which a colocated engine is awake; None if it never sleeps.
 
-    TRL empties torch's cache before the engine allocates its weights, but not before its KV cache
-    (``trl/generation/vllm_generation.py: sync_weights, generate``): memory that is reserved then, or for sending the
-    weights, is on the card beside the engine's share.
+    TRL empties torch's cache before the engine allocates its weights, but not before the engine allocates its KV cache
+    (``trl/generation/vllm_generation.py: sync_weights, generate``). What torch reserves while the weights are sent, or
+    still holds when the KV cache is allocated, is on the card beside the engine's share.
 
     Args:
         room: The allocator's settings; its capacity is ignored, since vLLM's own request is the one that fails.

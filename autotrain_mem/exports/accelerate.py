@@ -38,26 +38,26 @@ def accelerate(plan: Plan, job: Job) -> str:
     if place:
         draft.notes += [
             f"main_process_ip: write the address of the first machine in place of {FIRST_MACHINE}, on every machine",
-            "machine_rank: 0 is the first machine's; each other has its own, from 1, and runs the same command",
+            "machine_rank: 0 is the first machine's; the others have 1 and up, and run the same command",
         ]
     draft.answered.update(draft.settings)
     draft.notes.append(
         f"everything about the training: the same autofit command with --export trl > {TRL_FILE} writes it"
     )
-    note_host_optimizer(draft, "autofit METHOD trains with it")
+    note_host_optimizer(draft, "autofit METHOD keeps them there")
     note_variables(draft)
     return document(draft, tool, draft.environment)
 
 
 def script(method: str) -> str:
-    """Returns the command of TRL's script with a file (``trl/cli/commands/training.py: TrainingCommand``)."""
+    """Returns the arguments that run TRL's script on a config (``trl/cli/commands/training.py: TrainingCommand``)."""
     return f"-m trl.scripts.{method} --config {TRL_FILE}"
 
 
 def torchrun(draft: Draft) -> list[str]:
     """Returns the command that starts DeepSpeed's processes, even a single one; DeepSpeed's config is in TRL's file.
 
-    accelerate's launcher rejects such a config beside its own (``accelerate/utils/dataclasses.py:
+    accelerate's launcher rejects DeepSpeed's config beside its own (``accelerate/utils/dataclasses.py:
     DeepSpeedPlugin.__post_init__``), and TRL's command starts a single process without a process group.
     """
     several = ["--nnodes", str(draft.nodes), "--node_rank", "0", "--master_addr", FIRST_MACHINE]

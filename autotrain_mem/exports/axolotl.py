@@ -86,8 +86,9 @@ VLLM_SHARE: Mapping[str, Any] = {"vllm_gpu_memory_utilization": 0.3, "vllm_tenso
 """TRL's defaults (``trl/trainer/grpo_config.py: GRPOConfig``); Axolotl's engine would take 0.9 of the card."""
 
 _BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-"""Functions of ``trl.rewards`` that ``trl/scripts/grpo.py`` takes by a short name; the next one also gets arguments."""
+"""Functions of ``trl.rewards`` that ``trl/scripts/grpo.py`` takes by a short name."""
 _OWN_ARGUMENTS = "get_soft_overlong_punishment"
+"""The function of ``trl.rewards`` to which that script also passes arguments."""
 
 
 def axolotl(plan: Plan, job: Job) -> str:
@@ -190,11 +191,11 @@ _LORA = {
     "lora_target_parameters": "lora_target_parameters",
 }
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
-"""On unless each is set to false (``config.py: check_auto_enable_lora_kernels``); they use other buffers than TRL."""
+"""Each is on unless set to false (``config.py: check_auto_enable_lora_kernels``). They use other buffers than TRL."""
 
 
 def _add_adapter(draft: Draft) -> None:
-    """Adds the adapter. ``loaders/model.py: _set_quantization_config``: qlora takes 4 bits only, lora 8 bits."""
+    """Adds the adapter. qlora is for 4 bits only, lora for 8 bits (``loaders/model.py: _set_quantization_config``)."""
     knobs, keys = draft.knobs, draft.keys
     if not knobs.use_peft:
         draft.answered.update(IDLE_WITHOUT_ADAPTER)
@@ -288,7 +289,7 @@ _WRITTEN_OUT = (
 
 
 def _add_schedule(draft: Draft) -> None:
-    """Adds the schedule. Axolotl's defaults: cosine, 3 % warm-up, one epoch, the last four checkpoints."""
+    """Adds the schedule. Axolotl's defaults: cosine, 3 % warm-up, one epoch; it keeps the last four checkpoints."""
     warmup = draft.get("warmup_steps")  # below 1 a share of all steps: TrainingArguments.get_warmup_steps
     draft.keys |= {
         **{RENAMED.get(name, name): draft.get(name) for name in _WRITTEN_OUT},
@@ -307,7 +308,7 @@ def _add_schedule(draft: Draft) -> None:
     if draft.get("save_total_limit") is None:
         draft.notes.append("save_total_limit: Axolotl keeps four checkpoints, TRL all")
     if warmup == 1:
-        draft.notes.append("warmup_steps 1: Axolotl takes two")
+        draft.notes.append("warmup_steps 1: Axolotl warms up for two steps")
 
 
 def _strategy(draft: Draft, what: str) -> dict[str, Any]:

@@ -271,7 +271,7 @@ def note_host_optimizer(draft: Draft, instead: str) -> None:
 
 
 def note_variables(draft: Draft) -> None:
-    """Adds notes that the allocator's setting and the job's own variables are not keys."""
+    """Adds notes that the file has no keys for the allocator's setting and the job's own variables."""
     if draft.knobs.expandable_segments:
         draft.notes.append("expandable_segments true: a variable of the process, which the command above sets")
     if draft.job.environment:
@@ -304,4 +304,4 @@ def note_other_trainer(draft: Draft, tool: str, *, batch: str, offload: str) -> 
 def note_no_limit(draft: Draft, key: str) -> None:
     """Adds a note that the tool cannot express that rows have no length limit."""
     if not draft.job.is_online and draft.job.row_limit(draft.knobs) is None:
-        draft.notes.append(f"max_length none: {key} takes a number only, so it is that of the longest row or larger")
+        draft.notes.append(f"max_length none: {key} takes a number only; this number admits the longest row")

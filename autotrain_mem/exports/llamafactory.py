@@ -173,7 +173,7 @@ def _add_adapter(draft: Draft) -> None:
     elif name := re.fullmatch(r"\.\*(?:\\\.)?(\w+)", pattern):
         draft.keys["lora_target"] = name[1]
     else:
-        draft.notes.append(f"lora_target_modules {pattern}: a regular expression; lora_target takes names, with commas")
+        draft.notes.append(f"lora_target_modules {pattern}: a regular expression; lora_target takes a list of names")
     if saved := draft.get("lora_modules_to_save"):
         draft.keys["additional_target"] = ",".join(saved)
     draft.rename({name: name for name in ("use_rslora", "use_dora")})
@@ -211,5 +211,5 @@ def _add_arithmetic(draft: Draft) -> None:
     if details:
         draft.notes.append(f"gradient_checkpointing_kwargs {json.dumps(details)}: no key")
     if knobs.activation_offloading:
-        nearest = "use_unsloth_gc true keeps what recomputing starts from on the host, which is the nearest"
+        nearest = "use_unsloth_gc true is the nearest: it keeps on the host what recomputing starts from"
         draft.notes.append(f"activation_offloading true: no key, so the run needs more than predicted; {nearest}")

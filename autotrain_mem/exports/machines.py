@@ -50,7 +50,7 @@ def rendezvous(draft: Draft, rank: str, host: str, port: str) -> list[str]:
 def note_shared_files(draft: Draft, extra: Sequence[str] = ()) -> None:
     """Adds notes on what every machine needs. The command holds all settings, so they count as answered."""
     machines = "the machine" if draft.nodes == 1 else "every machine"
-    same = "" if draft.nodes == 1 else ", and output_dir on a file system that all machines share"
+    same = "" if draft.nodes == 1 else ", and output_dir is on a file system that all machines share"
     files = f"autofit, the model and the data are found by these names on {machines}{same}"
     draft.answered.update(draft.settings)
     draft.notes += [files, *extra]
@@ -143,13 +143,13 @@ CARDS = {
 def skypilot(plan: Plan, job: Job) -> str:
     """Returns the task for ``sky launch FILE``: SkyPilot rents the machines, and runs the command on each.
 
-    Fields follow SkyPilot's ``sky/utils/schemas.py: get_task_schema``, variables ``sky/skylet/constants.py``.
+    Fields follow SkyPilot's ``sky/utils/schemas.py: get_task_schema``, and variables ``sky/skylet/constants.py``.
     """
     draft = draft_of(plan, job)
     tool = Tool(name="SkyPilot", command="sky launch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
     ours = draft.plan.estimate.hardware.name
     card = CARDS.get(ours, CARD)
-    unknown = f"write SkyPilot's name of {ours} in place of {CARD}: sky gpus list shows them"
+    unknown = f"write SkyPilot's name of {ours} in place of {CARD}: sky gpus list shows the names"
     run = f"{shell_line(machine_words(draft))}\n"
     if draft.nodes > 1:
         place = " ".join(rendezvous(draft, '"$SKYPILOT_NODE_RANK"', '"$HOST"', str(PORT)))

@@ -20,7 +20,7 @@ class Exporter:
     """Describes how one tool's file is written."""
 
     module: str
-    """The module of the function that makes the text from a plan and its job, and that has the tool's name. It is
+    """A module of ``exports``. Its function with the tool's name makes the text from a plan and its job. The module is
     imported on use, since every help lists the tools."""
     lacks: str = ""
     """The message for a method that the tool lacks."""
@@ -63,7 +63,7 @@ OF_MACHINES = ("slurm", "kubernetes", "skypilot", "commands")
 """Tools whose files hold one autofit command, with our flags, for each machine."""
 
 _WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
-"""Tools with their own keys for sharding; files with DeepSpeed's are not written yet."""
+"""Tools with their own keys for sharding. Their files do not support DeepSpeed's ZeRO yet."""
 _WITHOUT_SHARED_TOKENS = ("axolotl", "llamafactory")
 """Tools whose ring attention, if any, is their own and is not rehearsed."""
 

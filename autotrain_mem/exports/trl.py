@@ -55,7 +55,7 @@ def trl(plan: Plan, job: Job) -> str:
     draft.keys |= {**first, **rest, **environment}
     if has_script:
         note_launch(draft)
-    note_host_optimizer(draft, "autofit METHOD --config FILE --optimizer_offload does it")
+    note_host_optimizer(draft, "autofit METHOD --config FILE --optimizer_offload keeps them there")
     if knobs.peft_config:
         draft.notes.append(
             "peft_config: TRL has no key for it, and would train LoRA: autofit METHOD --peft_config FILE applies it"

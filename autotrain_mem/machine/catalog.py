@@ -64,7 +64,7 @@ class _Card:
     hardware: Hardware
     marketed_gib: int
     link: str
-    """The usual link between several of them (``links.csv``); empty if unknown."""
+    """The usual link between several cards of this kind (``links.csv``); empty if unknown."""
     lanes: int
     """Lanes of PCI Express."""
     other_names: tuple[str, ...]
@@ -215,6 +215,6 @@ def _cards_called(name: str) -> tuple[_Card, ...]:
 
 @functools.cache
 def _spellings(card: _Card) -> frozenset[str]:
-    """Returns other names, the key without its memory size, and the bare key with the marketed size."""
+    """Returns the other names, the key without its memory size, and that text with the marketed size appended."""
     bare = _MEMORY_SUFFIX.sub("", card.hardware.name)
     return frozenset(map(_normal, (*card.other_names, bare, f"{bare}-{card.marketed_gib}gb")))

@@ -81,7 +81,7 @@ def choose(
         warn(
             f"The GPUs differ: all are planned like {smallest.name} (GPU {smallest.index}), which has "
             f"{format_bytes(smallest.free_bytes)} free, and all wait for the slowest. {VISIBLE}={numbers} (with "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID) leaves it out."
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID) trains on the other GPUs only."
         )
     return _together(used, nodes=nodes, link=link)
 
@@ -173,7 +173,7 @@ def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str
 
 
 def training_device(named: Hardware, *, simulate: bool, environment: Mapping[str, str] = _NOTHING) -> Hardware:
-    """Returns the device to train on: the planned one itself, or detected cards at least as large as a named one.
+    """Returns the device to train on: the planned one, or for a named card, detected cards that are at least as large.
     Raises NoGpuError if there are not enough such cards."""
     if simulate or named.origin in ("cpu", "detected"):
         return named

@@ -56,7 +56,7 @@ class _Device:
     uuid: str
     handle: Any
     card: Any
-    """The handle of the whole card, and below its UUID."""
+    """The handle of the whole card, whose UUID is ``card_uuid``."""
     card_uuid: str
 
     @property
@@ -102,7 +102,7 @@ def detect(
 
 
 def cuda_device(index: int) -> Hardware | None:
-    """Returns this process's ``cuda:index``; None if NVML does not list it. Raises UnreadableGpuError."""
+    """Returns this process's ``cuda:index``; None if NVML does not list it. Raises UnreadableGpuError if NVML fails."""
     try:
         with nvml_session() as nvml:
             shown, _ = _shown(nvml, _NOTHING)
@@ -259,5 +259,5 @@ def _hardware(nvml: Any, device: _Device, environment: Mapping[str, str]) -> Har
         index=device.index,
         uuid=device.uuid,
         source=f"memory: {source}; speed: {f'catalog, {known.name}' if known else 'unknown'}; "
-        f"outside torch: {'by its multiprocessors' if known else 'unknown, the largest in the catalog'}",
+        f"outside torch: {'estimated from multiprocessors' if known else 'unknown, the largest in the catalog'}",
     )

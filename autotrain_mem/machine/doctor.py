@@ -209,7 +209,7 @@ def _system(facts: Facts) -> Iterator[Row]:
             text = "no C compiler, or no Python.h: torch.compile, Triton and Liger kernels need both"
             yield NOTE, "compiler", text, "apt install gcc python3-dev, or your system's equivalent"
         if facts.versions["deepspeed"] and (missing := missing_to_compile(os.environ)):
-            text = f"PATH lacks {' and '.join(missing)}: --offload_optimizer_device compiles with it"
+            text = f"PATH lacks {' and '.join(missing)}: --offload_optimizer_device cannot compile its optimizer"
             yield NOTE, "DeepSpeed", text, "pip install ninja; apt install g++"
     memory = host_memory()
     source = memory.source.removeprefix("memory: ")
@@ -228,7 +228,7 @@ def _system(facts: Facts) -> Iterator[Row]:
         yield NOTE, "Windows", "autofit is not tested on Windows: try WSL 2", ""
     if "microsoft" in platform.release().lower():
         text = "WSL has half of the host's memory, and some GPUs refuse expandable segments and pinned memory"
-        yield NOTE, "WSL", text, "memory=24GB under [wsl2] in %UserProfile%\\.wslconfig raises it"
+        yield NOTE, "WSL", text, "memory=24GB under [wsl2] in %UserProfile%\\.wslconfig gives WSL more"
     both = {NEWER_VARIABLE, OLDER_VARIABLE}
     if both <= os.environ.keys():
         read = variable_that_counts(os.environ)

@@ -44,7 +44,7 @@ stop:N                   stops the process at its Nth allocation, as SIGSTOP doe
 rank:R:...               any of these in the process with that rank; without it, in the first
 count                    injects nothing, and writes the number of allocations and checkpoints to {MARKS_NAME} in
                          the output folder
-Every process counts from 1, its checkpoints too."""
+Every process counts its own allocations and checkpoints, from 1."""
 
 CHECKPOINTS = "checkpoint-*"
 STDERR = 2
@@ -68,9 +68,9 @@ class Fault:
     phase: Phase | None = None
     """The phase whose allocations are counted. ``SAVE`` counts checkpoints, and None counts all allocations."""
     size_bytes: int = 0
-    """Bytes that another process takes, or less if less is free."""
+    """Bytes that another process takes; it takes fewer if fewer are free."""
     until: int | None = None
-    """The allocation before which it frees them."""
+    """The number of the allocation before which that process frees the bytes; None if it never does."""
     file: str = ""
     """The file that is damaged; empty for the largest."""
 
@@ -112,7 +112,7 @@ def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
 
 
 def check_mishaps(environment: Mapping[str, str]) -> None:
-    """Checks ``AUTOFIT_MISHAPS`` before minutes of planning; ``environment`` is the run's own. Raises UsageError."""
+    """Raises UsageError for unknown faults in ``AUTOFIT_MISHAPS``, before planning. ``environment``: the run's own."""
     parse_mishaps({**os.environ, **environment}.get(VARIABLE, ""))
 
 
@@ -290,7 +290,7 @@ class Faults:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def end(self, *, counts: bool) -> None:
-        """Frees the disk after the training; ``counts`` writes lines such as ``backward 4711 allocations``."""
+        """Frees the full disk after training; ``counts`` also writes lines such as ``backward 4711 allocations``."""
         for fault in self.pending:
             if fault.kind == "disk" and fault.lasts and self._is_marked(fault.text):
                 self._mark(fault.over)

@@ -54,7 +54,7 @@ class Load:
 
         Under DDP, ZeRO-1 and ZeRO-2 every process does: TRL loads to the host first (``trl/trainer/sft_trainer.py:
         __init__``, its ``device_map``). Under FSDP only the first does (``fsdp_cpu_ram_efficient_loading``), and under
-        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Quantized models count, though loaded on the card.
+        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Quantized models count, though they load on the card.
         """
         return self.processes if self.job.arguments.get("sharding") in {"ddp", "zero1", "zero2"} else 1
 
@@ -112,15 +112,15 @@ def _on_cpu(load: Load, available_bytes: int) -> Iterator[Finding]:
             HostMemoryError,
             f"Training {load.job.model} on the CPU takes at least {format_bytes(held_bytes)} of host memory in "
             f"{load.processes} process{'es' * (load.processes > 1)}, and {format_bytes(available_bytes)} are "
-            "available: the kernel would kill it.",
+            "available: the kernel would kill the run.",
             "Use a smaller model, shorter rows, fewer --gpus, or a machine with more memory; --gpu NAME --plan_only "
             "plans for a card without a run.",
         )
 
 
 def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
-    """Checks host memory for several processes that load at once, and for what is offloaded. One process needs next to
-    none: tensors go from the mapped file to the card."""
+    """Checks host memory for several processes that load at once, and for what is offloaded. A single process needs
+    almost no host memory: tensors go from the mapped file to the card."""
     given, available = load.job.arguments, f"{format_bytes(available_bytes)} are available"
     loaded_bytes = load.loaded_bytes * load.loaders
     is_quantized = any(given.get(name) for name in QUANTIZED_BYTES)
@@ -129,8 +129,8 @@ def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
             kind="warning",
             message=f"{load.processes} processes load {load.job.model} at once, up to {format_bytes(loaded_bytes)} of "
             f"host memory in all, and {available}: the kernel may kill one of them.",
-            cure="--sharding fsdp2 loads the weights in one process, and sends their shards to the others; with the "
-            "checkpoint's own --dtype the file's pages are not copied.",
+            cure="--sharding fsdp2 loads the weights in one process, and sends their shards to the others; if "
+            "--dtype is that of the checkpoint, the processes read the mapped file without a copy.",
         )
     kept: list[tuple[list[str], int, str]] = []
     if given.get("fsdp_offload_params"):

@@ -29,7 +29,7 @@ and B200)."""
 FULL_LANES = 16
 
 _NVLINK = {7: ("nvlink2", 6), 8: ("nvlink3", 12), 9: ("nvlink4", 18), 10: ("nvlink5", 18)}
-"""Maps a major compute capability to the row and its number of links (data sheets of V100, A100, H100 and B200)."""
+"""Maps a major compute capability to a row and a card's number of links (data sheets of V100, A100, H100 and B200)."""
 _BRIDGE = ("nvlink-bridge", 4)
 """The row and number of links of GA102 cards, whose links have half of A100's rate (NVIDIA's whitepaper on GA102)."""
 _LINKS_AT_MOST = 18
@@ -110,7 +110,7 @@ def named_links(asked: str | None) -> dict[str, Interconnect]:
 
 
 def usual_link(card: Hardware) -> tuple[str, int | None]:
-    """Returns the usual link between cards of this kind, and its rate; empty for an unknown card."""
+    """Returns the usual link between cards of this kind, and its rate; an empty name and None for an unknown card."""
     known = link_of(card)
     if known is None:
         return "", None

@@ -1,11 +1,11 @@
 """Estimates the memory that a training process holds on a device outside torch's allocator; a probe measures it.
 
 - **A bare CUDA context**: 2.25 KiB per resident thread, since the driver backs the local memory of every thread that
-  may be resident (NVIDIA forum, "Local memory management"). No bare context in the figures is larger.
-- **Kernels**: 160 MiB for those of torch, cuBLAS, attention and bitsandbytes, loaded lazily. The figures have a median
-  of 48 MiB and a maximum of 160. ``CUDA_MODULE_LOADING=EAGER`` takes some 400 MiB more, which no plan includes: 942 MiB
-  instead of 481 on an A100 (stas00/ml-engineering), 636 instead of 274 (pytorch#86509). CUDA loads lazily since 12.2
-  (CUDA Programming Guide, "Lazy Loading"), torch since 1.13.
+  may be resident (NVIDIA forum, "Local memory management"). No idle process in ``overhead_figures.csv`` holds more.
+- **Kernels**: 160 MiB for those of torch, cuBLAS, attention and bitsandbytes, loaded lazily. For processes
+  that are not idle, the figures have a median of 42 MiB and a maximum of 160. ``CUDA_MODULE_LOADING=EAGER`` takes some
+  400 MiB more, which no plan includes: 942 MiB instead of 481 on an A100 (stas00/ml-engineering), 636 instead of 274
+  (pytorch#86509). CUDA loads lazily since 12.2 (CUDA Programming Guide, "Lazy Loading"), torch since 1.13.
 - **cuBLAS, cuBLASLt**: 0. Both take their workspaces from torch's allocator (aten/src/ATen/cuda/CublasHandlePool.cpp),
   where ``rehearsal.cuda.workspaces`` counts them. Lt reuses cuBLAS's, unless
   ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0`` (torch.backends.cuda.blas_workspace_size, pytorch#168175).
@@ -21,8 +21,8 @@ which torch's total omits (``nvml.memory_of``). Driver versions make no differen
 driver that leaves 14.74 GiB of it, and 109 to 198 under a later one that leaves 14.56.
 
 ``overhead_figures.csv`` has every public figure for a single process on a card that its capacity identifies: what the
-process was doing (``idle``, ``load`` weights, ``run`` inference, ``train``), and the sizes in its OOM message, which is
-the text to search for, or nvidia-smi's figure. The rule is fitted to them, and the tests check it against them.
+process was doing (``idle``, ``load`` weights, ``run`` inference, ``train``), and either the sizes in its OOM message
+(search for that text) or nvidia-smi's figure. The rule is fitted to them, and the tests check it against them.
 Excluded are processes of several GPUs (0.6 to 5.8 GiB, NCCL), engines of vLLM and SGLang with CUDA graphs (0.6 to 4.2
 GiB), Fourier transforms and convolutions with their plans (1.6 GiB), and one unexplained case: 1.2 GiB on an A10G of
 22.20 GiB that trained in 8 bit under torch 2.1 (meta-llama/llama-cookbook#320).
@@ -35,8 +35,8 @@ COMMUNICATOR_BYTES = 700 * MIB
 """Bytes of each communicator of several GPUs. NVIDIA/nccl#964 measured 544 MiB for groups of 2 and 688 for groups of 3
 and 4 on A100s with NVLink; it grows with the channels, but not beyond 2 nodes (NVIDIA/nccl#986)."""
 KERNELS_BYTES = 160 * MIB
-"""The largest figure found: inference with flash attention 3. With it :func:`overhead` exceeds every figure: half of
-them by 35 % or less, and at most by 156 % (99 MiB, an RTX 3060 that loads weights) or by 235 MiB (idle contexts)."""
+"""The largest figure found: inference with flash attention 3. With it :func:`overhead` exceeds every figure, half of
+them by 35 % or less. The most are 156 % (of 99 MiB: an RTX 3060 loads weights) and 235 MiB (an RTX 5090 infers)."""
 
 _RESIDENT_THREADS = {
     (7, 5): 1024,

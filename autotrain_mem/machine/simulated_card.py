@@ -39,7 +39,7 @@ class SimulatedGpu:
         self.refusal: Refusal | None = None
         """The last request that failed."""
         self.held_then: tuple[int, ...] = ()
-        """The blocks that were allocated when it failed."""
+        """The blocks that were allocated when that request failed."""
 
     def allocate(self, block: int, size_bytes: int, stream: int = 0) -> None:
         """Allocates a block. Raises torch.OutOfMemoryError, with torch's message."""

@@ -82,12 +82,12 @@ def _cure(index: int) -> str:
     if newest_cuda is not None and newest_cuda < needed:
         return (
             f"{name} is built for CUDA {built_for}: it needs driver {OLDEST_DRIVERS.get(needed, '')} or newer, and "
-            f"{driver} is installed.\nUpdate the driver (https://www.nvidia.com/drivers), or install a torch for it:\n"
-            f"{install_torch(newest_cuda)}"
+            f"{driver} is installed.\nUpdate the driver (https://www.nvidia.com/drivers), or install a torch for "
+            f"the present driver:\n{install_torch(newest_cuda)}"
         )
     if torch.cuda.is_initialized() and torch.cuda.get_device_capability(index) < TURING and built_for != "12.6":
         install = install_torch(min(WHEELS))
-        return f"{name} for CUDA {built_for} has no kernels for cards before Turing. The build for 12.6 has:\n{install}"
+        return f"{name} for CUDA {built_for} has no kernels for cards before Turing. The 12.6 build does:\n{install}"
     return _UNEXPLAINED
 
 
@@ -117,7 +117,7 @@ class GpuPackage:
     free_bytes: int = 0
     """Free memory of the first card once the child has a context."""
     is_integrated: bool = False
-    """True if its memory is the host's (``cudaDeviceProp.integrated``)."""
+    """True if the first card's memory is the host's (``cudaDeviceProp.integrated``)."""
 
 
 def examine_package(

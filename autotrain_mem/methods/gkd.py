@@ -164,10 +164,8 @@ def ways_of_step(trainer: Any) -> Iterable[AbstractContextManager[None]]:
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
-    """Returns the number of micro-steps in which a run generates, on average, as often as one rehearsed optimizer step.
-
-    It is 0 if no micro-step generates.
-    """
+    """Returns how many micro-steps a run takes, on average, to generate as often as one rehearsed optimizer step does;
+    0 if no micro-step generates."""
     training, ways = filled.training, _ways(filled.training)
     chances = {CompletionSource.STUDENT: training.lmbda, CompletionSource.TEACHER: 1 - training.lmbda}
     chance = sum(chances.get(way, 0.0) for way in ways)
@@ -243,7 +241,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns why a step cannot be split: it draws its source of answers. None if it only uses the data's answers."""
+    """Returns why a step cannot be split: its source of answers is random. None if it only uses the data's answers."""
     if _ways(trainer.args) == (CompletionSource.DATA,):
         return None
     return "the source of answers is drawn for each micro-batch, and each of its parts would draw another"

@@ -215,7 +215,7 @@ class Method(Protocol):
     def why_not_split(self, trainer: Any) -> str | None:
         """Returns why splitting a micro-batch would change its gradient; None if a weighted sum of losses preserves it.
 
-        The source, also for the next two: ``trl/trainer/*_trainer.py: compute_loss, _compute_loss`` (TRL 1.12, 1.16).
+        Source, also of the next two methods: ``trl/trainer/*_trainer.py: compute_loss, _compute_loss``, TRL 1.12, 1.16.
         """
         return None
 
@@ -225,14 +225,14 @@ class Method(Protocol):
         return Basis.UNITS
 
     def is_models_loss(self, trainer: Any) -> bool:
-        """Returns whether the model's own forward computes the loss. The guard then finds its basis by experiment."""
+        """Returns whether the model's own forward computes the loss. The guard then finds the basis by experiment."""
         return False
 
 
 @functools.cache
 def method_of(name: str) -> Method:
-    """Returns the module of a method in ``METHODS``. Missing names come from the module that it calls ``base``, if any,
-    and then from :class:`Method`."""
+    """Returns the module of a method in ``METHODS``. Names that it lacks come from its ``base`` module, if it has
+    one, and then from :class:`Method`."""
     if name not in METHODS:
         raise ValueError(f"no method {name!r}; the methods are {', '.join(METHODS)}")
     module = importlib.import_module(f"autotrain_mem.methods.{name}")

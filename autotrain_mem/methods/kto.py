@@ -59,7 +59,7 @@ image_texts = image_rows.completion_texts
 
 
 def why_not_split(trainer: Any) -> str | None:
-    """Returns why a micro-batch cannot be split: the KL divergence, or without it the metrics, compare its rows."""
+    """Returns why a micro-batch cannot be split: the KL divergence compares its rows; without it, the metrics do."""
     if trainer.calculate_KL:
         return "its KL divergence is estimated over the rows of a micro-batch"
     return "its metrics compare the desirable rows of a micro-batch with the undesirable ones"

@@ -92,8 +92,8 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     """Makes every optimizer step of a rehearsal begin with a generation: the second has optimizer state allocated.
 
     TRL generates once for ``steps_per_generation * num_iterations`` micro-steps (trl/trainer/grpo_trainer.py:
-    _prepare_inputs). Whether it scores completions before training depends on the accumulation
-    (_generate_and_score_completions). This method therefore runs with the plan's accumulation.
+    _prepare_inputs). Whether it scores completions before training depends on the accumulation, so
+    TRL's method that decides this, _generate_and_score_completions, runs with the plan's accumulation.
     """
     every = trainer.args.steps_per_generation * trainer.num_iterations
     trainer.add_callback(generating_each_step(trainer, every))

@@ -38,8 +38,8 @@ llamafactory = LlamaFactoryFacts(
     },
     length_notes=("cutoff_len: cuts prompts; TRL's PPO does not",),
     notes=(
-        "PPO: LLaMA-Factory uses PPO from trl 0.8.6 to 0.9.6, with a value head on the policy; in TRL 1.12 it has its "
-        "own value model, so the prediction is only a rough guide",
+        "PPO: LLaMA-Factory uses PPO from trl 0.8.6 to 0.9.6, with a value head on the policy; TRL 1.12's PPO has a "
+        "separate value model, so the prediction is only a rough guide",
     ),
 )
 """The keys are those of ``train/ppo/trainer.py: CustomPPOTrainer``. There the reward model is by default an adapter."""
@@ -76,8 +76,8 @@ _EVALUATED_ROWS = 8
 
 
 def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
-    """Describes the samples that TRL shows, if they are more than a rollout has (``ppo_trainer.py:
-    generate_completions``)."""
+    """Describes the sample completions that TRL shows, if it generates more of them at once than a rollout has
+    (``ppo_trainer.py: generate_completions``)."""
     given = job.arguments
     shown = knobs.per_device_eval_batch_size or int(given.get("per_device_eval_batch_size") or _EVALUATED_ROWS)
     if (

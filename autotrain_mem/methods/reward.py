@@ -22,7 +22,7 @@ llamafactory = LlamaFactoryFacts(
     stage="rm",
     entry=LLAMAFACTORY_PAIRS,
     rows=LLAMAFACTORY_PAIR_ROWS,
-    length_notes=("cutoff_len: LLaMA-Factory cuts both sides of a pair that is longer; TRL drops the pair",),
+    length_notes=("cutoff_len: LLaMA-Factory cuts both sides of a longer pair; TRL drops the pair",),
     notes=("the model: LLaMA-Factory trains a causal model with a value head; TRL a classifier with one score",),
 )
 

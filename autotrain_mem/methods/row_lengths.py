@@ -1,4 +1,4 @@
-"""Counts the tokens of prepared datasets, chooses the number of processes for it, and reports progress."""
+"""Counts the tokens of prepared datasets in as many processes as suit them, and reports progress."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -41,10 +41,8 @@ def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
 
 
 def processes(rows: int, given: int | None) -> int | None:
-    """Chooses the number of processes for this many rows: the user's, else by the rows; None for this process alone.
-
-    Without fork this process works alone, since others would first import torch and transformers.
-    """
+    """Returns the user's number of processes, or else one that suits the rows; None: this process counts alone.
+    Without fork it is None unless the user gives a number: others would first import torch and transformers."""
     import multiprocessing
 
     if given is not None or multiprocessing.get_all_start_methods()[0] != "fork":

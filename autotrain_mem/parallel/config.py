@@ -90,10 +90,10 @@ def sharding_arguments(knobs: Knobs) -> dict[str, Any]:
     """Returns a trainer's arguments that sharding needs besides accelerate's config; the user's own override them.
 
     FSDP shards floating-point parameters only. So 4-bit weights are packed into parameters of the compute dtype, and
-    gathered as such (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``); as bytes, each process would hold
-    all of them (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). Gradients are reduced in each micro-step.
-    Otherwise each process would hold whole gradients until the last micro-step (``accelerate/accelerator.py:
-    no_sync``). They are larger than all its shards, so a smaller micro-batch would need more memory.
+    gathered as such (``transformers/distributed/fsdp.py: update_fsdp_plugin_peft``). If they were bytes, each process
+    would hold all of them (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``). Gradients are reduced in each
+    micro-step. Otherwise each process would hold whole gradients until the last micro-step
+    (``accelerate/accelerator.py: no_sync``). They exceed its shards, so smaller micro-batches would take more memory.
 
     With context parallelism each process gets two parts of a row, an early and a late one, which balances attention
     (``torch/distributed/tensor/experimental/_context_parallel/_load_balancer.py: _HeadTailLoadBalancer``).
@@ -161,7 +161,7 @@ class Zero:
 
 
 ADAM_BUFFERS = 4
-"""The default of ``deepspeed/runtime/zero/offload_config.py: DeepSpeedZeroOffloadOptimizerConfig``."""
+"""The default ``buffer_count`` (``deepspeed/runtime/zero/offload_config.py: DeepSpeedZeroOffloadOptimizerConfig``)."""
 _STAGES: dict[Any, Sharding] = {1: "zero1", 2: "zero2", 3: "zero3"}
 _OF_TRL = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
@@ -192,7 +192,7 @@ def read_deepspeed(config: Mapping[str, Any], name: str) -> Zero:
         name: The config's name in a message: its path.
 
     Raises:
-        UsageError: it asks for something that is not rehearsed, or for no stage of ZeRO; lists all problems.
+        UsageError: the config asks for something that is not rehearsed, or for no stage of ZeRO. Lists all problems.
     """
     if problems := [*_problems(config)]:
         raise UsageError.of(problems, f"{name} cannot be planned with: ")
@@ -214,7 +214,7 @@ def with_auto(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     zero = config.get("zero_optimization")
     if not isinstance(zero, Mapping) or zero.get("stage") not in _STAGES:
-        yield "zero_optimization.stage is not 1, 2 or 3", "Write a stage; --sharding ddp divides nothing."
+        yield "zero_optimization.stage is not 1, 2 or 3", "Write one of them; for stage 0, give --sharding ddp."
         return
     for key, reason in _NOT_REHEARSED.items():
         found: Any = config
@@ -239,7 +239,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
     aio = config.get("aio")
     if parts and isinstance(aio, Mapping) and aio.get("use_gds"):
-        yield "aio.use_gds: GPUDirect Storage is not rehearsed", "Remove use_gds: the host's buffers are used."
+        yield "aio.use_gds: GPUDirect Storage is not rehearsed", "Remove use_gds; DeepSpeed then uses host buffers."
     if str((config.get("fp16") or {}).get("enabled")).lower() == "true":
         yield "fp16: DeepSpeed's loss scaler is not rehearsed", "Write bf16: {enabled: auto}."
 

@@ -77,7 +77,7 @@ def place_of(
     if nodes is not None and nodes != place.machines:
         raise UsageError(
             f"--nodes {nodes} and {name}, which started {place.machines} machines, contradict each other.",
-            hint=f"Remove --nodes, or start it on {nodes}.",
+            hint=f"Remove --nodes, or start the command on {nodes} machines.",
         )
     return place if place.machines > 1 else None
 
@@ -138,7 +138,7 @@ def _read(launchers: Iterable[tuple[str, str, str, str, str]], environment: Mapp
         if address not in environment:
             raise UsageError(
                 f"{machines} sets the number of machines to {count}, but the first machine's address is not given.",
-                hint=f"Set {address} to its address on all of them, or give --main_process_ip and --machine_rank.",
+                hint=f"Set {address} to that address on every machine, or give --main_process_ip and --machine_rank.",
             )
         first = environment[address].split()[0]
         found = {"main_process_port": environment.get(port)}
@@ -156,4 +156,4 @@ _PROCESS_LAUNCHERS = (
     ("MPI", "PMI_SIZE", "PMI_RANK", "MASTER_ADDR", "MASTER_PORT"),
     ("MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MASTER_ADDR", "MASTER_PORT"),
 )
-"""Launchers that count processes. They start one for each machine only if ``--nodes`` gives the same number."""
+"""Launchers that count processes. They are read only with ``--nodes N``, and must then have started N processes."""

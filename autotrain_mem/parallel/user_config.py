@@ -35,7 +35,7 @@ _OTHER_TYPES = {
 TO_FSDP2 = "accelerate to-fsdp2 --config_file FILE --output_file NEW converts the file"
 _TAKES = "Use distributed_type NO, MULTI_GPU, FSDP or DEEPSPEED."
 _STAGE = 2
-"""The default stage (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
+"""The default stage of ZeRO (``accelerate/utils/dataclasses.py: DeepSpeedPlugin.__post_init__``)."""
 _ZEROS: Mapping[str, Sharding] = {"1": "zero1", "2": "zero2", "3": "zero3"}
 _SP_ATTENTION = "parallelism_config_sp_attn_implementation"
 _TENSORS = "tensor parallelism is not rehearsed, since transformers splits layers while it loads them"
@@ -52,7 +52,7 @@ class Launch:
     """None if the config leaves the number open: ``num_processes: -1``."""
     nodes: int
     sharding: Sharding | None
-    """None for a single process, and if a DeepSpeed file determines it."""
+    """None for a single process, or if a DeepSpeed file determines the sharding."""
     dp_replicate_size: int | None
     cp_size: int
     sp_size: int
@@ -235,7 +235,7 @@ def _counts(config: Mapping[str, Any]) -> Iterator[Problem]:
         cure = "distributed_type: MULTI_GPU (DDP) or FSDP; or num_processes: 1."
         yield f"distributed_type NO starts one process, but num_processes is {processes}", cure
     if processes > 0 and processes % nodes:
-        cure = f"num_processes counts all machines: {processes * nodes} are {processes} on each of {nodes}."
+        cure = f"num_processes is the sum over all machines: {processes * nodes} are {processes} on each of {nodes}."
         yield f"num_processes {processes} is not a multiple of num_machines {nodes}", cure
     if _type(config) == "FSDP" and processes == 1:
         cure = "distributed_type: NO, or num_processes: 2 or more."
@@ -294,7 +294,7 @@ def _parallelism(config: Mapping[str, Any]) -> Iterator[Problem]:
         cure = "parallelism_config_dp_replicate_size: 1, or parallelism_config_cp_size: 1."
         yield "context parallelism with HSDP (cp_size with dp_replicate_size) is not rehearsed", cure
     elif shards == 1 and context == 1:
-        cure = "Set parallelism_config_dp_shard_size to the processes that share a model; or remove parallelism_config."
+        cure = "Set parallelism_config_dp_shard_size to the number of GPUs per model; or remove parallelism_config."
         yield "parallelism_config_dp_shard_size 1 shards nothing", cure
     elif processes is not None and replicas * shards * context != processes:
         product = replicas * shards * context

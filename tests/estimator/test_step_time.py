@@ -160,7 +160,7 @@ def test_a_card_with_a_rate_unknown_is_ranked_by_another_card_and_says_so(name: 
 def test_a_link_that_is_not_known_is_assumed_and_named_where_it_is_used() -> None:
     unknown = replace(CARD, topology=replace(LINKED, link_bytes_per_second=None, network_bytes_per_second=None))
     options: dict[str, Any] = {"gradient_accumulation_steps": 1, "tokens": 1.0}
-    for kind, name in ((Kind.COLLECTIVE, "PCIe 4.0"), (Kind.NETWORK_COLLECTIVE, "400 Gb/s a node of 8")):
+    for kind, name in ((Kind.COLLECTIVE, "PCIe 4.0"), (Kind.NETWORK_COLLECTIVE, "400 Gb/s per node of 8 GPUs")):
         time = step_time(load(collective(1, 1.0, kind=kind)), unknown, **options)
         assert time.assumed == name
         assert time.step_seconds > 0

@@ -148,7 +148,7 @@ def test_no_public_figure_is_above_the_rule_and_the_documented_accuracy_is_right
     assert min(idle) >= KERNELS_BYTES
     found = [each for _, each, _ in figures]
     above = [predicted - each for _, each, predicted in figures]
-    # 240 MiB: an idle context, which the kernels' 160 MiB are not meant for; the default headroom starts at 400 MiB
+    # 240 MiB: inference on an RTX 5090; the default headroom starts at 400 MiB
     assert max(above) < 240 * MIB
     assert 0 <= min(above) < ROUNDING_BYTES  # the most found is what is planned for
     planned = statistics.median(each / size for each, size in zip(above, found, strict=True))

@@ -3,7 +3,7 @@
 # Predicted peak: 18.2 GiB of a budget of 23.0 GiB on each.
 # Run: each command on its machine
 # Before it runs:
-# - autofit, the model and the data are found by these names on every machine, and output_dir on a file system that all machines share
+# - autofit, the model and the data are found by these names on every machine, and output_dir is on a file system that all machines share
 # - write the address of the first machine in place of FIRST_MACHINE, in every command
 # - start all of them: each waits for the others
 

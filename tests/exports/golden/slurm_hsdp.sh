@@ -4,7 +4,7 @@
 # Predicted peak: 18.2 GiB of a budget of 23.0 GiB on each.
 # Run: sbatch FILE
 # Before it runs:
-# - autofit, the model and the data are found by these names on every machine, and output_dir on a file system that all machines share
+# - autofit, the model and the data are found by these names on every machine, and output_dir is on a file system that all machines share
 # - partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch
 #SBATCH --job-name=autofit-sft
 #SBATCH --nodes=2
