@@ -73,7 +73,7 @@ class AllocatorState:
         self.on_action = on_action
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        """These four are ``torch.cuda.memory_allocated``, ``memory_reserved`` and their maxima."""
+        """With the line above: ``torch.cuda.memory_allocated``, ``memory_reserved``, and their maxima."""
         self.small = Pool(is_small=True)
         self.large = Pool(is_small=False)
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
@@ -87,7 +87,7 @@ class AllocatorState:
         self._events = self._completed_events = 0
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Follows ``setMemoryFraction``. Raises ValueError if the device's size is unknown."""
+        """Limits a process's share of the device (``setMemoryFraction``). Raises ValueError if its size is unknown."""
         if self.total_bytes is None:
             raise ValueError("a fraction of a device of unknown size is not a limit: give total_bytes")
         self.allowed_bytes = int(fraction * self.total_bytes) if fraction < 1.0 else None

@@ -12,7 +12,7 @@ from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.types.findings import Finding, Problems
 
 NAMED_AT_MOST = 12
-"""The most module names in an error; a transformer layer has seven."""
+"""The most module names that an error lists; the usual transformer layer has seven linear modules."""
 
 
 def unmatched_targets(setup: Setup) -> Problems:

@@ -119,7 +119,7 @@ def flash_attention_package(setup: Setup) -> None:
 
 
 def compiled_optimizer(setup: Setup) -> Problems:
-    """Warns if DeepSpeed's offload may not compile when training starts; operators compiled earlier are reused."""
+    """Warns if PATH lacks tools to compile DeepSpeed's optimizer for the host; one compiled earlier is reused."""
     given = setup.job.arguments
     if not given.get("offload_optimizer_device") or not setup.to_train or setup.on_cpu:
         return

@@ -46,10 +46,10 @@ def best_model(flags: Flags) -> Problems:
 
 
 def kept_inputs(flags: Flags) -> Problems:
-    """Refuses ``--include_for_metrics`` for prompts: ``transformers/trainer.py: evaluation_loop`` needs a mapping."""
+    """Refuses ``--include_for_metrics`` for batches of prompts: ``transformers/trainer.py: evaluation_loop`` fails."""
     if flags.given.get("include_for_metrics") and METHODS[flags.method].is_online:
         yield (
-            "--include_for_metrics would fail at the first evaluation: a batch of prompts has no such inputs.",
+            "--include_for_metrics would fail at the first evaluation: it reads inputs that prompts lack.",
             "Remove --include_for_metrics.",
         )
 
@@ -135,7 +135,7 @@ def accepted_by_peft(flags: Flags) -> None:
 
 
 def ready_to_train(flags: Flags) -> None:
-    """Raises the method's error if the job can be planned but not trained, such as without rewards."""
+    """Raises the method's error if the job can be planned but not trained, for example because it has no rewards."""
     _refuse_by_method(flags, _filled(flags), to_train=True)
 
 

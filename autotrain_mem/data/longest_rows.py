@@ -80,7 +80,7 @@ def are_conversations(trainer: Any, dataset: Any) -> bool:
 
 def longest_conversations(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
     """Returns the indices of the longest rows, and the tokens of the longest. Candidates have the most characters, in
-    all or before their last message, which the trainer may sample itself."""
+    total or before their last message, which the trainer may generate itself."""
     method = method_of_trainer(trainer)
     assert method is not None, "asked before"
     whole, before = [], []

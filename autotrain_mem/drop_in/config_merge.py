@@ -123,7 +123,7 @@ def _differing(config: Any, config_class: type) -> dict[str, Any]:
 
 def _derived(config: Any) -> frozenset[str]:
     """Returns the names of generation sizes that a plan may derive again: both if a generation serves one optimizer
-    step; otherwise only ``steps_per_generation``, which follows from the script's number of rows."""
+    step; otherwise only ``steps_per_generation``, which follows from the script's ``generation_batch_size``."""
     if not hasattr(config, STEPS_OF_GENERATION):
         return frozenset()
     follows = config.steps_per_generation == config.gradient_accumulation_steps

@@ -171,7 +171,7 @@ def is_first() -> bool:
 
 
 def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
-    """Returns the device with the least budget of all processes, with their topology; every process must call it.
+    """Returns the device with the least budget of all processes, with the topology of all; every process must call it.
     ``link``: names of the links between devices, as in ``--link``; None to detect them. Raises AutofitError if any
     process failed to find its device."""
     if processes() == 1:

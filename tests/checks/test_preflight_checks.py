@@ -265,7 +265,7 @@ def test_experts_that_lora_cannot_or_does_not_adapt_are_reported(model_folder: F
         ("mixtral", {}, "warning", "--lora_target_parameters experts.down_proj experts.gate_up_proj --lora_dropout 0"),
         ("gpt_oss", {"lora_target_modules": ALL}, "warning", "does not adapt the experts"),
         ("gpt_oss", {"lora_target_parameters": EXPERTS}, "error", "--lora_dropout 0.05 cannot be applied"),
-        ("gpt_oss", {"lora_target_parameters": EXPERTS, "use_peft": False}, "error", "--lora_dropout 0, or only"),
+        ("gpt_oss", {"lora_target_parameters": EXPERTS, "use_peft": False}, "error", "Give --lora_dropout 0, or"),
         ("gpt_oss", {"lora_target_parameters": EXPERTS, "lora_dropout": 0.0}, None, ""),
         ("gpt_oss", {"lora_target_parameters": ["experts.w1", EXPERTS[0]]}, "error", "experts.w1 matches no parameter"),
         ("qwen3_moe", {"lora_target_modules": ALL, "lora_dropout": 0.0}, None, ""),
