@@ -117,7 +117,7 @@ def read_given(
 
 
 def _ratio(text: str) -> float:
-    """Parses a share of all steps: ``warmup_steps`` below 1 is also one (``training_args.py: get_warmup_steps``)."""
+    """Parses a share of all steps; ``warmup_steps`` below 1 means a share (``training_args.py: get_warmup_steps``)."""
     if not 0 <= float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a share; --warmup_steps {text} counts steps, 0.03 is a share")
     return float(text)

@@ -22,7 +22,7 @@ from autotrain_mem.support.files import open_own
 
 LOG_TAIL_CHARACTERS = 2000
 ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if name in signal.Signals.__members__)
-"""A closing terminal sends the first, and Slurm can send the second to all processes of a step before its time limit
+"""A closing terminal sends SIGHUP, and Slurm can send SIGUSR1 to all processes of a step before its time limit
 (sbatch(1), ``--signal``). Windows has neither."""
 _HAS_GROUPS = hasattr(os, "killpg")
 """False on Windows, which has no process groups."""

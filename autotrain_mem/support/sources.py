@@ -34,7 +34,7 @@ _SIZES = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), (1, 10**7)),
     **{"num_hidden_layers": (1, 1_000), "vocab_size": (1, 10**8)},
 }
-"""Size in a model's config -> its minimum, and its maximum: several times that of any published model."""
+"""Size in a model's config -> its minimum, and its maximum: several times the largest of any published model."""
 
 
 def saved_model(flag: str) -> str:

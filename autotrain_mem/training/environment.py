@@ -52,7 +52,7 @@ def process_environment(
 
 
 def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
-    """Returns the variables that make only these GPUs visible, in this order. They use numbers if these are certain.
+    """Returns the variables that make only these GPUs visible, in this order. GPUs are named by number if certain.
 
     vLLM, which TRL or a user's reward function may start in the process, calls ``int`` on each of these names
     (``vllm/platforms/interface.py: Platform.device_id_to_physical_device_id``; vllm issues 13815 and 41848).

@@ -69,7 +69,7 @@ class Limit:
         self._fitted = max(self._fitted, amount)
 
     def failed(self, amount: int) -> None:
-        """Records that this amount did not fit. The limit becomes half of it, or the most that has fitted if more."""
+        """Records that this amount did not fit. The limit becomes the larger of its half and the most that fitted."""
         if self._fitted >= amount:
             self._fitted = 0  # the device has less free memory than before
         self.most = max(-(-amount // 2), self._fitted) if amount > 1 else 1
