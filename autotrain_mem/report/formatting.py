@@ -42,7 +42,7 @@ LEVELS = {
     "shorter rows": "rows are cut to fewer tokens than they have",
     "smaller images": "images are made smaller than they are",
 }
-"""The meaning of each level of harm by its name (``search.levels``), least harm first."""
+"""Name of a level of harm (``search.levels``) -> its meaning; least harm first."""
 
 SHARINGS = {
     "ddp": "DDP",

@@ -70,7 +70,7 @@ def section(heading: str, *content: RenderableType, indent: int = 2) -> list[Ren
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Writes a column of sizes in one unit, with two digits."""
+    """Writes a column of sizes in one unit, with two decimals."""
 
     unit: str
     unit_bytes: int

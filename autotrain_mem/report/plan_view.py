@@ -200,7 +200,7 @@ def changes(plan: Plan) -> list[RenderableType]:
 
 
 def proposed(plan: Plan) -> list[RenderableType]:
-    """Lists speedups that change the batches, which only the user may choose."""
+    """Lists optional speedups: they change the batches, so only the user may choose them."""
     lines: list[RenderableType] = []
     for each in plan.proposals:
         lines += [Text(each.flags, style="bold"), Indented(Text(each.why), 2)]
@@ -259,7 +259,7 @@ def passed_over(each: Candidate, plan: Plan) -> str:
 
 
 def settings_table(plan: Plan) -> Table:
-    """Returns all settings; a star marks those that differ from TRL's default, also without colour."""
+    """Returns all settings; a star marks those that differ from TRL's default, even without colour."""
     grid = table("", "", "", show_header=False)
     grid.columns[0].no_wrap = True  # keeps a star on the line of its setting
     for name in knob_names(METHODS[plan.method].knobs, plan.knobs):

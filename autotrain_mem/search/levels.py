@@ -268,7 +268,7 @@ def levels(space: Space) -> tuple[Level, ...]:
 
 
 def strongest(climbed: Sequence[Level]) -> Level:
-    """Returns the level that needs the least memory: the last with an adapter, or without adapters the last."""
+    """Returns the level that needs the least memory: the last one with an adapter, or else the last of all."""
     return max(reversed(climbed), key=lambda level: level.settings[-1].use_peft)
 
 

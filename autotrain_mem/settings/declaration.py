@@ -98,7 +98,7 @@ class TakenBy(Enum):
 
 
 class Group(Enum):
-    """Names the groups of flags in a help, in its order."""
+    """Names the groups of flags in a help text, in their order."""
 
     JOB = "what to train"
     DEVICE = "where it must fit"

@@ -225,7 +225,7 @@ SWITCHES = tuple(
 """Knobs whose flag needs no value."""
 
 WARNINGS = {row.knobs[0]: row.warning for row in LADDER if row.warning}
-"""Knob -> what a user must not overlook."""
+"""Knob -> the warning of the lever that moves it."""
 
 
 def is_pulled(row: LeverRow, knobs: Knobs) -> bool:

@@ -106,7 +106,7 @@ def figures(material: Material) -> Iterator[Section]:
     if (mixed := estimate.mixed) is not None:
         yield line_figure(
             "hours",
-            "Reserved after many steps of rows of every length, predicted",
+            "Predicted reserved memory after many steps with rows of every length",
             "optimizer steps",
             STEPS,
             {"longest rows first": mixed},
