@@ -86,7 +86,7 @@ def is_shared_otherwise(asked: AutoFit, plan: Plan) -> bool:
 
 
 def autofit_of(asked: AutoFit, filled: AutoFit, plan: Plan) -> AutoFit:
-    """Returns ``filled`` (of ``AutoFit.over``) with the plan's batch, and its sharding unless the request has one."""
+    """Returns ``filled`` (from ``AutoFit.over``) with the plan's batch, and its sharding unless the request has one."""
     alone = filled.gpus == 1 and (filled.nodes or 1) == 1
     sharding = asked.sharding or alone_too(filled.sharding, 1 if alone else 2)
     shared: dict[str, Any] = {"sharding": sharding}

@@ -1,4 +1,4 @@
-"""Finds the values to search for an argument given as ``max``, such as ``--max_length max``.
+"""Finds the values to try for an argument given as ``max``, such as ``--max_length max``.
 
 ``--per_device_train_batch_size max`` tries the divisors of a given effective batch; otherwise the effective batch
 follows from the rows. With ``--num_generations max`` alone, a step has TRL's default number of prompts.
@@ -28,7 +28,7 @@ _Asked = tuple[Sequence[int], str]
 
 
 def question_of(subject: Subject) -> Question | None:
-    """Returns the question for an argument given as ``max``, or None. If no value works, raises like ``space()``."""
+    """Returns the question for a ``max``, or None. If no value works, raises as :meth:`Subject.space` does."""
     name = subject.job.maximized
     if name is None:
         return None

@@ -25,7 +25,7 @@ class Checked:
     warnings: tuple[Finding, ...]
     result: Preflight
     trains_on_cpu: bool | None
-    """None if nothing is trained here."""
+    """Whether the run trains on the CPU; None if nothing is trained here."""
 
 
 def check_preflight(

@@ -167,7 +167,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
 
 FLAG = f"--{PEFT_CONFIG}"
 FILE = "adapter_config.json"
-"""``peft/utils/constants.py: CONFIG_NAME``."""
+"""The file's name in PEFT (``peft/utils/constants.py: CONFIG_NAME``)."""
 _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folder that holds it."
 
 

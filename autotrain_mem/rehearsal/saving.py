@@ -17,7 +17,7 @@ from autotrain_mem.types import Owner, Phase
 
 
 def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
-    """Allocates what ``transformers/trainer.py: save_model`` does, and writes nothing.
+    """Allocates what ``transformers/trainer.py: save_model`` allocates, and writes nothing.
 
     A checkpoint during training needs no more, since it writes shards without gathering them.
     """

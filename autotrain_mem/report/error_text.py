@@ -11,11 +11,11 @@ from autotrain_mem.support.units import printable
 
 _LABEL = re.compile(r"(\s*\S.*?\s{2,})(?=\S)|(\s+)")
 _LABEL_WIDTH = 32
-"""The most columns of a label: two fifths of 80, so that the text beside it has enough."""
+"""The most columns of a label: two fifths of 80, so that enough are left for the text beside it."""
 
 
 def label_of(line: str) -> str:
-    """Returns the text before two spaces or more, with the spaces, or the line's indent.
+    """Returns the text before the first two or more spaces, and these spaces; without any, the line's indent.
 
     >>> label_of("--plan_only  plans for that card and trains nothing")
     '--plan_only  '
@@ -30,7 +30,7 @@ _RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"
 
 
 def print_error(error: AutofitError, stream: TextIO) -> None:
-    """Prints an error, wrapped and with a red title on a terminal; whole lines elsewhere, for searching logs."""
+    """Prints an error, wrapped and with a red title on a terminal; elsewhere unwrapped, for searching logs."""
     if not stream.isatty():
         stream.write(error_text(error))
         return

@@ -174,7 +174,7 @@ def _flash_by_name(capability: Capability) -> Iterator[None]:
 
 
 def _flash_functions(backend: Backend, capability: Capability) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns stand-ins for flash_attn_func and flash_attn_varlen_func; transformers reads their parameter names."""
+    """Returns stand-ins for flash_attn_func and flash_attn_varlen_func; parameter names show their features."""
 
     def attend(rows: Any, scale: Any, is_causal: bool, window: Any, softcap: float, **ends: torch.Tensor) -> Any:
         # KernelCall.window includes the query's own token; transformers' does not (_process_flash_attention_kwargs).
@@ -259,7 +259,7 @@ class FusedAttention(torch.autograd.Function):  # type: ignore[misc]  # untyped 
 
 
 def by_rows(grad: torch.Tensor, out: torch.Tensor, backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    """Makes the gradient contiguous by rows for every kernel but cuDNN's, and for flash the output too."""
+    """Makes the gradient contiguous by rows, except for cuDNN's kernel; for flash kernels, the output too."""
     if backend is not Backend.CUDNN:
         grad = grad.transpose(1, 2).contiguous().transpose(1, 2)
     if backend is Backend.FLASH:

@@ -95,7 +95,7 @@ def cuda_autocast() -> Iterator[None]:
 
 @cache
 def _kernels() -> dict[str, Callable[..., Any]]:
-    """Makes a kernel for each operator that the installed torch casts differently on the CPU, except those of cuDNN."""
+    """Makes a kernel for each operator that the installed torch casts differently on the CPU, but not for cuDNN's."""
     cpu, cuda = _registered("AutocastCPU"), _registered("AutocastCUDA")
     missing = sorted(cuda - (cpu - _CPU_OTHERWISE))
     return {

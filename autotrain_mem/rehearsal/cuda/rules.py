@@ -47,8 +47,8 @@ class CudaRule:
 
 
 def foreach_on_cpu() -> AbstractContextManager[None]:
-    """Optimizers and gradient clipping process all tensors at once, with temporaries for all of them; on the CPU they
-    process one tensor at a time. Source: ``torch/optim/optimizer.py: _default_to_fused_or_foreach``."""
+    """On CUDA, optimizers and gradient clipping process all tensors at once, with temporaries for all of them; on the
+    CPU, one tensor at a time. Source: ``torch/optim/optimizer.py: _default_to_fused_or_foreach``."""
     devices = [*foreach_module._get_foreach_kernels_supported_devices(), "cpu"]
     return _patched(
         (foreach_module, "_get_foreach_kernels_supported_devices", lambda: devices),
@@ -59,8 +59,8 @@ def foreach_on_cpu() -> AbstractContextManager[None]:
 
 
 def fused_dropout() -> AbstractContextManager[None]:
-    """Dropout is one fused kernel that saves a mask of one byte per element; the CPU saves noise in the input's dtype.
-    Source: ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable``."""
+    """On CUDA, dropout is one fused kernel that saves a mask of one byte per element; on the CPU, it saves noise in the
+    input's dtype. Source: ``aten/src/ATen/native/Dropout.cpp: is_fused_kernel_acceptable``."""
     plain = torch.nn.functional.dropout
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -78,7 +78,7 @@ def grouped_experts_of_bfloat16() -> AbstractContextManager[None]:
 
 
 def one_hot_by_scattering() -> AbstractContextManager[None]:
-    """``one_hot`` scatters classes into zeros; on the CPU it also checks their range. Source:
+    """On CUDA, ``one_hot`` scatters classes into zeros; on the CPU it also checks their range. Source:
     ``aten/src/ATen/native/Onehot.cpp: one_hot``."""
     plain = torch.nn.functional.one_hot
 
@@ -92,8 +92,8 @@ def one_hot_by_scattering() -> AbstractContextManager[None]:
 
 
 def rows_of_svd() -> AbstractContextManager[None]:
-    """``svd`` returns ``Vh`` stored by rows (cuSOLVER), so that PEFT's PSOFT keeps a view of its first rows; on the CPU
-    it is stored by columns (LAPACK). Source: ``torch/_meta_registrations.py: _linalg_svd_meta``."""
+    """On CUDA, ``svd`` returns ``Vh`` stored by rows (cuSOLVER), so that PEFT's PSOFT keeps a view of its first rows;
+    on the CPU it is stored by columns (LAPACK). Source: ``torch/_meta_registrations.py: _linalg_svd_meta``."""
     plain = torch.linalg.svd
 
     def svd(matrix: torch.Tensor, full_matrices: bool = True, **options: Any) -> Any:
@@ -104,7 +104,7 @@ def rows_of_svd() -> AbstractContextManager[None]:
 
 
 def fp16_on_cpu() -> AbstractContextManager[None]:
-    """An fp16 accelerator autocasts to float16 and scales the loss.
+    """On CUDA, an fp16 accelerator autocasts to float16 and scales the loss.
 
     On a CPU accelerate silently ignores ``mixed_precision="fp16"`` (``accelerate/accelerator.py:
     Accelerator.__init__``). On fake tensors the scaler, of a few scalars, is disabled, since it depends on values.

@@ -212,7 +212,7 @@ def _add_gradients(
     grad_hidden: torch.Tensor,
     grad_weight: torch.Tensor | None,
 ) -> None:
-    """Adds the products of the logits' gradient, in place if no cast is needed."""
+    """Computes the gradients of hidden states and weight from the logits', without temporaries if no cast is needed."""
     if not _writes_into_storage(hidden, weight) or logits.dtype != grad_hidden.dtype:
         grad_hidden.copy_(logits @ weight)
     else:

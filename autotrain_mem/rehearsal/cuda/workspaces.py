@@ -129,7 +129,7 @@ def _sum_over(compute_capability: Capability) -> Row:
 
 
 def _sum_converted(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts a cast to the result's dtype, except half to float32 (``native/ReduceOpsUtils.h: make_reduction``)."""
+    """Counts a cast's bytes; half is summed to float32 without a cast (``native/ReduceOpsUtils.h: make_reduction``)."""
     tensor = args[0]
     as_it_is = tensor.dtype is out.dtype or (tensor.dtype in HALF and out.dtype is torch.float32)
     return 0 if as_it_is else int(tensor.numel() * out.element_size())
@@ -240,7 +240,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _index(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Counts the positions that masks select (``native/IndexingUtils.h: expandTensors``)."""
+    """Counts the bytes of the positions that masks select (``native/IndexingUtils.h: expandTensors``)."""
     tensor, indices = args
     masks = [index for index in indices if index is not None and index.dtype in _MASKS]
     if not masks:

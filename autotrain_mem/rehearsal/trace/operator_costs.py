@@ -126,7 +126,7 @@ def _size_bytes(tensor: torch.Tensor) -> int:
 
 
 _CHUNK_ELEMENTS, _BLOCKS_PER_LAUNCH = 65536, 320
-"""``aten/src/ATen/native/cuda/MultiTensorApply.cuh: kChunkSize, depth_to_max_blocks``."""
+"""Limits of a foreach kernel (``aten/src/ATen/native/cuda/MultiTensorApply.cuh: kChunkSize, depth_to_max_blocks``)."""
 
 
 def _grouped_product(args: tuple[Any, ...], out: torch.Tensor) -> int:

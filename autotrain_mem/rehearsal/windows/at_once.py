@@ -4,7 +4,7 @@ Qwen's vision towers call attention for each window or image
 (``transformers/models/qwen2_5_vl/modeling_qwen2_5_vl.py: Qwen2_5_VLVisionAttention.forward``). An image of 1024 x 768
 needs 70 calls in each of 28 layers, in forward, recomputation and backward; that was nine tenths of a rehearsal's time.
 Here a trial (``trial``) runs the calls of one layer one by one, once for each shape. Its allocations, work and frees
-are repeated for all other layers and micro-steps. If a replay does not record the same, all calls run one by one.
+are repeated for all other layers and micro-steps. If a replay records anything else, all calls run one by one.
 """
 
 import sys
@@ -35,7 +35,7 @@ Interface = Callable[..., tuple[torch.Tensor, Any]]
 
 @contextmanager
 def windows_at_once(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Within the block, layers of :data:`TOWERS` attend to all windows at once, if that records the same."""
+    """Within the block, :data:`TOWERS` attend to all windows at once, if this records the same as separate calls."""
     homes = {type(module).__module__ for module in model.modules() if type(module).__name__ in TOWERS}
     with ExitStack() as stack:
         for home in homes:
