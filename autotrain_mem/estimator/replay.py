@@ -35,11 +35,8 @@ class DeviceCapacity:
 
 
 def reserve(trace: Trace, room: DeviceCapacity, *, grows: bool) -> ReservedEstimate:
-    """Replays a run and returns its reserved bytes and its retries.
-
-    Near the limit the allocator releases its cache and retries. A run with retries counts as not fitting, and its peak
-    is the one without a limit.
-    """
+    """Replays a run and returns its reserved bytes and its retries. Near the limit the allocator releases its cache and
+    retries. A run with retries counts as not fitting, and its peak is the one without a limit."""
     settings = replace(room.settings, grows=grows)
     if not room.caches:
         peak = max(allocated_after_each(trace), default=0)
