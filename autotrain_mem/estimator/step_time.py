@@ -47,9 +47,8 @@ COLLECTIVE_SECONDS = 30e-6
 (kvcache-ai/Mooncake#3484), 43 among 8 x RTX 4090 over PCI Express (NVIDIA/nccl#1530)."""
 
 LAUNCH_SECONDS = 12e-6
-"""Host seconds for each kernel of eager PyTorch. A single operator called from Python takes 4 to 5 microseconds;
-modules and hooks of transformers and PEFT, autograd, and about one view for each kernel come on top. An estimate: hosts
-differ by a factor of two."""
+"""Host seconds for each kernel of eager PyTorch: 4 to 5 microseconds for an operator called from Python, plus modules
+and hooks of transformers and PEFT, autograd, and about one view. An estimate: hosts differ by a factor of two."""
 
 KERNEL_SECONDS = 2e-6
 """Device seconds for each kernel besides its work: from its launch to its first block, and from its last block to the

@@ -87,8 +87,7 @@ VLLM_SHARE: Mapping[str, Any] = {"vllm_gpu_memory_utilization": 0.3, "vllm_tenso
 
 _BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
 """Functions of ``trl.rewards`` that ``trl/scripts/grpo.py`` takes by a short name."""
-_OWN_ARGUMENTS = "get_soft_overlong_punishment"
-"""The function of ``trl.rewards`` to which that script also passes arguments."""
+_OWN_ARGUMENTS = "get_soft_overlong_punishment"  # that script also takes its short name, and passes it arguments
 
 
 def axolotl(plan: Plan, job: Job) -> str:
