@@ -31,7 +31,7 @@ class _Rank:
     moves: int = 0
     place: str = ""
     collectives: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Read by ``training.process.world.last_collectives``; empty while the rank makes progress."""
+    """The result of ``training.process.world.last_collectives``; empty while the rank makes progress."""
 
 
 class Pulses:

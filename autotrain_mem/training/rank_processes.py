@@ -19,7 +19,7 @@ from autotrain_mem.training.pulses import Pulses
 from autotrain_mem.types.report import MemoryReading
 
 LOOK_SECONDS = 0.5
-"""The longest wait: Python runs a signal handler only between two waits."""
+"""The longest single wait for an event: Python runs a signal handler only between two waits."""
 
 CULPRIT_SECONDS = 5.0
 """How long to wait for a lost rank's own error, after another rank failed because of the loss. It can arrive later: a
@@ -32,7 +32,7 @@ Event = dict[str, Any]
 
 
 class RankDied(ChildDied):
-    """Raised when a rank ends without an answer."""
+    """Raised when a rank has ended and sends no more events."""
 
     def __init__(self, rank: int, death: ChildDied) -> None:
         super().__init__(death.code, death.log_tail)
@@ -199,7 +199,7 @@ class RankProcesses:
         self._lines.put((rank, line))
 
     def _next(self, wait_seconds: float) -> tuple[int, Event]:
-        """Returns a rank and its next event. Raises RankDied if it ended, or ChildTimeout after ``wait_seconds``."""
+        """Returns the next event and its rank. Raises RankDied if a rank ended, ChildTimeout after ``wait_seconds``."""
         try:
             rank, line = self._lines.get(timeout=wait_seconds)
         except queue.Empty:

@@ -29,7 +29,7 @@ LOCK_NAME, KEY_NAME = "_autofit.lock", "_autofit.key"
 of a run authenticate each other with the key (``training.machines``)."""
 
 LOCK_SECONDS = 1.0
-"""The longest wait for a lock: a command that only checks a folder holds it for a moment."""
+"""The longest wait for a lock. A command can hold it for a moment, only to check the folder."""
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json")
 """Weight files and shard indices. ``save_pretrained`` deletes those that it does not write itself
@@ -58,7 +58,7 @@ class LastRun:
     number: str
     """The run's id, which its checkpoints contain."""
     start: Path | None
-    """The checkpoint that it resumed from; None if it began from scratch."""
+    """The checkpoint that the run resumed from; None if it began from scratch."""
     command: tuple[str, ...] = ()
     """The arguments with which all machines of the run were started; empty for a single machine."""
 
@@ -235,7 +235,7 @@ def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
 
 
 def _holds(folder: Path) -> list[str]:
-    """Lists the files of a run, or weights, that would be lost."""
+    """Lists the files that would be lost: those of a run, and weights."""
     weights = sorted({path.name for kind in WEIGHTS for path in folder.glob(kind)})
     checkpoints = sorted(path.name for path in folder.glob("checkpoint-*"))
     return [*([RUN_NAME] if (folder / RUN_NAME).exists() else []), *checkpoints, *weights]

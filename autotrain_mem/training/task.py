@@ -46,7 +46,7 @@ class Request:
     budget_bytes: int | None = None
     """The bytes of the device that the plan leaves to torch's allocator."""
     guarded: bool = True
-    """Whether the run gets the guard, the watch and a run of the longest rows; if not, it behaves like TRL alone."""
+    """Whether to attach the guard, the watch and the run of the longest rows. If False, training is exactly TRL's."""
     rank: int = 0
     """The rank of the process that gets the request."""
 

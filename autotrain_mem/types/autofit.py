@@ -58,7 +58,7 @@ class AutoFit(OwnSettings):
         group=Group.DEVICE,
         metavar="N",
         read=read_counts,
-        help="number of cards that train together (default: all of this machine's, or one named card); "
+        help="number of cards that train together (default: all cards here, or 1 if --gpu names a card); "
         "--gpu all --gpus 1,2,4 compares these numbers",
     )
     """The number of cards per machine that train together. Several numbers, such as ``(1, 2, 4)``, are compared."""

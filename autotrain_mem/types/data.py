@@ -23,7 +23,7 @@ class ImageProfile:
     """The number of elements in the pixel tensors of that row."""
 
     def with_worst_of(self, others: Sequence[ImageProfile]) -> ImageProfile:
-        """Returns a copy with the worst row and the last image end of all profiles, so that evaluated rows count."""
+        """Returns a copy with the worst row and the last image end over all profiles, so that evaluated rows count."""
         worst = max((self, *others), key=lambda each: each.worst_elements)
         ends = {max((self, *others), key=lambda each: each.end).end: 0, **self.rows_by_end}
         return replace(self, worst=worst.worst, worst_elements=worst.worst_elements, rows_by_end=ends)

@@ -26,7 +26,7 @@ class MethodFacts:
     """The dataset in TRL's documentation (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py). A plan uses
     it if no dataset is given."""
     formats: tuple[tuple[str, ...], ...]
-    """The sets of columns that the trainer accepts, in order. ``dataset_text_field`` replaces :data:`TEXT_COLUMN`."""
+    """The sets of columns that TRL accepts, in its order. ``dataset_text_field`` replaces :data:`TEXT_COLUMN`."""
     row_noun: str = "rows"
     """The plural noun for the rows of a batch, for texts."""
     sequences_per_row: int = 1

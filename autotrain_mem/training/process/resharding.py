@@ -54,7 +54,7 @@ def read_other_forms(trainer: Any, checkpoint: str | None, knobs: Knobs, send: S
 
 
 def _load_weights(model: Any, checkpoint: Path, *, is_in_shards: bool) -> str:
-    """Loads the weights in place; returns a note on their precision, or an empty text."""
+    """Loads the weights in place; returns a note if they are rounded, or an empty text."""
     tensors: Mapping[str, torch.Tensor] = model.state_dict(keep_vars=True)
     if isinstance(model, PeftModel):
         if len(model.peft_config) > 1:

@@ -175,7 +175,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self.interrupted = self._is_asked = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Makes later interrupts wait for the end of their step, so that no file is left half written."""
+        """Makes later interrupts wait for the end of the current step, so that no file is left half written."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self._is_asked = True
@@ -211,7 +211,7 @@ class ResumedRun(TrainerCallback):  # type: ignore[misc]
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Acts here, the only point between the reading of the checkpoint and the first step."""
+        """Acts at this point, since no other lies between the reading of the checkpoint and the first step."""
         if 0 < state.max_steps <= state.global_step:
             self._trainer._run_epoch = lambda **_: None
             control.should_training_stop = True

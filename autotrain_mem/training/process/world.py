@@ -78,7 +78,7 @@ class World:
         return words
 
     def poll(self, flag: bool) -> bool:
-        """Returns whether any rank raised its flag; all ranks get the same answer. Each must call it at every step.
+        """Returns whether any rank raised its flag; all get the same answer. Every rank must call it at every step.
 
         Ranks exchange flags about once a second, and the answer in between is False: a round takes 0.15 ms with 2 ranks
         and 11 ms with 256 (``scripts/ddp_speed``). The last rank to arrive answers for all.

@@ -1,4 +1,4 @@
-"""Diagnoses problems of a run from its memory readings, before they end it. Repeats a sign only if it gets worse."""
+"""Diagnoses problems from a run's memory readings, before they end the run. Repeats a sign only if it gets worse."""
 
 import itertools
 import os
@@ -38,7 +38,7 @@ shrinks its micro-batch (``composer/trainer/trainer.py: _adjust_device_train_mic
 HOST_SECONDS = 6 * 3600
 """Warn this long before host memory runs out: long enough for a sleeping user."""
 HOST_LEFT = 0.05
-"""Warn below this share of available host memory, half of that at which earlyoom begins to kill (10 %, its README)."""
+"""Warn if less than this share of host memory is available: half of earlyoom's limit for killing (10 %, its README)."""
 AGAIN = 4.0
 """A sign is repeated when it is this many times as severe: a steady leak is reported some five times."""
 
