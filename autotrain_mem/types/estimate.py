@@ -63,7 +63,7 @@ class ReservedEstimate:
     """The peak of reserved bytes on the real device, where the allocator releases its cache before it refuses a
     request. The replay grants refused requests and continues. Equal to ``peak_reserved_bytes`` if the run fits."""
     slack_bytes: int
-    """The reserved but unallocated bytes when the peak was first reached: cached blocks and the ends of split ones."""
+    """The reserved but unallocated bytes when the peak was first reached: free blocks and remainders of split ones."""
     num_alloc_retries: int
     """The number of times that the allocator released its whole cache to serve a request."""
     largest_refused_bytes: int | None
@@ -163,7 +163,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Holds the memory and the work of one rehearsed configuration, equal on all GPUs with the same kernels."""
+    """Holds a rehearsed configuration's memory and work, which are equal on all GPUs with the same kernels."""
 
     memory: MemoryEstimate
     """The memory of the run, replayed on an unlimited device."""

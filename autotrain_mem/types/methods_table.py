@@ -162,7 +162,7 @@ ORPO = MethodFacts(
     long_rows="kept",
     is_experimental=True,
 )
-"""The formats of ``trl/experimental/orpo``, whose ``maybe_extract_prompt`` turns the second into the first."""
+"""The formats of ``trl/experimental/orpo``, whose ``maybe_extract_prompt`` turns the second format into the first."""
 
 CPO = replace(ORPO, name="cpo", title="CPO", defaults={**ORPO.defaults, "loss_type": "sigmoid", "cpo_alpha": 1.0})
 """The facts of ``trl/experimental/cpo``. SimPO is one of its values for ``loss_type``."""

@@ -162,7 +162,7 @@ class Shortage:
     outside_bytes: int
     """The device memory of the process outside the allocator: the CUDA context, cuBLAS, NCCL, a vLLM engine."""
     measured: Mapping[Owner, int]
-    """The allocated bytes by owner: of all owners on a simulated GPU, else of weights, gradients, optimizer state."""
+    """The allocated bytes by owner. On a real GPU, only weights, gradients and optimizer state are listed."""
 
     @property
     def rest_bytes(self) -> int:

@@ -82,7 +82,7 @@ class Trained:
 
     @property
     def bytes(self) -> int:
-        """Computes the bytes of the trained parameters. Their gradients have as many."""
+        """Computes the bytes of the trained parameters. Their gradients have the same size."""
         return self.parameters * (4 if self.dtype == "float32" else 2)
 
     @staticmethod

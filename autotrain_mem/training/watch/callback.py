@@ -326,8 +326,8 @@ class Rows:
 
 
 def embedding_of(model: Any) -> torch.nn.Module | None:
-    """Returns the embedding of the trained model; None if the model does not read tokens. PPO's policy is beside its
-    value model (``trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper``)."""
+    """Returns the embedding of the trained model; None if the model does not read tokens. For PPO, that is the
+    embedding of the policy, not of the value model (``trl/experimental/ppo/ppo_trainer.py: PolicyAndValueWrapper``)."""
     for candidate in (model, getattr(model, "policy", None)):
         with contextlib.suppress(Exception):  # NotImplementedError, and errors of other kinds of models
             embedding: Any = candidate.get_input_embeddings()  # type: ignore[union-attr]  # None raises too
