@@ -42,7 +42,7 @@ class RankDied(ChildDied):
 
 
 class RankTimeout(Exception):
-    """Raised when the other ranks have waited too long for this one."""
+    """Raised when the other ranks have waited too long for one rank."""
 
     def __init__(self, rank: int, why: str) -> None:
         super().__init__(f"rank {rank}: {why}")

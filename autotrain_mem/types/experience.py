@@ -36,7 +36,7 @@ class Incident:
     rows: int | None = None
     """The rows of the batch that was too large; None if no batch was involved (optimizer step, saving)."""
     tokens: int | None = None
-    """The tokens of that batch, padding included; None if unknown."""
+    """The tokens of the batch that was too large, padding included; None if unknown."""
     remedy: str
     """What the guard did: ``split into 4 + 4 rows``, ``repeated with activations offloaded to the host``."""
     message: str
@@ -94,7 +94,7 @@ class Probe:
     refused: str = ""
     """The first line of the out-of-memory error that ended the probe; empty if there was none."""
     refused_in: Phase | None = None
-    """The phase of that error; None if there was none."""
+    """The phase in which the probe ran out of memory; None if it did not."""
 
     @property
     def required_bytes(self) -> int | None:

@@ -51,7 +51,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     """The ``env:`` mapping of a YAML config, which is set in the processes that load the model."""
     unrecorded: tuple[str, ...] | None = None
-    """The variables that a plan's file leaves out of ``environment``: their values may be secrets. None for none."""
+    """The variables that a plan's file leaves out of ``environment``, as they may be secret; None if there are none."""
     effective_batch_size: int | None = None
     """The rows per optimizer step, if given as one number instead of TRL's batch size and accumulation."""
     prompt_length: int | None = None

@@ -26,7 +26,7 @@ class MethodFacts:
     """The dataset in TRL's documentation (docstrings of trl/scripts/sft.py and trl/trainer/*_trainer.py). A plan uses
     it if no dataset is given."""
     formats: tuple[tuple[str, ...], ...]
-    """The sets of columns that TRL accepts, in its order. ``dataset_text_field`` replaces :data:`TEXT_COLUMN`."""
+    """The column sets that TRL accepts, in its order of checks. ``dataset_text_field`` replaces :data:`TEXT_COLUMN`."""
     row_noun: str = "rows"
     """The plural noun for the rows of a batch, for texts."""
     sequences_per_row: int = 1
@@ -40,9 +40,9 @@ class MethodFacts:
     has_score_head: bool = False
     """Whether the trained model is a classifier with one score. A causal model gets a new head for it."""
     reward_model_argument: str | None = None
-    """TRL's argument that names a reward model; None if it takes none."""
+    """TRL's argument that names a reward model; None if the method has none."""
     teacher_argument: str | None = None
-    """TRL's argument that names a teacher, a second model that runs in training but is not trained; None for none."""
+    """TRL's argument that names a teacher, a second model that is run but not trained; None if the method has none."""
     is_online: bool = False
     """Whether completions are sampled during training. The data are then prompts, which TRL never truncates."""
     holds_models_whole: bool = False

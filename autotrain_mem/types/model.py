@@ -113,7 +113,7 @@ class ModelFacts:
     adapted: str | None = None
     """The modules that a plan adapts when it turns LoRA on, as ``lora_target_modules`` takes them; None if unknown."""
     adapter_width: int | None = None
-    """The approximate parameters of a LoRA adapter of rank 1 on ``adapted``; None if the config does not tell."""
+    """The approximate parameters of a LoRA adapter of rank 1 on ``adapted``; None if the config does not fix them."""
     parameters: int | None = None
     """The model's number of parameters; None if the config does not determine it."""
     checkpoint_dtype: str | None = None

@@ -83,7 +83,7 @@ class Report:
     last_loss: float | None
     """The last logged loss; None if no loss was logged, or if there is a :attr:`not_finite_step`."""
     not_finite_step: int | None = None
-    """The first step with a non-finite gradient, which makes all further training useless; None for none."""
+    """The first step with a non-finite gradient, which makes all further training useless; None without one."""
     first_reward: float | None = None
     """The first logged mean reward; None if completions are not rewarded."""
     last_reward: float | None = None
@@ -152,7 +152,7 @@ class Shortage:
     requested_bytes: int | None
     """The bytes requested for the tensor, or ``segment_bytes`` if only that is known; None if both are unknown."""
     segment_bytes: int | None
-    """The bytes that the allocator then requested from the device: a whole, maybe larger segment; None if unknown."""
+    """The bytes that the allocator then requested from the device: a whole segment, maybe larger; None if unknown."""
     total_bytes: int
     free_bytes: int
     allocated_bytes: int

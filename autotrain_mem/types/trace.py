@@ -56,7 +56,7 @@ class Block(NamedTuple):
     module: str
     """The qualified name of the parameter, or of the module whose forward allocated the block; empty if neither."""
     stream: int = 0
-    """The stream that allocated it; 0 is the default stream. The allocator reuses a block only on its own stream."""
+    """The stream on which it was allocated; 0 is the default. The allocator reuses a block only on its own stream."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

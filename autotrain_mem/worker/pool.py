@@ -59,7 +59,7 @@ class Workers:
 
     @property
     def first(self) -> Worker:
-        """Returns one worker, for requests about flags, model config and data. Starts all, for the later requests."""
+        """Returns one worker, for requests about flags, model config and data. Starts all, for requests that follow."""
         self.start()
         return self._all[0]
 

@@ -120,8 +120,8 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """Returns the memory figures at an error; None if they cannot be read. In the run of the longest rows,
-        they date from before the stand-ins for later steps were freed."""
+        """Returns the memory figures at an error; None if they cannot be read. For an error in the run of the
+        longest rows, they date from before the stand-ins for later steps were freed."""
         if self._shortage is None:
             self._keep_shortage(error)
         return self._shortage
@@ -168,7 +168,7 @@ def keep_order(trainer: Any) -> None:
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy here
-    """Sends ``start``, ``step`` and ``log`` events. Stops all ranks after the same step when Ctrl-C reached one."""
+    """Sends ``start``, ``step`` and ``log`` events. Stops all ranks after the same step once Ctrl-C reaches one."""
 
     def __init__(self, send: SendEvent, read: Callable[[], MemoryReading | None], world: World) -> None:
         self._send, self._read, self._world = send, read, world
