@@ -20,7 +20,7 @@ class ImageProfile:
     worst: tuple[str, ...]
     """The image sizes of the row with the most pixels after processing, each as ``"1024x768"`` (width x height)."""
     worst_elements: int = 0
-    """The number of elements in the pixel tensors of that row."""
+    """The number of elements in the pixel tensors of the row with the most pixels."""
 
     def with_worst_of(self, others: Sequence[ImageProfile]) -> ImageProfile:
         """Returns a copy with the worst row and the last image end over all profiles, so that evaluated rows count."""
