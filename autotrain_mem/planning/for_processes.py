@@ -50,7 +50,7 @@ def check_processes(topology: Topology, given: Mapping[str, Any]) -> None:
         )
     if given.get("fsdp_offload_params") and sharding in (None, "ddp", *ZEROS):
         raise UsageError(
-            "--fsdp_offload_params keeps the shards of FSDP in host memory, but the model is not sharded.",
+            "--fsdp_offload_params keeps the shards of FSDP in host memory, but FSDP does not shard the model.",
             hint="Give --sharding fsdp2 with it (and --gpus 2 or more), or remove it.",
         )
     zero = {name: given[name] for name in OF_DEEPSPEED if given.get(name)}

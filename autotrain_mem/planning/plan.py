@@ -179,7 +179,7 @@ MOST_STEPS = 4
 def searched_with_images(
     subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None
 ) -> tuple[Subject, SearchResult]:
-    """Searches; if nothing fits unless rows are cut, searches again with the largest images that fit.
+    """Searches; if nothing fits without cutting rows, searches again with the largest images that fit.
 
     Rows are cut at their end, where the answers are, so images are made smaller first. Raises as :func:`searched` does.
     """

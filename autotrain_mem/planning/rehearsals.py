@@ -272,7 +272,7 @@ class Subject(Rehearsals):
 
     @property
     def rehearsed_job(self) -> Job:
-        """Returns the job with the images of the row with most images, and the longest prompt and answer if known."""
+        """Returns the job with the most images that a row has, and with the longest prompt and answer if known."""
         shown, profile = replace(self.job, images=self.lengths.images), self.lengths.profile
         if profile is None or not profile.longest_prompt:
             return shown

@@ -25,7 +25,7 @@ _BEGINS_A_STEP = frozenset({Phase.GENERATE, Phase.SCORE, Phase.FORWARD})
 
 Key = tuple[Any, ...]
 Mark = dict[Key, float]
-"""How often each operator of a phase had run at one moment."""
+"""How often each operator of a phase had run at the time of the mark."""
 
 
 @dataclass(slots=True)
