@@ -73,7 +73,7 @@ def cards(card: Hardware) -> str:
 
 
 def has_speed(time: StepTime) -> bool:
-    """Returns whether the seconds were computed from the device's own rates."""
+    """Returns whether the step time was computed from the device's own rates."""
     return not time.assumed and time.step_seconds > 0
 
 
@@ -102,7 +102,7 @@ def of_budget(size_bytes: int, budget_bytes: int | None) -> str:
 
 
 def segments(*, expandable: bool) -> str:
-    """Names a mode of torch's caching allocator."""
+    """Names the kind of segments that torch's caching allocator uses."""
     return "expandable segments" if expandable else "segments of fixed size"
 
 

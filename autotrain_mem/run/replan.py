@@ -54,7 +54,7 @@ def with_less_on_device(
 
 
 def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
-    """Returns a plan without offloading that the user did not ask for; None if there is none such, or no plan fits."""
+    """Returns a plan without the offloading that the current plan added; None if it added none, or if nothing fits."""
     asked = rehearsals.job.arguments
     moved = [name for name in OFFLOADING if getattr(chosen.knobs, name) and not asked.get(name)]
     return _searched(rehearsals, chosen, moved) if moved else None
@@ -62,7 +62,7 @@ def with_less_on_host(rehearsals: Rehearsals, chosen: Plan) -> Plan | None:
 
 def on_machines(rehearsals: Rehearsals, chosen: Plan, topology: Topology) -> tuple[Rehearsals, Plan]:
     """Plans the same training on other machines, with the same rows in each step and the same kind of sharding.
-    Raises TrainingError if this number of processes does not divide the rows, or a process's share does not fit."""
+    Raises TrainingError if their number of processes does not divide the rows, or a process's share does not fit."""
     knobs, processes = chosen.knobs, topology.processes
     each, rest = divmod(knobs.effective_batch_size * knobs.token_shards, processes)
     if rest:
@@ -155,7 +155,7 @@ def _searched(
 
 
 def smallest_change(rehearsals: Rehearsals, chosen: Estimate, shortage: Shortage) -> str | None:
-    """Returns the flags that change the settings that ran out of memory to the nearest ones that fit, or None.
+    """Returns the flags of the smallest change with which a run that ran out of memory would fit, or None.
 
     The user's pins and limits are dropped only if nothing fits within them. The error of the prediction is subtracted
     from the budget: if 10.0 GiB were predicted, 11.8 needed and 11.0 allowed, the new plan may take 11.0 - 1.8 = 9.2.

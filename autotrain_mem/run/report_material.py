@@ -95,7 +95,7 @@ def _key(plan: Plan) -> dict[str, Any]:
 
 
 REPORT_NAME = "report.html"
-"""The name in an output folder; beside a plan's file the name is ``NAME.report.html``."""
+"""The report's name in an output folder; beside a plan's file the name is ``NAME.report.html``."""
 OUT = "--out a file"
 _MARKED_BYTES = 4 * KIB
 """A report's marker is within this many bytes of the start of its file."""

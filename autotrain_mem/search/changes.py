@@ -148,7 +148,7 @@ def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
 
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
-    """Returns whether two points differ only in batches, expandable segments and these knobs."""
+    """Returns whether two points differ only in batches, expandable segments and the knobs in ``but``."""
     batches = [name for lever in BATCHES for name in LEVERS[lever].knobs]
     kept = {name: getattr(other, name) for name in (*batches, EXPANDABLE, *but)}
     return replace(one, **kept) == other

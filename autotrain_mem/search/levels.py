@@ -156,7 +156,7 @@ faster than offloaded activations. An adapter learns more than a whole model tha
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
-"""The level name of a plan that needs smaller images, at any level before shorter rows (``planning.plan``)."""
+"""Replaces the name of a plan's level, which is one before shorter rows, if images are shrunk (``planning.plan``)."""
 
 Line = tuple[Knobs, ...]
 """One setting, with or without checkpointing, at every allowed micro-batch, smallest first.
@@ -311,7 +311,7 @@ def _least(space: Space) -> Knobs:
 
 
 def _ranks(space: Space, setting: Knobs) -> tuple[int, ...]:
-    """Lists the smaller ranks of a level's adapter: 32, 16 and 8 for 64; none if the user chose it."""
+    """Lists the smaller ranks of a level's adapter: 32, 16 and 8 for 64; none if the user chose the rank."""
     if space.adapter is None or not setting.use_peft or "lora_r" in space.pinned:
         return ()
     halves = (setting.lora_r >> shift for shift in range(1, setting.lora_r.bit_length()))
@@ -335,7 +335,7 @@ def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
     chosen = replace(setting, gradient_checkpointing=checkpointing)
 
     def at_rows(rows: int) -> Knobs:
-        """Returns the setting with these rows; other batches follow the micro-batch if allowed."""
+        """Returns the setting with this number of rows; other batches follow the micro-batch if allowed."""
         levers = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
         following = [name for lever in levers for name in _following(space, lever)]
         return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})

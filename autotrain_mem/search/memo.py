@@ -21,7 +21,7 @@ class Predictor(Protocol):
     """Predicts points for the search, which is independent of the job, the device and the workers."""
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> Sequence[Estimate]:
-        """Rehearses points on the ``whole`` model or copies with fewer layers, 1 to 20 seconds each."""
+        """Rehearses points on the ``whole`` model or copies with fewer layers, which takes 1 to 20 seconds each."""
 
     def exceeds(self, knobs: Knobs) -> bool:
         """Returns whether the number of parameters alone shows that a point does not fit."""
@@ -96,11 +96,11 @@ class Memo:
         return self._speeds[key]
 
     def weights_exceed(self, knobs: Knobs) -> bool:
-        """Returns whether merely loading the same weights exceeded the budget, so that no setting can fit."""
+        """Returns whether merely loading this point's weights exceeded the budget, so that the point cannot fit."""
         return any(_weights(knobs) == _weights(each.knobs) for each in self.estimates if _is_beyond_loading(each))
 
     def of_each_weights(self, points: Sequence[Knobs]) -> list[Knobs]:
-        """Returns the first point with each kind of weights, unless they exceed the budget."""
+        """Returns the first point with each kind of weights, without those whose weights exceed the budget."""
         first: dict[object, Knobs] = {}
         for knobs in points:
             first.setdefault(_weights(knobs), knobs)

@@ -92,7 +92,7 @@ class SharedTokens:
     """Describes one way for several processes to share the tokens of a row."""
 
     name: str
-    """The knob that sets the number of processes."""
+    """The knob that sets how many processes share a row."""
     shardings: tuple[Sharding, ...]
     """Supported shardings; the last divides most. ``owner`` says why there are no others."""
     owner: str

@@ -35,7 +35,7 @@ SHARED_SEQUENCE = "sp_size"
 """DeepSpeed's sequence parallelism: tried if rows are long and the user asks for ZeRO."""
 OFFLOADED_SHARDS = "fsdp_offload_params"
 SMALLER_IMAGES = "max_pixels"
-"""Tried if rows have images and nothing else fits (``planning.plan``)."""
+"""The lever of smaller images: tried if rows have images and nothing else fits (``planning.plan``)."""
 
 _OF_TRLS = (
     LeverRow(
