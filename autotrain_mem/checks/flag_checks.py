@@ -307,7 +307,7 @@ def optimizer(flags: Flags) -> Problems:
     given, name = flags.given, str(flags.given.get("optim") or "")
     if refused := REFUSED_OPTIMIZERS.get(name):
         why, cure = refused
-        yield f"--optim {name} is not supported yet: {why}.", f"{cure}. Others: adafactor, lion_8bit, ademamix_8bit."
+        yield f"--optim {name} is not supported yet: {why}.", f"{cure}. Other choices: lion_8bit, rmsprop_bnb_8bit."
     elif (package := package_of(name)) and importlib.util.find_spec(package[0]) is None:
         yield Finding(
             kind="error",

@@ -35,27 +35,27 @@ Train
 Plan, without training and without a GPU
   autofit plan METHOD --model MODEL --gpu NAME     what fits that GPU best
   autofit plan METHOD ... --out FILE               write the plan to a file
-  autofit plan METHOD ... --max_length max         as much as fits
-  autofit plan METHOD ... --within 8h --budget 20  in time and on budget
+  autofit plan METHOD ... --max_length max         the longest rows that fit
+  autofit plan METHOD ... --within 8h --budget 20  within a time and budget
   autofit plan METHOD ... --export TOOL            settings for another tool
   autofit estimate METHOD --model MODEL --gpu NAME what one configuration needs
 
     autofit plan sft --model meta-llama/Llama-3.1-8B --gpu rtx4090
 
 Compare
-  autofit plan METHOD --model MODEL --gpu all      which GPU: fit and price
+  autofit plan METHOD --model MODEL --gpu all      which GPUs fit, and prices
 
     autofit plan sft --model meta-llama/Llama-3.1-8B --gpu rtx4090,l40s
 
 Look
   autofit report PLAN|RUN                          a page for the browser
   autofit watch RUN                                a run while it trains
-  autofit explain PLAN|RUN                         all that a plan holds
+  autofit explain PLAN|RUN                         a plan in full detail
 
     autofit watch Qwen2.5-0.5B-SFT
 
 Use the trained model
-  autofit chat RUN                                 talk to it
+  autofit chat RUN                                 chat with it
   autofit merge RUN                                adapter and base as one model
   autofit push RUN --to ORG/NAME                   upload it to the Hub
 

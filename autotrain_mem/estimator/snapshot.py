@@ -30,7 +30,7 @@ def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: s
     ``oom`` entry the replay continues as if memory sufficed. ``setting`` is PYTORCH_ALLOC_CONF."""
     settings = replace(room.settings, grows=grows)
     history = History(trace)
-    replay = Replay(trace, settings, room, on_action=history.hear)
+    replay = Replay(trace, settings, room, on_action=history.record)
     replay.run(history.events())
     allocator = replay.allocator
     segments = allocator.segments()
@@ -94,7 +94,7 @@ class History:
             self._event = event
             yield event
 
-    def hear(self, action: str, address: int, size: int, stream: int) -> None:
+    def record(self, action: str, address: int, size: int, stream: int) -> None:
         """Records an action of the allocator; for ``oom`` the address holds the free bytes of the device."""
         if action == "alloc":
             self._block_at[address] = self._event

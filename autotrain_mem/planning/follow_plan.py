@@ -33,7 +33,7 @@ from autotrain_mem.types.planned import as_recorded
 GIVEN_ANEW = (MAX_LENGTH, *COMPLETION_KNOBS, "lora_r", "lora_alpha", "lora_target_modules")
 """Knobs that the user may set to other values than the plan's, if they were also set when the plan was made."""
 
-_SAID_OTHERWISE = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
+_COMPARED_BY_EFFECT = frozenset({"model_name_or_path", *(field.name for field in fields(Knobs))})
 """Arguments that are compared by their effect: the model by its digest, knobs by the plan's values."""
 
 
@@ -206,7 +206,7 @@ def _changed_arguments(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
     for name in GIVEN_ANEW:
         if getattr(knobs, name) != getattr(plan.knobs, name):
             yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
-    for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _SAID_OTHERWISE):
+    for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _COMPARED_BY_EFFECT):
         if before.arguments.get(name) != now.arguments.get(name):
             yield f"{name} {before.arguments.get(name, 'not given')} -> {now.arguments.get(name, 'not given')}"
     if before.accelerate != now.accelerate:

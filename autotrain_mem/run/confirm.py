@@ -191,8 +191,8 @@ class _Confirmation:
                 raise DoesNotFitError(
                     f"{self.plan.model} does not fit {self.predicted.hardware.name}: each probe needed more than the "
                     f"budget.\n{self._measured()}",
-                    hint="--headroom SIZE  leaves more of the GPU's memory free\n"
-                    "--no_probe       trains without a probe",
+                    hint="--headroom SIZE  with a smaller SIZE than now, the budget is larger\n"
+                    "--no_probe       trains without a probe\nWithout --plan or fixed values a plan may need less.",
                 )
             else:
                 self._move()

@@ -135,7 +135,7 @@ def _why_shared(knobs: Knobs, memo: Memo) -> str:
     static = static_bytes(chosen) * shards
     if static + chosen.outside_bytes <= chosen.budget_bytes:
         return reason
-    return f"unsharded, these need {against(static, chosen.budget_bytes)}: {reason}"
+    return f"all shards together need {against(static, chosen.budget_bytes)}: {reason}"
 
 
 def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:

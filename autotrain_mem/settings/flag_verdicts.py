@@ -216,9 +216,7 @@ _ROWS_FOR_ALL = (
     FlagGroup(verdict=_H, why="it is always true", flags="do_train"),
     # -- idle
     FlagGroup(
-        verdict=_IDLE,
-        why="training does not use it; --eval_strategy steps evaluates",
-        flags="do_eval do_predict",
+        verdict=_IDLE, why="training does not use it; --eval_strategy steps evaluates", flags="do_eval do_predict"
     ),
     FlagGroup(
         verdict=_IDLE,  # transformers/trainer.py: evaluation_loop casts where `not self.is_in_train`

@@ -90,11 +90,10 @@ _OF_TRLS = (
         usual=Savings(kept=0.4, slower=1.15),
         at_best=Savings(kept=0.1),
         not_counted=(
-            "activation offloading copies activations back on a stream of its own, and their memory is reused only "
-            "after that stream's copies: how long these take depends on the card",
-            "activation offloading recognises a tensor by its address, and may leave a tensor on the device if it has "
-            "the address of one that was just offloaded and freed: no bound is known; this happens only after a view "
-            "or a transposed tensor was saved",
+            "activation offloading copies tensors back on a separate CUDA stream, and their memory is reused only when "
+            "the copies are done: how long they take depends on the card",
+            "activation offloading may leave a tensor on the device if it has the address of one that was just "
+            "offloaded and freed: no bound is known; this happens only after a view or a transposed tensor was saved",
         ),
     ),
     LeverRow(

@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "galore_adamw_8bit_layerwise": (_LAYERWISE, "--optim galore_adamw is rehearsed"),
     "galore_adafactor_layerwise": (_LAYERWISE, "--optim galore_adafactor is rehearsed"),
     "apollo_adamw_layerwise": (_LAYERWISE, "--optim apollo_adamw is rehearsed"),
-    "adalomo": ("its package needs a CUDA device when it is built", "--optim adafactor keeps as little state"),
+    "adalomo": ("its package needs a CUDA device when it is built", "--optim adafactor has equally little state"),
     "adamw_anyprecision": ("its package torchdistx does not support torch 2.0 and later", _EIGHT_BIT),
     "adamw_torch_xla": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),
     "adamw_torch_npu_fused": (_OTHER_DEVICE, "--optim adamw_torch_fused is for GPUs"),

@@ -45,7 +45,7 @@ class OwnSettings:
     optimizer_offload: bool = setting(
         False,
         where=TakenBy.OWN,
-        help="optimizer state and step on the host",
+        help="keep the optimizer's state in host memory, and step there",
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: not method.builds_early,
@@ -112,15 +112,16 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_cp_size",
         metavar="N",
-        help="GPUs that share the tokens of each row: long context (SFT, FSDP2); default: as many as a length needs",
+        help="number of GPUs that share the tokens of each row (SFT, FSDP2); default: 1, or the fewest of 2, 4, ... "
+        "that fit, if rows of 32,768 tokens or more do not fit otherwise without harm",
         check=up_to(1_024, "GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,
-            reason="GPUs share the tokens of each row, and send keys and values around: the same gradients",
+            reason="GPUs share the tokens of each row, and pass keys and values around a ring: the same gradients",
         ),
     )
-    """Number of GPUs that share each row's tokens (context parallelism, FSDP2); None: as many as a length needs."""
+    """Number of GPUs that share each row's tokens (context parallelism, FSDP2). None: a plan may share long rows."""
     sp_size: int | None = setting(
         None,
         where=TakenBy.LAUNCH,
@@ -131,7 +132,7 @@ class OwnSettings:
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,
-            reason="GPUs share the tokens of each row, and its heads during attention: the same gradients",
+            reason="GPUs share the tokens of each row, but the heads during attention: the same gradients",
         ),
     )
     """Like ``cp_size``, in DeepSpeed (sequence parallelism, with ZeRO)."""

@@ -110,7 +110,7 @@ def read_given(
     asked = [name for name in MAXIMIZED if given.get(name) == MOST]
     if len(asked) > 1:
         raise UsageError(
-            f"{' and '.join(f'--{name} {MOST}' for name in asked)}: the maximum of one depends on the other. ",
+            f"{' and '.join(f'--{name} {MOST}' for name in asked)}: the maximum of one depends on the other.",
             hint=f"Give a number for all but one of them, or search for one after the other: --{asked[0]} {MOST}.",
         )
     return given
@@ -244,7 +244,7 @@ def _number_or_most(text: str) -> int | str:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor {MOST} (as much as fits)") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor {MOST} (the maximum)") from None
 
 
 def _checkpoint(text: str) -> str | bool:

@@ -104,13 +104,13 @@ def _follow_ppo(trainer: Any, recorder: PhaseRecorder) -> None:
     classifiers = (model.value_model, trainer.accelerator.unwrap_model(trainer.reward_model))
     backbones = [getattr(classifier, classifier.base_model_prefix) for classifier in classifiers]
 
-    def tell(module: torch.nn.Module, args: Any) -> None:
+    def before_forward(module: torch.nn.Module, args: Any) -> None:
         if recorder.phase not in (Phase.GENERATE, Phase.EVALUATE):
             recorder.enter_phase(Phase.FORWARD if torch.is_grad_enabled() else Phase.SCORE)
 
     for module in (model, model.policy, trainer.ref_model, *backbones):
         if module is not None:
-            module.register_forward_pre_hook(tell)
+            module.register_forward_pre_hook(before_forward)
     trainer.generate_completions = _watched(trainer.generate_completions, recorder, Phase.EVALUATE)
     _follow_generation(model.policy, recorder)
 

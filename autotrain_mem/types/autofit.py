@@ -95,9 +95,9 @@ class AutoFit(OwnSettings):
         ),
         group=Group.DEVICE,
         metavar="SIZE",
-        help="memory to leave free: 500MiB or 8%% (default 4%%, at least 400 MiB)",
+        help="memory to leave free: 500MiB or 8%% (default 4%%, and at least 400 MiB unless --gpu is a size)",
     )
-    """The device memory to leave free: ``500MiB`` or ``8%``. None: 4 % of the card, but at least 400 MiB."""
+    """The device memory to leave free (``8%``). None: 4 % of the card, at least 400 MiB unless ``gpu`` is a size."""
     effective_batch_size: int | None = setting(None, metavar="N", help="rows per optimizer step, kept constant")
     """The rows per optimizer step over all processes. None: batch size x gradient accumulation x processes."""
     prompt_length: int | None = setting(
@@ -151,7 +151,7 @@ class AutoFit(OwnSettings):
         metavar="TIME",
         commands=(TRAIN, PLAN),
         elsewhere=("it makes no plan.", "autofit plan METHOD ... --within 8h finds a plan for that time."),
-        help="find the least harmful plan that trains within TIME (8h, 90min, 2d), or show what would",
+        help="find the least harmful plan that trains within TIME (8h, 90min, 2d); if none does, suggest changes",
     )
     """The longest predicted duration of the whole training: ``8h``, ``90min`` or ``2d``; None for no limit."""
     budget: float | None = setting(
@@ -164,7 +164,7 @@ class AutoFit(OwnSettings):
         metavar="AMOUNT",
         commands=(TRAIN, PLAN),
         elsewhere=("it makes no plan.", "autofit plan METHOD ... --budget 20 finds a plan for that cost."),
-        help="find the least harmful plan that costs at most AMOUNT at the rental price, or show what would",
+        help="find the least harmful plan that costs at most AMOUNT at the rental price; if none does, suggest changes",
     )
     """The highest cost of the whole training, in the currency of the prices; None for no limit."""
     prices: str | Path | None = setting(

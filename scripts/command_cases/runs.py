@@ -134,7 +134,7 @@ def _follow(process: subprocess.Popen[bytes], case: Case, output: Path) -> int |
 def _missed(case: Case, code: int | None, text: str, losses: Mapping[str, str]) -> Iterator[str]:
     if code is None:
         yield f"not finished after {LIMIT_SECONDS:.0f} s"
-    elif code != case.code and not (case.code and code):
+    elif code != case.code:
         yield f"exit code {code} instead of {case.code}"
     if "Traceback (most recent call last)" in text and not case.is_script:
         yield "a traceback is printed"

@@ -34,9 +34,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+_CODE = re.compile(r"[a-z]+[_.]\w|(transformers|torch|bitsandbytes)\b")
+"""Matches a clause that begins with a name of code, such as ``max_length`` or ``config.json``."""
+
+
 def sentence(text: str) -> str:
-    """Returns a clause as a sentence: upper case first, a full stop last."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}" if text else ""
+    """Returns a clause as a sentence: upper case first, except for a name of code, and a full stop last."""
+    first = text[:1] if _CODE.match(text) else text[:1].upper()
+    return f"{first}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}" if text else ""
 
 
 def levers() -> str:

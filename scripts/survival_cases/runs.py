@@ -1,4 +1,4 @@
-"""Makes 60 runs over 6 trainers, each on a card that its plan fills."""
+"""Makes 60 runs with 6 trainers, each on a simulated card whose memory its plan fills."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from survival_cases.command import Ended, autofit
 from survival_cases.kept import Row
 
 SHARES = (1.0, 0.6, 0.4)
-"""Sizes of cards, as shares of what the whole effective batch needs as one micro-batch."""
+"""Sizes of cards, as shares of the memory that the whole effective batch needs as a single micro-batch."""
 SHARES_OF_FULL = (0.8,)
-"""Further cards for full fine-tuning: 6 x (3 x 3 + 1) is 60."""
+"""Further sizes for full fine-tuning. The cases are 6 methods x (3 modes x 3 sizes + 1), which is 60."""
 LEAST_FILL = 0.85
 SAVE_STEPS = "10"
 
@@ -49,7 +49,7 @@ def run(case: Case, card: str, place: pathlib.Path) -> Row:
 
 
 def judged(case: Case, ended: Ended) -> Row:
-    """Returns the row of a command. It is right if one epoch has the planned steps and each row is trained once."""
+    """Returns the row of a command. It is ``finished`` if one epoch took the planned steps of the planned batch."""
     if ended.told is None:
         return {"outcome": "died", "code": ended.code, "error": ended.error[:2000]}
     plan, state = ended.told["plan"], ended.state()
@@ -69,7 +69,7 @@ def judged(case: Case, ended: Ended) -> Row:
 
 
 def table(rows: Mapping[str, Row]) -> list[str]:
-    """Returns a line for each run, and two lines of totals."""
+    """Returns the head, a line for each run, and two lines of totals."""
     lines = [f"{'run':20} {'card':>10} {'fill':>6} {'micro':>5} {'steps':>7} {'OOM':>4} {'restarts':>8} {'seconds':>7}"]
     for name, row in rows.items():
         if row["outcome"] == "died":
@@ -91,7 +91,7 @@ def table(rows: Mapping[str, Row]) -> list[str]:
     return [
         *lines,
         f"{len(finished)} of {len(rows)} finished; {lost} lost a step, {changed_batch} changed the effective batch",
-        f"{filled} plans fill at least {LEAST_FILL:.0%} of the budget; {caught} out of memory caught, "
+        f"{filled} plans fill at least {LEAST_FILL:.0%} of the budget; {caught} out-of-memory errors caught, "
         f"{restarts} restarts",
     ]
 

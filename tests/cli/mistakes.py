@@ -135,7 +135,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "liger_simulated": (2, f"{SIMULATED} --use_liger_kernel", "--use_liger_kernel --plan_only"),
     "vllm_on_cpu": (2, f"{GRPO[5:]} --simulate --use_vllm --reward_funcs my_rewards.short", "--use_vllm --plan_only"),
     "simulated_and_not_trained": (2, f"{SIMULATED} --plan_only", "--simulate --plan_only"),
-    "optimizer_not_rehearsed": (2, f"{SHORT} --optim adamw_torch_4bit", "adamw_torch_4bit adamw_8bit adafactor"),
+    "optimizer_not_rehearsed": (2, f"{SHORT} --optim adamw_torch_4bit", "adamw_torch_4bit adamw_8bit lion_8bit"),
     "optimizer_not_offloaded": (2, f"{SHORT} --optimizer_offload --optim adafactor", "adafactor adamw_torch sgd"),
     "optimizer_offloaded_ppo": (2, f"{JUDGED} --optimizer_offload", "--optimizer_offload PPO '--optim adamw_8bit'"),
     "optimizer_not_installed": (3, f"{SHORT} --optim lomo", "lomo_optim 'pip install lomo-optim'"),

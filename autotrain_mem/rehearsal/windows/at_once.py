@@ -187,28 +187,28 @@ class _Calls:
         output: torch.Tensor = _Windows.apply(*ends, self, script)
         return output
 
-    def forward(self, told: Pass) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, recording: Pass) -> tuple[torch.Tensor, torch.Tensor]:
         """Records a forward pass; returns tensors in place of the results, and of what is saved besides the inputs."""
         blocks: dict[int, int] = {}
-        (output,) = self._write(told, blocks)
-        saved = self._carrier(replace(told.results[0], shape=(1,), stride=(1,)), blocks.values())
+        (output,) = self._write(recording, blocks)
+        saved = self._carrier(replace(recording.results[0], shape=(1,), stride=(1,)), blocks.values())
         if blocks:
             self._saved[born_as(self._recorder, saved)] = blocks
         return output, saved
 
-    def backward(self, told: Pass, saved: torch.Tensor) -> list[torch.Tensor]:
+    def backward(self, recording: Pass, saved: torch.Tensor) -> list[torch.Tensor]:
         """Records a backward pass; returns tensors in place of all windows' gradients."""
         blocks = self._saved.pop(born_as(self._recorder, saved), {})
         self._recorder.detach(saved)
-        return self._write(told, blocks)
+        return self._write(recording, blocks)
 
-    def _write(self, told: Pass, blocks: dict[int, int]) -> list[torch.Tensor]:
-        self._recorder.replay(told.steps, blocks)
-        self._recorder.ledger.operators += told.operators
-        self._recorder.work.add(told.counts)
+    def _write(self, recording: Pass, blocks: dict[int, int]) -> list[torch.Tensor]:
+        self._recorder.replay(recording.steps, blocks)
+        self._recorder.ledger.operators += recording.operators
+        self._recorder.work.add(recording.counts)
         return [
             self._carrier(layout, [blocks.pop(number) for number in numbers])
-            for layout, numbers in zip(told.results, told.with_results, strict=True)
+            for layout, numbers in zip(recording.results, recording.with_results, strict=True)
         ]
 
     def _carrier(self, layout: TensorLayout, blocks: Iterable[int]) -> torch.Tensor:

@@ -147,18 +147,18 @@ class Trial:
         ledger = self.recorder.ledger
         births = [birth for number, birth in enumerate(ledger.births()) if not ledger.is_disowned(number)]
         order: dict[int, int] = {}
-        told: list[Any] = []
+        story: list[Any] = []
         deaths: list[int] = []
         for event in (*trace.events[: self.ended], 0):
             if event < 0:
                 deaths.append(order[-event])
                 continue
-            told += sorted(deaths)
+            story += sorted(deaths)
             deaths = []
             if event:
                 order[event] = len(order)
-                told.append((trace.blocks[event - 1], births[event - 1]))
-        return told
+                story.append((trace.blocks[event - 1], births[event - 1]))
+        return story
 
     def script(self) -> Script:
         """Returns the script. Raises UnclearTrialError if it cannot describe the trial."""

@@ -334,8 +334,8 @@ class Evaluation:
 
         def once(run: InParts, piece: Piece, on_host: bool) -> None:
             counted = None if items is None else items * (1.0 if piece is whole else share(run, piece))
-            told = patch.object(self._trainer, "_get_num_items_in_batch", lambda *_: counted)
-            with self._micro_steps.prepared(), nullcontext() if counted is None else told:
+            counting = patch.object(self._trainer, "_get_num_items_in_batch", lambda *_: counted)
+            with self._micro_steps.prepared(), nullcontext() if counted is None else counting:
                 answer = self._prediction_step(model, dict(piece.inputs), prediction_loss_only, ignore_keys=ignore_keys)
             answers.append((piece, Prediction(*answer)))
 
