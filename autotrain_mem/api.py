@@ -250,7 +250,7 @@ def fit(
     folder: RunFolder | None = None,
     machines: Machines | None = None,
 ) -> Report:
-    """Trains with a plan in a separate process, and in a new one if it dies (see ``verbs.fit``).
+    """Trains with a plan in a separate process; if that process dies, in a new one (see ``verbs.fit``).
 
     Args:
         guarded: Whether to guard the process; otherwise it trains exactly as TRL does, and fails when out of memory.

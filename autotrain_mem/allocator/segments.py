@@ -73,7 +73,7 @@ class AllocatorState:
         self.on_action = on_action
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        """With the line above: ``torch.cuda.memory_allocated``, ``memory_reserved``, and their maxima."""
+        """``torch.cuda.memory_reserved`` and its maximum; the two above are ``memory_allocated`` and its maximum."""
         self.small = Pool(is_small=True)
         self.large = Pool(is_small=False)
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0

@@ -120,8 +120,8 @@ def adapted_experts(setup: Setup) -> Problems:
         yield Finding(
             kind="warning",
             message=f"LoRA does not adapt the experts, {share}: they are fused parameters, not layers.",
-            cure=f"--lora_target_parameters {experts_flag} --lora_dropout 0 adapts them; PEFT then copies each such "
-            "weight in every forward pass.",
+            cure=f"--lora_target_parameters {experts_flag} --lora_dropout 0 adapts them; PEFT then copies each "
+            "adapted weight in every forward pass.",
         )
 
 

@@ -121,7 +121,7 @@ def precision(flags: Flags) -> Problems:
     given = flags.given
     if given.get("fp16") and given.get("dtype") in ("float16", "bfloat16") and not given.get("use_peft"):
         yield (
-            f"--fp16 does not work with --dtype {given['dtype']}: the gradient scaler refuses such gradients.",
+            f"--fp16 does not work with --dtype {given['dtype']}: the scaler refuses gradients of this dtype.",
             "Give --dtype float32 with --fp16 (mixed precision), --bf16 true with --dtype bfloat16, or --use_peft, "
             "whose base may be in half precision.",
         )
@@ -236,7 +236,7 @@ def arguments(flags: Flags) -> Problems:
 
 
 def padding_free(flags: Flags) -> Problems:
-    """Refuses padding-free batches without packing: TRL does not limit the length of such a sequence."""
+    """Refuses padding-free batches without packing: TRL does not limit the length of their sequence."""
     given = flags.given
     group = group_of(flags.method, "padding_free")
     is_refused = group is not None and group.verdict is Verdict.REFUSED  # the method's own check reports it
@@ -285,7 +285,7 @@ def rows(flags: Flags) -> Problems:
     options = given.get("dataset_kwargs")
     if isinstance(options, Mapping) and options.get("skip_prepare_dataset"):
         yield (
-            "--dataset_kwargs skip_prepare_dataset is not supported: TRL does not truncate such rows.",
+            "--dataset_kwargs skip_prepare_dataset is not supported: TRL does not truncate unprepared rows.",
             "Remove it; tokenized rows (input_ids) are used as they are.",
         )
     if given.get("train_sampling_strategy") == "batch_rebalance":

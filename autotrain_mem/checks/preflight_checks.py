@@ -222,7 +222,7 @@ def vocabulary(setup: Setup) -> Problems:
 
 
 def _resizes(filled: Configs) -> bool:
-    """Returns whether a chat template is cloned from another tokenizer, which adds its tokens and resizes the
+    """Returns whether a chat template is cloned from another tokenizer: cloning adds its tokens and resizes the
     embeddings (``trl/chat_template_utils.py: clone_chat_template``)."""
     path = getattr(filled.training, "chat_template_path", None)
     return path is not None and not str(path).endswith((".jinja", ".j2"))

@@ -188,7 +188,7 @@ _ON_HOST = ("adamw_torch", "adamw_torch_fused")
 
 
 def optimizer_on_host(flags: Flags) -> Problems:
-    """Refuses other optimizers on the host, which accelerate silently replaces with DeepSpeed's Adam
+    """Refuses optimizers on the host that accelerate would silently replace with DeepSpeed's Adam
     (``accelerate/utils/deepspeed.py: map_pytorch_optim_to_deepspeed``)."""
     optim, file = flags.given.get("optim"), flags.given.get("deepspeed")
     if isinstance(file, Mapping) and file.get("zero_force_ds_cpu_optimizer") is False:

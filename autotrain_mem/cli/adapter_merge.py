@@ -21,7 +21,7 @@ CARD_NAME = "README.md"
 
 
 def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *, trust_remote_code: bool) -> str:
-    """Merges an adapter in its base's dtype into a new folder, which appears when complete. Returns size and dtype.
+    """Merges the adapter into a new folder, which appears complete or not at all. Returns size and dtype, the base's.
 
     Raises:
         HostMemoryError, OutputFolderError: memory or disk space does not suffice, or the folder exists already.

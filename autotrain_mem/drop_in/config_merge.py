@@ -40,7 +40,7 @@ _MIRRORED = {
 """transformers 5.23 keeps these settings under two names (``training_args.py: __post_init__``)."""
 
 _PLACED = ("use_cpu", "bf16", "fp16")
-"""Settings of a script that the default config for comparison copies: some machines reject TRL's own values."""
+"""The default config for comparison takes these from the script's config: some machines reject TRL's own values."""
 
 _SKIPPED = frozenset(
     {"hub_token", "push_to_hub_token", "model_init_kwargs", "fsdp", "fsdp_config", "parallelism_config", "deepspeed"}

@@ -93,7 +93,7 @@ def _by_accelerate(config: Any, count: int, nodes: int) -> Launched:
     return Launched(processes=count, nodes=nodes, config=content, pins=pins, warnings=launch.warnings)
 
 
-_START = "Remove it from AutoFit(...): accelerate launch --config_file FILE SCRIPT decides processes and sharding."
+_START = "Remove it from AutoFit(...): accelerate launch --config_file FILE SCRIPT sets the processes and sharding."
 
 
 def _contradictions(autofit: AutoFit, launched: Launched) -> Iterator[str]:
@@ -171,7 +171,7 @@ def is_first() -> bool:
 
 
 def smallest(find: Callable[[], Hardware], link: str | None = None) -> Hardware:
-    """Returns the device with the least budget of all processes, with the topology of all; every process must call it.
+    """Returns the device of all processes with the least budget, with the topology of all; every process must call it.
     ``link``: names of the links between devices, as in ``--link``; None to detect them. Raises AutofitError if any
     process failed to find its device."""
     if processes() == 1:

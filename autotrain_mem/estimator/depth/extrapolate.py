@@ -3,7 +3,7 @@
 Equal layers do the same, so the events that the longer run has in addition (see ``alignment``) are repeated for the
 other layers. A block's birth is its allocation, and its death its free. Blocks are identified by the place of their
 birth: each death frees the oldest, the newest, or the n-th of the blocks born at one place, and both runs must agree on
-which. If they do not, or if anything else cannot be extrapolated, nothing is, and the whole model is rehearsed.
+which. If they do not, or if anything else cannot be extrapolated, the whole model is rehearsed instead.
 
 If the loss processes the tokens in chunks, the longer run also has more chunks. A block belongs to a chunk if it was
 born in a pass over the chunks, and to a layer otherwise. With any number of chunks, a loss takes the same inputs and

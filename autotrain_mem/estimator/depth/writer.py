@@ -72,7 +72,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Describes the use of a block on another stream, or its free if ``stream`` is None."""
+    """Describes the use of a block on another stream, or its deallocation if ``stream`` is None."""
 
     pick: Pick
     stream: int | None
