@@ -170,7 +170,7 @@ def unknown_names(
 
 
 _TYPES: Mapping[str, Any] = {"int": int, "float": float}
-"""The types whose values a rebuilt parser checks itself; only TRL's parser checks values of other types."""
+"""The types that a rebuilt parser converts values to. It leaves all other values as text, for TRL's parser."""
 _SWITCH, _CHOOSES = "string_to_bool", "make_choice_type_function"
 """The names of two functions in ``transformers/hf_argparser.py``. The first parses the value of a switch. The second
 makes a parser of a flag with choices."""
