@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+from autotrain_mem.support.errors import TrainingError
 from autotrain_mem.support.files import open_own
 
 LOG_TAIL_CHARACTERS = 2000
@@ -26,6 +27,8 @@ ENDING_SIGNALS = tuple(signal.Signals[name] for name in ("SIGHUP", "SIGUSR1") if
 (sbatch(1), ``--signal``). Windows has neither."""
 _HAS_GROUPS = hasattr(os, "killpg")
 """False on Windows, which has no process groups."""
+DRIVER_SECONDS = 120.0
+"""Seconds in which a killed process must exit. It cannot while a system call blocks (state D, proc_pid_stat(5))."""
 GRACE_SECONDS = 10.0
 """Seconds between a request to exit and a kill."""
 
@@ -143,15 +146,20 @@ class Child:
             self._process.wait(timeout_seconds)
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Stops the child: closes its stdin, waits, then kills. Safe to call twice."""
+        """Stops the child: closes its stdin, waits, then kills. Safe to call twice. Raises
+        TrainingError if a killed child does not exit."""
         self.close_input()
-        try:
-            self._process.wait(grace_seconds)
-        except subprocess.TimeoutExpired:
+        self.wait(grace_seconds)
+        if self.alive:
             self.kill()
-            self._process.wait()
+            self.wait(DRIVER_SECONDS)
         self.end_orphans()
         self._log.close()
+        if self.alive:
+            raise TrainingError(
+                f"Process {self.pid} does not exit after SIGKILL: it hangs in the kernel, in a driver or a lost disk.",
+                hint="It may hold GPU memory. Reset the GPU (nvidia-smi --gpu-reset) or reboot, then resume the run.",
+            )
 
     def close_input(self) -> None:
         """Closes the child's stdin, so that it exits."""

@@ -178,8 +178,9 @@ def _error_by(
     """Returns the error for a rank that the others wait for, or that died without sending one (quoting its log)."""
     log, name = _log_of(log, failure.rank), ranks.names[failure.rank]
     if isinstance(failure, RankTimeout):
-        hint = f"What it printed is in {log}. --ddp_timeout SECONDS sets how long the others wait."
-        return TrainingError(f"The other ranks wait for {name}: {failure.why}.", hint=hint)
+        hint = f"What it printed is in {log}. --ddp_timeout SECONDS sets the time without progress that is allowed."
+        what = f"The other ranks wait for {name}" if ranks.are_several else "The training process hangs"
+        return TrainingError(f"{what}: {failure.why}.", hint=hint)
     if failure.gone is not None:
         lost = f"{capitalized(failure.gone.machine)} is gone, and its ranks with it: {failure.gone.why}."
         return TrainingError(lost, hint="The run resumes when its command is started there again.")

@@ -69,7 +69,7 @@ class Pulses:
             rank = min(mute)
             return rank, f"its process has given no sign of life for {now - self._ranks[rank].heard_at:.0f} s"
         if any(rank.moves for rank in self._ranks) and now - self._moved_at >= self._silent_seconds:
-            rank, why = self.behind() or (0, f"all ranks are {self._ranks[0].place}")
+            rank, why = self.behind() or (0, f"it is {self._ranks[0].place}")
             return rank, f"no progress on any rank for {now - self._moved_at:.0f} s, and {why}"
         return None
 

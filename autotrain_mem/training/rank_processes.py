@@ -167,7 +167,7 @@ class RankProcesses:
             wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - time.monotonic())
             if wait <= 0:
                 raise ChildTimeout
-            if self.are_several and (overdue := self._pulses.overdue()) is not None:
+            if (overdue := self._pulses.overdue()) is not None:
                 raise RankTimeout(*overdue)
             try:
                 rank, message = self._next(wait)

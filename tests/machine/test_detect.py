@@ -1,7 +1,4 @@
-"""What a fake of the pynvml module tells: cards, the processes on them, and the links between them.
-
-Of a card that torch cannot use, with a fake of torch, the error says why and what helps.
-"""
+"""Devices, their processes and links as a fake pynvml reports them; errors for cards that torch cannot use."""
 
 import os
 import sys

@@ -1,7 +1,4 @@
-"""What the mode answers from memory is what torch's own answers, and shares the storages that torch's shares.
-
-Data are known in a rehearsal, whatever depends on the weights is not.
-"""
+"""The fake mode's cached answers equal torch's own, and share the same storages."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from autotrain_mem.support import processes
+from autotrain_mem.support.errors import TrainingError
 from autotrain_mem.support.processes import ENDING_SIGNALS, LOG_TAIL_CHARACTERS, Child, ChildDied, ChildTimeout
 
 SOON = 20.0
@@ -189,6 +190,17 @@ def test_a_busy_child_survives_a_timeout_and_exits_when_stopped(make: Make) -> N
     assert not is_running(pid)
     child.stop()
     assert not child.alive
+
+
+def test_a_killed_child_that_hangs_in_a_driver_is_given_up_and_reported(make: Make, monkeypatch: Any) -> None:
+    monkeypatch.setattr(processes, "DRIVER_SECONDS", 0.2)
+    child = make()
+    with monkeypatch.context() as kernel:
+        kernel.setattr(child._process, "kill", lambda: None)  # nothing ends a process in state D
+        kernel.setattr(child._process, "stdin", None)
+        with pytest.raises(TrainingError, match=f"Process {child.pid} does not exit after SIGKILL"):
+            child.stop(0.1)
+        assert child.alive
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])

@@ -1,8 +1,4 @@
-"""Several processes are heard as one: the rank that failed is named, and none is left over.
-
-One that is asked to end ends; a probe gives one answer, or why there is none, and leaves nothing. Two real ranks on the
-CPU, each under a simulated card, train as one process does, end together, and go on.
-"""
+"""Several processes act as one: events are merged, the rank that failed is named, and none is left over."""
 
 from __future__ import annotations
 
@@ -97,6 +93,8 @@ def test_of_ranks_that_live_and_do_not_move_the_one_behind_elsewhere_or_not_at_a
     assert (rank, pulses.now) == (1, pytest.approx(3800, abs=2))
     behind = "its progress count is 1 behind, and it is in dataloader.py: __next__"
     assert why == f"no progress on any rank for 1800 s, and {behind}"
+    alone = Watched(1, 1800).after(2000, pulse(7))
+    assert alone == (0, "no progress on any rank for 1800 s, and it is in graph.py: _engine_run_backward")
     alike, elsewhere = pulse(7), pulse(7, "in reward.py: score")
     rank, why = Watched(3, 1800).after(2000, elsewhere, alike, alike)
     assert (rank, why.partition("and ")[2][:34]) == (0, "it is in reward.py: score, while o")
@@ -116,10 +114,10 @@ def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itsel
     assert pulses.overdue() is None
 
 
-def heard(*says: tuple[int, Mapping[str, Any] | ChildDied]) -> RankProcesses:
-    ranks = RankProcesses("module", [], [], names=["rank 0", "rank 1"], silent_seconds=1800)
+def heard(*says: tuple[int, Mapping[str, Any] | ChildDied], count: int = 2, silent: float = 1800) -> RankProcesses:
+    ranks = RankProcesses("module", [], [], names=[f"rank {rank}" for rank in range(count)], silent_seconds=silent)
     deaths = {rank: said for rank, said in says if isinstance(said, ChildDied)}
-    ranks._children = [Mock(**{"death.return_value": deaths.get(rank, ChildDied(0, ""))}) for rank in range(2)]  # type: ignore[misc]
+    ranks._children = [Mock(**{"death.return_value": deaths.get(rank, ChildDied(0, ""))}) for rank in range(count)]  # type: ignore[misc]
     for rank, said in says:
         ranks._put(rank, None if isinstance(said, ChildDied) else json.dumps(said))
     return ranks
@@ -143,6 +141,11 @@ def test_the_first_ranks_events_are_passed_on_and_of_others_what_it_does_not_say
     assert events[2]["memory"] == READING | {"peak_reserved_bytes": 9}  # the most of any
     assert events[3]["incident"]["message"] == "rank 1: full"
     assert events[4] == {"event": "end"}
+
+
+def test_a_single_process_that_makes_no_progress_is_given_up() -> None:
+    with pytest.raises(RankTimeout, match="no progress on any rank for 0 s, and it is in graph.py"):
+        heard((0, pulse(3)), count=1, silent=0).receive()
 
 
 def test_the_rank_that_failed_is_named_and_not_the_one_that_it_left(monkeypatch: pytest.MonkeyPatch) -> None:

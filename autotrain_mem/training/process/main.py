@@ -41,7 +41,7 @@ def main(device_of: DeviceOf | None = None) -> None:
         tasks = {"probe": probe, "train": train}
         if request.processes_here < request.knobs.processes:
             find_other_machines()
-        with beating(channel.send) if request.knobs.processes > 1 else contextlib.nullcontext():
+        with beating(channel.send):
             channel.send(tasks[request.task](request, channel.send, *(() if device_of is None else (device_of,))))
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C comes twice: from the terminal and from the parent

@@ -57,6 +57,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         if not progress.interrupted:  # while the ranks are still connected: each may hold only a part of the model
             save_trained(trainer, request.output_dir)
             if trainer.args.push_to_hub:
+                Moves.count = 0  # an upload makes no progress that is counted, and can take an hour
                 trainer.push_to_hub(dataset_name=load.dataset_name(request.job))
     return {
         "event": "end",

@@ -1,7 +1,4 @@
-"""Offloaded tensors leave the record of the device, and are allocated again when they come back.
-
-``test_parity`` compares whole trainings.
-"""
+"""Offloaded tensors leave the device's record, and are allocated again when they return (see also ``test_parity``)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,4 @@
-"""The recorded allocations of loading a model are those of transformers' and bitsandbytes' own code.
-
-And quantized layers are loaded and run like bitsandbytes'; ``test_parity`` trains on them.
-"""
+"""The recorded allocations of loading are those of transformers' and bitsandbytes' own code."""
 
 from collections import Counter
 from contextlib import ExitStack, nullcontext

@@ -1,7 +1,4 @@
-"""The longest rows, and those with most of images, run first, and nothing of it stays but what the cache has learned.
-
-Losses, weights and the order of rows are those without it.
-"""
+"""The longest rows, and those with most images, run first; losses, weights and row order stay unchanged."""
 
 import random
 import sys

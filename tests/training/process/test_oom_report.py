@@ -1,7 +1,4 @@
-"""What libraries say when memory ran out is told from what they say when something else is wrong.
-
-What is read of a full device: exact on a simulated card, from torch's message on a real one.
-"""
+"""Out-of-memory errors are told apart from other errors, and the report shows what held the memory."""
 
 import gc
 import weakref

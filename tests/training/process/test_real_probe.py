@@ -1,7 +1,4 @@
-"""The real trainer, as it is built and probed: on its longest rows, on a simulated card, told phase by phase.
-
-The process answers once its log says why.
-"""
+"""The real trainer is built and probed on its longest rows, on a simulated card, phase by phase."""
 
 import errno
 import json

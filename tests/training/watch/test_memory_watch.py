@@ -1,7 +1,4 @@
-"""A callback on real trainers of two layers; what it reads of the device is built, since there is none here.
-
-Series are built, so that each says one thing; series of healthy runs, with noise of every seed, say nothing.
-"""
+"""The watch on real trainers of two layers, with built readings: each series shows one sign, healthy ones none."""
 
 import dataclasses
 import itertools
