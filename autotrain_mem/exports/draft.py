@@ -205,7 +205,7 @@ class Tool:
     trains_with_trl: bool
     """Whether the tool trains with TRL, so that the predicted peak applies to it unchanged."""
     notes_head: str = ""
-    """The heading of the notes, if they are not about what the tool cannot express."""
+    """The heading of the notes; empty for one about what the tool cannot express."""
 
 
 def document(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:

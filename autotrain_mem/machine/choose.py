@@ -146,8 +146,8 @@ def unplanned_gpus() -> str:
 
 
 def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str | None = None) -> tuple[Hardware, ...]:
-    """Returns the cards of a list such as ``"rtx3060,l4"``, or for ``"all"`` all except laptops'. A single name with
-    at most one number of GPUs returns nothing.
+    """Returns the cards of a list such as ``"rtx3060,l4"``, or for ``"all"`` all except laptops'. Returns nothing
+    for a single name with at most one item in ``counts``.
 
     Args:
         counts: Numbers of GPUs; each card is returned once for each number.

@@ -2,8 +2,8 @@
 
 - **A bare CUDA context**: 2.25 KiB per resident thread, since the driver backs the local memory of every thread that
   may be resident (NVIDIA forum, "Local memory management"). No idle process in ``overhead_figures.csv`` holds more.
-- **Kernels**: 160 MiB for those of torch, cuBLAS, attention and bitsandbytes, loaded lazily. For processes
-  that are not idle, the figures have a median of 42 MiB and a maximum of 160. ``CUDA_MODULE_LOADING=EAGER`` takes some
+- **Kernels**: 160 MiB for those of torch, cuBLAS, attention and bitsandbytes, loaded lazily. Beyond a context,
+  processes that are not idle hold 42 MiB at the median and 160 MiB at most. ``CUDA_MODULE_LOADING=EAGER`` takes some
   400 MiB more, which no plan includes: 942 MiB instead of 481 on an A100 (stas00/ml-engineering), 636 instead of 274
   (pytorch#86509). CUDA loads lazily since 12.2 (CUDA Programming Guide, "Lazy Loading"), torch since 1.13.
 - **cuBLAS, cuBLASLt**: 0. Both take their workspaces from torch's allocator (aten/src/ATen/cuda/CublasHandlePool.cpp),
@@ -36,7 +36,7 @@ COMMUNICATOR_BYTES = 700 * MIB
 and 4 on A100s with NVLink; it grows with the channels, but not beyond 2 nodes (NVIDIA/nccl#986)."""
 KERNELS_BYTES = 160 * MIB
 """The largest figure found: inference with flash attention 3. With it :func:`overhead` exceeds every figure, half of
-them by 35 % or less. The most are 156 % (of 99 MiB: an RTX 3060 loads weights) and 235 MiB (an RTX 5090 infers)."""
+them by 35 % or less, and at most by 156 % (of 99 MiB: an RTX 3060 loads weights) or 235 MiB (an RTX 5090 infers)."""
 
 _RESIDENT_THREADS = {
     (7, 5): 1024,

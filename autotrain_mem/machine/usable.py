@@ -87,7 +87,7 @@ def _cure(index: int) -> str:
         )
     if torch.cuda.is_initialized() and torch.cuda.get_device_capability(index) < TURING and built_for != "12.6":
         install = install_torch(min(WHEELS))
-        return f"{name} for CUDA {built_for} has no kernels for cards before Turing. The 12.6 build does:\n{install}"
+        return f"{name} for CUDA {built_for} has no kernels for pre-Turing cards. The 12.6 build has them:\n{install}"
     return _UNEXPLAINED
 
 

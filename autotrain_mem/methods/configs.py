@@ -244,7 +244,7 @@ DIVIDED = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_generations", "num_generations_eval", "steps_per_generation", "generation_batch_size"),
 )
-"""Arguments that GRPO's and RLOO's configs check against each other when created, which can be before a plan exists."""
+"""Arguments that a config of GRPO or RLOO checks against each other when it is created, even before a plan exists."""
 
 
 def undivided(given: Mapping[str, Any]) -> dict[str, Any]:

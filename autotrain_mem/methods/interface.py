@@ -193,7 +193,7 @@ class Method(Protocol):
         return 0
 
     def unprepared_lengths(self, trainer: Any, rows: list[Any]) -> list[int] | None:
-        """Counts the most tokens of each row in a step, if the collator tokenizes conversations; else returns None."""
+        """Counts the most tokens that each row can have in a step; None unless the collator tokenizes conversations."""
         return None
 
     def row_lengths(

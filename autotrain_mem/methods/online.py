@@ -120,7 +120,7 @@ def generating_each_step(trainer: Any, every: int) -> Any:
 
 
 def answers_of(trainer: Any) -> int:
-    """Returns the number of rows from one prompt: one per completion, but one for a pair of completions."""
+    """Returns how many rows one prompt makes: one for each completion, but a pair of completions is one row."""
     return int(getattr(trainer.args, "num_generations", 1))
 
 

@@ -92,7 +92,7 @@ def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[st
     try:
         place = Place(rank=int(rank), machines=int(machines), address=str(address), port=int(port))
     except ValueError as error:
-        words = f"Not numbers: {name} {rank!r}, {machines!r} machines or port {port!r}."
+        words = f"One of these is not a number: {name} {rank!r}, {machines!r} machines, port {port!r}."
         raise UsageError(words, hint=_HOW.format(last="N - 1")) from error
     if not 0 <= place.rank < place.machines:
         raise UsageError(f"{name} {place.rank} is not one of {place.machines} ranks.", hint=how_to_start(machines))

@@ -397,7 +397,7 @@ def test_a_full_card_is_usable_and_one_without_kernels_in_this_build_is_not(
     gpu.capability = (7, 0)
     message, hint = refusal()
     assert message.endswith("execution on the device")
-    assert "before Turing" in hint
+    assert "pre-Turing" in hint
     assert "whl/cu126" in hint
 
 
