@@ -21,7 +21,7 @@ CARD_NAME = "README.md"
 
 
 def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *, trust_remote_code: bool) -> str:
-    """Merges the adapter into a new folder, which appears complete or not at all. Returns size and dtype, the base's.
+    """Merges the adapter into a new folder, completely or not at all. Returns size and dtype, which is the base's.
 
     Raises:
         HostMemoryError, OutputFolderError: memory or disk space does not suffice, or the folder exists already.
