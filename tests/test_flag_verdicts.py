@@ -76,9 +76,7 @@ def test_the_facts_of_a_method_are_those_of_the_installed_trl(method: str) -> No
     assert ("max_length" in row.knobs) == ("max_length" in fields)
     assert row.reward_model_argument in {None, *fields}
     of_images = {"worst_image_rows", "image_rows_editor", "image_texts"}
-    assert of_images & vars(importlib.import_module(f"autotrain_mem.methods.{method}")).keys() == (
-        of_images if row.reads_images else set()
-    )
+    assert of_images & vars(type(method_of(method))).keys() == (of_images if row.reads_images else set())
     assert row.has_trl_command == (importlib.util.find_spec(f"trl.scripts.{method}") is not None)
     assert hasattr(trl, row.trainer) == row.has_trl_command
 

@@ -45,9 +45,9 @@ CAUSES: Mapping[str, Remedy] = {
 }
 """Maps the name of each cause, as in :class:`~autotrain_mem.types.experience.Restart`, to its remedy."""
 
-LOW_HOST_SHARE = 0.05
-"""A process that is killed while a smaller share of host memory is available counts as out of memory. earlyoom, which
-was on by default in Fedora, sends SIGTERM at 10 % and SIGKILL at 5 % (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
+LOW_HOST_SHARES = {signal.SIGTERM: 0.1, signal.SIGKILL: 0.05}
+"""A process that such a signal ends while at most this share of host memory is available counts as out of memory. They
+are the limits of earlyoom, which was on by default in Fedora (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
 
 WHY_CHARACTERS = 120
 """The most characters of a library's error that a cause quotes; the error that stops a run quotes all of it."""
@@ -164,8 +164,8 @@ def _of_status(ending: Ending) -> Cause:
     number = -(ending.code or 0)
     if number == signal.SIGKILL and ending.host_kills:
         return Cause(name="host out of memory", why="the kernel's OOM killer ended it (signal 9)")
-    if number in (signal.SIGKILL, signal.SIGTERM):
-        is_low = ending.host_left_share < LOW_HOST_SHARE
+    if number in LOW_HOST_SHARES:
+        is_low = ending.host_left_share <= LOW_HOST_SHARES[signal.Signals(number)]
         left = f" with {ending.host_left_share:.0%} of the host's memory left" if is_low else ""
         return Cause(name="host out of memory" if is_low else "killed", why=f"signal {number}{left}")
     how = f"signal {number}" if number > 0 else f"exit status {ending.code}"

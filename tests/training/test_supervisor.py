@@ -21,7 +21,7 @@ from autotrain_mem.support.errors import (
     TrainingError,
 )
 from autotrain_mem.training.checkpoints import Checkpoint
-from autotrain_mem.training.exit_causes import CAUSES, LOW_HOST_SHARE, WHY_CHARACTERS, Cause, Ending, Remedy, cause_of
+from autotrain_mem.training.exit_causes import CAUSES, WHY_CHARACTERS, Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
 from autotrain_mem.types import Knobs, LearnedLimits
 
@@ -70,7 +70,9 @@ def test_a_silent_end_is_told_by_its_status_and_its_last_words() -> None:
     ends: list[tuple[int, dict[str, Any], str]] = [
         (-signal.SIGKILL, {}, "killed"),
         (-signal.SIGKILL, {"host_kills": 1}, "host out of memory"),
-        (-signal.SIGKILL, {"host_left_share": LOW_HOST_SHARE / 2}, "host out of memory"),
+        (-signal.SIGKILL, {"host_left_share": 0.04}, "host out of memory"),
+        (-signal.SIGTERM, {"host_left_share": 0.08}, "host out of memory"),
+        (-signal.SIGKILL, {"host_left_share": 0.08}, "killed"),
         (-signal.SIGTERM, {}, "killed"),
         (-signal.SIGSEGV, {"host_kills": 1}, "crashed"),
         (-signal.SIGBUS, {}, "crashed"),

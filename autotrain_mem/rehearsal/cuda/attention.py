@@ -14,7 +14,16 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from autotrain_mem.rehearsal.cuda.attention_kernels import HALF, KERNELS, Backend, Inputs, KernelCall, choose, trains
+from autotrain_mem.rehearsal.cuda.attention_kernels import (
+    CUDNN_CAPABILITIES,
+    HALF,
+    KERNELS,
+    Backend,
+    Inputs,
+    KernelCall,
+    choose,
+    trains,
+)
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.known_values import known_value
 from autotrain_mem.rehearsal.trace.operator_costs import attention
@@ -37,8 +46,8 @@ _CUDNN = (
 
 
 def not_counted(compute_capability: Capability) -> tuple[str, ...]:
-    """Lists the memory that this module does not count; cuDNN's entries are for capability 9.0 or newer."""
-    return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] >= 9 else ()))
+    """Lists the memory that this module does not count; cuDNN's entries are for the cards on which it runs."""
+    return (_FLASH_SPLIT, *(_CUDNN if compute_capability[0] in CUDNN_CAPABILITIES else ()))
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import torch
 from autotrain_mem.types.hardware import Capability
 
 HALF = (torch.float16, torch.bfloat16)
+CUDNN_CAPABILITIES = (9, 10)
+"""The major compute capabilities on which torch prefers cuDNN (``sdp_utils.cpp: check_prefer_cudnn_attention``)."""
 
 
 class Backend(StrEnum):
@@ -74,7 +76,7 @@ def _cudnn_runs(inputs: Inputs, mask: torch.Tensor | None, dropout: float, capab
         if mask.dim() not in (2, 4) or any(size not in (1, full) for size, full in sizes):
             return False
     return (
-        capability[0] in (9, 10)
+        capability[0] in CUDNN_CAPABILITIES
         and query.dtype in HALF
         # larger heads need a cuDNN that torch 2.13 does not include
         and all(size <= 128 and size % 8 == 0 for size in (query.size(3), value.size(3)))

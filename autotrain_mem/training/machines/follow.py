@@ -32,8 +32,8 @@ from autotrain_mem.types import Hardware
 
 TRY_SECONDS = 1.0
 """Seconds between two attempts to reach the leading machine."""
-SHARED_SECONDS = 30.0
-"""How long the leader's lock may take to appear here: NFS caches folders for 30 to 60 s (nfs(5), ``acdirmin``)."""
+SHARED_SECONDS = 90.0
+"""How long the leader's lock may take to appear here: NFS caches folders for 30 to 60 s (nfs(5), ``acdirmax``)."""
 FORWARD_SECONDS = 1.0
 """Delay before Ctrl-C is forwarded: a scheduler signals all machines at once, and the leader must count that once."""
 LOOK_SECONDS = 0.2
