@@ -77,7 +77,9 @@ def add_setting(tree: pathlib.Path) -> None:
     """Adds an on/off setting with a harm, which takes effect in ``trainers/finish.py``."""
     own = tree / PACKAGE / "settings" / "own.py"
     after(
-        own, '"""Holds these settings as a user sets them: None and False leave the choice to the plan."""\n\n', SETTING
+        own,
+        '"""Holds our own settings as a user sets them. None and False leave the choice to the plan."""\n\n',
+        SETTING,
     )
     after(tree / PACKAGE / "trainers" / "finish.py", "        _widen_trained(trainer.model)\n", ACTS)
 
