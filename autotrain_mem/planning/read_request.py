@@ -137,7 +137,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
     given, defaults = parsed(store, workers, request)
     model = request.model or given.get("model_name_or_path")
     if not model:
-        raise no_model()
+        raise no_model(request.argv)
     counts, nodes = autofit.gpu_counts, autofit.nodes or 1
     if len(counts) > 1:
         raise UsageError(

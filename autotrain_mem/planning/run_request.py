@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.planning.output_dir import default_dir
@@ -189,6 +190,9 @@ def check_launch(*, is_placed: bool = False) -> None:
         )
 
 
-def no_model() -> UsageError:
-    """Returns the error for a request that names no model."""
-    return UsageError("No model is given.", hint="Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder.")
+def no_model(words: Iterable[str]) -> UsageError:
+    """Returns the error for a request that names no model; it names a likely typo among the words."""
+    others = [word.partition("=")[0] for word in words if not word.startswith("--model")]
+    typo = next((f" Did you mean --model by {word}?" for word in get_close_matches("--model", others, cutoff=0.75)), "")
+    hint = "Give --model MODEL, a hub id such as Qwen/Qwen2.5-0.5B or a folder."
+    return UsageError(f"No model is given.{typo}", hint=hint)

@@ -116,7 +116,7 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
         return
     job = _job(request)
     if job is None:
-        raise no_model()
+        raise no_model(request.argv)
     autofit, nodes = request.autofit, request.autofit.nodes or 1
     gpus = autofit.gpu_counts[0] if len(autofit.gpu_counts) == 1 else None
     if not request.argument("use_cpu") and not several(

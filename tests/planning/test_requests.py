@@ -25,7 +25,7 @@ from autotrain_mem.planning import for_processes, kept_answers, read_request
 from autotrain_mem.planning.accelerate_config import launch_warnings, with_accelerate
 from autotrain_mem.planning.kept_answers import answered, is_parsed, parsed
 from autotrain_mem.planning.read_request import with_peft_config
-from autotrain_mem.planning.run_request import RunRequest
+from autotrain_mem.planning.run_request import RunRequest, no_model
 from autotrain_mem.run import early
 from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_flags
 from autotrain_mem.support.errors import ModelNotFoundError, UnknownGpuError, UsageError
@@ -371,3 +371,8 @@ def test_what_needs_no_trl_is_refused_before_a_worker_is_made(monkeypatch: pytes
             pass
         with pytest.raises(AssertionError, match="a worker"), early.opened(request, to_train=False, is_late=True):
             pass
+
+
+def test_a_typo_of_model_is_named_where_the_flags_of_trl_are_not_known_yet() -> None:
+    assert no_model(["sft", "--model_revision", "--modle=tiny"]).message.endswith("Did you mean --model by --modle?")
+    assert no_model(["--max_length", "8"]).message == "No model is given."
