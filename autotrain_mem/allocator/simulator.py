@@ -149,7 +149,7 @@ class CachingAllocator(AllocatorState):
         return block
 
     def refusal(self, requested_bytes: int, asked: int, *, is_rejected: bool = False) -> Refusal:
-        """Describes why the device cannot give ``asked`` bytes now."""
+        """Describes a failed request for ``requested_bytes``, which needed ``asked`` bytes from the device."""
         return Refusal(
             requested_bytes=requested_bytes,
             segment_bytes=asked,

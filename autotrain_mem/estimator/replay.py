@@ -35,8 +35,8 @@ class DeviceCapacity:
 
 
 def reserve(trace: Trace, room: DeviceCapacity, *, grows: bool) -> ReservedEstimate:
-    """Replays a run and returns its reserved bytes and its retries. Near the limit the allocator releases its cache and
-    retries. A run with retries counts as not fitting, and its peak is the one without a limit."""
+    """Replays a run and returns its reserved bytes. If the allocator has to release its cache and retry a request, the
+    run counts as not fitting; its peak then comes from a second replay, on an unlimited device."""
     settings = replace(room.settings, grows=grows)
     if not room.caches:
         peak = max(allocated_after_each(trace), default=0)
@@ -96,8 +96,8 @@ def held_after_each(trace: Trace, room: DeviceCapacity, *, grows: bool) -> list[
 class Replay:
     """Runs a trace through one allocator.
 
-    If a request is refused, the device grows permanently by that size, so that the run continues. Blocks used on other
-    streams are free at the next request.
+    A refused request is granted by enlarging the device for the rest of the run. Once freed, a block that other streams
+    used is available from the next request on, as if these streams had finished.
     """
 
     def __init__(

@@ -218,7 +218,7 @@ def _system(facts: Facts) -> Iterator[Row]:
     with contextlib.suppress(OSError):  # there is none
         shared_bytes = shutil.disk_usage("/dev/shm").total
         if shared_bytes < LEAST_SHARED_BYTES:
-            text = f"{format_bytes(shared_bytes)}: data loader workers and NCCL run out of it"
+            text = f"{format_bytes(shared_bytes)}: data loader workers and NCCL may need more"
             yield NOTE, "/dev/shm", text, "docker run --shm-size 8g ..., or --ipc host"
     encoding = locale.getpreferredencoding(False)
     if encoding.lower().replace("-", "") not in ("utf8", "utf8mb4"):

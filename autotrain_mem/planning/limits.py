@@ -51,7 +51,7 @@ class RunLimits:
         ways = [f"  {' '.join(flags)}"]
         if fewer := math.floor(steps * share):
             ways.append(f"  --max_steps {fewer}  fewer optimizer steps, {100 * share:.0f} % of the training")
-        ways.append("  autofit plan ... --gpu all  shows which cards meet it")
+        ways.append("  autofit plan ... --gpu all  shows which cards would suffice")
         costs = "" if price is None else f" and costs {money(cost, price.currency)}"
         return LimitError(
             f"Nothing that fits {fastest.hardware.name} meets {' and '.join(wishes)}.\n"

@@ -46,7 +46,7 @@ class Lengths:
 
 
 def example_dataset(job: Job) -> str | None:
-    """Returns the name of TRL's example dataset, which a plan uses if the job names no data; None if it does."""
+    """Returns the name of TRL's example dataset, which a plan uses if the job names no data; otherwise None."""
     return None if job.names_data else job.method_facts.example_dataset
 
 

@@ -22,9 +22,9 @@ MUCH_FASTER = 1.25
 
 
 def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tuple[Proposal, ...]:
-    """Returns the levels to ask about: they do more harm and are much faster.
+    """Returns the flags for each level that does more harm than the plan's and is much faster, and how much faster.
 
-    Example: ``--max_slowdown 1.2 --fit rounding``, since "rounding (...) would be 1.3 x as fast".
+    Example: ``--max_slowdown 1.2 --fit rounding``, with the reason "rounding (...) would be 1.3 x as fast".
     """
     proposals = []
     for each in alternatives:

@@ -133,7 +133,7 @@ def _of_whole_groups(job: Job, knobs: Knobs, group: int) -> tuple[int, ...] | No
 
 
 def _check_groups(group: int, completions: int, flag: str, unit: int) -> None:
-    """Raises BatchSplitError if groups do not divide the completions; multiples of ``unit`` are valid sizes."""
+    """Raises BatchSplitError if groups do not divide the completions; suggests multiples of ``unit`` for ``flag``."""
     if completions % group == 0:
         return
     groups = nearest([size for size in divisors(completions) if size >= SMALLEST_GROUP], group)

@@ -118,7 +118,7 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
 
 
 def _border(points: _Points, start: int) -> Boundary | None:
-    """Finds the boundary from ``start`` on, with both sides rehearsed on the whole model; None if that does not fit."""
+    """Finds the boundary from ``start`` on, both sides rehearsed on the whole model; None if ``start`` does not fit."""
     if not points.holds(start):
         return None
     end = len(points.question.values)

@@ -156,7 +156,7 @@ faster than offloaded activations. An adapter learns more than a whole model tha
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
-"""Replaces the name of a plan's level, which is one before shorter rows, if images are shrunk (``planning.plan``)."""
+"""Names the level of a plan with shrunk images, in place of the level that the search chose (``planning.plan``)."""
 
 Line = tuple[Knobs, ...]
 """One setting, with or without checkpointing, at every allowed micro-batch, smallest first.
@@ -351,7 +351,7 @@ def _following(space: Space, lever: str) -> tuple[str, ...]:
 def eased(space: Space, point: Knobs) -> tuple[Knobs, ...]:
     """Returns the point, then copies that generate 2, 4, ... times as many rows at once, up to the requested number.
 
-    Example: 2 rows of a rollout of 16, where TRL's default is 64: 2, 4, 8, and 64, which is the whole rollout.
+    Example: from 2 rows at once, with 16 rows in a rollout and TRL's default of 64: 2, 4, 8, and 64 (all 16 at once).
     """
     points = [point]
     for name in _following(space, "rollout_batch"):

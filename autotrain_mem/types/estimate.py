@@ -213,7 +213,7 @@ class Estimate:
     """The time of one optimizer step, averaged over the data if the data are known."""
     vllm_share_bytes: int = 0
     """The bytes that a vLLM engine on the same card takes for weights and KV cache, in its own pool. If it sleeps at
-    times, these are its bytes in the state, awake or asleep, in which the card needs more, as in ``memory``."""
+    times, this and ``memory`` describe the state, awake or asleep, in which the card needs more memory."""
     vllm_sleep: VllmSleep | None = None
     """The engine's memory awake and asleep; None if it never sleeps."""
 

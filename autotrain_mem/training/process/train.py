@@ -121,8 +121,8 @@ class Safeguards:
         trainer.add_callback(watch)
 
     def shortage(self, error: BaseException) -> Shortage | None:
-        """Returns the memory figures at an error; None if they cannot be read. For an error in the run of the
-        longest rows, they date from before the stand-ins for later steps were freed."""
+        """Returns the memory figures at an error; None if they cannot be read. If the longest rows' run failed, they
+        include its stand-ins for optimizer state and accumulated gradients, which have been freed since."""
         if self._shortage is None:
             self._keep_shortage(error)
         return self._shortage
