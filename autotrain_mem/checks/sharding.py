@@ -99,11 +99,11 @@ def arguments(flags: Flags) -> Problems:
 
 
 def shared_tokens(flags: Flags) -> Problems:
-    """Checks the sharing of a row's tokens in SFT: ring attention with FSDP2, or DeepSpeed's with ZeRO."""
+    """Checks how GPUs divide a row's tokens in SFT: ring attention with FSDP2, or DeepSpeed's Ulysses with ZeRO."""
     asked = [WAYS[name] for name in SHARE_TOKENS if _size(flags.given, name) > 1]
     if len(asked) > 1:  # accelerate/parallelism_config.py: __post_init__
         yield (
-            "--cp_size and --sp_size both share the tokens of a row; accelerate accepts only one of them.",
+            "--cp_size and --sp_size both divide a row's tokens among GPUs; accelerate accepts only one of them.",
             "Remove --sp_size (FSDP2 then divides the model), or --cp_size (ZeRO-3).",
         )
     for way in asked:
@@ -151,10 +151,10 @@ def _shared(flags: Flags, way: SharedTokens, size: int) -> Problems:
 
 
 def shared_attention(subject: ModelOnCard) -> Problems:
-    """Refuses to share tokens if a layer lacks full attention: accelerate fails when training starts
-    (``accelerate/big_modeling.py: _attach_context_parallel_hooks``), and DeepSpeed passes no mask
-    (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper``). DeepSpeed also shares heads, which must
-    divide evenly (``__init__``)."""
+    """Refuses context and sequence parallelism unless all layers have full attention: otherwise accelerate fails
+    when training starts (``accelerate/big_modeling.py: _attach_context_parallel_hooks``), and DeepSpeed passes no mask
+    (``deepspeed/runtime/sequence_parallel/ulysses_sp.py: uattn_wrapper``). DeepSpeed also divides the heads, whose
+    number must be a multiple of ``sp_size`` (``__init__``)."""
     for name in SHARE_TOKENS:
         size = _size(subject.job.arguments, name)
         others = other_layers(subject.config) if size > 1 else []
@@ -170,7 +170,7 @@ def shared_attention(subject: ModelOnCard) -> Problems:
     sizes = [each for each in range(1, size + 1) if not heads % each and (not keys % each or not each % keys)]
     if size > 1 and size not in sizes:
         yield (
-            f"--sp_size {size} does not divide the attention heads of {subject.job.model}, which the GPUs share.",
+            f"--sp_size {size} does not divide the attention heads of {subject.job.model} evenly among GPUs.",
             f"Give --sp_size {sizes[-1]} or less." if len(sizes) > 1 else "Remove --sp_size.",
         )
 

@@ -55,7 +55,7 @@ def read_launched(config: Any, autofit: AutoFit) -> Launched:
         of_launcher = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")
         if (getattr(sizes, name, 1) or 1) > 1 or (sizes is None and of_launcher not in ("", "1")):
             raise UsageError(
-                f"{name}: sharing a row's tokens between GPUs is not supported in a script that accelerate launched.",
+                f"{name}: dividing a row's tokens among GPUs is not supported in a script that accelerate launched.",
                 hint=f"autofit sft --gpus N --{name} N plans and trains with it; or launch with {name} 1.",
             )
     count, machines = processes(), nodes()

@@ -94,8 +94,8 @@ def check(name: str, method: str, *, is_zero: bool, token_shards: int, peft_conf
         )
     if token_shards > 1 and name in _WITHOUT_SHARED_TOKENS:
         raise UsageError(
-            f"--export {name} cannot express yet that {token_shards} GPUs share the tokens of a row.",
-            hint="--export trl can; --cp_size 1 and --sp_size 1 plan without sharing.",
+            f"--export {name} cannot express yet that each row's tokens are divided among {token_shards} GPUs.",
+            hint="--export trl can; --cp_size 1 and --sp_size 1 keep rows whole.",
         )
     if peft_config and name not in OF_MACHINES:
         raise UsageError(

@@ -100,8 +100,8 @@ def _without(space: Space, lever: str, knobs: tuple[str, ...]) -> Space:
 
 
 def suggestion(space: Space, knobs: Knobs) -> str:
-    """Returns the flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``. A
-    pinned micro-batch is replaced by the effective batch; the text then ends in ``, without`` and its flags."""
+    """Returns the flags that lead from the job to these knobs: ``--use_peft --dtype bfloat16 --max_length 512``. If
+    the effective batch replaces a pinned micro-batch, the text ends in ``, without`` and the flags that pin it."""
     base = space.base
     batch, effective = "", f"--effective_batch_size {space.effective_batch_size}"
     if knobs.per_device_train_batch_size != base.per_device_train_batch_size:

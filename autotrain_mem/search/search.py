@@ -112,7 +112,7 @@ class _Climb:
         return {name: floor for name, floor in least.items() if not floor.fits}
 
     def _is_compared(self, level: Level, best: Estimate) -> bool:
-        """Returns whether to compare a choice with the next level. Plain DDP is not compared: no sharding is faster."""
+        """Returns whether to compare a choice with the next level. Plain DDP is not compared: sharding is no faster."""
         return level.offloads or self.space.base.processes == 1 or best.knobs.is_sharded
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:

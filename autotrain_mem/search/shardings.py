@@ -72,19 +72,19 @@ def least_shared(space: Space, setting: Knobs) -> Knobs:
 
 
 LONG_ROW_TOKENS = 32768
-"""The least row length for shared tokens. With checkpointing, 32,768 tokens keep 8.6 GB of an 8B model's activations
-(32 layers x 4096 x 2 bytes a token); shorter rows mostly fit, and are faster unshared."""
+"""The shortest row that a plan divides among GPUs. With checkpointing, 32,768 tokens keep 8.6 GB of an 8B model's
+activations (32 layers x 4096 x 2 bytes a token); shorter rows mostly fit, and are faster whole."""
 
 NOT_WITH: dict[str, tuple[str, str]] = {
     "packing": ("the mask that keeps packed rows apart is dropped", "--packing false"),
     "eval_packing": ("the mask that keeps packed rows apart is dropped", "--eval_packing false"),
     "padding_free": ("the mask that keeps rows apart is dropped", "--padding_free false"),
-    "use_liger_kernel": ("its loss over shared tokens is not rehearsed yet", "--use_liger_kernel false"),
+    "use_liger_kernel": ("its loss over divided rows is not rehearsed yet", "--use_liger_kernel false"),
     "load_in_8bit": ("8-bit weights cannot be sharded", "--load_in_4bit"),
-    "fp16": ("float16's gradient scaler is not rehearsed with shared tokens yet", "--bf16"),
-    "assistant_only_loss": ("it is not rehearsed with shared tokens yet", "--assistant_only_loss false"),
+    "fp16": ("float16's gradient scaler is not rehearsed with divided rows yet", "--bf16"),
+    "assistant_only_loss": ("it is not rehearsed with divided rows yet", "--assistant_only_loss false"),
 }
-"""Argument -> why shared tokens do not support it, and the flag to use instead."""
+"""Argument -> why it does not work with context or sequence parallelism, and the flag to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ WAYS = {
         shardings=WITH_SHARED_TOKENS,
         owner="torch supports context parallelism only under FSDP2",
         attention="sdpa",
-        attends="transformers shares tokens with sdpa only",
+        attends="transformers supports context parallelism with sdpa only",
         in_half_precision=True,
         parts=2,
     ),
@@ -132,7 +132,7 @@ WAYS = {
 
 
 def way_of(job: Job) -> SharedTokens:
-    """Returns how the user's sharding can share tokens: with context parallelism if no sharding is given."""
+    """Returns the way that the user's sharding supports; context parallelism if no sharding is given."""
     return WAYS[SHARED_SEQUENCE if job.arguments.get("sharding") in ZEROS else SHARED_TOKENS]
 
 

@@ -53,7 +53,7 @@ class LeverRow:
     also: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that have an effect only after this lever is pulled -> their values, unless the user set them."""
     along: tuple[str, ...] = ()
-    """Levers pulled with this one: those of less harm if they are allowed, those of the same harm always."""
+    """Levers pulled along, if allowed. This one is allowed only if each of the same harm is, or changes nothing."""
     instead_of: tuple[str, ...] = ()
     """Levers that this one makes pointless or impossible."""
     needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -104,9 +104,9 @@ class Knobs(OwnSettings, TrainerKnobs):
     """The JSON also overrides TRL's arguments, so it leaves out knobs that do not apply; TRL's values then stay."""
 
     cp_size: int = 1
-    """Processes that share each row's tokens, and pass keys and values around (context parallelism, FSDP2)."""
+    """Processes among which each row's tokens are divided, with ring attention (context parallelism, FSDP2)."""
     sp_size: int = 1
-    """Like ``cp_size``, in DeepSpeed (sequence parallelism, ZeRO): for attention, processes share heads, not tokens."""
+    """Like ``cp_size``, in DeepSpeed (sequence parallelism, ZeRO): attention divides heads, not tokens."""
     peft_config: str | None = None
     """A PEFT config of the adapter, as JSON; None if TRL's flags describe it."""
 

@@ -96,7 +96,7 @@ class OwnSettings:
         None,
         where=TakenBy.LAUNCH,
         choices=SHARDINGS,
-        help="how several GPUs share the model: not at all (ddp), or in shards; default: what fits and is fastest",
+        help="how several GPUs divide the model: not at all (ddp), or into shards; default: what fits and is fastest",
         check=one_of(SHARDINGS),
         lever=LeverRow(
             harm=Harm.TIME,
@@ -112,27 +112,27 @@ class OwnSettings:
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_cp_size",
         metavar="N",
-        help="number of GPUs that share the tokens of each row (SFT, FSDP2); default: 1, or the fewest of 2, 4, ... "
-        "that fit, if rows of 32,768 tokens or more do not fit otherwise without harm",
+        help="number of GPUs among which each row's tokens are divided (SFT, FSDP2); default: 1, or the fewest of "
+        "2, 4, ... that fit, if rows of 32,768 tokens or more do not fit otherwise without harm",
         check=up_to(1_024, "GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,
-            reason="GPUs share the tokens of each row, and pass keys and values around a ring: the same gradients",
+            reason="each row's tokens are divided among GPUs, which pass keys and values in a ring: the same gradients",
         ),
     )
-    """Number of GPUs that share each row's tokens (context parallelism, FSDP2). None: a plan may share long rows."""
+    """Number of GPUs among which a row's tokens are divided (context parallelism, FSDP2). None: a plan may choose."""
     sp_size: int | None = setting(
         None,
         where=TakenBy.LAUNCH,
         accelerate="parallelism_config_sp_size",
         metavar="N",
-        help="like --cp_size, in DeepSpeed (SFT, ZeRO), where GPUs share heads during attention",
+        help="like --cp_size, in DeepSpeed (SFT, ZeRO), which divides heads instead of tokens during attention",
         check=up_to(1_024, "GPUs"),
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: method.shares_tokens,
-            reason="GPUs share the tokens of each row, but the heads during attention: the same gradients",
+            reason="each row's tokens are divided among GPUs, but during attention the heads: the same gradients",
         ),
     )
     """Like ``cp_size``, in DeepSpeed (sequence parallelism, with ZeRO)."""
@@ -195,7 +195,7 @@ class OwnSettings:
 
 OWN = settings_of(OwnSettings)
 SHARE_TOKENS = tuple(name for name, each in OWN.items() if each.accelerate.startswith("parallelism_config_"))
-"""Settings that share the tokens of rows; at most one is above 1."""
+"""Settings that divide each row's tokens among GPUs; at most one is above 1."""
 OF_DEEPSPEED = tuple(name for name, each in OWN.items() if each.of_deepspeed)
 OFFLOADED = tuple(name for name, each in OWN.items() if each.accelerate.startswith("fsdp_") or each.of_deepspeed)
 """Settings that offload shards to the host."""

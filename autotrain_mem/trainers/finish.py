@@ -10,7 +10,7 @@ from autotrain_mem.types import Knobs
 
 
 def finished(trainer: Any, knobs: Knobs) -> Any:
-    """Applies the plan's settings that no TRL config offers to the trainer, and returns it."""
+    """Changes a built trainer as the plan needs where no TRL config can, and returns it."""
     if trainer.is_fsdp_enabled:
         name_layers_to_shard(trainer.model)
     if knobs.fp16:

@@ -125,4 +125,4 @@ class VllmSleep:
 
 SERVER_PORT = 8000
 SERVER_UTILIZATION = 0.9
-"""Defaults of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments). The trainer has the same port."""
+"""Defaults of ``trl vllm-serve`` (trl/scripts/vllm_serve.py: ScriptArguments). Trainers have the same default port."""

@@ -19,14 +19,14 @@ Picks = Mapping[int, "Pick"]
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """Names one of the live blocks born at a place, by its rank from one or both ends."""
+    """Names one of the live blocks born at a place, by its index from one or both ends."""
 
     place: Hashable
     from_oldest: int | None
     from_newest: int | None
 
     def of(self, living: Sequence[int]) -> int:
-        """Returns the index of the picked block. Raises UnclearError if there is none, or if both ranks disagree."""
+        """Returns the index of the picked block. Raises UnclearError if there is none, or if both indices disagree."""
         count = len(living)
         index = self.from_oldest if self.from_oldest is not None else count - 1 - (self.from_newest or 0)
         if not 0 <= index < count or (self.from_newest is not None and count - 1 - self.from_newest != index):
@@ -93,7 +93,7 @@ class Writer:
         self.engine_marks: list[tuple[int, EngineMark]] = []
         self.stream_uses: list[StreamUse] = []
         self._living: dict[Hashable, list[int]] = {}
-        """Live births by place, in order; there may be thousands at one place."""
+        """For each place, the indices of its live allocations, ascending; there may be thousands."""
         self._births: list[int] = []
         """The block's number for each allocation."""
         self._last_births: dict[int, tuple[int, list[Hashable]]] = {}

@@ -125,7 +125,7 @@ class KernelCall:
     """Whether a backward pass may follow, which needs the logsumexp. Flash kernels keep it in any case."""
     ends: torch.Tensor | None = None
     key_ends: torch.Tensor | None = None
-    """Starts of the documents in a packed row of keys, then the last end; ``ends``: of queries. None if not packed."""
+    """``cu_seqlens_k`` (``ends``: ``cu_seqlens_q``): starts of a packed row's documents, then its end; else None."""
     window: int | None = None
     """A query attends to keys at a distance below this many tokens; None for all keys."""
     softcap: float = 0.0

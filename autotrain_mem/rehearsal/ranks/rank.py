@@ -61,7 +61,7 @@ class RehearsedRank:
                 _clear_sharding_prop_cache()  # the cached meshes refer to destroyed groups
 
     def rules(self, recorder: Recorder, compute_capability: Capability) -> AbstractContextManager[None]:
-        """Within the block, a recorded trainer trains as this process would."""
+        """Within the block, DDP, FSDP2 or DeepSpeed runs without other ranks, and its collectives are recorded."""
         assert isinstance(recorder, RankRecorder)
         recorder.collectives = Collectives(self._devices, is_fake=True)
         return _sharding(recorder, self.knobs, compute_capability, is_fake=True)
