@@ -1,8 +1,5 @@
-"""From the command line to the trained model on a simulated card: one method for each kind of models and rows.
-
-The others train in ``tests/drop_in/test_same_plan.py`` (DPO, KTO, GRPO, GKD), in ``tests/recipes`` (GRPO) and beside
-their rehearsals in ``tests/rehearsal/test_parity.py`` (all). PPO trains against the model of the reward run.
-"""
+"""From the command line to the trained model on a simulated card; other methods train in
+``tests/drop_in/test_same_plan.py``, ``tests/recipes`` and ``tests/rehearsal/test_parity.py``."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,6 @@
-"""Copies of a model with fewer layers tell what the whole model's rehearsal records; rows with images are rehearsed as
-they are trained on, and windows that are attended to at once tell what they tell one by one.
+"""Copies of a model with fewer layers record what the whole model's rehearsal does, also with images.
 
-``scripts/parity`` compares all three families with every trainer that reads images.
+``scripts/parity`` compares all image families with every trainer that reads images.
 """
 
 from collections.abc import Callable

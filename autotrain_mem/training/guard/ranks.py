@@ -1,7 +1,7 @@
 """Handles out-of-memory errors on each DDP rank separately, then combines the gradients and metrics of all ranks."""
 
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -122,7 +122,7 @@ class Ranks:
             if not done:
                 average(self, ddp)
             elif failed:  # the other ranks are in their backward passes, and wait for these
-                _Nothing.apply(*failed).backward()
+                _nothing(failed).backward()
             ddp.require_backward_grad_sync = ddp.require_forward_param_sync = False
 
     def loss_is_made(self) -> None:
@@ -196,25 +196,30 @@ def average(ranks: Ranks, ddp: DistributedDataParallel) -> None:
         used = list(map(bool, ranks.greatest(*used)))
     ddp.require_forward_param_sync = False  # on every rank: buffers are not broadcast again
     ddp._pre_forward(0)  # a placeholder: DDP fails if it has no input to move to its device
-    ddp._post_forward(_Nothing.apply(*touched)).backward()
+    ddp._post_forward(_nothing(touched)).backward()
     if not ddp.find_unused_parameters:
         for parameter, is_used in zip(trained, used, strict=True):
             if not is_used:
                 parameter.grad = None
 
 
+def _nothing(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+    """Returns a loss of zero whose backward pass reaches the parameters from the last to the first, as a model's does:
+    DDP makes its buckets in the order of the first backward pass (``reducer.cpp: rebuild_buckets``)."""
+    return functools.reduce(_Nothing.apply, parameters, parameters[0].new_zeros(()))
+
+
 class _Nothing(torch.autograd.Function):  # type: ignore[misc]
-    """A loss of zero that depends on the parameters: its gradients are zeros that take no memory."""
+    """Makes a loss depend on one parameter more, whose gradient is zeros that take no memory."""
 
     @staticmethod
-    def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.parameters = parameters
-        return parameters[0].new_zeros(())
+    def forward(ctx: Any, loss: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
+        ctx.parameter = parameter
+        return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:
-        zeros = {each.dtype: each.new_zeros(()) for each in ctx.parameters}
-        return tuple(zeros[each.dtype].expand(each.shape) for each in ctx.parameters)
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, ctx.parameter.new_zeros(()).expand(ctx.parameter.shape)
 
 
 def shares_by_ddp(accelerator: Any) -> bool:

@@ -1,8 +1,6 @@
-"""Under DDP each rank meets a full device by itself, and the gradient of every step is that of the undisturbed one.
+"""Under DDP each rank handles a full device by itself, and the gradient of every step is the undisturbed one.
 
-Run in the environment that torchrun gives to a process, with a tiny model and a folder as arguments, this file trains
-while one of the ranks is out of memory in another place of each step, and judges what came.
-"""
+As a script under torchrun, this file trains while a rank is out of memory in another place of each step."""
 
 import os
 import pathlib
@@ -26,7 +24,6 @@ from autotrain_mem.types import LearnedLimits
 from tests.forked import Forge
 
 averages = Mock(wraps=ranks_module.average)
-ranks_module.average = averages
 UNTIMED = ("runtime", "second", "step_time", "eps")
 Disturb = Callable[[Any], Any]
 
@@ -161,6 +158,7 @@ def logs(made: Any) -> list[dict[str, float]]:
 
 def main() -> None:
     model, folder, rank = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(os.environ["RANK"])
+    ranks_module.average = averages
     for method, steps in STEPS.items():
         expected, plain, _ = train(method, folder, model, None)
         callback, made, told = train(method, folder, model, rank)
@@ -179,6 +177,15 @@ def main() -> None:
             for name in [name for name in logged if not any(each in name for each in NO_MEANS_OVER_ROWS)]:
                 assert logged[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-5), (name, logged, wanted)
     torch.distributed.destroy_process_group()
+
+
+def test_averaging_reaches_parameters_in_the_order_in_which_ddp_can_overlap_a_models_backward() -> None:
+    parameters, reached = [torch.nn.Parameter(torch.ones(2)) for _ in range(12)], list[int]()
+    for number, each in enumerate(parameters):
+        each.register_post_accumulate_grad_hook(lambda _, number=number: reached.append(number))
+    ranks_module._nothing(parameters).backward()
+    assert reached == [*reversed(range(12))]
+    assert not any(each.grad.any() for each in parameters)
 
 
 @pytest.mark.slow
