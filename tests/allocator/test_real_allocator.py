@@ -1,9 +1,7 @@
 """Our simulator says, event by event, what torch's compiled CUDA allocator said.
 
 The answers in ``recorded`` were written by ``scripts/allocator_parity --record tests/allocator/recorded``: a file for
-each setting, of a card so full that allocations are refused, or rescued by giving cached memory back. The script itself
-compares a thousand times as many.
-"""
+each setting, on a card so full that allocations are refused or need cached memory. The script compares far more."""
 
 import json
 import re

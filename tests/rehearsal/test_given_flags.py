@@ -1,8 +1,7 @@
 """What counts as rehearsed takes effect on the trainer that a rehearsal builds: its parts are looked at, no argument.
 
-The trainer is built by what a rehearsal builds it by, around a true tiny model, and not trained. What no part and no
-trace shows is looked for in a real run that is built as the product builds it. fp16 trains on a GPU only; here it is
-seen that a CPU gets bf16 in its place.
+The trainer is built around a true tiny model, and not trained. What no part and no trace shows is looked for in a real
+run. fp16 trains on a GPU only; here a CPU gets bf16 in its place.
 """
 
 import importlib.util

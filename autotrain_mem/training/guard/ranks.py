@@ -119,7 +119,7 @@ class Ranks:
         if (ddp := self._overlapping) is not None:
             self._overlapping = None
             failed = [each for each in trained_by(ddp) if id(each) not in done]
-            if not done:
+            if self.is_apart:
                 average(self, ddp)
             elif failed:  # the other ranks are in their backward passes, and wait for these
                 _nothing(failed).backward()

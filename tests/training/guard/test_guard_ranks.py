@@ -44,6 +44,11 @@ def after_gathering(*at: int) -> Disturb:
     return disturb
 
 
+def before_any_gradient(made: Any) -> None:
+    backward, faults = made.accelerator.backward, Faults([1])
+    made.accelerator.backward = lambda loss, **options: (faults(), backward(loss, **options))
+
+
 def learned(made: Any) -> None:
     """Its micro-batches are split before anything fails."""
     made.guard.context.limits["train_tokens"].most = 60
@@ -61,6 +66,7 @@ STEPS: dict[str, dict[str, tuple[Befalls, Befalls]]] = {
         "nothing": (CALM, CALM),
         "backward of the first micro-step": ((partial(fail_in_backward, at=[0]), [BACKWARD]), CALM),
         "backward of the last micro-step": ((partial(fail_in_backward, at=[1]), [BACKWARD]), CALM),
+        "before any gradient of the last": (CALM, (before_any_gradient, [BACKWARD])),
         "both ranks in different places": (
             (partial(fail_in_backward, at=[1]), [BACKWARD]),
             (partial(fail_in_forward, at=[1, 3, 4]), [FORWARD, "forward: split into 1 + 1 rows", HOST]),
@@ -78,7 +84,7 @@ STEPS: dict[str, dict[str, tuple[Befalls, Befalls]]] = {
     "grpo": {"metrics of many kinds": (CALM, (partial(fail_in_forward, at=[0]), [FORWARD]))},
 }
 """A step has two training forwards where nothing is repeated."""
-AVERAGED = {"sft": [1, 1, 1, 2, 1, 1, 0], "dpo": [1], "grpo": [1]}
+AVERAGED = {"sft": [1, 1, 1, 1, 2, 1, 1, 0], "dpo": [1], "grpo": [1]}
 """How often a step's gradients are averaged after its backward passes: not if DDP did during the last one, once if the
 first of two micro-steps or the last backward pass failed, twice if the last forward pass did."""
 TOLERANCE = 1e-5
@@ -99,7 +105,8 @@ class Disturbances(TrainerCallback):
         self.averaged: list[int] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        vars(self.made.accelerator).pop("gather_for_metrics", None)
+        for name in ("gather_for_metrics", "backward"):
+            vars(self.made.accelerator).pop(name, None)
         averages.reset_mock()
         for block in blocks(self.made):
             block._forward_pre_hooks.clear()

@@ -1,8 +1,4 @@
-"""Real trainers that save, lose a checkpoint, and go on: the losses are those of a run that nothing befell.
-
-A run in one process goes on with shards as if they were its own checkpoint, and with nothing that is not its own. What
-is no number is told of at its step, though transformers logs another loss.
-"""
+"""Real trainers save, lose a checkpoint, and resume: the losses are those of an undisturbed run, also from shards."""
 
 import copy
 import errno
