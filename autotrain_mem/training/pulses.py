@@ -52,7 +52,9 @@ class Pulses:
         if message.get("event") != "pulse":
             self._moved_at = now
             return
-        self._moved_at = now if message["moves"] != this.moves else self._moved_at
+        # A single process that moves on in the code works, even where no callback counts it (DPO precomputes scores).
+        has_moved = len(self._ranks) == 1 and message["place"] != this.place
+        self._moved_at = now if has_moved or message["moves"] != this.moves else self._moved_at
         this.has_pulse, this.moves, this.place = True, message["moves"], message["place"]
         this.collectives = message.get("collectives", {})
 

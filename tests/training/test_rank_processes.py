@@ -59,8 +59,6 @@ def pulse(moves: int, place: str = "in graph.py: _engine_run_backward") -> dict[
 
 
 class Watched(Pulses):
-    """In a time of its own."""
-
     now = 0.0
 
     def __init__(self, ranks: int, silent_seconds: float) -> None:
@@ -95,6 +93,8 @@ def test_of_ranks_that_live_and_do_not_move_the_one_behind_elsewhere_or_not_at_a
     assert why == f"no progress on any rank for 1800 s, and {behind}"
     alone = Watched(1, 1800).after(2000, pulse(7))
     assert alone == (0, "no progress on any rank for 1800 s, and it is in graph.py: _engine_run_backward")
+    busy = Watched(1, 100)
+    assert [busy.after(60, pulse(7, place)) for place in "abab"] == [None] * 4
     alike, elsewhere = pulse(7), pulse(7, "in reward.py: score")
     rank, why = Watched(3, 1800).after(2000, elsewhere, alike, alike)
     assert (rank, why.partition("and ")[2][:34]) == (0, "it is in reward.py: score, while o")

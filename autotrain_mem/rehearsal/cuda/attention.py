@@ -159,8 +159,8 @@ def _math(
 
 @contextmanager
 def _flash_by_name(capability: Capability) -> Iterator[None]:
-    """Lets transformers load stand-ins for flash kernels by its ``_lazy_imports``, also under the kernels' names on the
-    hub (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
+    """Replaces transformers' ``_lazy_imports``, so that it loads stand-ins for flash kernels, also under the kernels'
+    names on the hub (``modeling_utils.py: _check_and_adjust_attn_implementation``)."""
     from transformers import modeling_flash_attention_utils as flash
     from transformers import modeling_utils
     from transformers.integrations.flash_attention import flash_attention_forward
