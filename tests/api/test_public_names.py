@@ -6,8 +6,6 @@ import enum
 import inspect
 import os
 import signal
-import subprocess
-import sys
 import typing
 from pathlib import Path
 from types import FunctionType
@@ -106,37 +104,3 @@ def test_the_example_of_fit_trains_and_leaves_nothing_behind(
     assert forge.alive() == children
     assert capfd.readouterr() == ("", "")
     assert autotrain_mem.Plan.load(here / "first-run").knobs.per_device_train_batch_size == 2
-
-
-SCRIPT = """\
-from pathlib import Path
-from typing import assert_type
-
-import autotrain_mem
-from autotrain_mem import AutoFit, Estimate, Harm, Phase, Plan
-
-chosen = autotrain_mem.plan("sft", Path("tiny"), autofit=AutoFit(gpu="l4"), learning_rate=1e-4, use_peft=True)
-assert_type(chosen, Plan)
-assert_type(chosen.knobs.per_device_train_batch_size, int)
-assert_type(chosen.levers[0].harm, Harm)
-assert_type(chosen.estimate.memory.phases[Phase.BACKWARD], int)
-assert_type(autotrain_mem.fit("sft", "tiny", on_event=lambda event: None).prediction_error, float | None)
-assert_type([card.total_bytes for card in autotrain_mem.gpus()], list[int])
-assert_type(autotrain_mem.cards("sft", "tiny").verdicts[0].estimate, Estimate | None)
-assert_type(Plan.load("plan.json"), Plan)
-autotrain_mem.plann("sft", "tiny")
-autotrain_mem.plan("sft", 5)
-chosen.knobs.max_length = 5
-"""
-REFUSED = ("[attr-defined]", "[arg-type]", "[misc]")
-
-
-def test_the_public_names_are_typed_for_a_users_script(tmp_path: Path) -> None:
-    """With the cache of the check of the package itself: the script is all that is new."""
-    pytest.importorskip("mypy")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    argv = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml"), str(script)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    errors = [line for line in done.stdout.splitlines() if "script.py:" in line and "error:" in line]
-    assert [line.split()[-1] for line in errors] == list(REFUSED), done.stdout
