@@ -23,8 +23,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
 from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict, group_of, only_for_real
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED, NOT_TRLS, knob_names
-from autotrain_mem.settings.levers import LADDER, LEVERS
-from autotrain_mem.trainers.host_optimizer import SUPPORTED
+from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.job import PythonCall
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
@@ -85,10 +84,6 @@ def test_every_knob_is_a_field_of_some_method_or_ours() -> None:
     of_ppo = set() if HAS_PPO else {"response_length", "local_rollout_forward_batch_size"}
     knobs = {field.name for field in dataclasses.fields(Knobs)}
     assert sorted(knobs - NOT_TRLS - of_ppo - every_trl_field()) == []
-
-
-def test_the_optimizers_that_the_ladder_offloads_are_those_that_can_be() -> None:
-    assert LEVERS["optimizer_offload"].needs["optim"] == SUPPORTED
 
 
 def test_every_keyword_that_the_package_writes_for_trl_is_one_of_its_fields() -> None:

@@ -12,10 +12,9 @@ from autotrain_mem.settings.adapter_config import PEFT_CONFIG, kind_of, why_not_
 from autotrain_mem.settings.flag_verdicts import REFUSED, REFUSED_WHEN_OFF, Verdict, group_of
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
+from autotrain_mem.settings.optimizer_verdicts import OF_TORCH, is_projecting, package_of
 from autotrain_mem.settings.optimizer_verdicts import REFUSED as REFUSED_OPTIMIZERS
-from autotrain_mem.settings.optimizer_verdicts import is_projecting, package_of
 from autotrain_mem.settings.words import AUTO, MAX_LENGTH, is_maximized
-from autotrain_mem.trainers.host_optimizer import SUPPORTED as OFFLOADED
 from autotrain_mem.types.findings import Finding, Problems
 from autotrain_mem.types.methods_table import METHODS
 
@@ -49,11 +48,6 @@ _EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
         *("fp16", "bf16"),
         "--fp16 and --bf16 exclude each other.",
         "Give --bf16 true for cards of compute capability 8.0 and newer, --fp16 for older ones; or neither.",
-    ),
-    (
-        *("fp16", "optimizer_offload"),
-        "--optimizer_offload does not work with --fp16: the gradient scaler needs the optimizer on the card.",
-        "Give --bf16 true, or leave the optimizer on the card.",
     ),
     (
         *("load_in_4bit", "load_in_8bit"),
@@ -215,10 +209,10 @@ def offloaded_optimizer(flags: Flags) -> Problems:
             f"--optimizer_offload does not work with {method.title}, whose trainer creates its optimizer too early.",
             "Remove it; --optim adamw_8bit needs a quarter of the memory for its state.",
         )
-    elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OFFLOADED:
+    elif given.get("optimizer_offload") and given.get("optim", "adamw_torch_fused") not in OF_TORCH:
         yield (
             f"--optimizer_offload does not support --optim {given['optim']}.",
-            f"It supports --optim {', '.join(OFFLOADED)}.",
+            f"It supports --optim {', '.join(OF_TORCH)}.",
         )
 
 

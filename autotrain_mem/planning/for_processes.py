@@ -9,7 +9,7 @@ from autotrain_mem.search.division import divisors
 from autotrain_mem.search.space import Space, micro_batches, with_rows
 from autotrain_mem.settings.knobs import ROWS, STEPS, ZEROS, alone_too
 from autotrain_mem.settings.levers import LADDER
-from autotrain_mem.settings.optimizer_verdicts import PARAMETER_SHAPED
+from autotrain_mem.settings.optimizer_verdicts import OF_TORCH
 from autotrain_mem.settings.own import OF_DEEPSPEED, OFFLOADED, SHARE_TOKENS, Sharding
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs, Plan
@@ -130,7 +130,7 @@ def ways_to_share(plan: Plan, space: Space, again: str) -> Iterator[Knobs]:
     if shared.is_sharded:
         levers = {row.knobs[0]: row.not_sharded[0] for row in LADDER if row.not_sharded}
         pulled = {name: reason for name, reason in levers.items() if getattr(shared, name)}
-        if shared.optim not in PARAMETER_SHAPED:
+        if shared.optim not in OF_TORCH:
             pulled["optim"] = f"the state of {shared.optim} cannot be divided"
         for name, reason in pulled.items():
             raise UsageError(

@@ -15,9 +15,9 @@ REHEARSED = (
 )
 """Optimizers of torch, transformers and bitsandbytes. Their rehearsals allocate the same as real runs on the CPU."""
 
-PARAMETER_SHAPED = ("adamw_torch", "adamw_torch_fused", "adagrad", "rmsprop", "sgd")
-"""Optimizers whose state is a scalar or has the parameter's shape (``torch/optim``), so a shard's part can be cut out.
-With 8-bit blocks or factored state this is impossible."""
+OF_TORCH = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+"""Optimizers of ``torch/optim``, which run on host tensors as on the device. Their state is a scalar or has the
+parameter's shape, so a shard's part can be cut out. With 8-bit blocks or factored state this is impossible."""
 
 OPTIMIZERS_OF_BITSANDBYTES = re.compile("8bit|bnb|paged|ademamix|lion")
 """Matches the names of bitsandbytes' optimizers (``transformers/trainer_optimizer.py: _get_bitsandbytes_optimizer``).

@@ -23,6 +23,7 @@ from autotrain_mem.settings.declaration import (
     settings_of,
     up_to,
 )
+from autotrain_mem.settings.optimizer_verdicts import OF_TORCH
 
 Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "zero1", "zero2", "zero3"]
 """How processes divide a model: not at all (DDP), or each parameter, gradient and optimizer state into shards (FSDP).
@@ -49,8 +50,7 @@ class OwnSettings:
         lever=LeverRow(
             harm=Harm.TIME,
             suits=lambda method: not method.builds_early,
-            needs={"optim": ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"), "fp16": (False,)}
-            | {"sharding": UNSHARDED},
+            needs={"optim": OF_TORCH, "sharding": UNSHARDED},
             instead_of=("8bit_optimizer",),
             not_sharded=(
                 # trainers/host_optimizer.py makes its copies before accelerate divides the parameters

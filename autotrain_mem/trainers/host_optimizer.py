@@ -15,11 +15,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from autotrain_mem.settings.optimizer_verdicts import optimizer_of
+from autotrain_mem.settings.optimizer_verdicts import OF_TORCH, optimizer_of
 from autotrain_mem.support.errors import UsageError
-
-SUPPORTED = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
-"""The values of ``--optim`` for torch's own optimizers, which run on host tensors as on the device."""
 
 
 def on_host(work: Callable[[], None]) -> None:
@@ -29,17 +26,12 @@ def on_host(work: Callable[[], None]) -> None:
 
 def offload_to_host(trainer: Any) -> None:
     """Makes a transformers Trainer step on the host. Must be called before ``train()``. Raises UsageError if the
-    optimizer, the precision or the sharding does not allow it."""
+    optimizer or the sharding does not allow it."""
     name = optimizer_of(trainer.args)
-    if name not in SUPPORTED:
+    if name not in OF_TORCH:
         raise UsageError(
             f"--optimizer_offload does not work with --optim {name}, which cannot run on the host.",
-            hint=f"Use one of --optim {', '.join(SUPPORTED)}; or leave the optimizer on the device.",
-        )
-    if trainer.args.fp16:
-        raise UsageError(
-            "--optimizer_offload does not work with --fp16: the scaler unscales gradients on the optimizer's device.",
-            hint="Use --bf16, or leave the optimizer on the device.",
+            hint=f"Use one of --optim {', '.join(OF_TORCH)}; or leave the optimizer on the device.",
         )
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise UsageError(
@@ -90,6 +82,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
     """Runs torch's optimizer ``inner`` on host copies of the parameters. Trainer and scheduler use it as any optimizer.
 
     It reads the options of its groups at every step. Its own ``state`` is empty, so that no state moves to the device.
+    The scaler of fp16 unscales the device's gradients before ``step``; a fused ``inner`` does it itself.
 
     Args:
         params: The parameters, or groups of parameters.
@@ -102,6 +95,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         self._inner: Optimizer | None = None
         self._twins: list[_HostParameter] = []
         super().__init__(params, self._make_inner([torch.empty(0)]).defaults)
+        self._step_supports_amp_scaling = bool(self.defaults.get("fused"))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -121,6 +115,9 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         for device in {twin.device.device for twin in self._twins}:
             if device.type != "cpu":
                 torch.accelerator.current_stream(device).synchronize()
+        for name in ("grad_scale", "found_inf"):  # as torch/amp/grad_scaler.py: GradScaler.step sets for a fused one
+            figure = getattr(self, name, None)
+            setattr(inner, name, None if figure is None else figure.cpu())
         inner.step()
         for twin in self._twins:
             twin.send()

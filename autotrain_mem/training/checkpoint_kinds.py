@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from autotrain_mem.settings.optimizer_verdicts import PARAMETER_SHAPED
+from autotrain_mem.settings.optimizer_verdicts import OF_TORCH
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training.checkpoints import is_deepspeeds, processes_of
 from autotrain_mem.types import Knobs
@@ -72,7 +72,7 @@ def why_not(checkpoint: Path, resumer: Resumer) -> str:
         return f"it is {name} of {processes} ranks, and DeepSpeed resumes it only with that stage and as many ranks"
     if resumer.form in ("zero", "zero3"):
         return f"it is {name}, and DeepSpeed resumes only its own"
-    if resumer.optim is not None and resumer.optim not in PARAMETER_SHAPED:
+    if resumer.optim is not None and resumer.optim not in OF_TORCH:
         return f"it is {name}, and the state of {resumer.optim} cannot be resharded"
     return ""
 

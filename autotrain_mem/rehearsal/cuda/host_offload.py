@@ -24,9 +24,10 @@ from trl.models import activation_offloading
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.known_values import Known, known_value
 from autotrain_mem.rehearsal.trace.ledger import PinnedMemory
-from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_copy, waited_copy
+from autotrain_mem.rehearsal.trace.operator_costs import host_copy
 from autotrain_mem.rehearsal.trace.recorder import Recorder, note
 from autotrain_mem.trainers import host_optimizer
+from autotrain_mem.types.work import Kind
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def host_offloading(recorder: Recorder) -> Iterator[None]:
         Copies run on the compute stream."""
 
         def pack(tensor: torch.Tensor) -> _OnHost:
-            packed = _OnHost(recorder.pinned, copied=waited_copy)
+            packed = _OnHost(recorder.pinned, Kind.COPY)
             packed.copy_(tensor, non_blocking=True)
             return packed
 
@@ -124,14 +125,14 @@ def _bare(tensor: Any) -> torch.Tensor:
 class _OnHost:
     """A tensor in pinned memory, with the methods that TRL calls."""
 
-    def __init__(self, pinned: PinnedMemory, copied: Callable[[torch.Tensor], Cost] = host_copy) -> None:
-        self._pinned, self._copied = pinned, copied
+    def __init__(self, pinned: PinnedMemory, kind: Kind = Kind.OVERLAPPED_COPY) -> None:
+        self._pinned, self._kind = pinned, kind
 
     def copy_(self, source: Any, non_blocking: bool) -> None:
         """Copies a contiguous tensor, with its values if they are known."""
         source = _bare(source)
         self._pinned.take(self, source.nbytes)
-        note(self._copied(source))
+        note(host_copy(source, self._kind))
         self._shape, self._dtype = source.shape, source.dtype
         self._values = known_value(source) if isinstance(source, FakeTensor) else source
         if self._values is not None:
@@ -140,7 +141,7 @@ class _OnHost:
 
     def to(self, device: str, non_blocking: bool) -> torch.Tensor:
         back = torch.empty(self._shape, dtype=self._dtype)
-        note(self._copied(back))
+        note(host_copy(back, self._kind))
         if self._values is None:
             return back
         if isinstance(back, FakeTensor):

@@ -195,24 +195,18 @@ def attention(
     )
 
 
-def host_copy(tensor: torch.Tensor) -> Cost:
-    """Returns the cost of a copy between device and host on a stream of its own."""
-    return Cost(kind=Kind.OVERLAPPED_COPY, bytes=int(tensor.numel() * tensor.element_size()))
+def host_copy(tensor: torch.Tensor, kind: Kind = Kind.OVERLAPPED_COPY) -> Cost:
+    """Returns the cost of a copy between device and host."""
+    return Cost(kind=kind, bytes=tensor.nbytes)
 
 
-def waited_copy(tensor: torch.Tensor) -> Cost:
-    """Returns the cost of a copy between device and host on the compute stream."""
-    return replace(host_copy(tensor), kind=Kind.COPY)
-
-
-def host_step(parameters: Iterable[torch.Tensor], *, fused: bool) -> tuple[Cost, Cost]:
+def host_step(parameters: Iterable[torch.Tensor], *, fused: bool, decays: bool = False) -> tuple[Cost, Cost]:
     """Returns the costs of an optimizer step on the host: copies of gradients and weights, and host memory traffic.
 
     Fused AdamW (``aten/src/ATen/native/cpu/FusedAdamKernel.cpp``) reads weight, gradient and two moments and writes all
-    but the gradient. ``torch/optim/adam.py: _single_tensor_adam`` passes over the weights 18 times: decay 2, lerp 3,
-    squares 4, root 2, division 2, epsilon 2, update 3.
+    but the gradient. ``torch/optim/adam.py: _single_tensor_adam`` passes over the weights 20 times: weight decay 2 (0
+    without), lerp_ 3, mul_ 2, addcmul_ 3, sqrt 2, division 2, add_ 2, addcdiv_ 4.
     """
-    sizes = [int(tensor.numel() * tensor.element_size()) for tensor in parameters]
+    sizes, passes = [tensor.nbytes for tensor in parameters], 7 if fused else 20 if decays else 18
     copied = Cost(kind=Kind.COPY, fixed_bytes=2 * sum(sizes), launches=2 * len(sizes))
-    stepped = Cost(kind=Kind.HOST_STEP, fixed_bytes=(7 if fused else 18) * sum(sizes), launches=0)
-    return copied, stepped
+    return copied, Cost(kind=Kind.HOST_STEP, fixed_bytes=passes * sum(sizes), launches=0)

@@ -128,7 +128,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         stepped = [weight for weight in weights if weight.grad is not None]
         pinned = [weight.nbytes for weight in weights for _ in ("copy", "gradient")]  # ``host_optimizer: _Twin``
-        self.count_step(host_step(stepped, fused=bool(optimizer.param_groups[0].get("fused"))), pinned)
+        fused, decays = (bool(optimizer.param_groups[0].get(option)) for option in ("fused", "weight_decay"))
+        self.count_step(host_step(stepped, fused=fused, decays=decays), pinned)
 
     def count_step(self, costs: Iterable[Cost] = (), pinned: Iterable[int] = ()) -> None:
         """Counts an optimizer step, with its costs on the host and the bytes of its pinned tensors."""

@@ -13,6 +13,7 @@ from trl.models import activation_offloading
 from autotrain_mem.rehearsal.cuda.host_offload import host_offloading
 from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
+from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types import Owner, Phase, Trace
 from autotrain_mem.types.work import Kind
@@ -37,12 +38,14 @@ def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(model_fo
 def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights_and_keeps_its_state_there(
     model_folder: Folder,
 ) -> None:
-    ways = (case("sft", model_folder("qwen2"), optimizer_offload=there) for there in (True, False))
-    on_host, on_device = map(rehearsed, ways)
+    ways = [{"optimizer_offload": True}, {}, {"optimizer_offload": True, "optim": "adamw_torch", "fp16": True}]
+    on_host, on_device, plain = (rehearsed(case("sft", model_folder("qwen2"), **way)) for way in ways)
     gradients = {block.module: block.size_bytes for block in on_host.blocks if block.owner is Owner.GRADIENTS}
     weights = sum(gradients.values())
     assert copied(on_host, Kind.COPY) == {Phase.OPTIMIZER_STEP: 2 * weights}
     assert copied(on_host, Kind.HOST_STEP) == {Phase.OPTIMIZER_STEP: 7 * weights}
+    assert copied(plain, Kind.HOST_STEP) == {Phase.OPTIMIZER_STEP: 18 * weights}
+    assert host_step([torch.ones(3)], fused=False, decays=True)[1].fixed_bytes == 20 * 3 * 4
     assert peak(on_host, Owner.OPTIMIZER_STATE) == 0
     for owner in (Owner.WEIGHTS, Owner.GRADIENTS):
         assert peak(on_host, owner) == peak(on_device, owner)
