@@ -11,6 +11,7 @@ from typing import Any
 
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, RewardFunctionError, TrainingError
+from autotrain_mem.support.processes import ChildTimeout
 from autotrain_mem.training.cuda_oom import HOST, kind_of_text
 from autotrain_mem.training.environment import ADDRESS, meeting_port, rank_environments
 from autotrain_mem.training.exit_causes import Ending
@@ -65,7 +66,7 @@ def train(
     with _started(request, environment, log, machines, () if lock is None else (lock,)) as ranks:
         try:
             ranks.send(_requests(request))
-            return _listen(ranks, ranks.events(), log, progress)
+            return _listen(ranks, log, progress)
         except KeyboardInterrupt:
             return _end_after_step(ranks, log, progress)
         except (RankDied, RankTimeout) as failure:
@@ -113,8 +114,23 @@ def _log_of(log: pathlib.Path, rank: int) -> pathlib.Path:
     return log.with_name(f"{log.stem}.rank{rank}{log.suffix}") if rank else log
 
 
-def _listen(ranks: RankProcesses, messages: Iterable[Event], log: pathlib.Path, progress: Progress) -> Event | Ending:
-    for message in messages:
+def _listen(
+    ranks: RankProcesses, log: pathlib.Path, progress: Progress, interrupt_seconds: float | None = None
+) -> Event | Ending:
+    """Follows the ranks to the end; raises RankDied and RankTimeout.
+
+    Args:
+        interrupt_seconds: Interrupts the ranks now, after each event, and whenever none comes for this long; None for
+            no interrupts. One interrupt can be lost: if a shell started the command with ``&``, ranks ignore interrupts
+            until they set their handlers, and Python drops an exception raised in a ``__del__`` method.
+    """
+    while True:
+        if interrupt_seconds is not None:
+            ranks.interrupt()
+        try:
+            message = ranks.receive(interrupt_seconds)
+        except ChildTimeout:
+            continue
         if "error" in message:
             rank = message.get("rank")
             error = _error_of(message, log, ranks.names)
@@ -125,7 +141,6 @@ def _listen(ranks: RankProcesses, messages: Iterable[Event], log: pathlib.Path, 
             ranks.wait(LAST_WORDS_SECONDS)
             return message
         progress.follow(message)
-    raise InterruptedByUser("The training process exited before it finished.", hint=f"What it printed is in {log}.")
 
 
 def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress) -> Event:
@@ -133,7 +148,7 @@ def _end_after_step(ranks: RankProcesses, log: pathlib.Path, progress: Progress)
     ended: Event | Ending
     try:
         progress.follow({"event": "interrupted"})
-        ended = _listen(ranks, ranks.events(INTERRUPT_SECONDS), log, progress)
+        ended = _listen(ranks, log, progress, INTERRUPT_SECONDS)
     except (RankDied, RankTimeout) as failure:
         ended = _ending_by(failure, ranks, log, progress)
     except KeyboardInterrupt as again:
@@ -189,10 +204,13 @@ def _error_by(
         what = f"{what} ({name})"
     code, words = failure.code, failure.log_tail[-LAST_WORDS_CHARACTERS:].strip()
     status = f"it was killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-    likely = "Signal 9 often means that host memory ran out.\n" if code == -signal.SIGKILL else ""
+    likely: dict[int | None, str] = {
+        -signal.SIGKILL: "Signal 9 often means that host memory ran out.\n",
+        0: "A callback, a reward function or a library called exit().\n",
+    }
     where = f"Its last output is below; the whole output is in {log}." if words else f"Its log, {log}, is empty."
     advice = " --no_probe trains without a probe." if is_probe else ""
-    hint = "\n".join(filter(None, [f"{likely}{where}{advice}", words]))
+    hint = "\n".join(filter(None, [f"{likely.get(code, '')}{where}{advice}", words]))
     return TrainingError(f"{what} ended too early: {status}.", hint=hint)
 
 

@@ -3,7 +3,7 @@
 import json
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,31 +134,11 @@ class RankProcesses:
         for child in self._children:
             child.stop(0)
 
-    def events(self, interrupt_seconds: float | None = None) -> Iterator[Event]:
-        """Yields events until rank 0 succeeds. Raises as :meth:`receive` if it ends otherwise.
-
-        Args:
-            interrupt_seconds: Interrupts the ranks now, after each event, and whenever none comes for this long; None
-                for no interrupts. One interrupt can be lost: if a shell started the command with ``&``, ranks ignore
-                interrupts until they set their handlers, and Python drops an exception raised in a ``__del__`` method.
-        """
-        while True:
-            if interrupt_seconds is not None:
-                self.interrupt()
-            try:
-                yield self.receive(interrupt_seconds)
-            except ChildTimeout:
-                continue
-            except RankDied as death:
-                if death.code == 0:
-                    return
-                raise
-
     def receive(self, timeout_seconds: float | None = None) -> Event:
         """Returns the next event. With several ranks, an error has the ``rank`` that sent it.
 
         Raises:
-            RankDied: a rank ended too early, or rank 0 has ended.
+            RankDied: a rank has ended; after its ``end`` event, only rank 0.
             RankTimeout: no rank makes progress any more, or one sends no heartbeats.
             ChildTimeout: no event came within ``timeout_seconds``; None waits forever.
         """

@@ -31,6 +31,7 @@ from autotrain_mem.training import rank_processes as several
 from autotrain_mem.training.checkpoint_kinds import form_of
 from autotrain_mem.training.checkpoints import newest_start, processes_of
 from autotrain_mem.training.environment import PORT, meeting_port, process_environment, rank_environments
+from autotrain_mem.training.exit_causes import Cause, Ending, cause_of
 from autotrain_mem.training.launch import PROBE_LOG_NAME, SCRATCH_NAME, Event, most_of, run_probe
 from autotrain_mem.training.process import world
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
@@ -103,10 +104,7 @@ def test_of_ranks_that_live_and_do_not_move_the_one_behind_elsewhere_or_not_at_a
     rank, why = Watched(3, 100).after(200, waiting, late, waiting)
     assert rank == 1
     assert why.endswith("it has not reached all_gather 118, in which 2 ranks wait, and is in reward.py: score")
-
-
-def test_nobody_is_waited_for_while_something_moves_nor_after_this_process_itself_stood_still() -> None:
-    pulses = Watched(2, 100)
+    pulses = Watched(2, 100)  # nobody is waited for while something moves, nor after this process itself stood still
     for moves in range(20):
         assert pulses.after(50, pulse(moves), pulse(moves)) is None
     pulses.now += 10 * MUTE_SECONDS + ASLEEP_SECONDS
@@ -143,11 +141,6 @@ def test_the_first_ranks_events_are_passed_on_and_of_others_what_it_does_not_say
     assert events[4] == {"event": "end"}
 
 
-def test_a_single_process_that_makes_no_progress_is_given_up() -> None:
-    with pytest.raises(RankTimeout, match=r"for 0 s, and it is in graph\.py"):
-        heard((0, pulse(3)), count=1, silent=0).receive()
-
-
 def test_the_rank_that_failed_is_named_and_not_the_one_that_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "CULPRIT_SECONDS", 0.05)
     left = (0, TrainingError(GONE).to_json())
@@ -159,6 +152,8 @@ def test_the_rank_that_failed_is_named_and_not_the_one_that_it_left(monkeypatch:
     assert heard(left).receive()["rank"] == 0  # nobody else says anything
     with pytest.raises(RankTimeout, match=r"rank 1: its progress count is 2 behind, and it is in reward.py: score"):
         heard((0, pulse(7)), (1, pulse(5, "in reward.py: score")), left).receive()
+    with pytest.raises(RankTimeout, match=r"for 0 s, and it is in graph\.py"):
+        heard((0, pulse(3)), count=1, silent=0).receive()
     died = heard((0, ChildDied(-6, f"terminate: {GONE}")), (1, ChildDied(-11, "")))
     with pytest.raises(RankDied) as crashed:
         died.receive()
@@ -290,10 +285,11 @@ def alone(task: Task, folder: Path) -> Request:
     )
 
 
-def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
+def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again_and_an_exit_with_status_0_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "deaf.py").write_text(DEAF)
+    (tmp_path / "quits.py").write_text(DEAF.replace("time.sleep(0.2)", "raise SystemExit(0)"))
     monkeypatch.setattr(launch, "SIMULATED_PROCESS", "deaf")
     monkeypatch.setattr(launch, "INTERRUPT_SECONDS", 0.05)
 
@@ -301,8 +297,14 @@ def test_a_process_that_was_deaf_to_the_first_interrupt_is_asked_again(
         if event["event"] == "start":
             raise KeyboardInterrupt
 
-    ended = launch.train(alone("train", tmp_path), {"PYTHONPATH": str(tmp_path)}, tmp_path / "log", interrupt)
-    assert ended == {"event": "end", "interrupted": True}
+    asked, environment = alone("train", tmp_path), {"PYTHONPATH": str(tmp_path)}
+    assert launch.train(asked, environment, tmp_path / "log", interrupt) == {"event": "end", "interrupted": True}
+    monkeypatch.setattr(launch, "SIMULATED_PROCESS", "quits")
+    ended = launch.train(asked, environment, tmp_path / "log", lambda event: None)
+    assert isinstance(ended, Ending)
+    assert ended.error.message == "The training process ended too early: exit status 0."
+    assert ended.error.hint.startswith("A callback, a reward function or a library called exit().")
+    assert cause_of(ended) == Cause(name="ended", why="exit status 0")
 
 
 class FakeRanks(RankProcesses):
