@@ -28,7 +28,7 @@ from autotrain_mem.types import Job, Knobs, Trace
 from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.hardware import Capability
 from autotrain_mem.types.model import ModelFacts
-from autotrain_mem.worker.client import PREFIX, SCRATCH
+from autotrain_mem.worker.client import HIDDEN_CUDA, PREFIX, SCRATCH
 from autotrain_mem.worker.user_errors import failure, passed_on
 
 
@@ -156,11 +156,16 @@ request is read (``support.codec``); it may also take ``scratch``, a folder, and
 
 
 def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: None) -> dict[str, Any]:
-    """Runs a request and returns its result, or its error, as JSON."""
+    """Runs a request and returns its result, or its error, as JSON. The variables of its job's ``env:`` block are set
+    meanwhile, in every worker, except those that hide the GPUs."""
     step, operation = OPERATIONS[request["operation"]]
-    os.environ.update(request.get("environment", {}))
+    block = request.get("environment") or (request.get("job") or {}).get("environment", {})
+    variables = {name: text for name, text in block.items() if name not in HIDDEN_CUDA}
     try:
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:  # one per request: the process can die at any time
+        with (
+            mock.patch.dict(os.environ, variables),
+            tempfile.TemporaryDirectory(prefix=PREFIX) as scratch,  # one per request: the process can die at any time
+        ):
             function = resolve_name(operation) if isinstance(operation, str) else operation
             kinds = get_type_hints(function)
             read = {name: codec.from_json(kinds[name], value) for name, value in request.items() if name in kinds}
