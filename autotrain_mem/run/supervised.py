@@ -31,7 +31,7 @@ from autotrain_mem.types import Hardware, Incident, Job, Knobs, Plan, Report
 from autotrain_mem.types.experience import Experience, LearnedLimits, Restart
 from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.types.planned import as_recorded
-from autotrain_mem.types.report import RUN_NAME, Shortage
+from autotrain_mem.types.report import RUN_NAME
 from autotrain_mem.worker.pool import Workers
 
 
@@ -165,8 +165,7 @@ class SupervisedRun:
                 if cause.remedy is Remedy.LESS_HOST_MEMORY:
                     plan = with_less_on_host(rehearsals, self.plan)
                 else:
-                    details = ending.error.details
-                    others_bytes = 0 if details is None else codec.from_json(Shortage, details).others_bytes
+                    others_bytes = 0 if ending.shortage is None else ending.shortage.others_bytes
                     plan = with_less_on_device(rehearsals, self.plan, ending.peak_reserved_bytes, others_bytes)
             except (AutofitError, OSError):
                 return None  # the user gets the training's error, not the search's
@@ -180,9 +179,9 @@ class SupervisedRun:
         if cause_of(ending).remedy is Remedy.LESS_HOST_MEMORY:
             cure = "Use less host memory: --dataloader_num_workers 0, and no offloading."
             error.hint = f"{error.hint}\n{cure}".strip()
-        if not isinstance(error, GpuOutOfMemoryError) or error.details is None:
+        shortage = ending.shortage
+        if not isinstance(error, GpuOutOfMemoryError) or shortage is None:
             return error
-        shortage = codec.from_json(Shortage, error.details)
         with Workers() as workers:
             nearest = smallest_change(replace(self.rehearsals, workers=workers), self.plan.estimate, shortage)
         error = explained(shortage, self.plan, nearest)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, GpuOutOfMemoryError, OutputFolderError, TrainingError
 from autotrain_mem.training.cuda_oom import HOST, kind_of_text
+from autotrain_mem.types.report import Shortage
 
 
 class Remedy(StrEnum):
@@ -105,6 +107,12 @@ class Ending:
     """The evidence that the others wait for this rank; empty if nothing hangs."""
     machine_lost: str = ""
     """The lost machine and the evidence; empty if none is lost."""
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """The figures of an out-of-memory error, if it has any."""
+        details = self.error.details
+        return None if details is None else codec.from_json(Shortage, details)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

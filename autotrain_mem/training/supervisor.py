@@ -99,8 +99,11 @@ def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event
                 )
             takes_other = cause.remedy in (Remedy.LESS_DEVICE_MEMORY, Remedy.LESS_HOST_MEMORY, Remedy.MACHINES)
             change = backend.changed(cause, ended, attempt.knobs) if takes_other and not refusal else None
-            # Other processes may have filled the device, but that is unlikely twice, or at the very first step.
-            is_hopeless = is_repeated or ended.step == ended.began_at
+            # Other processes may have filled the device. That is unlikely twice, or at the very first step unless the
+            # refused request would have fitted a moment later: then the run begins again as it is.
+            short = ended.shortage
+            had_room = short is not None and short.free_bytes >= (short.segment_bytes or short.total_bytes)
+            is_hopeless = is_repeated or (ended.step == ended.began_at and not had_room)
             if change is None and cause.remedy is Remedy.LESS_DEVICE_MEMORY and is_hopeless:
                 refusal = refusal or "No other settings for the same training need less memory."
             if refusal:

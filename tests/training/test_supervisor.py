@@ -20,6 +20,7 @@ from autotrain_mem.support.errors import (
     RewardFunctionError,
     TrainingError,
 )
+from autotrain_mem.support.units import MIB
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import CAUSES, WHY_CHARACTERS, Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
@@ -39,6 +40,14 @@ def killed(step: int, began_at: int = 0) -> Ending:
 
 def out_of_memory(step: int, began_at: int = 0) -> Ending:
     return Ending(error=GpuOutOfMemoryError("Out of memory."), step=step, began_at=began_at)
+
+
+def refused(free_mib: int) -> Ending:
+    """264 bytes, for which the allocator asks for a segment of 2 MiB, in the first step."""
+    sizes = dict.fromkeys(("total_bytes", "allocated_bytes", "reserved_bytes", "outside_bytes"), 0)
+    asked = {"phase": None, "step": 0, "requested_bytes": 264, "segment_bytes": 2 * MIB, "measured": {}, **sizes}
+    error = GpuOutOfMemoryError("Out of memory.", details=asked | {"free_bytes": free_mib * MIB})
+    return replace(out_of_memory(0), error=error)
 
 
 def error_of(text: str) -> TrainingError:
@@ -182,7 +191,8 @@ GIVEN_UP: dict[str, tuple[list[tuple[Any, int | None]], type[AutofitError], str]
         GpuOutOfMemoryError,
         r"explained(.|\n)*need less",
     ),
-    "a card is full in the first step": ([(out_of_memory(0), None)], GpuOutOfMemoryError, "explained"),
+    "a card is full in the first step": ([(refused(1), None)], GpuOutOfMemoryError, "explained"),
+    "a card with room is full in the first step": ([(refused(239), None)] * 2, GpuOutOfMemoryError, "need less"),
     "the code is wrong": ([(raised("ValueError: wrong", 7), 5)], TrainingError, "wrong"),
     "nothing was trained": ([(raised(FIRST_STEP, 5, 5), 5)], TrainingError, "first step"),
     "an unknown error without a checkpoint": ([(raised(ODD, 7), None)], TrainingError, "odd"),
