@@ -16,10 +16,7 @@ up to 6 %. The last field of a row is the source of its figure:
 **Speeds** are peaks from data sheets: bytes per second with 1 GB = 10**9, and dense FLOP/s without sparsity. **bf16**
 is for tensor cores; it is empty for cards before Ampere. **fp16** is given only for those cards: on others it equals
 bf16. **fp32** is for CUDA cores, since torch leaves TF32 off (``torch.backends.cuda.matmul.allow_tf32``):
-multiprocessors x 256 FLOP per clock at boost from GA102 on. That is half of a GeForce card's bf16 with fp32
-accumulation (512 FLOP per clock and SM), a quarter of a workstation card's (1024), and a quarter of a Turing GeForce's
-fp16. A laptop with a lower power limit is slower and has the same memory. The A10G's speeds are from AWS's page on G5
-instances.
+multiprocessors x 256 FLOP per clock at boost from GA102 on. A laptop with a lower power limit is slower.
 
 **The link** between several cards (``links.csv``) is NVLink if the card is sold on such boards, else PCI Express,
 without peer access for GeForce cards. ``--link`` overrides it. **The host link** is PCI Express; a card of generation 5
@@ -133,7 +130,10 @@ def named(name: str) -> Hardware:
     """
     if _SIZE.fullmatch(name):
         return _imagined(name)
-    cards = _cards_called(name)
+    cards: tuple[_Card, ...] = ()
+    for text in (_normal(name), "rtx" + _normal(name)):  # "4090" is tried as "rtx4090" last
+        cards = cards or tuple(card for card in _cards() if text == _normal(card.hardware.name))
+        cards = cards or tuple(card for card in _cards() if text in _spellings(card))
     if not cards:
         if size := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*g?\s*", name, re.IGNORECASE):  # without its unit
             near = [f"--gpu {size[1]}GiB"]
@@ -201,16 +201,6 @@ def _imagined(text: str) -> Hardware:
 def _normal(name: str) -> str:
     """Maps ``"NVIDIA GeForce RTX 4060 Ti"`` and ``"rtx4060ti"`` to the same text."""
     return re.sub(r"[^a-z0-9]", "", _MAKERS.sub("", name.lower()))
-
-
-def _cards_called(name: str) -> tuple[_Card, ...]:
-    """Returns the card with that key, else every card with that name; ``"4090"`` is tried as ``"rtx4090"`` last."""
-    for text in (_normal(name), "rtx" + _normal(name)):
-        by_key = tuple(card for card in _cards() if text == _normal(card.hardware.name))
-        cards = by_key or tuple(card for card in _cards() if text in _spellings(card))
-        if cards:
-            return cards
-    return ()
 
 
 @functools.cache

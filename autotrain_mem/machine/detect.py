@@ -18,7 +18,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.machine.catalog import catalog, rates_of, recognise
@@ -127,13 +127,13 @@ def numbers_in_pci_order(uuids: Sequence[str]) -> tuple[str, ...] | None:
     return None
 
 
-def free_bytes(card: Hardware) -> int | None:
-    """Returns the bytes that are free on a detected card now; None if NVML does not report them."""
+def as_now(card: Hardware) -> Hardware:
+    """Returns a detected card with the bytes that are free now; the same card if NVML does not report them."""
     with contextlib.suppress(NvmlError), nvml_session() as nvml:
         if card.uuid is not None:
             total_bytes, now_bytes = memory_of(nvml, nvml.nvmlDeviceGetHandleByUUID(card.uuid))
-            return now_bytes if total_bytes else None
-    return None
+            return replace(card, free_bytes=now_bytes) if total_bytes else card
+    return card
 
 
 def _shown(nvml: Any, environment: Mapping[str, str]) -> tuple[tuple[_Device, ...], list[str]]:

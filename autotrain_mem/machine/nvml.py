@@ -1,6 +1,7 @@
 """Queries NVML, NVIDIA's management library, from the parent, which creates no CUDA context."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,13 +14,24 @@ class NoNvml(NvmlError):
     """Raised when NVML is not installed or does not start: there is no NVIDIA driver."""
 
 
+_started_in: int | None = None
+"""The process that started NVML, whose state a forked child does not inherit (NVIDIA/cuCascade#138)."""
+
+
 @contextlib.contextmanager
 def nvml_session() -> Iterator[Any]:
-    """Starts and stops NVML around a block; pynvml's errors inside become :class:`NvmlError`."""
+    """Yields pynvml; its errors inside the block become :class:`NvmlError`, and stop NVML.
+
+    NVML is started once per process and stays started, as in ``torch.cuda._get_pynvml_handler``. Without persistence
+    mode, the first query of each card takes 1 to 3 s, again after a stop (NVIDIA Driver Persistence, "Overview").
+    """
+    global _started_in
     try:
         import pynvml
 
-        pynvml.nvmlInit()
+        if _started_in != os.getpid():
+            pynvml.nvmlInit()
+            _started_in = os.getpid()
     except ImportError as error:
         raise NoNvml("NVML is not installed") from error
     except pynvml.NVMLError as error:
@@ -27,9 +39,10 @@ def nvml_session() -> Iterator[Any]:
     try:
         yield pynvml
     except pynvml.NVMLError as error:
+        _started_in = None  # so that the card can be reset, and the next query starts anew
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
         raise NvmlError(f"NVML does not answer ({error})") from error
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:

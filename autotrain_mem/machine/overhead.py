@@ -2,18 +2,12 @@
 
 - **A bare CUDA context**: 2.25 KiB per resident thread, since the driver backs the local memory of every thread that
   may be resident (NVIDIA forum, "Local memory management"). No idle process in ``overhead_figures.csv`` holds more.
-- **Kernels**: 160 MiB for those of torch, cuBLAS, attention and bitsandbytes, loaded lazily. Beyond a context,
-  processes that are not idle hold 42 MiB at the median and 160 MiB at most. ``CUDA_MODULE_LOADING=EAGER`` takes some
-  400 MiB more, which no plan includes: 942 MiB instead of 481 on an A100 (stas00/ml-engineering), 636 instead of 274
-  (pytorch#86509). CUDA loads lazily since 12.2 (CUDA Programming Guide, "Lazy Loading"), torch since 1.13.
-- **cuBLAS, cuBLASLt**: 0. Both take their workspaces from torch's allocator (aten/src/ATen/cuda/CublasHandlePool.cpp),
-  where ``rehearsal.cuda.workspaces`` counts them. Lt reuses cuBLAS's, unless
-  ``TORCH_CUBLASLT_UNIFIED_WORKSPACE=0`` (torch.backends.cuda.blas_workspace_size, pytorch#168175).
-- **NCCL**: 0 for one process. Else at most 9.2 MiB per communicator, channel and connection, for the buffers of the
-  protocols Simple, LL and LL128: 4 MiB + 8 x 512 x 8 x 16 + 120 x 640 x 8 x 8 bytes (NCCL's src/init.cc,
-  DEFAULT_BUFFSIZE, DEFAULT_LL_BUFFSIZE, DEFAULT_LL128_BUFFSIZE). A ring has 2 connections whatever its length, a tree
-  up to 3 more (nccl#986): 24 channels of a ring take 441 MiB. Measured: about 1.6 GB with the context after a first
-  allreduce, about 6 GB with several communicators (nccl#864).
+- **Kernels**: 160 MiB. They are loaded when first used (CUDA Programming Guide, "Lazy Loading"). Processes that are not
+  idle hold 42 MiB beyond a context at the median and 160 MiB at most, so kernels that a run first uses after its probe
+  fit the default headroom of 400 MiB. ``CUDA_MODULE_LOADING=EAGER`` takes some 400 MiB more, which no plan includes:
+  942 MiB instead of 481 on an A100 (stas00/ml-engineering), 636 instead of 274 (pytorch#86509).
+- **cuBLAS, cuBLASLt**: 0. Their workspaces are in torch's allocator (``rehearsal.cuda.workspaces``).
+- **NCCL**: 0 for one process; else see :data:`COMMUNICATOR_BYTES`. A probe measures it too.
 - **vLLM's engine**: see ``estimator.vllm_share``.
 
 nvidia-smi's figure for a process is the sum of these and what torch reserves. It also counts the driver's own reserve,

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.machine.card_processes import STEADY_BYTES, others_on
 from autotrain_mem.machine.choose import training_device
-from autotrain_mem.machine.detect import free_bytes
+from autotrain_mem.machine.detect import as_now
 from autotrain_mem.planning.calibration import Correction, Point, corrected
 from autotrain_mem.planning.output_dir import resumes
 from autotrain_mem.planning.plan import make_plan, searched_with_images
@@ -63,7 +63,7 @@ class ProbeBackend:
     def look(self) -> Hardware:
         """Returns the planned device with its current free memory, if that can be measured."""
         planned_for = self.rehearsals.hardware
-        return planned_for if self.simulate or planned_for.origin != "detected" else _now(planned_for)
+        return planned_for if self.simulate or planned_for.origin != "detected" else as_now(planned_for)
 
     def budget_bytes(self, hardware: Hardware) -> int:
         return replace(self.rehearsals, hardware=hardware).budget_bytes
@@ -71,8 +71,7 @@ class ProbeBackend:
     def probe(self, plan: Plan) -> Probe:
         """Tries the plan's settings in a process of its own. The result is marked as fitting if no allocation failed
         and no cache was released; its bytes are not compared with a budget."""
-        job = self.rehearsals.job
-        device = self.device if self.simulate else _now(self.device)
+        job, device = self.rehearsals.job, self.device
         others = () if self.simulate else others_on(device)
         request = Request(
             task="probe",
@@ -83,7 +82,12 @@ class ProbeBackend:
             output_dir=str(self.folder),
         )
         environment = process_environment(device, plan.knobs, job.environment, simulate=self.simulate)
-        return replace(run_probe(request, environment, self.folder, self.machines), others=others)
+        before = self._free_bytes()
+        probe = replace(run_probe(request, environment, self.folder, self.machines), others=others)
+        after = self._free_bytes()
+        # In a container the figure is the drop in free memory (``probe: _non_torch_bytes``), to which others may add.
+        is_steady = all(abs(now - then) <= STEADY_BYTES for now, then in zip(after, before, strict=True))
+        return probe if is_steady else replace(probe, non_torch_bytes=None)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
         """Searches again with a correction. Raises DoesNotFitError if no allowed plan fits."""
@@ -96,10 +100,10 @@ class ProbeBackend:
             plan = make_plan(subject, found, seconds=time.perf_counter() - started)
             return Replanned(plan=plan, predicted=predicted)
 
-
-def _now(card: Hardware) -> Hardware:
-    now_bytes = free_bytes(card)
-    return card if now_bytes is None else replace(card, free_bytes=now_bytes)
+    def _free_bytes(self) -> list[int]:
+        """Returns the free bytes of this machine's cards that train."""
+        uuids = () if self.simulate else self.device.topology.uuids or (self.device.uuid,)
+        return [as_now(replace(self.device, uuid=uuid)).free_bytes for uuid in uuids]
 
 
 def probed(

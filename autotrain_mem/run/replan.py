@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from autotrain_mem.machine.detect import free_bytes
+from autotrain_mem.machine.detect import as_now
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.search.memo import Memo
@@ -44,9 +44,8 @@ def with_less_on_device(
     came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
     left_bytes = max(0, rehearsals.budget_bytes - came_bytes)
     # Stay below the current plan by as much as its prediction was too low.
-    predicted_bytes, now_bytes = chosen.estimate.required_bytes, free_bytes(card)
-    now = card if now_bytes is None else replace(card, free_bytes=now_bytes)
-    most_bytes = min(rehearsals.budget_bytes, predicted_bytes, replace(rehearsals, hardware=now).budget_bytes)
+    predicted_bytes, now = chosen.estimate.required_bytes, replace(rehearsals, hardware=as_now(card))
+    most_bytes = min(rehearsals.budget_bytes, predicted_bytes, now.budget_bytes)
     measured_bytes = (peak_reserved_bytes or 0) + rehearsals.outside_bytes(chosen.knobs)
     too_low = max(1.0, measured_bytes / predicted_bytes)
     limit_bytes = min(int((1 - LESS_SHARE) * most_bytes / too_low), left_bytes)

@@ -86,7 +86,7 @@ class Probe:
     non_torch_bytes: int | None = None
     """The device memory of the process outside torch's allocator; None if unknown."""
     others: tuple[OtherProcess, ...] = ()
-    """The other processes on the GPU at the end of the probe."""
+    """The other processes on the GPU before the probe."""
     step_seconds: float | None = None
     """The duration of the last optimizer step; None if it was not reached."""
     seconds: float = 0.0

@@ -28,15 +28,12 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_expandable_segments_reach_the_allocator_of_a_real_card_which_is_left_alone_unless_asked() -> None:
-    assert _environment() == {"CUDA_VISIBLE_DEVICES": "GPU-1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert process_environment(CARD, TRL_DEFAULTS, {}, simulate=False) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_shell_sets_for_the_allocator_stays_and_the_env_block_wins(
+def test_expandable_segments_reach_a_real_card_if_asked_for_beside_the_shells_settings_and_the_env_block_wins(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert _environment() == {"CUDA_VISIBLE_DEVICES": "GPU-1", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert process_environment(CARD, TRL_DEFAULTS, {}, simulate=False) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
     monkeypatch.setenv(name, "max_split_size_mb:64")
     assert _environment()[name] == "max_split_size_mb:64,expandable_segments:True"
     environment = _environment(given={name: "max_split_size_mb:32", "SOME": "1"})

@@ -39,8 +39,8 @@ class FakeGpu:
     bridged_to: tuple[str, ...] = ()
     """UUIDs of the cards that NVLink connects."""
     nvlinks: int = 0
-    pcie: tuple[int, int] = (4, 16)
-    """Generation and lanes."""
+    pcie_generation: int = 4
+    pcie_lanes: int = 16
     has_peers: bool = True
     shares_memory: bool = False
     """Whether its memory is the host's, as for GB10."""
@@ -58,7 +58,8 @@ class FakeNvml:
     driver: str | None = "580.65.06"
     cuda: int = 13000
     """The newest CUDA that the driver supports."""
-    started: int = 0
+    inits: int = 0
+    shutdowns: int = 0
 
     NVMLError = FakeNvmlError
     NVMLError_NotSupported = FakeNotSupported
@@ -72,14 +73,16 @@ class FakeNvml:
     nvmlDeviceGetName = attrgetter("name")
     nvmlDeviceGetUUID = attrgetter("uuid")
     nvmlDeviceGetCudaComputeCapability = attrgetter("capability")
+    nvmlDeviceGetMaxPcieLinkGeneration = attrgetter("pcie_generation")
+    nvmlDeviceGetMaxPcieLinkWidth = attrgetter("pcie_lanes")
 
     def nvmlInit(self) -> None:
         if self.driver is None:
             raise FakeNvmlError("Driver Not Loaded")
-        self.started += 1
+        self.inits += 1
 
     def nvmlShutdown(self) -> None:
-        self.started -= 1
+        self.shutdowns += 1
 
     def nvmlSystemGetDriverVersion(self) -> str | None:
         return self.driver
@@ -140,12 +143,6 @@ class FakeNvml:
         if link >= handle.nvlinks:
             raise FakeNvmlError("Invalid Argument")
         return 1
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: FakeGpu) -> int:
-        return handle.pcie[0]
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: FakeGpu) -> int:
-        return handle.pcie[1]
 
     def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:
         if handle.capability < (8, 0):

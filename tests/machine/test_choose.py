@@ -36,7 +36,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     return gpus
 
 
-def test_more_gpus_than_there_are_or_than_vllms_server_leaves_are_refused(machine: list[Hardware]) -> None:
+def test_more_gpus_than_vllms_server_leaves_are_refused_and_it_takes_none_of_named(
+    machine: list[Hardware],
+) -> None:
     cases: list[tuple[dict[str, Any], str, list[str]]] = [
         ({"gpus": 3}, "--gpus 3 is more than this machine has: 2 GPUs.", ["--gpus 2", "--plan_only"]),
         ({"gpus": 3, "environment": {VISIBLE: "0,1"}}, f"{VISIBLE}=0,1 shows: 2 GPUs.", ["--gpus 2", "--plan_only"]),
@@ -48,9 +50,6 @@ def test_more_gpus_than_there_are_or_than_vllms_server_leaves_are_refused(machin
             choose(None, use_cpu=False, **asked)
         lines = refusal.value.hint.splitlines()
         assert [way in line for way, line in zip(ways, lines, strict=True)] == [True] * len(ways)
-
-
-def test_vllms_server_takes_gpus_of_this_machine_unless_visible_ones_are_named(machine: list[Hardware]) -> None:
     assert choose(None, use_cpu=False, spared=1).topology == Topology(uuids=("GPU-1",))
     assert choose("rtx3060", use_cpu=False, gpus=4, spared=1).topology.devices == 4
     assert choose(None, use_cpu=False, spared=1, environment={VISIBLE: "0,1"}).topology.devices == 2

@@ -15,6 +15,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.drop_in.device import grow_segments
 from autotrain_mem.machine import detect as module
+from autotrain_mem.machine import nvml as nvml_module
 from autotrain_mem.machine import usable
 from autotrain_mem.machine.card_processes import NOBODY, held_by, others_on
 from autotrain_mem.machine.catalog import catalog, named
@@ -50,6 +51,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """Three equal cards, and neither of CUDA's variables set."""
     fake = FakeNvml([FakeGpu(A), FakeGpu(B), FakeGpu(C)])
     monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(nvml_module, "_started_in", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     return fake
@@ -83,7 +85,6 @@ def test_cuda_visible_devices_hides_and_reorders_as_in_cuda(nvml: FakeNvml, monk
     }
     seen = {wanted: [device.index for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] for wanted in shown}
     assert seen == shown, "the argument overrides this process's environment"
-    assert nvml.started == 0
 
 
 def test_different_cards_are_numbered_from_the_fastest_or_in_the_order_of_the_bus(
@@ -144,7 +145,6 @@ def test_a_lost_card_is_an_error_only_if_it_is_selected(
     else:
         with pytest.raises(UnreadableGpuError, match=told):
             detect(environment)
-    assert nvml.started == 0
 
 
 @pytest.mark.parametrize("says_zero", [False, True])
@@ -168,7 +168,7 @@ def test_torch_measures_memory_that_nvml_does_not_report(
     assert device.total_bytes == 119 * GIB
     assert device.free_bytes == free_gib * GIB - (HOST_NON_TORCH_BYTES if is_integrated else 0)
     assert asked == [("torch", {"SOME": "1", "CUDA_VISIBLE_DEVICES": A})]
-    assert module.free_bytes(device) is None
+    assert module.as_now(device) is device
 
 
 def test_a_card_without_a_known_memory_is_an_error_with_torchs_reason(
@@ -180,7 +180,7 @@ def test_a_card_without_a_known_memory_is_an_error_with_torchs_reason(
     for reason in ("ended with status 3", "too old"):
         with pytest.raises(UnreadableGpuError, match=reason) as refusal:
             detect()
-    assert (refusal.value.hint, nvml.started) == ("Update", 0)
+    assert refusal.value.hint == "Update"
 
 
 def test_a_processs_own_device_and_free_memory_are_read_although_another_card_is_lost(nvml: FakeNvml) -> None:
@@ -189,9 +189,26 @@ def test_a_processs_own_device_and_free_memory_are_read_although_another_card_is
     assert third is not None
     assert (third.index, module.cuda_device(3)) == (2, None)
     nvml.gpus[0].lost, nvml.gpus[2].unlisted_bytes = "GPU is lost", 3 * MIB
-    assert module.free_bytes(third) == third.free_bytes - 2 * MIB
+    assert module.as_now(third).free_bytes == third.free_bytes - 2 * MIB
     nvml.gpus[2].lost = "GPU is lost"
-    assert module.free_bytes(third) is None
+    assert module.as_now(third) is third
+
+
+def test_nvml_starts_once_in_each_process_and_again_after_an_error(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        assert (len(detect()), nvml_module.nvidia_driver()[0], others_on(CARD)) == (3, "580.65.06", ())
+    assert (module.as_now(CARD).free_bytes, seen_cards((B,))["CUDA_VISIBLE_DEVICES"]) == (24124 * MIB, "1")
+    assert (nvml.inits, nvml.shutdowns) == (1, 0)
+    nvml.gpus[0].lost = "GPU is lost"
+    assert module.as_now(CARD) is CARD
+    nvml.gpus[0].lost = ""
+    assert module.as_now(CARD).free_bytes == 24124 * MIB
+    assert (nvml.inits, nvml.shutdowns) == (2, 1), "the card may have been reset"
+    monkeypatch.setattr(nvml_module.os, "getpid", lambda: 1)  # as after a fork
+    assert len(detect()) == 3
+    assert (nvml.inits, nvml.shutdowns) == (3, 1)
 
 
 def test_a_split_card_is_its_first_instance_or_the_one_of_a_uuid(nvml: FakeNvml) -> None:
@@ -210,7 +227,9 @@ def test_a_split_card_is_its_first_instance_or_the_one_of_a_uuid(nvml: FakeNvml)
     assert {wanted: [device.uuid for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] for wanted in chosen} == chosen
 
 
-def test_cards_are_selected_by_numbers_in_the_order_of_the_bus(nvml: FakeNvml) -> None:
+def test_cards_are_selected_by_numbers_in_the_order_of_the_bus_or_by_uuids_if_ambiguous(
+    nvml: FakeNvml,
+) -> None:
     nvml.gpus[2].clock *= 2  # the fastest, which CUDA would otherwise number 0
     nvml.gpus[2].name = "NVIDIA GeForce RTX 3090 Ti"
     for uuids in ((A,), (C,), (C, A), (B, C, A)):
@@ -219,16 +238,11 @@ def test_cards_are_selected_by_numbers_in_the_order_of_the_bus(nvml: FakeNvml) -
         assert [nvml.gpus[int(number)].uuid for number in numbers] == list(uuids)
         assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
         assert [card.uuid for card in detect(variables)] == list(uuids)
-
-
-def test_a_card_is_selected_by_uuid_if_its_number_is_ambiguous(nvml: FakeNvml) -> None:
     nvml.gpus[0].lost = "GPU is lost"  # CUDA may count without it
     assert seen_cards((B,)) == {"CUDA_VISIBLE_DEVICES": B}
     nvml.gpus = [FakeGpu(A), split_a100(FakeInstance(X, total_mib=7), FakeInstance(Y, total_mib=8))]
     assert seen_cards((X,)) == {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert seen_cards((Y,)) == {"CUDA_VISIBLE_DEVICES": Y}  # not the first instance
-    nvml.driver = None
-    assert seen_cards((A,)) == {"CUDA_VISIBLE_DEVICES": A}
 
 
 def test_processes_are_named_once_largest_first(nvml: FakeNvml) -> None:
@@ -243,7 +257,6 @@ def test_processes_are_named_once_largest_first(nvml: FakeNvml) -> None:
     assert listed == [(STRANGER, GIB), (STRANGER + 1, 100 * MIB)]
     gpu.drawing = None
     assert [other.pid for other in others_on(CARD)] == [STRANGER]
-    assert nvml.started == 0
 
 
 def test_memory_without_a_listed_process_is_reported_except_the_drivers_reserve(nvml: FakeNvml) -> None:
@@ -263,14 +276,15 @@ def test_without_cards_a_driver_or_its_library_there_is_no_gpu_and_no_process_is
     assert (others_on(named("rtx3090")), held_by(named("rtx3090"), STRANGER)) == ((), None)
     nvml.gpus[0].lost = "GPU is lost"
     assert (others_on(CARD), held_by(CARD, STRANGER)) == ((), None)
-    assert nvml.started == 0
     for remove in (
         nvml.gpus.clear,
         lambda: setattr(nvml, "driver", None),
         lambda: monkeypatch.setitem(sys.modules, "pynvml", None),
     ):
         remove()
+        monkeypatch.setattr(nvml_module, "_started_in", None)  # as a command that starts now
         assert (detect(), others_on(CARD), held_by(CARD, 1)) == ((), (), None)
+        assert seen_cards((A,)) == {"CUDA_VISIBLE_DEVICES": A}
 
 
 def test_every_card_of_the_catalog_has_a_usual_link_of_the_catalog() -> None:
@@ -313,8 +327,8 @@ def pair(**facts: object) -> list[FakeGpu]:
         (pair(capability=(8, 0), bridged_to=("A", "B"), nvlinks=12), "nvlink3", 230),
         (pair(bridged_to=("A", "B"), nvlinks=4), "nvlink-bridge", 43),
         (pair(has_peers=False), "pcie4-host", 14),
-        (pair(pcie=(5, 16)), "pcie5", 40),
-        ([FakeGpu("A"), FakeGpu("B", pcie=(4, 8))], "pcie4", 10),
+        (pair(pcie_generation=5), "pcie5", 40),
+        ([FakeGpu("A"), FakeGpu("B", pcie_lanes=8)], "pcie4", 10),
         ([*pair(bridged_to=("A", "B"), nvlinks=4), FakeGpu("C")], "pcie4", 20),
     ],
 )
@@ -337,9 +351,9 @@ COMPILED = "Torch not compiled with CUDA enabled"
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+def gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """A card that torch can use."""
-    fake = FakeGpu(A)
+    fake, nvml.driver = nvml.gpus[0], "535.104"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", A)
     for name in ("init", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
@@ -350,7 +364,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         monkeypatch.setattr(torch.cuda, name, lambda index: None)
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([fake], driver="535.104"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     return fake
 
@@ -446,7 +459,9 @@ def test_a_rank_opens_its_own_card_and_no_other(
     job = Job(method="sft", model="m", dataset=None, arguments={})
     knobs = replace(TRL_DEFAULTS, processes=processes)
     request = Request(task="probe", job=job, knobs=knobs, hardware=CARD, simulate=False, output_dir=".")
-    with real_device(request):
+    gpu.unlisted_bytes = GIB
+    with real_device(request) as device:
+        assert device.hardware == replace(CARD, free_bytes=23100 * MIB), "its own card's, before its context"
         assert set(contexts) == {opened}
         assert f"cuda:{current[0]}" == opened
     contexts.clear()

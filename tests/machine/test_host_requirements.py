@@ -134,6 +134,8 @@ def test_a_download_must_fit_into_the_cache(tmp_path: pathlib.Path, monkeypatch:
     one = replace(load(download=at_hand, **FULL, memory=rehearsed(**ADAMW)), output_dir=tmp_path / "run")
     (finding,) = looked_at(one)
     assert "the download and the trained model take 46.1 GiB, and its disk has 20.0 GiB free" in finding.message
+    missing = replace(load(parameters=1), output_dir=tmp_path / "a" / "b")
+    assert not room_findings(missing), "this machine is read, also for a folder that does not exist"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,3 @@ def test_too_many_checkpoints_are_a_warning_with_the_limit_that_fits(
     assert not looked_at(limited, disk=(kept - 1) * checkpoint + model)
     unknown = load(**FULL, memory=rehearsed(**ADAMW))
     assert not looked_at(unknown, disk=5 * 28 * BILLIONS), "the number of steps is not known"
-
-
-def test_this_machine_is_read_also_for_a_folder_that_does_not_exist(tmp_path: pathlib.Path) -> None:
-    assert not room_findings(replace(load(parameters=1), output_dir=tmp_path / "a" / "b"))

@@ -4,17 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
+from autotrain_mem.machine.catalog import named
 from autotrain_mem.planning.calibration import Correction, Line
+from autotrain_mem.run import confirm
 from autotrain_mem.run.confirm import MOST_PROBES, ProbeBackend, Replanned, confirmed, is_probed
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, Topology
 from autotrain_mem.types.job import PythonCall
 from tests.fake_worker import FakeWorker, rehearsals, toy
 from tests.probe_examples import BUDGET, CARD, ROW_TOKENS, predicted, probe
@@ -176,6 +179,21 @@ def test_a_released_cache_does_not_fit_and_memory_outside_torch_is_planned_with(
     assert [each.fits for each in made.experience.probes] == [False, True]
     assert [card.non_torch_bytes for card in backend.planned_on] == [50 * MIB]
     assert made.knobs == rows(2)
+
+
+def test_memory_outside_torch_is_unknown_if_other_processes_moved_on_any_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container, a probe measures the drop in free memory, in which a desktop's compositor counts."""
+    card = replace(named("rtx3090"), origin="detected", topology=Topology(devices=2, uuids=("A", "B")))
+    asked: Any = {"rehearsals": rehearsals(FakeWorker(), JOB, card), "device": card, "folder": tmp_path}
+    probed = replace(probe(50, load_mib=20, knobs=CHOSEN.knobs), non_torch_bytes=3)
+    monkeypatch.setattr(confirm, "run_probe", lambda *_: probed)
+    for moved_mib, known_bytes in ((16, 3), (17, None), (-17, None)):
+        free = iter([9000, 9000, 9000, 9000 + moved_mib])  # of A and B, before and after
+        monkeypatch.setattr(confirm, "as_now", lambda card, free=free: replace(card, free_bytes=next(free) * MIB))
+        backend = ProbeBackend(simulate=False, workers=Mock(), **asked)
+        assert backend.probe(CHOSEN).non_torch_bytes == known_bytes
 
 
 def test_only_a_trainers_own_process_on_a_gpu_without_vllm_is_probed() -> None:

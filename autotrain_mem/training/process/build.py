@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.data import load
 from autotrain_mem.data.image_sizes import has_images
+from autotrain_mem.machine.detect import as_now
 from autotrain_mem.machine.usable import check_usable
 from autotrain_mem.methods.configs import on_host
 from autotrain_mem.methods.interface import method_of
@@ -139,10 +140,11 @@ def real_device(request: Request) -> Iterator[Device]:
 
     from autotrain_mem.training.watch.callback import cuda_reading
 
+    hardware = as_now(request.hardware)  # before this process has a context; the request has the fullest card's bytes
     # The same device as accelerate chooses for a rank (accelerate/state.py: PartialState.set_device).
     check_usable(int(os.environ["LOCAL_RANK"]) if request.knobs.processes > 1 else 0)
     peaks = PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats)
-    yield Device(hardware=request.hardware, peaks=peaks, placed=dict, train=functools.partial(_train, peaks=peaks))
+    yield Device(hardware=hardware, peaks=peaks, placed=dict, train=functools.partial(_train, peaks=peaks))
 
 
 def _train(trainer: Any, peaks: PhasePeaks | None = None, **options: Any) -> None:

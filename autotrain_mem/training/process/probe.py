@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from autotrain_mem.data.longest_rows import longest_of, repeated, samples_completions
 from autotrain_mem.machine.card_processes import PLAUSIBLE_BYTES, held_by
-from autotrain_mem.machine.detect import free_bytes
+from autotrain_mem.machine.detect import as_now
 from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import EVALUATED_BATCHES, REHEARSED_ACCUMULATION, REHEARSED_STEPS, Configs
 from autotrain_mem.methods.interface import method_of
@@ -115,11 +115,8 @@ def _non_torch_bytes(device: Device, reading: MemoryReading) -> int | None:
     if device.simulated is not None:
         return hardware.non_torch_bytes
     held_bytes = held_by(hardware, os.getpid())
-    if held_bytes is None:  # without NVML: the drop in free memory, to which other processes may contribute
-        now_bytes = free_bytes(hardware)
-        if now_bytes is None:
-            return None
-        held_bytes = hardware.free_bytes - now_bytes
+    if held_bytes is None:  # in a container: the drop in free memory, unless others moved (``run.confirm``)
+        held_bytes = hardware.free_bytes - as_now(hardware).free_bytes
     outside_bytes = held_bytes - reading.reserved_bytes
     return outside_bytes if outside_bytes in PLAUSIBLE_BYTES else None
 

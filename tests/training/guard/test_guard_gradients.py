@@ -256,10 +256,7 @@ def test_a_loss_over_the_whole_batch_is_repeated_whole_and_then_given_up(set_up:
         assert_same(once, expected)
     assert "divided into micro-batches: loss_type aot compares each pair" in once.told.notices[0]
     assert once.told.remedies == ["repeated with activations offloaded to the host"]
-
-
-def test_with_several_processes_it_says_why_nothing_is_repeated(set_up: SetUp) -> None:
-    with set_up("sft") as made:
+    with set_up("sft") as made:  # with several processes nothing is repeated
         fail_in_forward(made, at=[0])
         attach_guard(made, learned=LearnedLimits(), on_incident=Told()).context.why_not = "2 processes train together"
         with pytest.raises(torch.OutOfMemoryError, match="2 processes train together"):

@@ -222,20 +222,16 @@ def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
     assert "ValueError: no such row" in logged[0]
 
 
-def test_an_error_is_told_as_it_was_raised_where_the_output_folder_is_gone(tmp_path: Path) -> None:
+def test_an_error_is_told_as_it_was_raised_and_a_disk_without_room_is_blamed_for_what_torch_could_not_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     gone = str(tmp_path / "moved" / "run")
     raised, denied = ValueError("no such row"), PermissionError(errno.EACCES, "Permission denied")
     assert process._failure(raised, gone).message == "The trainer raised ValueError: no such row"
     assert re.search("run, whose disk has .+ free: .*Permission denied", process._failure(denied, gone).message)
-
-
-def test_a_disk_without_room_is_blamed_for_what_torch_could_not_write_and_for_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     for module in (process, checkpointing):
         monkeypatch.setattr(module, "free_disk_bytes", lambda folder: 1000)
     with pytest.raises(RuntimeError) as unwritten:
         torch.save(torch.ones(1000), "/dev/full")
     assert "could not be written" in process._failure(unwritten.value, str(tmp_path)).message
-    raised = process._failure(RuntimeError("no such row"), str(tmp_path))
-    assert raised.message == "The trainer raised RuntimeError: no such row"
+    assert process._failure(raised, str(tmp_path)).message == "The trainer raised ValueError: no such row"

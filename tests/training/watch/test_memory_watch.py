@@ -375,18 +375,13 @@ def test_a_healthy_run_with_noise_says_nothing(healthy: Callable[[random.Random]
     assert kinds(healthy(random.Random(seed))) == []
 
 
-def test_a_run_whose_device_nobody_measures_is_only_watched_for_its_host() -> None:
-    bare = [Sample(step=step, seconds=step, tokens_per_second=10.0) for step in range(100)]
-    assert kinds(bare) == []
-    poor = [dataclasses.replace(each, host_available_bytes=GIB, host_total_bytes=HOST_BYTES) for each in bare]
-    assert kinds(poor) == ["host"]
-
-
+UNMEASURED = [Sample(step=step, seconds=step, tokens_per_second=10.0) for step in range(100)]
 FALLING_HOST = series(WINDOW, host_available_bytes=lambda step: HOST_BYTES // 2 - step * 64 * MIB)
 SILENT: dict[str, list[Sample]] = {
     "rows that grow longer from step to step leave more after each": series(
         100, tokens=lambda step: 100 + 20 * step, allocated_bytes=lambda step: 12 * GIB + 20 * step * MIB
     ),
+    "a device that nobody measures": UNMEASURED,
     "one retry with little slack": series(20, num_alloc_retries=lambda step: int(step >= 10)),
     "slack without retries": series(100, peak_allocated_bytes=lambda step: 8 * GIB),
     "a leak of less than a hundredth per window": series(100, allocated_bytes=lambda step: 12 * GIB + 4 * MIB * step),
@@ -414,7 +409,11 @@ SAID: dict[str, tuple[list[Sample], int, tuple[str, ...]]] = {
         ("rose from 12.0 GiB to 13.5 GiB within 31 steps", "out of memory in about 160 steps", ".item()"),
     ),
     "host": (FALLING_HOST, WINDOW - 1, ("30.1 GiB of 64.0 GiB is left; at this rate it runs out in about 1.3",)),
-    "host at once": (series(3, host_available_bytes=lambda step: 3 * GIB), 0, ("3.00 GiB of 64.0 GiB is left",)),
+    "host at once": (
+        [dataclasses.replace(each, host_available_bytes=3 * GIB, host_total_bytes=HOST_BYTES) for each in UNMEASURED],
+        0,
+        ("3.00 GiB of 64.0 GiB is left",),
+    ),
 }
 
 
