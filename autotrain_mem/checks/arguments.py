@@ -8,7 +8,7 @@ from typing import Any
 from autotrain_mem.checks import table
 from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.methods.interface import method_of
-from autotrain_mem.settings.trl_parser import TrlFlags, actions_of, flags_of, read_given
+from autotrain_mem.settings.trl_parser import TrlFlags, actions_of, check_finite, flags_of, read_given
 from autotrain_mem.settings.words import MOST, SAME_ARGUMENT
 from autotrain_mem.support.errors import MissingExtraError
 from autotrain_mem.types import Knobs
@@ -51,6 +51,7 @@ def parse(
 def accept(method: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> Knobs:
     """Returns TRL's defaults for what a plan decides, for a script's config that TRL has accepted. Raises UsageError,
     which lists all contradictions and all settings that cannot be rehearsed."""
+    check_finite(given)
     refuse(table.FLAGS, Flags(method=method, given=given, own=own))
     return _knobs({name: action.default for name, action in actions_of(method_of(method).make_parser()).items()})
 

@@ -17,10 +17,7 @@ _Problem = tuple[str, str]
 
 def check_model_object(model: Any, *, gets_adapter: bool) -> None:
     """Raises UnsupportedModelError, with the first reason found, if a rehearsal of a model object would be wrong.
-
-    Args:
-        gets_adapter: Whether a PEFT config is given too, so that the model may be frozen.
-    """
+    ``gets_adapter``: whether a PEFT config is given too, so that the model may be frozen."""
     not_a_module = ("is not a torch.nn.Module.", "Give a transformers model, or a PEFT model around one.")
     for check in (_spread, _unknown_tensors, _unknown_layers):
         for problem, hint in check(model) if isinstance(model, torch.nn.Module) else [not_a_module]:

@@ -53,11 +53,7 @@ def completion(argv: Sequence[str]) -> int:
 
 def answer_shell(others: Sequence[str], run: Run) -> None:
     """Answers a shell's request for completions (argcomplete: ``_ARGCOMPLETE``, ``COMP_LINE``), and ends the process.
-
-    Args:
-        others: Commands that take no method.
-        run: Runs a command line, to read the flags in its help.
-    """
+    ``others``: commands that take no method. ``run``: runs a command line, to read the flags in its help."""
     words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split()
     argcomplete.autocomplete(parser_for(words[1:], others, run), always_complete_options="long")
 

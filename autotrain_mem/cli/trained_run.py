@@ -1,15 +1,14 @@
 """Reads the output folder of a finished run: what was trained, and on which base model."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.support.errors import OutputFolderError, UsageError
-from autotrain_mem.support.files import read_start
+from autotrain_mem.support.files import read_object
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
-from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME
+from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.types.report import RUN_NAME
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -48,10 +47,10 @@ def find_run(path: str) -> TrainedRun:
         hint = f"It holds these runs: {', '.join(inside)}." if inside else _A_RUN
         raise UsageError(f"{path} is not the folder of a run: it holds no {PLAN_NAME}.", hint=hint)
     try:
-        plan = json.loads(read_start(folder / PLAN_NAME, LARGEST_BYTES))
+        plan = read_object(folder / PLAN_NAME)
         method, base = METHODS[plan["method"]], os.fspath(plan["model"])
         knobs, revision = plan.get("knobs", {}), plan.get("job", {}).get("arguments", {}).get("model_revision")
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         message = f"{folder / PLAN_NAME} does not name a method and model that this version of autofit supports."
         raise UsageError(message, hint=_A_RUN) from error
     has_adapter = _has(folder, ADAPTER_WEIGHTS) and (folder / "adapter_config.json").is_file()

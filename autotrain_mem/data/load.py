@@ -32,12 +32,8 @@ _NO_ROWS = "corresponds to no data"
 
 
 def load(job: Job, filled: Configs) -> Any:
-    """Returns the dataset's splits, as ``{"train": Dataset, ...}``.
-
-    Raises:
-        DatasetError: not found, empty, malformed (with the line), or in a format that the method does not read.
-        UsageError: the dataset is streamed.
-    """
+    """Returns the dataset's splits, as ``{"train": Dataset, ...}``. Raises DatasetError if not found, empty, malformed
+    (with the line), or in a format that the method does not read, and UsageError if the dataset is streamed."""
     import datasets
     from trl import get_dataset
 
@@ -248,11 +244,8 @@ _SHOWN_CHARACTERS = 40
 
 
 def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
-    """Checks every row of a datasets.Dataset.
-
-    Args:
-        columns: The columns that the method reads: see :func:`columns_read`.
-        name: The file, folder or hub id, for the message.
+    """Checks every row of a datasets.Dataset. ``columns``: the columns that the method reads: see :func:`columns_read`.
+    ``name``: the file, folder or hub id, for the message.
 
     Raises:
         DatasetFormatError: values of the wrong kind; the message names the first row and counts the others.

@@ -83,12 +83,8 @@ def lacks_tokenizer(folder: pathlib.Path) -> bool:
 
 
 def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """Returns the model's tokenizer.
-
-    Raises:
-        ModelNotFoundError: there is none.
-        MissingExtraError: it is part of an image processor, whose packages are not installed.
-    """
+    """Returns the model's tokenizer. Raises ModelNotFoundError if there is none, and MissingExtraError if it is part of
+    an image processor, whose packages are not installed."""
     from autotrain_mem.trainers.pretrained import FAMILIES, load_processor
 
     if lacks_tokenizer(pathlib.Path(model)):

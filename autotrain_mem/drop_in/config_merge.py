@@ -70,11 +70,7 @@ def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) ->
     """Returns the settings in a trainer's keywords that count as given: TRL's names of flags -> JSON values.
 
     Example: ``SFTConfig("out", learning_rate=1e-4)`` gives ``{"output_dir": "out", "learning_rate": 1e-4, "max_length":
-    1024}``.
-
-    Raises:
-        UsageError: ``pin`` or ``tune`` names a setting that no plan decides.
-    """
+    1024}``. Raises UsageError if ``pin`` or ``tune`` names a setting that no plan decides."""
     config, of_model = keywords["args"], _of_model(keywords)
     given = {"output_dir": config.output_dir} | _differing(config, config_class)
     if hasattr(config, MAX_LENGTH) and (MAX_LENGTH in given or autofit.plan is None):

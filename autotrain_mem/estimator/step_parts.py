@@ -51,12 +51,9 @@ class StepParts:
 
 def step_parts(trace: Trace, *, accumulates: bool = False) -> StepParts:
     """Divides a rehearsal where its steps begin, and where an evaluation or a save follows the last one. Raises
-    UnclearStepsError if a step lacks a phase, or a block is on a stream other than the default one.
-
-    Args:
-        accumulates: Whether each step has two micro-batches. The optimizer's phase begins after each of them, since the
-            recorder cannot know whether the optimizer will step (``trainers.phases``).
-    """
+    UnclearStepsError if a step lacks a phase, or a block is on a stream other than the default one. ``accumulates``:
+    whether each step has two micro-batches. The optimizer's phase begins after each of them, since the recorder cannot
+    know whether the optimizer will step (``trainers.phases``)."""
     starts, count = trace.phase_starts, 2 if accumulates else 1
     begins, phase = next(((index, each) for index, each in starts if each is not Phase.LOAD), (0, Phase.LOAD))
     micro_batches, stepped = [begins], list[int]()

@@ -69,12 +69,9 @@ def estimate_while_awake(trace: Trace, room: DeviceCapacity, whole: MemoryEstima
 
     TRL empties torch's cache before the engine allocates its weights, but not before the engine allocates its KV cache
     (``trl/generation/vllm_generation.py: sync_weights, generate``). What torch reserves while the weights are sent, or
-    still holds when the KV cache is allocated, is on the card beside the engine's share.
-
-    Args:
-        room: The allocator's settings; its capacity is ignored, since vLLM's own request is the one that fails.
-        whole: The estimate of the whole run, whose other fields are copied.
-    """
+    still holds when the KV cache is allocated, is on the card beside the engine's share. ``room``: the allocator's
+    settings; its capacity is ignored, since vLLM's own request is the one that fails. ``whole``: the estimate of the
+    whole run, whose other fields are copied."""
     moments = [moment for span in trace.awake() for moment in range(span.start, span.stop + 1)]
     if not moments:
         return None

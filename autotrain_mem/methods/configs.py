@@ -51,12 +51,8 @@ def script_parser(method: str) -> Any:
 
 
 def experimental_parser(method: str, training: type, script: type | None = None) -> Any:
-    """Returns a TRL parser for a trainer of ``trl.experimental``, for which TRL has no script.
-
-    Args:
-        training: The trainer's config class.
-        script: The dataclass to use in place of TRL's ``ScriptArguments``.
-    """
+    """Returns a TRL parser for a trainer of ``trl.experimental``, for which TRL has no script. ``training``: the
+    trainer's config class. ``script``: the dataclass to use in place of TRL's ``ScriptArguments``."""
     from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, TrlParser
 
     kinds = (script or ScriptArguments, training, ModelConfig, DatasetMixtureConfig)
@@ -137,12 +133,8 @@ def quantization_config(asked: Any, model: Any, *, trust_remote_code: bool) -> A
     """Returns the quantization config that TRL's arguments describe. A checkpoint in mxfp4 is dequantized.
 
     transformers cannot train mxfp4 weights (``quantizers/quantizer_mxfp4.py: Mxfp4HfQuantizer.is_trainable``). TRL's
-    example also dequantizes them (``examples/scripts/sft_gpt_oss.py``).
-
-    Args:
-        asked: TRL's ``ModelConfig``.
-        model: The model's name, or the model itself.
-    """
+    example also dequantizes them (``examples/scripts/sft_gpt_oss.py``). ``asked``: TRL's ``ModelConfig``. ``model``:
+    the model's name, or the model itself."""
     from transformers import Mxfp4Config
     from trl import get_quantization_config
 

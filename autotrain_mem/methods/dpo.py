@@ -54,11 +54,7 @@ llamafactory = LlamaFactoryFacts(
 
 def without_scoring(trainer: str, columns: Callable[[Any], Sequence[str]]) -> AbstractContextManager[Any]:
     """Within the block, a trainer does not score the data with the reference before training: it uses zeros instead.
-
-    Args:
-        trainer: The name of the trainer's class.
-        columns: Returns the names of the score columns of a trainer.
-    """
+    ``trainer``: the name of the trainer's class. ``columns``: returns the names of the score columns of a trainer."""
     from unittest.mock import patch  # slow to import, and the parent process imports this module too
 
     import trl

@@ -104,12 +104,8 @@ Texts = tuple[tuple[str, ...], ...]
 
 
 def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text_field: str) -> Texts:
-    """Formats a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling`` does.
-
-    Args:
-        images: The number of the row's images.
-        text_field: The name of the column for plain text.
-    """
+    """Formats a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling`` does. ``images``: the
+    number of the row's images. ``text_field``: the name of the column for plain text."""
     if "messages" in row:
         return ((_rendered(row["messages"], images, processor),),)
     if text_field in row:

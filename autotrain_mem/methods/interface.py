@@ -95,11 +95,8 @@ class Method(Protocol):
 
     def missing(self, given: Callable[[str], object], *, to_train: bool) -> UsageError | None:
         """Returns the error for a job without a needed teacher or reward; None if all is given. A plan needs no reward.
-
-        Args:
-            given: Returns the value of a TRL argument, or None if the argument is not given.
-            to_train: Whether the job trains, and is not only planned.
-        """
+        ``given``: returns the value of a TRL argument, or None if the argument is not given. ``to_train``: whether the
+        job trains, and is not only planned."""
         teacher, judge = self.facts.teacher_argument, self.facts.reward_model_argument
         if teacher and not given(teacher):
             return UsageError(

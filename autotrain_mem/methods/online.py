@@ -189,12 +189,8 @@ def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
 
 
 def check(filled: Configs, *, to_train: bool) -> None:
-    """Checks that reward functions exist, and for training that their packages are installed.
-
-    Raises:
-        UsageError: a function does not exist.
-        MissingExtraError: one of TRL's rewards needs a package that is not installed.
-    """
+    """Checks that reward functions exist, and for training that their packages are installed. Raises UsageError if a
+    function does not exist, and MissingExtraError if one of TRL's rewards needs a package that is not installed."""
     names = filled.script.reward_funcs or []
     reward_functions(names)
     if to_train:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.support.yaml_files import read_yaml
+from autotrain_mem.support.files import read_start
+from autotrain_mem.support.yaml_files import LARGEST_CONFIG_BYTES, read_yaml
 
 if TYPE_CHECKING:
     from autotrain_mem.parallel.user_config import Launch
@@ -193,13 +194,13 @@ def config_content(given: Any, flag: str, *, hint: str, file_name: str = "") -> 
     if not text.startswith("{"):
         file = path / file_name if path.is_dir() else path
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_start(file, LARGEST_CONFIG_BYTES).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise UsageError(f"{flag} {file} cannot be read: {reason}.", hint=hint) from error
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{flag} {given} is not JSON: {error}.", hint=hint) from error
     if not isinstance(content, Mapping):
         raise UsageError(f"{flag} {given} holds no keys.", hint=hint)

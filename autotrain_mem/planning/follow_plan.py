@@ -41,13 +41,8 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
     """Returns the plan, adapted to this job, card and installed versions.
 
     Example: a plan from another trl version is rehearsed once and returned with the new prediction and a warning.
-
-    Args:
-        again: How to plan again, for hints: a command or a Python call.
-
-    Raises:
-        UsageError: the request contradicts the plan's settings, or ``forbid`` has a name that no lever has.
-        DoesNotFitError: the plan does not fit here.
+    ``again``: how to plan again, for hints: a command or a Python call. Raises UsageError if the request contradicts
+    the plan's settings, or ``forbid`` has a name that no lever has, and DoesNotFitError if the plan does not fit here.
     """
     started = time.perf_counter()
     before = plan.estimate

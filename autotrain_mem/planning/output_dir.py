@@ -39,17 +39,16 @@ def check_output(job: Job, *, overwrite: bool) -> None:
     """Rejects an output folder that is, contains or is inside a folder that the training reads.
 
     A model that is saved there would replace the one that is read, and the datasets library reads all files in a
-    folder. The folder of a data file is allowed.
-
-    Raises:
-        OutputFolderError: the folders overlap.
-        UsageError: ``--overwrite_output_dir`` would move away data, or the run to resume.
-    """
+    folder. The folder of a data file is allowed. Raises OutputFolderError if the folders overlap, and UsageError if
+    ``--overwrite_output_dir`` would move away data, or the run to resume."""
     if overwrite and resumes_in_folder(job):
         raise UsageError(
             f"--overwrite_output_dir moves a run away, and --{RESUME} continues it.", hint="Remove one of them."
         )
     given, folder = output_dir(job), pathlib.Path(output_dir(job)).resolve()
+    if not given.isprintable():
+        hint = "Give --output_dir a name of printable characters: TRL writes it into README.md, for terminals to read."
+        raise OutputFolderError(f"The name of the output folder {given} has control characters.", hint=hint)
     models = (job.model, *map(job.arguments.get, OTHER_MODEL_ARGUMENTS))
     read = [*(("model", name) for name in models if name), *(("dataset", name) for name in _datasets(job))]
     for kind, name in read:

@@ -35,12 +35,8 @@ TRACES_KEPT = 6
 
 
 class Predictions:
-    """Implements ``Predictor`` for one job on one device.
-
-    Args:
-        shared: Footprints of other cards with the same kernels; new ones are added.
-        confirms: Whether to rehearse the whole model on request; False when cards are compared.
-    """
+    """Implements ``Predictor`` for one job on one device. ``shared``: footprints of other cards with the same kernels;
+    new ones are added. ``confirms``: whether to rehearse the whole model on request; False when cards are compared."""
 
     def __init__(self, subject: Subject, shared: dict[Any, Footprint] | None = None, *, confirms: bool = True) -> None:
         self._confirms = confirms

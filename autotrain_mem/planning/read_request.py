@@ -73,14 +73,9 @@ def read_plan(given: Plan | str | Path, method: str, other_method: str) -> Plan:
 
 def with_plan(request: RunRequest, hints: PlanHints, warn: Callable[[str], None], *, to_train: bool) -> RunRequest:
     """Returns the request with the plan that it names; the plan's settings fill what the request leaves open.
-
-    Args:
-        to_train: Whether to use the devices of this machine instead of the plan's.
-
-    Raises:
-        PlanFileError: the file holds no plan.
-        UsageError: the plan is for another method, or needs a script's objects that the request does not name.
-    """
+    ``to_train``: whether to use the devices of this machine instead of the plan's. Raises PlanFileError if the file
+    holds no plan, and UsageError if the plan is for another method, or needs a script's objects that the request does
+    not name."""
     given = request.autofit.plan
     if given is None:
         return request
@@ -122,13 +117,9 @@ def _called(given: Plan | str | Path) -> str:
 
 
 def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], None]) -> Rehearsals:
-    """Returns the requested job on its device.
-
-    Raises:
-        UsageError: an argument is unknown or refused by TRL, arguments contradict each other, the headroom leaves
-            nothing, or torchrun started this process.
-        NoGpuError, UnknownGpuError: there is no such device.
-    """
+    """Returns the requested job on its device. Raises UsageError if an argument is unknown or refused by TRL, arguments
+    contradict each other, the headroom leaves nothing, or torchrun started this process, and NoGpuError or
+    UnknownGpuError if there is no such device."""
     check_launch(is_placed=request.place is not None)
     request = with_accelerate(with_peft_config(request))
     for message in launch_warnings(request):

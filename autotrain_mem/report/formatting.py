@@ -252,12 +252,8 @@ def command_of(plan: Plan, *, trains: bool) -> str:
 
 
 def job_command(job: Job, ours: Mapping[str, Any], unsaid: Sequence[str] = (), *, trains: bool = False) -> str:
-    """Writes the command for a job.
-
-    Args:
-        ours: More of our flags, such as the device; flags whose value is None are left out.
-        unsaid: Arguments of the job to leave out.
-    """
+    """Writes the command for a job. ``ours``: more of our flags, such as the device; flags whose value is None are left
+    out. ``unsaid``: arguments of the job to leave out."""
     flags = {
         "model": job.model,
         "dataset": job.dataset,

@@ -115,9 +115,7 @@ def probed(
     machines: Machines | None,
 ) -> Plan:
     """Returns the plan to train with (:func:`confirmed`). A run that resumes with its plan is not probed again.
-
-    Args:
-        folder: The run's output folder, which exists.
+    ``folder``: the run's output folder, which exists.
 
     Raises:
         DoesNotFitError: by the measurements, no allowed plan fits.
@@ -153,11 +151,8 @@ def confirmed(
 
     If a probe does not fit, the search is repeated with a corrected prediction, for at most three probes. If the first
     probe needs far less than predicted, a faster plan is probed once. A plan that was probed before, and fits into the
-    memory that is free now, is not probed again.
-
-    Args:
-        on_event: Gets ``probing``, ``probe``, ``replanned`` and ``room`` events.
-        may_move: False if the user chose the settings: then a probe that does not fit is an error.
+    memory that is free now, is not probed again. ``on_event``: gets ``probing``, ``probe``, ``replanned`` and ``room``
+    events. ``may_move``: false if the user chose the settings: then a probe that does not fit is an error.
 
     Raises:
         DoesNotFitError: by the measurements, no allowed plan fits.

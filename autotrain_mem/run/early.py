@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,13 +18,14 @@ from autotrain_mem.planning.run_request import RunRequest, check_launch, no_mode
 from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.trl_parser import kept_flags, kept_names, parser_of, read_given
-from autotrain_mem.support.errors import AutofitError, PlanFileError, UsageError
+from autotrain_mem.support.errors import AutofitError, NoGpuError, PlanFileError, UsageError
 from autotrain_mem.support.sources import (
     check_cached,
     check_data_path,
     check_image_packages,
     check_kept_rows,
     check_model_folder,
+    check_regular,
 )
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, why_not
@@ -98,12 +100,8 @@ def refuse_flags(request: RunRequest) -> None:
 
 
 def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> None:
-    """Rejects an unknown or missing GPU, missing files, and an output folder or checkpoint that cannot be used.
-
-    Raises:
-        UsageError, NoGpuError, UnknownGpuError, UnreadableGpuError, ModelNotFoundError, ModelConfigError,
-            MissingExtraError, DatasetError, OutputFolderError: each for its own kind of fault.
-    """
+    """Rejects an unknown or missing GPU, missing files, and an output folder or checkpoint that cannot be used. Raises
+    the AutofitError of each fault's own kind."""
     if to_train and request.argument(RESUME):
         _check_checkpoint(request)
     elif to_train and (plan := _plan_of(request.autofit.plan)) is not None:
@@ -133,6 +131,9 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
     config = _refuse_model(job.model, "--model", request.argument("model_revision"))
     for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
         _refuse_model(job.arguments[name], f"--{name}")
+    for name in ("chat_template_path", "accelerator_config"):
+        if (file := request.argument(name)) and os.path.exists(str(file)):
+            check_regular(str(file), f"--{name}")
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
         check_data_path(str(data))
@@ -200,6 +201,15 @@ def _check_checkpoint(request: RunRequest) -> None:
     """Checks the checkpoint to resume from against flags and the earlier plan. ``run.supervised`` checks it again,
     against the new plan."""
     plan = _plan_of(request.plan or request.autofit.plan or request.folder)
+    card = None if plan is None else plan.estimate.hardware
+    if card is not None and card.origin != "cpu" and not (request.simulate or request.argument("use_cpu")):
+        try:
+            choose(request.autofit.gpu, use_cpu=False, environment=request.environment)
+        except NoGpuError as error:
+            if card.origin != "detected":
+                error.message = f"The run to resume used the simulated card {card.name}. {error.message}"
+                error.hint = f"Add --simulate, which continues it on that card.\n{error.hint}"
+            raise
     counts, topology = request.autofit.gpu_counts, None if plan is None else plan.estimate.hardware.topology
     devices = counts[0] if len(counts) == 1 else None if topology is None else topology.devices
     nodes = request.autofit.nodes or (1 if topology is None else topology.nodes)

@@ -35,11 +35,8 @@ def with_less_on_device(
     rehearsals: Rehearsals, chosen: Plan, peak_reserved_bytes: int | None, others_bytes: int = 0
 ) -> Plan | None:
     """Returns the fastest plan that is predicted to take clearly less memory than the current one, or None.
-
-    Args:
-        peak_reserved_bytes: The measured peak; None if it was not measured.
-        others_bytes: Bytes that other processes held on the device when memory ran out.
-    """
+    ``peak_reserved_bytes``: the measured peak; None if it was not measured. ``others_bytes``: bytes that other
+    processes held on the device when memory ran out."""
     card = rehearsals.hardware
     came_bytes = max(0, others_bytes - (card.total_bytes - card.free_bytes))
     left_bytes = max(0, rehearsals.budget_bytes - came_bytes)
@@ -117,12 +114,8 @@ def flags_of(before: Knobs, after: Knobs) -> str:
 def _searched(
     rehearsals: Rehearsals, chosen: Plan, without: Sequence[str] = (), *, is_other: bool = False
 ) -> Plan | None:
-    """Searches around a plan's settings; None if nothing else fits.
-
-    Args:
-        without: Levers that are released and forbidden.
-        is_other: Whether the settings of ``chosen`` are new, so that they are a result too.
-    """
+    """Searches around a plan's settings; None if nothing else fits. ``without``: levers that are released and
+    forbidden. ``is_other``: whether the settings of ``chosen`` are new, so that they are a result too."""
     subject = rehearsals.subject()
     space = subject.space()
     released: dict[str, Any] = dict.fromkeys(without, False)

@@ -1,7 +1,6 @@
 """Collects the material of a report on a plan or a run from its files and the cache, and writes the HTML page."""
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from autotrain_mem.report.page.render import MARKER, page_html
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
-from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_start, refusal, replace_file
+from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_object, read_start, refusal, replace_file
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import KIB
 from autotrain_mem.types import Plan, Report
@@ -58,7 +57,7 @@ def material_of(path: str | Path, store: Store) -> Material:
     is_run = folder.is_dir()
     report, timeline, not_shown = None, None, []
     with contextlib.suppress(OSError, ValueError):  # the run has not ended, or the file cannot be read
-        values = json.loads((folder / RUN_NAME).read_text(encoding="utf-8"))
+        values = read_object(folder / RUN_NAME)
         known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
         report = codec.from_json(Report, known)
     drawn, rows = (store.get(kind, _key(plan)) for kind in (_TIMELINE, _ROWS))

@@ -69,13 +69,9 @@ def follows(request: RunRequest) -> bool:
 
 
 def follow_first(request: RunRequest, say: Say) -> None:
-    """Takes part in the training until the leading machine reports its end; raises the error that ended it.
-
-    Raises:
-        UsageError: the CPU is requested.
-        NoGpuError, UnknownGpuError, UnreadableGpuError: this machine lacks what is requested.
-        AutofitError: the errors of ``training.machines.follow.follow``.
-    """
+    """Takes part in the training until the leading machine reports its end; raises the error that ended it. Raises
+    UsageError if the CPU is requested, NoGpuError, UnknownGpuError or UnreadableGpuError if this machine lacks what is
+    requested, and the errors of ``training.machines.follow.follow``."""
     place = request.place
     assert place is not None
     if request.argument("use_cpu"):
@@ -96,11 +92,7 @@ def follow_first(request: RunRequest, say: Say) -> None:
 
 def leading(request: RunRequest, say: Say) -> AbstractContextManager[Machines | None]:
     """Returns a context manager that yields the other machines, or None without any; its exit sends them the outcome.
-
-    Raises:
-        UsageError: this machine cannot listen on the port.
-        OutputFolderError: the key cannot be written.
-    """
+    Raises UsageError if this machine cannot listen on the port, and OutputFolderError if the key cannot be written."""
     if request.place is None:
         return nullcontext()
     from autotrain_mem.training.machines.lead import Machines

@@ -75,10 +75,8 @@ class SupervisedRun:
         return self.output.path
 
     def finish(self, *, restarts: int) -> Report:
-        """Trains to the end; writes ``plan.json`` before the training and ``run.json`` after it.
-
-        Args:
-            restarts: The most restarts in a row without a new checkpoint.
+        """Trains to the end; writes ``plan.json`` before the training and ``run.json`` after it. ``restarts``: the most
+        restarts in a row without a new checkpoint.
 
         Raises:
             OutputFolderError: the checkpoint to resume from is unusable, or a file cannot be written.
@@ -197,6 +195,10 @@ class SupervisedRun:
                 experience = experience.with_learned(codec.from_json(LearnedLimits, event["learned"]))
             case "restart":
                 experience = experience.with_restart(codec.from_json(Restart, event["restart"]))
+            case "checkpoint" if not (self.folder / PLAN_NAME).exists():
+                self._keep(self.plan)
+                gone = f"{self.folder} was removed or moved in mid-run: {PLAN_NAME} is written again."
+                self.record({"event": "note", "message": f"{gone} Earlier checkpoints are not in it."})
             case "note" if event["message"] in self._notes:
                 return
             case "note":

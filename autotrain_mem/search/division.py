@@ -53,12 +53,9 @@ def share(knobs: Knobs) -> int:
 
 
 def rows_allowed(job: Job, knobs: Knobs) -> tuple[int, ...] | None:
-    """Returns the micro-batches that the trainer accepts, largest first; None for all divisors.
-
-    Raises:
-        BatchSplitError: no micro-batch divides the batches, or the given one does not.
-        UsageError: the sizes of groups and generations contradict each other.
-    """
+    """Returns the micro-batches that the trainer accepts, largest first; None for all divisors. Raises BatchSplitError
+    if no micro-batch divides the batches, or the given one does not, and UsageError if the sizes of groups and
+    generations contradict each other."""
     # TRL divides by these without a check.
     names = (GENERATION, GENERATION_STEPS, MINI_BATCHES, EVALUATED_GROUP)
     check_positive({name: value for name in names if (value := job.arguments.get(name)) is not None})

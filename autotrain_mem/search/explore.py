@@ -38,12 +38,9 @@ def best_of(
     """Returns the plan of one level, or None if nothing on it fits.
 
     If a rehearsal of the whole model, or a run with rows of mixed lengths, rules the choice out, the next one is tried.
-    If an adapter that the level turns on is too large, the largest rank that should fit is taken.
-
-    Args:
-        confirmed: Whether to rehearse the choice on the whole model, with those neighbours that nearly fit.
-        meanwhile: Called with the choice before it is confirmed, to rehearse the points that it is compared with.
-    """
+    If an adapter that the level turns on is too large, the largest rank that should fit is taken. ``confirmed``:
+    whether to rehearse the choice on the whole model, with those neighbours that nearly fit. ``meanwhile``: called with
+    the choice before it is confirmed, to rehearse the points that it is compared with."""
     found = _best(level, memo, confirmed=confirmed)
     while confirmed and found is not None:
         memo.foresee(found.knobs)
@@ -189,12 +186,8 @@ def most_that_fits(space: Space, points: Sequence[Knobs], memo: Memo, *, turns: 
     Peak memory is nearly linear in the tokens of a micro-batch, so the first and the last point give a slope, and the
     third rehearsal is near the border: of 1, 2, 4, 8 rows with a border at 4 it rehearses 1, 8, then 4. The point
     without accumulation bends the curve. A line between both sides of the border then overestimates, but a line through
-    two points that do not fit does not, so the lower of both counts.
-
-    Args:
-        points: Ordered by demand, not empty.
-        turns: The most guesses after the first and last point.
-    """
+    two points that do not fit does not, so the lower of both counts. ``points``: ordered by demand, not empty.
+    ``turns``: the most guesses after the first and last point."""
     low, high = 0, len(points) - 1
     if not memo(points[low]).fits:
         return None

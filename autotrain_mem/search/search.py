@@ -54,11 +54,8 @@ def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult
     last; if one of them fits after all, the levels are climbed again.
 
     Example: with an effective batch of 8, 4 rows fit without checkpointing. The search rehearses 8 rows without it (do
-    not fit), 1 row with it (fits), and 4 rows without it (fit). No other point can be faster.
-
-    Raises:
-        UsageError: ``space.forbid`` names an unknown lever.
-    """
+    not fit), 1 row with it (fits), and 4 rows without it (fit). No other point can be faster. Raises UsageError if
+    ``space.forbid`` names an unknown lever."""
     climb = _Climb(space=space, memo=memo, limits=limits, levels=levels(space))
     floors = {level.name: level.least for level in climb.levels}
     too_large = {name: floor for name, floor in floors.items() if memo.predictor.exceeds(floor)}

@@ -121,13 +121,10 @@ def make_space(
     profile: DataProfile | None = None,
     nodes: int = 1,
 ) -> Space:
-    """Returns the space of one job. ``longest`` and ``profile`` are None if the data were not read.
-
-    Raises:
-        UsageError: numbers that are not positive integers, all in one message.
-        BatchSplitError: the pinned sizes do not make up the effective batch.
-        ContextLengthError: the pinned max_length, or prompt and completion together, exceed the model's context.
-    """
+    """Returns the space of one job. ``longest`` and ``profile`` are None if the data were not read. Raises UsageError
+    for numbers that are not positive integers, all in one message, BatchSplitError if the pinned sizes do not make up
+    the effective batch, and ContextLengthError if the pinned max_length, or prompt and completion together, exceed the
+    model's context."""
     names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
     given = {name: value for name, value in without_maximized(job.arguments).items() if name in names}
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}

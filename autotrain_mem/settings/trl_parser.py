@@ -104,9 +104,7 @@ def read_given(
             raise unknown_names(method, flags_of_nobody, known, "flag", "--", methods_with)
         raise UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="Put a value with spaces in quotes.")
     given = _by_todays_names({**silent, **vars(keys)}) | _by_todays_names(vars(flags))
-    for name, value in given.items():
-        if isinstance(value, float) and math.isnan(value):
-            raise UsageError(f"--{name} is nan, with which nothing can be computed.", hint="Give a number.")
+    check_finite(given)
     asked = [name for name in MAXIMIZED if given.get(name) == MOST]
     if len(asked) > 1:
         raise UsageError(
@@ -114,6 +112,26 @@ def read_given(
             hint=f"Give a number for all but one of them, or search for one after the other: --{asked[0]} {MOST}.",
         )
     return given
+
+
+_CEILINGS = (
+    *("max_grad_norm", "epsilon_high", "delta", "off_policy_mask_threshold"),
+    *("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+)
+"""Arguments for which infinity means that nothing is clipped (``trl/trainer/grpo_trainer.py: _compute_loss``)."""
+
+
+def check_finite(given: Mapping[str, Any]) -> None:
+    """Raises UsageError for an argument that is nan, or infinite although it is no upper limit."""
+    for name, value in given.items():
+        for each in value if isinstance(value, list | tuple) else (value,):
+            is_number = isinstance(each, float) and not math.isnan(each)
+            if isinstance(each, float) and not (
+                is_number and (math.isfinite(each) or (each > 0 and name in _CEILINGS))
+            ):
+                raise UsageError(
+                    f"--{name} is {each}, with which nothing can be computed.", hint="Give a finite number."
+                )
 
 
 def _ratio(text: str) -> float:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
+from autotrain_mem.support.host import NO_INODES, lacks_inodes
 
 OUTPUT_FOLDER = "--output_dir a folder"
 """The place of a run's files, as hints name it: "Give --output_dir a folder elsewhere"."""
 
-_ON_ANOTHER_DISK = "Free some space, or give {place} on another disk."
+_ON_ANOTHER_DISK = "Remove some files, or give {place} on another disk."
 _WRITABLE = "Give {place} that you may write to."
 _THERE = "Make the folder first, or give {place} elsewhere."
 _REASONS = {
@@ -34,6 +35,8 @@ _REASONS = {
 }
 """errno -> its meaning to the user, and the fix."""
 
+LARGEST_JSON_BYTES = 1 << 30
+"""More than any file of JSON that is read: ``trainer_state.json`` grows by some 200 bytes with each logged step."""
 PARTIAL = ".partial"
 """Suffix of a file that is being written."""
 NOT_ORDINARY = "it is a device, a pipe or a socket, not a file"
@@ -109,10 +112,26 @@ def open_own(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666, *, f
     raise OSError(*((errno.EISDIR, os.strerror(errno.EISDIR)) if is_folder else (errno.EINVAL, NOT_ORDINARY)), path)
 
 
+def is_ordinary(path: Path) -> bool:
+    """Returns whether a path is a regular file, a folder, a link to one, or nothing that can be opened."""
+    return not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path)
+
+
 def read_start(path: Path, most_bytes: int) -> bytes:
     """Returns a file's first bytes. Raises OSError if :func:`open_ordinary` does."""
     with open_ordinary(path) as file:
         return file.read(most_bytes)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON object from a regular file. Raises OSError if it cannot be opened, ValueError for other content."""
+    try:
+        content = json.loads(read_start(path, LARGEST_JSON_BYTES))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ValueError("it is not a JSON object")
+    return content
 
 
 @contextlib.contextmanager
@@ -126,6 +145,7 @@ def refusal(path: Path, error: OSError, place: str) -> OutputFolderError:
     """Returns the error for a file that cannot be written."""
     unforeseen = (error.strerror or str(error), "Give {place} elsewhere.")
     reason, hint = _REASONS.get(error.errno or 0, unforeseen)
+    reason = NO_INODES if error.errno == errno.ENOSPC and lacks_inodes(path) else reason
     return OutputFolderError(f"Cannot write {path}: {reason}.", hint=hint.format(place=place))
 
 
@@ -136,11 +156,9 @@ def check_replaceable(
     is_one: Callable[[Path], bool],
     error: type[OutputFolderError | PlanFileError] = OutputFolderError,
 ) -> None:
-    """Checks early that a path is writable, and that a file which already exists there is a ``what``.
-
-    Args:
-        is_one: Returns whether a file may be replaced. Raises OSError if it cannot be read.
-        error: The error for a file that may not be replaced.
+    """Checks early that a path is writable, and that a file which already exists there is a ``what``. ``is_one``:
+    returns whether a file may be replaced. Raises OSError if it cannot be read. ``error``: the error for a file that
+    may not be replaced.
 
     Raises:
         OutputFolderError: its folder does not exist or is not writable, or the path is a folder, a device or a pipe.
@@ -150,6 +168,8 @@ def check_replaceable(
             raise OSError(errno.ENOENT, "")
         if not os.access(file.parent, os.W_OK | os.X_OK):
             raise OSError(errno.EACCES, "")
+        if lacks_inodes(file.parent):
+            raise OSError(errno.ENOSPC, "")
         is_taken = file.exists() and not is_one(file)
     except OSError as problem:
         raise refusal(file, problem, place) from problem

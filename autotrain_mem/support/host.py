@@ -19,6 +19,8 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autotrain_mem.support.units import format_bytes
+
 ROOT = pathlib.Path("/")
 
 
@@ -31,6 +33,22 @@ def existing(folder: pathlib.Path) -> pathlib.Path:
 def free_disk_bytes(folder: str | pathlib.Path) -> int:
     """Returns the free bytes of the disk that a folder, which need not exist, would be on."""
     return shutil.disk_usage(existing(pathlib.Path(folder))).free
+
+
+def lacks_inodes(folder: str | pathlib.Path) -> bool:
+    """Returns whether a disk can hold no more files, whatever bytes are free: the system then reports a full disk
+    (statvfs(3); ``f_files`` is 0 on a disk without a limit, such as of btrfs)."""
+    status = os.statvfs(existing(pathlib.Path(folder)))
+    return bool(status.f_files) and not status.f_favail
+
+
+NO_INODES = "the disk has no inode left for another file (see df -i)"
+
+
+def free_room(folder: str | pathlib.Path) -> str:
+    """Returns the free room of a folder's disk as the end of a sentence: ``whose disk has 2.00 GiB free``."""
+    free = f"whose disk has {format_bytes(free_disk_bytes(folder))} free"
+    return f"{free}, but {NO_INODES}" if lacks_inodes(folder) else free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

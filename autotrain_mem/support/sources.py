@@ -1,6 +1,5 @@
 """Rejects missing models and data, and an unreachable hub, within seconds; the hub's clients take half a minute."""
 
-import json
 import math
 import os
 import socket
@@ -18,6 +17,7 @@ from autotrain_mem.support.errors import (
     ModelConfigError,
     ModelNotFoundError,
 )
+from autotrain_mem.support.files import is_ordinary, read_object
 
 DATA_KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 """Suffix of a data file -> the datasets library's name of its kind."""
@@ -29,6 +29,8 @@ _PATHS = ("/", "./", "../", "~")
 """Prefixes of names that are not hub ids."""
 _MOST_SLASHES = 1
 """A hub id is NAME or OWNER/NAME (huggingface_hub/utils/_validators.py: validate_repo_id)."""
+_MORE_TEMPLATES = "additional_chat_templates/*"
+"""Files that a tokenizer also reads (``transformers/utils/hub.py: list_repo_templates``)."""
 _CHECK_PATH = "Check the path that --dataset gives."
 _SIZES = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"), (1, 10**7)),
@@ -43,12 +45,9 @@ def saved_model(flag: str) -> str:
 
 
 def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
-    """Reads ``config.json`` of a model's folder; None for a name that may be a hub id.
-
-    Raises:
-        ModelNotFoundError: the path is a file, or a folder without a model.
-        ModelConfigError: config.json is not a model's config, or the folder holds a pipe or a device.
-    """
+    """Reads ``config.json`` of a model's folder; None for a name that may be a hub id. Raises ModelNotFoundError if the
+    path is a file, or a folder without a model, and ModelConfigError if config.json is not a model's config, or the
+    folder holds a pipe or a device."""
     path = Path(name)
     if path.is_file():
         raise ModelNotFoundError(f"{path} is a file.", hint=f"Give the folder that holds it: {flag} {path.parent}")
@@ -65,21 +64,22 @@ def check_model_folder(name: str, flag: str) -> dict[str, Any] | None:
         )
     if not file.is_file():
         raise ModelNotFoundError(f"{path} holds no config.json.", hint=saved_model(flag))
-    if odd := [each.name for each in path.iterdir() if each.exists() and not (each.is_file() or each.is_dir())]:
-        raise ModelConfigError(f"{path / odd[0]} is not a regular file.", hint="Download or save the model again.")
+    check_regular(name, flag)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ModelConfigError(
-            f"{file} is not JSON: line {error.lineno}, column {error.colno} ({error.msg}).",
-            hint="Download or save the model again: the file is probably truncated.",
-        ) from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        config = read_object(file)
+    except (OSError, ValueError) as error:  # for truncated JSON with line and column
         raise ModelConfigError(f"{file} cannot be read: {error}.", hint="Download or save the model again.") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+    if "model_type" not in config:
         raise ModelConfigError(f"{file} names no model_type, so it is not a model's config.", hint=saved_model(flag))
     check_sizes(config, str(file))
     return config
+
+
+def check_regular(name: str, flag: str) -> None:
+    """Raises ModelConfigError if a file, or one in a model's folder, is a pipe or a device, which may be endless."""
+    path = Path(name)
+    if odd := [each for each in (path, *path.glob("*"), *path.glob(_MORE_TEMPLATES)) if not is_ordinary(each)]:
+        raise ModelConfigError(f"{odd[0]} is not a regular file.", hint=f"Download or save it again, or change {flag}.")
 
 
 def check_sizes(config: Mapping[str, Any], where: str) -> None:
@@ -122,7 +122,9 @@ def check_data_path(name: str) -> None:
             raise DatasetNotFoundError(f"No file {path}.", hint=_CHECK_PATH)
         if path.stat().st_size == 0:
             raise EmptyDatasetError(f"{path} is empty.", hint=ONE_ROW)
-    elif path.is_file():
+    elif odd := [each for each in path.rglob("*") if not is_ordinary(each)]:
+        raise MalformedDatasetError(f"{odd[0]} is not a regular file.", hint="Remove it from the folder.")
+    elif path.is_file() or not is_ordinary(path):
         raise MalformedDatasetError(f"The file type of {name} is not supported.", hint=WHAT_IS_READ)
     elif is_path(name) and not path.exists():
         raise DatasetNotFoundError(f"No file or folder {name}.", hint=_CHECK_PATH)

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotrain_mem.support.files import PARTIAL, replace_file
+from autotrain_mem.support.files import PARTIAL, read_start, replace_file
 from autotrain_mem.support.units import KIB, MIB
 
 LIMIT_BYTES = 200 * MIB
@@ -49,12 +49,8 @@ def cache_folder() -> pathlib.Path | None:
 
 
 class Store:
-    """Keeps values between runs.
-
-    Args:
-        folder: Created when first needed. None keeps nothing.
-        on_damage: Called with a message, once for damaged files and once for a folder that cannot be written.
-    """
+    """Keeps values between runs. ``folder``: created when first needed. None keeps nothing. ``on_damage``: called with
+    a message, once for damaged files and once for a folder that cannot be written."""
 
     def __init__(
         self,
@@ -76,14 +72,14 @@ class Store:
             return None
         path, damage = _path(self._folder, kind, key), ""
         try:
-            kept = json.loads(zlib.decompress(path.read_bytes(), wbits=_GZIP))
+            kept = json.loads(zlib.decompress(read_start(path, self._limit_bytes), wbits=_GZIP))
             if not isinstance(kept, dict) or _canonical([kept.get("kind"), kept.get("key")]) != _canonical([kind, key]):
                 damage = "a file has another key"
         except FileNotFoundError:
             return None
         except OSError as error:
             damage = _reason(error)
-        except (ValueError, zlib.error):
+        except (ValueError, RecursionError, zlib.error):
             damage = "a file is corrupt"
         if damage:
             with contextlib.suppress(OSError):

@@ -4,6 +4,7 @@ import difflib
 import functools
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,9 @@ def read_yaml(path: str, flag: str) -> dict[str, Any]:
 
     hint = f"Write key: value in {path}, one a line."
     try:
-        with open(path, "rb") as file:
+        # A shell's <(command) is a pipe. One that nobody writes to is empty, and opening it does not block.
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            os.set_blocking(file.fileno(), True)
             content = file.read(LARGEST_CONFIG_BYTES + 1)
         if len(content) > LARGEST_CONFIG_BYTES:
             message = f"The config {path} is larger than {format_bytes(LARGEST_CONFIG_BYTES)}."

@@ -12,12 +12,8 @@ from autotrain_mem.types.hardware import Capability
 def refuse_unrehearsed(config: Any, asked: Any) -> None:
     """Raises UnsupportedModelError for a quantization that is not rehearsed, and for a second quantization.
 
-    Only bitsandbytes' quantization is rehearsed, and checkpoints in mxfp4 if they are dequantized.
-
-    Args:
-        config: The model's config.
-        asked: The quantization config given by the user, or None.
-    """
+    Only bitsandbytes' quantization is rehearsed, and checkpoints in mxfp4 if they are dequantized. ``config``: the
+    model's config. ``asked``: the quantization config given by the user, or None."""
     present = quantization_method(checkpoint_quantization(config))
     if present == "mxfp4" and getattr(asked, "dequantize", False):
         return
@@ -110,12 +106,8 @@ FLASH_NAMES = ("flash_attention_2", "flash_attention_3", *(f"kernels-community/{
 def why_no_attention(
     attn_implementation: str | None, compute_capability: Capability, dtype: torch.dtype, head_dim: int
 ) -> str | None:
-    """Explains why an attention implementation cannot run or be rehearsed on a card; None if it can.
-
-    Args:
-        dtype: The dtype in which attention computes.
-        head_dim: The largest head dimension of the model.
-    """
+    """Explains why an attention implementation cannot run or be rehearsed on a card; None if it can. ``dtype``: the
+    dtype in which attention computes. ``head_dim``: the largest head dimension of the model."""
     if attn_implementation in (None, "eager", "sdpa"):
         return None
     if attn_implementation not in FLASH_NAMES:

@@ -49,11 +49,8 @@ def problems(args: Any, tokenizer: Any) -> Iterator[tuple[str, str]]:
 
 
 def verify(trainer: Any) -> None:
-    """Checks that the settings of the trainer's config took effect.
-
-    Raises:
-        TrainingError: a setting did not take effect.
-        EmptyDatasetError: there are too few prompts for one rollout, so that TRL's loop would wait forever.
+    """Checks that the settings of the trainer's config took effect. Raises TrainingError if a setting did not take
+    effect, and EmptyDatasetError if there are too few prompts for one rollout, so that TRL's loop would wait forever.
     """
     if broken := [*_broken_promises(trainer)]:
         raise TrainingError(

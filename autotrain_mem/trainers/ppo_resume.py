@@ -22,11 +22,8 @@ STATE = "trainer_state.json"
 
 def find_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> Path | None:
     """Returns the checkpoint to resume from: the named one, or for True the newest complete one in the output folder.
-
-    Raises:
-        OutputFolderError: the output folder has no checkpoint.
-        TrainingError: the checkpoint lacks a part, as do checkpoints of TRL's own PPOTrainer.
-    """
+    Raises OutputFolderError if the output folder has no checkpoint, and TrainingError if the checkpoint lacks a part,
+    as do checkpoints of TRL's own PPOTrainer."""
     if resume_from_checkpoint is None or resume_from_checkpoint is False:
         return None
     if resume_from_checkpoint is not True:
@@ -105,12 +102,9 @@ def seed_shuffling(dataloader: Any, seed: int) -> None:
 
 
 def batches_after(done: int, dataloader: Any, restore_rng: Callable[[], None]) -> Iterator[Any]:
-    """Yields the batches of endless passes over the data, without the first ``done`` batches.
-
-    Args:
-        restore_rng: Restores the state that the global generators had after batch ``done``. It is called once a pass
-            has begun, since its beginning draws from them (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``).
-    """
+    """Yields the batches of endless passes over the data, without the first ``done`` batches. ``restore_rng``: restores
+    the state that the global generators had after batch ``done``. It is called once a pass has begun, since its
+    beginning draws from them (``torch/utils/data/dataloader.py: _BaseDataLoaderIter``)."""
     passes, within = divmod(done, len(dataloader))
     for _ in range(passes):
         collections.deque(dataloader.batch_sampler, maxlen=0)

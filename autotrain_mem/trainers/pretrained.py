@@ -54,11 +54,9 @@ def load_processor(model: str, max_pixels: int | None = None, **options: Any) ->
     """Loads a model's processor with its tokenizer, or for a text model the tokenizer alone.
 
     Without torchvision, which a video processor needs (``transformers/processing_utils.py: ProcessorMixin.__init__``),
-    the processor is assembled from its image and text parts.
-
-    Args:
-        max_pixels: The limit for the size of images (see :func:`image_processor`).
-        options: Arguments of ``from_pretrained``, such as ``trust_remote_code`` and ``revision``.
+    the processor is assembled from its image and text parts. ``max_pixels``: the limit for the size of images (see
+    :func:`image_processor`). ``options``: arguments of ``from_pretrained``, such as ``trust_remote_code`` and
+    ``revision``.
 
     Raises:
         OSError, ValueError, TypeError, ImportError: transformers raises them if there is no processor.
@@ -82,17 +80,12 @@ def load_processor(model: str, max_pixels: int | None = None, **options: Any) ->
 
 
 def image_processor(model: str, max_pixels: int | None = None, **options: Any) -> Any:
-    """Loads the model's image processor, based on torchvision if that is installed, else on Pillow.
-
-    Args:
-        max_pixels: The area in pixels to which larger images are reduced. Qwen-VL's processor limits the area itself
-            (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's cuts images into square tiles, and limits
-            their longest side: the limit becomes the side of the largest square of whole tiles within this area
-            (``image_processing_smolvlm.py: resize, split_images``).
-
-    Raises:
-        UsageError: the processor resizes all images to one size.
-    """
+    """Loads the model's image processor, based on torchvision if that is installed, else on Pillow. ``max_pixels``: the
+    area in pixels to which larger images are reduced. Qwen-VL's processor limits the area itself
+    (``image_processing_qwen2_vl.py: smart_resize``). SmolVLM's cuts images into square tiles, and limits their longest
+    side: the limit becomes the side of the largest square of whole tiles within this area
+    (``image_processing_smolvlm.py: resize, split_images``). Raises UsageError if the processor resizes all images to
+    one size."""
     from transformers import AutoImageProcessor
 
     made = AutoImageProcessor.from_pretrained(model, **options)
@@ -240,12 +233,8 @@ def why_unreachable(error: Exception) -> str:
 
 
 def load_config(model: str, **options: Any) -> Any:
-    """Loads the model's transformers config.
-
-    Raises:
-        ModelNotFoundError: there is no config, or the hub does not provide it.
-        UnsupportedModelError: the installed transformers does not support the architecture.
-    """
+    """Loads the model's transformers config. Raises ModelNotFoundError if there is no config, or the hub does not
+    provide it, and UnsupportedModelError if the installed transformers does not support the architecture."""
     from transformers import AutoConfig
 
     try:

@@ -53,12 +53,8 @@ class Call:
 
 
 def write(call: Call, folder: pathlib.Path) -> str:
-    """Writes a call without the values of its tensors. Returns the file's path.
-
-    Raises:
-        UsageError: the call has no tokenizer, or holds an object that cannot leave its process.
-        OutputFolderError: the file cannot be written.
-    """
+    """Writes a call without the values of its tensors. Returns the file's path. Raises UsageError if the call has no
+    tokenizer, or holds an object that cannot leave its process, and OutputFolderError if the file cannot be written."""
     from autotrain_mem.trainers import pickle_without_tensors  # torch takes seconds to import
 
     # TRL would look for the tokenizer of a model without a name in an empty repository (``sft_trainer.py: __init__``).

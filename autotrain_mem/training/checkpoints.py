@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from autotrain_mem.support.errors import OutputFolderError
-from autotrain_mem.support.files import replace_file
+from autotrain_mem.support.files import is_ordinary, read_object, replace_file
 
 MANIFEST = "autofit.checkpoint.json"
 STATE = "trainer_state.json"
@@ -117,6 +116,8 @@ def why_torn(checkpoint: Path) -> str:
     >>> why_torn(Path("checkpoint-that-is-not-there"))
     'trainer_state.json is missing'
     """
+    if odd := [path.name for path in checkpoint.rglob("*") if not is_ordinary(path)]:
+        return f"{odd[0]} is not a regular file"  # torch would read a pipe or a device for ever
     return _first_of(_against_manifest if (checkpoint / MANIFEST).is_file() else _by_structure, checkpoint)
 
 
@@ -165,8 +166,8 @@ def newest_start(
 
 def run_of(checkpoint: Path) -> str:
     """Returns the id of the run that wrote a checkpoint, from its manifest; empty if it has none."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return str(_manifest(checkpoint).get("run", ""))
+    with contextlib.suppress(OSError, ValueError):
+        return str(read_object(checkpoint / MANIFEST).get("run", ""))
     return ""
 
 
@@ -193,8 +194,8 @@ def check_order(checkpoint: Path, order: Mapping[str, str]) -> None:
     """Raises OutputFolderError if a checkpoint's row order differs from this run's (``order``, as returned by
     :func:`training.process.checkpointing.order_of`): resuming skips as many rows as were trained."""
     before = order
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        before = _manifest(checkpoint)["order"]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        before = dict(read_object(checkpoint / MANIFEST)["order"])
     if other := {name: was for name, was in before.items() if was != order.get(name, was)}:
         changes = "; ".join(f"{name} {was} in the checkpoint, {order[name]} now" for name, was in other.items())
         flags = ", ".join(f"no {name}" if was == "None" else f"{name} {was}" for name, was in other.items())
@@ -214,8 +215,8 @@ def discard(checkpoint: Path) -> None:
 
 def step_of(checkpoint: Path) -> int:
     """Reads a checkpoint's step from its state, not from its name; 0 if the state names no step."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+        return int(read_object(checkpoint / STATE)["global_step"])
     return 0
 
 
@@ -234,7 +235,7 @@ def _has_state(checkpoint: Path) -> bool:
 def _first_of(problems: Callable[[Path], Iterator[str]], checkpoint: Path) -> str:
     try:
         return next(problems(checkpoint), "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return f"it cannot be read: {type(error).__name__}: {error}"
 
 
@@ -260,13 +261,8 @@ def _checksum(file: Path) -> int:
     return value
 
 
-def _manifest(checkpoint: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-    return manifest
-
-
 def _against_manifest(checkpoint: Path) -> Iterator[str]:
-    for name, size in _manifest(checkpoint)["files"].items():
+    for name, size in read_object(checkpoint / MANIFEST)["files"].items():
         file = checkpoint / name
         if not file.is_file():
             yield f"{name} is missing"
@@ -276,7 +272,7 @@ def _against_manifest(checkpoint: Path) -> Iterator[str]:
 
 def _against_checksums(checkpoint: Path) -> Iterator[str]:
     """Compares contents with the checksums. There are none without a manifest, or in one of an earlier version."""
-    sums = _manifest(checkpoint).get("crc32", {}) if (checkpoint / MANIFEST).is_file() else {}
+    sums = read_object(checkpoint / MANIFEST).get("crc32", {}) if (checkpoint / MANIFEST).is_file() else {}
     for name, value in sums.items():
         if _checksum(checkpoint / name) != value:
             yield f"{name} differs from its checksum"
@@ -286,14 +282,14 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
     if not (checkpoint / STATE).is_file():
         yield f"{STATE} is missing"
         return
-    step = int(json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["global_step"])
+    step = int(read_object(checkpoint / STATE)["global_step"])
     if _NUMBERED.fullmatch(checkpoint.name) and checkpoint.name != f"checkpoint-{step}":
         yield f"{STATE} has step {step}"
     if not any(any(checkpoint.rglob(kind)) for kind in _WEIGHTS):
         yield "it holds no weights"
     for file in _files(checkpoint):
         if file.name.endswith(".index.json"):
-            shards = sorted(set(json.loads(file.read_text(encoding="utf-8"))["weight_map"].values()))
+            shards = sorted(set(read_object(file)["weight_map"].values()))
             yield from (f"{shard} is missing" for shard in shards if not (file.parent / shard).is_file())
         elif not _is_complete(file):
             yield f"{file.name} is cut short"

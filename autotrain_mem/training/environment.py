@@ -67,11 +67,8 @@ def meeting_port(request: Request, environment: Mapping[str, str], *, several_ma
 
     The port stays bound within the block, so that the system gives it to no other process. Rank 0 can still listen on
     it, because both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for torch's store).
-    With several machines, the user's port is for the machines, not for the ranks.
-
-    Raises:
-        UsageError: the user's port is taken, or is not a port number.
-    """
+    With several machines, the user's port is for the machines, not for the ranks. Raises UsageError if the user's port
+    is taken, or is not a port number."""
     if not request.knobs.has_group:
         yield 0
         return

@@ -19,6 +19,7 @@ from typing import Any
 
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.files import A_LINK, NOT_ORDINARY, open_own
+from autotrain_mem.support.host import NO_INODES, lacks_inodes
 from autotrain_mem.types.report import RUN_NAME
 
 if sys.platform != "win32":  # Windows has no flock: runs there are not locked
@@ -192,6 +193,8 @@ def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) ->
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         reason = "is not writable" if nearest.is_dir() else "is a file"
         raise unwritable(output_dir, f"{nearest} {reason}")
+    if lacks_inodes(nearest):
+        raise unwritable(output_dir, NO_INODES)
     if os.path.lexists(folder / LOCK_NAME):
         with lock_folder(output_dir):
             pass
@@ -226,6 +229,8 @@ def is_held_by(folder: Path, pid: int, host: str) -> bool:
 
 def unwritable(folder: str | Path, reason: str) -> OutputFolderError:
     """Returns the error for an output folder that cannot be written to."""
+    if reason.endswith(os.strerror(errno.ENOSPC)) and lacks_inodes(folder):
+        reason = NO_INODES
     return OutputFolderError(
         f"Cannot write to the output folder {folder}: {reason}.",
         hint="Remove the file of that name, or give another --output_dir."

@@ -61,11 +61,9 @@ class RunBackend(Protocol):
 
 
 def supervise(first: RunAttempt, backend: RunBackend, *, restarts: int, on_event: Callable[[Event], None]) -> Event:
-    """Trains to the end; returns the ``end`` event of the last process.
-
-    Args:
-        restarts: The most restarts in a row without a new checkpoint; 0 for none.
-        on_event: Gets the events of every process, and a ``restart`` between two processes.
+    """Trains to the end; returns the ``end`` event of the last process. ``restarts``: the most restarts in a row
+    without a new checkpoint; 0 for none. ``on_event``: gets the events of every process, and a ``restart`` between two
+    processes.
 
     Raises:
         AutofitError: the last process's error; the hint says why it was not restarted, and what to resume from.

@@ -88,11 +88,8 @@ class Trained:
     @staticmethod
     def extrapolated(short: Trained | None, long: Trained | None, copies: int, all_copies: int) -> Trained | None:
         """Computes the whole model's numbers from two truncated copies. They are exact: all periods add equally many.
-
-        Args:
-            copies: The periods of layers that ``long`` has in addition to ``short``.
-            all_copies: The periods of layers that the whole model has in addition to ``short``.
-        """
+        ``copies``: the periods of layers that ``long`` has in addition to ``short``. ``all_copies``: the periods of
+        layers that the whole model has in addition to ``short``."""
         if short is None or long is None:
             return None
         pairs = (short.parameters, long.parameters), (short.of_parameters, long.of_parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from autotrain_mem.settings.trl_parser import TrlFlags
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import WorkerDiedError, WorkerTimeoutError
 from autotrain_mem.support.processes import Child, ChildDied, ChildTimeout
+from autotrain_mem.trainers.template_limits import stopped
 from autotrain_mem.types import Counting, DataProfile, Fingerprint, Job, Knobs, Trace
 from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.hardware import Capability
@@ -161,6 +163,8 @@ class Worker:
                 while "progress" in (answer := child.receive(TIME_LIMIT_SECONDS)):
                     on_progress(codec.from_json(Counting, answer["progress"]))
             except ChildDied as death:
+                if death.code == -signal.SIGVTALRM:
+                    raise stopped() from death
                 cause = f"exit status {death.code}"
                 if death.code is not None and death.code < 0:
                     cause = f"killed by signal {-death.code}"

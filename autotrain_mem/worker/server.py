@@ -24,6 +24,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.processes import Channel
 from autotrain_mem.support.store import Store, cache_folder
+from autotrain_mem.trainers.template_limits import limit_templates
 from autotrain_mem.types import Job, Knobs, Trace
 from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.hardware import Capability
@@ -259,6 +260,8 @@ def main() -> None:
         from trl import SFTTrainer  # noqa: F401
 
         from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401
+
+        limit_templates(memory=True)
     if not channel.is_asked:
         with contextlib.suppress(Exception):  # once per installation, while another worker has the first request
             if kept_names(Store(cache_folder())) is None:

@@ -105,7 +105,7 @@ WRONG: Mapping[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_every_mistake_has_one_clear_message(mistake: str, here: Path) -> None:
+def test_a_mistake_has_one_message(mistake: str, here: Path) -> None:
     call, words = WRONG[mistake]
     with pytest.raises(UsageError) as raised:
         call()
@@ -136,9 +136,7 @@ def test_an_error_keeps_what_libraries_raised_gets_no_note_without_flags_and_sur
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), UsageError("wrong")], ids=["Ctrl-C", "an error"])
-def test_workers_end_with_the_call_however_it_ends(
-    ending: BaseException, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_end_with_the_call(ending: BaseException, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[object] = []
 
     def interrupted(*_: object) -> api.Rehearsals:

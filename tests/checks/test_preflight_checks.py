@@ -151,9 +151,7 @@ def judged(
     return list(collect(table.PREFLIGHT, replace(one, config=config), UNFORESEEN))
 
 
-def test_tokens_without_an_embedding_count_if_a_batch_may_hold_them(
-    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_without_an_embedding_count_if_in_batches(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model_folder("qwen2")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["plain"])

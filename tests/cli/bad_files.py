@@ -1,6 +1,7 @@
 """Everything that can be wrong with a model folder, a dataset, a config or a plan, as files."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
     for name, content in {**DATASETS, **CONFIGS, **PLANS, **texts}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    os.mkfifo(folder / "pipe.yaml")
     # good data of other kinds, and rows of pairs and prompts that are not
     spoken = [{"text": " ".join(message["content"] for message in row["messages"])} for row in rows]
     written = {

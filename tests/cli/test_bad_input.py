@@ -26,9 +26,7 @@ ELSEWHERE = {1, 3, 12, 13, 50, 51, 52, 60, 61, 130}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_every_mistake_has_one_clear_message(
-    name: str, autofit: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_has_one_message(name: str, autofit: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, line, words = MISTAKES[name]
     if name in SHELL:
         monkeypatch.setenv(*SHELL[name])

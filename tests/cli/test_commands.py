@@ -132,9 +132,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
         assert process.stderr.read() == b""
 
 
-def test_all_cards_are_compared_and_one_on_which_nothing_fits_says_so(
-    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_cards_are_compared_and_one_may_fit_nothing(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "catalog", lambda **_: (named("300MiB"), named("2MiB")))
     line = ["plan", "sft", "--model", "tiny", "--max_length", "16", "--gpu", "all", "--fit", "lossless"]
     ran = autofit(*line, "--json")

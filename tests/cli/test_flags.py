@@ -102,9 +102,7 @@ def test_every_switch_needs_no_value() -> None:
     assert read == dict.fromkeys(switches, True)
 
 
-def test_a_recipe_is_read_in_its_three_parts_and_our_keys_may_also_stand_at_the_top(
-    recipe: Path, tmp_path: Path
-) -> None:
+def test_a_recipe_is_read_in_its_three_parts_and_our_keys_may_stand_at_the_top(recipe: Path, tmp_path: Path) -> None:
     request, _ = flags.read("autofit sft", [f"--config={recipe}"])
     assert (request.autofit.gpu, request.plan_only, request.autofit.effective_batch_size) == ("rtx3060", True, 16)
     assert request.autofit.forbid == {"8bit_optimizer", "max_length"}

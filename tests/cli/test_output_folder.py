@@ -64,6 +64,8 @@ def test_a_folder_that_holds_no_run_that_one_works_in_or_that_is_read_is_not_mov
         output_dir.check_output(replace(_job(folder), dataset=str(folder / "rows.jsonl")), overwrite=True)
     with pytest.raises(UsageError, match="--resume_from_checkpoint"):
         output_dir.check_output(_job(folder, resume_from_checkpoint=True), overwrite=True)
+    with pytest.raises(OutputFolderError, match="has control characters"):
+        output_dir.check_output(_job(tmp_path / "r\x1b[2Jun"), overwrite=False)
     monkeypatch.chdir(folder)
     with pytest.raises(OutputFolderError, match="is the working directory or contains it"):
         run_folder.move_aside(".")

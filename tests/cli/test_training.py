@@ -79,9 +79,7 @@ def test_no_name_that_a_run_writes_is_one_under_which_a_users_file_would_be_lost
     assert [path.name for path in (files / "tried").iterdir() if not any(map(path.match, known))] == []
 
 
-def test_a_training_leaves_a_report_with_its_rehearsed_step_and_what_it_measured(
-    autofit_once: Autofit, files: Path
-) -> None:
+def test_a_training_leaves_a_report_with_its_step_and_what_it_measured(autofit_once: Autofit, files: Path) -> None:
     assert (files / "tried" / "report.html").read_text().count("<html") == 1
     told = autofit_once("report", "tried", "--json")
     assert told.code == 0, told.err

@@ -33,9 +33,7 @@ def given(job: Job, **arguments: Any) -> Job:
     return replace(job, arguments={**job.arguments, **arguments})
 
 
-def test_other_data_tokenizers_and_templates_have_another_and_other_weights_have_not(
-    job: Job, tmp_path: pathlib.Path
-) -> None:
+def test_other_data_tokenizers_and_templates_differ_and_weights_do_not(job: Job, tmp_path: pathlib.Path) -> None:
     (tmp_path / "template.jinja").write_text("{{ messages }}", encoding="utf-8")
     asked = given(job, chat_template_path=str(tmp_path / "template.jinja"))
     counted = ("rows.jsonl", "model/tokenizer.json", "model/chat_template.jinja", "template.jinja")
@@ -63,9 +61,7 @@ def test_other_formatting_and_versions_have_another_and_what_comes_after_countin
     assert digest(job, tmp_path) != before
 
 
-def test_a_mended_reward_function_has_another(
-    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mended_reward_function_differs(job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "some_rewards.py"
     source.write_text("def short(completions, **_):\n    return [0.0 for _ in completions]\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -76,9 +72,7 @@ def test_a_mended_reward_function_has_another(
     assert digest(asked, tmp_path) != before
 
 
-def test_a_large_file_is_known_by_its_date_and_its_ends(
-    job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_has_a_date_and_ends(job: Job, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_WHOLE_BYTES", 10)
     monkeypatch.setattr(module, "_END_BYTES", 4)
     before = digest(job, tmp_path)

@@ -83,9 +83,7 @@ ROWS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_the_lengths_are_those_of_the_rows_that_the_trainer_makes(
-    kind: str, model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_the_lengths_are_those_of_the_trainers_rows(kind: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
     rows, arguments = ROWS[kind]
     template = tmp_path / "other.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
@@ -95,9 +93,7 @@ def test_the_lengths_are_those_of_the_rows_that_the_trainer_makes(
 
 
 @pytest.mark.parametrize("method", ["dpo", "reward"])
-def test_the_tokens_of_pairs_are_those_of_both_sequences(
-    method: str, model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_pairs_have_the_tokens_of_both_sequences(method: str, model_folder: Folder, tmp_path: pathlib.Path) -> None:
     found = profile(job_of(model_folder, written(tmp_path / "rows.jsonl", PAIRS), method), str(tmp_path))
     tokenizer = load_tokenizer(str(model_folder("qwen2")))
     end = tokenizer.eos_token

@@ -173,9 +173,7 @@ def test_what_a_plan_has_learned_holds_from_the_first_step_on(tiny_qwen: Path, t
     assert (before, type(guard).__name__) == (handler.callbacks, "Guard"), "it stands behind those of the user's own"
 
 
-def test_a_training_is_alone_in_its_folder_and_the_next_starts_with_what_the_first_learned(
-    tiny_qwen: Path, tmp_path: Path
-) -> None:
+def test_a_training_is_alone_in_its_folder_and_the_next_knows_what_it_learned(tiny_qwen: Path, tmp_path: Path) -> None:
     trainer = sft(tiny_qwen, tmp_path, save_strategy="steps", save_steps=2)
     refuse(trainer, 1)
     with lock_folder(trainer.args.output_dir), pytest.raises(OutputFolderError, match="Another run is under way"):
@@ -241,9 +239,7 @@ def test_a_trainer_is_as_it_was_before_and_after_its_runs(
 
 
 @pytest.mark.parametrize("why", ["guard=False", "cpu", "training_step", "prediction_step", "compute_loss replaced"])
-def test_where_it_stands_back_nothing_is_put_around_a_run(
-    why: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]
-) -> None:
+def test_where_it_stands_back_a_run_is_plain(why: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]) -> None:
     kind = autotrain_mem.SFTTrainer
     if (step := getattr(kind, why, None)) is not None:  # the user's own, which does no more than TRL's
         own = {why: lambda self, *args, **kwargs: step(self, *args, **kwargs), "__module__": __name__}
@@ -296,9 +292,7 @@ def test_a_loss_of_the_users_own_is_never_split_and_called_as_often_as_by_trl(
 
 
 @pytest.mark.parametrize("own", ["collator", "hook", "rows"])
-def test_code_of_the_users_own_never_sees_the_longest_rows_first(
-    own: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]
-) -> None:
+def test_users_code_never_sees_the_longest_first(own: str, tiny_qwen: Path, tmp_path: Path, batches: list[int]) -> None:
     trainer = sft(tiny_qwen, tmp_path, max_steps=1)
     collate = trainer.data_collator
     if own == "collator":

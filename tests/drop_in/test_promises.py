@@ -156,9 +156,7 @@ class Broken(autotrain_mem.SFTTrainer):
         raise KeyError("labels_of_mine")
 
 
-def test_a_subclass_is_rehearsed_with_its_own_loss_and_fails_with_its_own_error(
-    tiny_qwen: Path, tmp_path: Path
-) -> None:
+def test_a_subclass_is_rehearsed_with_its_loss_and_fails_with_its_error(tiny_qwen: Path, tmp_path: Path) -> None:
     plain = planned(tiny_qwen, tmp_path, **SETTLED)
     own = planned(tiny_qwen, tmp_path, kind=Weighted, **SETTLED)
     more = own.plan.estimate.memory.peak_allocated_bytes - plain.plan.estimate.memory.peak_allocated_bytes

@@ -95,9 +95,7 @@ def test_pages_that_exceed_a_request_that_was_refused_do_not_end_the_run() -> No
 
 
 @given(LARGE_RUNS, st.integers(0, 200), st.booleans())
-def test_whatever_reserves_no_more_than_there_is_fits_and_nothing_else_does(
-    run: Trace, capacity_mib: int, grows: bool
-) -> None:
+def test_what_reserves_no_more_than_there_is_fits_and_no_more(run: Trace, capacity_mib: int, grows: bool) -> None:
     endless = reserve(run, room(), grows=grows)
     limited = reserve(run, room(capacity_mib), grows=grows)
     assert limited.fits == (endless.peak_reserved_bytes <= capacity_mib * MIB)
@@ -123,9 +121,7 @@ def draw(run: Trace, places: int = 1000, *, grows: bool = False) -> Timeline:
 
 
 @given(run=traces(empties=True), places=st.integers(1, 8), expandable=st.booleans())
-def test_thinning_loses_neither_peak_and_the_owners_sum_to_what_is_allocated(
-    run: Trace, places: int, expandable: bool
-) -> None:
+def test_thinning_loses_no_peak_and_owners_sum_to_the_allocated(run: Trace, places: int, expandable: bool) -> None:
     memory = estimate_memory(run, ENDLESS)
     thin, full = (draw(run, count, grows=expandable) for count in (places, 10**6))
     assert len(thin.event) <= 3 * places + 2
@@ -315,9 +311,7 @@ def played_in_full(tokens: Sequence[int], settings: AllocatorSettings, micro_bat
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("expandable", [False, True])
-def test_a_replay_from_two_lengths_is_that_of_a_run_whose_steps_were_all_rehearsed(
-    expandable: bool, micro_batches: int
-) -> None:
+def test_a_replay_from_two_lengths_is_that_of_a_run_rehearsed_whole(expandable: bool, micro_batches: int) -> None:
     tokens = [210, 640, 333, 900, 150, 640, 511, 977, 210, 333, 960, 420, 1000, 640]
     settings = AllocatorSettings(grows=expandable)
     pair = rehearsed(LONGEST, micro_batches), rehearsed(SHORTER, micro_batches)

@@ -76,9 +76,7 @@ def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(model_
     DataCollatorForChatML(load_tokenizer(str(model)), max_length=counted.least_length)(rows)
 
 
-def test_rows_without_a_prompt_or_with_one_that_is_no_beginning_are_refused(
-    model_folder: Folder, tmp_path: Path
-) -> None:
+def test_rows_without_a_prompt_that_is_their_beginning_are_refused(model_folder: Folder, tmp_path: Path) -> None:
     alone, text = {"messages": [ASKED]}, {"messages": [ASKED, ANSWERED], "prompt": "one two"}
     for row, why in ((alone, "1 of 1 conversations have a single message"), (text, "a column prompt with texts")):
         with pytest.raises(DatasetError, match=why):

@@ -22,9 +22,7 @@ def told(correction: Correction, estimate: Estimate) -> Mapping[Phase, int]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 60), st.integers(0, 90))
-def test_what_was_measured_is_what_is_then_predicted_for_it(
-    load: int, moved: int, measured_load: int, more: int
-) -> None:
+def test_what_was_measured_is_then_predicted_for_it(load: int, moved: int, measured_load: int, more: int) -> None:
     estimate = predicted(load + moved, load_mib=load)
     tried = probe(measured_load + more, load_mib=measured_load)
     made = corrected([Point(predicted=estimate, probe=tried)], BUDGET).of(estimate.memory, TRL_DEFAULTS)

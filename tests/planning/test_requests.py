@@ -326,9 +326,7 @@ FLAGS = (
 BETA = TrlFlag(names=("--beta",), dest="beta", nargs=None, kind="float", choices=None)
 
 
-def test_a_typo_is_told_by_the_flags_that_were_kept_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_typo_is_told_by_kept_flags_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path))
     tables = {"sft": TrlFlags(flags=FLAGS, help=""), "dpo": TrlFlags(flags=(*FLAGS, BETA), help="")}
     early.refuse_flags(replace(WISH, argv=("--learnig_rate", "1")))  # nothing was kept: a worker reads them

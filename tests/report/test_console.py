@@ -351,9 +351,7 @@ def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int, monke
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_on_a_terminal_no_live_line_is_wrapped_and_the_cursor_comes_back(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_live_line_is_wrapped_and_the_cursor_returns(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     console, file = console_of(width, terminal=True)
     with SearchProgress(console) as progress:

@@ -204,9 +204,7 @@ def test_only_a_trainers_own_process_on_a_gpu_without_vllm_is_probed() -> None:
     assert not is_probed(replace(JOB, python_call=call), CARD, vllm_share_bytes=0), "a drop-in trainer"
 
 
-def test_the_search_is_repeated_with_workers_of_its_own_and_the_correction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_is_repeated_with_its_own_workers_corrected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backward pass that needs 18 GiB more leads to another level; rehearsals are not repeated."""
     worker, card, ended = FakeWorker(longest=300), toy(32), list[bool]()
     workers: Any = api.Workers(started=[worker])

@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 from autotrain_mem import api
+from autotrain_mem.machine import choose
 from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.planning.output_dir import check_weights
 from autotrain_mem.run.early import refuse
 from autotrain_mem.support import sources
-from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, OutputFolderError, UsageError
+from autotrain_mem.support.errors import (
+    MissingExtraError,
+    ModelNotFoundError,
+    NoGpuError,
+    OutputFolderError,
+    UsageError,
+)
 from autotrain_mem.training.checkpoints import write_manifest
 from autotrain_mem.types import Job
 from autotrain_mem.types.autofit import AutoFit
@@ -67,7 +74,7 @@ def checkpoint(folder: Path, step: int, *names: str) -> None:
 
 def request(folder: Path, autofit: AutoFit, value: Any = True, **more: Any) -> api.RunRequest:
     config = {"output_dir": str(folder), "resume_from_checkpoint": value}
-    return api.RunRequest(method="sft", config=config, autofit=autofit, **more)
+    return api.RunRequest(method="sft", config=config, autofit=autofit, **{"simulate": True, **more})
 
 
 ZERO = "global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt"
@@ -97,9 +104,15 @@ def test_another_seed_is_refused_before_anything_is_planned_unless_the_epoch_beg
     refuse(request(tmp_path, AutoFit(), argv=("--seed", "7", "--ignore_data_skip")), to_train=True)
 
 
-def test_nothing_is_refused_if_one_of_the_checkpoints_can_be_read(tmp_path: Path) -> None:
+def test_one_checkpoint_that_can_be_read_is_enough_but_a_simulated_run_needs_its_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made_on(2).save(tmp_path / "plan.json")
     checkpoint(tmp_path, 3, "optimizer.pt")
+    monkeypatch.setattr(choose, "detect", lambda *_: ())
+    with pytest.raises(NoGpuError, match=r"used the simulated card .* No NVIDIA GPU was found") as refused:
+        refuse(request(tmp_path, AutoFit(), simulate=False), to_train=True)
+    assert refused.value.hint.startswith("Add --simulate")
     checkpoint(tmp_path, 6, ZERO)
     refuse(request(tmp_path, AutoFit(gpus=4, sharding="ddp")), to_train=True)
     checkpoint(tmp_path, 9, "pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata")

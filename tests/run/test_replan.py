@@ -147,7 +147,12 @@ def test_experience_is_in_the_plan_file_at_once_and_a_full_disk_is_reported_once
     assert [event["event"] for event in run.events] == ["incident", "note", "restart", "restart"]
     assert "plan.json: the disk is full. The run continues without it." in run.events[1]["message"]
     run.record(restart)
+    (tmp_path / "plan.json").unlink()
+    for step in (4, 8):
+        run.record({"event": "checkpoint", "step": step, "path": ""})
     assert Plan.load(tmp_path).experience.restarts == (RESTART,) * 3
+    (note,) = [event["message"] for event in run.events[5:] if event["event"] == "note"]
+    assert "was removed or moved in mid-run: plan.json is written again" in note
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

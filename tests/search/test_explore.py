@@ -143,9 +143,7 @@ def quality(space: Space, model: LinearMemory, found: SearchResult | None) -> fl
 @pytest.mark.parametrize(
     ("kind", "middle", "ninth_decile"), [("one", 8, 14), ("several", 7, 12), ("pinned", 8, 14)], ids=str
 )
-def test_plans_are_as_fast_as_the_best_of_the_grid_and_rehearsals_are_few(
-    kind: str, middle: int, ninth_decile: int
-) -> None:
+def test_plans_are_as_fast_as_the_grids_best_and_rehearsals_are_few(kind: str, middle: int, ninth_decile: int) -> None:
     """Bytes that stray from the line may hide a point. Rehearsals include the next level's and the confirmation's.
 
     Measured: 7 rehearsals in the median and 12 in the ninth decile; of several processes 5 and 9.

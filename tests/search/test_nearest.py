@@ -237,9 +237,7 @@ def test_the_border_of_each_level_is_found_in_few_rehearsals(
 
 
 @pytest.mark.parametrize(("effective", "gib", "one_row"), [(2, 8, 144), (8, 8, 144), (2, 5, 3968)])
-def test_a_batch_in_one_micro_batch_may_be_of_longer_rows_than_one_row_at_a_time(
-    effective: int, gib: int, one_row: int
-) -> None:
+def test_one_micro_batch_may_be_of_longer_rows_than_one_row_at_a_time(effective: int, gib: int, one_row: int) -> None:
     """Where gradients are accumulated, they and the activations of one row are there together."""
     asked = question("max_length", LENGTHS, effective_batch_size=effective, learning_rate=1e-4)
     model = LinearMemory(gib * GIB)

@@ -183,9 +183,7 @@ def words_of_groups(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(st.sampled_from(("grpo", "rloo")), words_of_groups(), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_trl_takes_every_split_that_is_offered_and_refuses_what_is_refused(
-    method: str, words: dict[str, Any], is_free: bool
-) -> None:
+def test_trl_takes_offered_splits_and_refuses_refused_ones(method: str, words: dict[str, Any], is_free: bool) -> None:
     """Where the user leaves nothing to choose, an error of ours is one of TRL's."""
     asked = {name: value for name, value in words.items() if name != "effective"}
     if not is_free:

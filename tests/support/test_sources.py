@@ -10,7 +10,12 @@ from unittest.mock import Mock
 import pytest
 from huggingface_hub import constants
 
-from autotrain_mem.support.errors import DatasetNotFoundError, ModelConfigError, ModelNotFoundError
+from autotrain_mem.support.errors import (
+    DatasetNotFoundError,
+    MalformedDatasetError,
+    ModelConfigError,
+    ModelNotFoundError,
+)
 from autotrain_mem.support.sources import (
     check_cached,
     check_data_path,
@@ -41,9 +46,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield server
 
 
-def test_an_unreachable_hub_and_an_invalid_hub_id_are_refused_at_once(
-    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_hub_or_invalid_id_is_refused(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_asked() == ""
     check_cached("nobody/nothing", None)
     with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and it is not a hub id"):
@@ -55,9 +58,7 @@ def test_an_unreachable_hub_and_an_invalid_hub_id_are_refused_at_once(
     check_cached("nobody/nothing", None)
 
 
-def test_an_unknown_host_is_unreachable_and_a_slow_one_is_not(
-    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_an_unknown_host_is_unreachable(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     for error, is_away in ((socket.gaierror(-2, "Name or service not known"), True), (TimeoutError(), False)):
         monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
         assert bool(why_not_asked()) is is_away
@@ -79,7 +80,7 @@ def test_cached_datasets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
         ('{"model_type": "x", "num_hidden_layers": 100000}', "sets num_hidden_layers to 100000"),
         ('{"model_type": "x", "text_config": {"vocab_size": 1000000000000}}', "sets vocab_size to 1000000000000"),
         ('{"model_type": "x", "rms_norm_eps": NaN}', "sets rms_norm_eps to nan"),
-        ('{"a":' * 100_000 + "1" + "}" * 100_000, "cannot be read: maximum recursion depth"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "cannot be read: it is nested too deeply"),
     ],
 )
 def test_a_config_that_no_model_has_is_refused(tmp_path: Path, written: str, message: str) -> None:
@@ -92,7 +93,11 @@ def test_what_would_be_read_for_ever_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "x", "hidden_size": 64, "rms_norm_eps": 1e-6}')
     assert check_model_folder(str(tmp_path), "--model")
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        make(tmp_path / "tokenizer.json")
-        with pytest.raises(ModelConfigError, match=r"tokenizer\.json is not a regular file"):
-            check_model_folder(str(tmp_path), "--model")
-        (tmp_path / "tokenizer.json").unlink()
+        for name in ("tokenizer.json", "additional_chat_templates/tools.jinja"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            make(tmp_path / name)
+            with pytest.raises(ModelConfigError, match=rf"{name} is not a regular file"):
+                check_model_folder(str(tmp_path), "--model")
+            with pytest.raises(MalformedDatasetError, match=rf"{name} is not a regular file"):
+                check_data_path(str(tmp_path))
+            (tmp_path / name).unlink()

@@ -112,6 +112,9 @@ def test_a_value_kept_under_another_key_is_not_taken(store: Store, tmp_path: pat
     os.replace(other, path)
     assert store.get("kind", KEY) is None
     assert messages == [f"the cache in {path.parent} was damaged (a file has another key): rebuilt"]
+    os.mkfifo(path)
+    assert store.get("kind", KEY) is None, "without waiting for a writer"
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("call", ["pathlib.Path.mkdir", "builtins.open", "os.replace"])
@@ -324,9 +327,7 @@ def test_a_changed_file_of_ours_changes_the_digest_and_its_date_the_key_of_this_
     assert len({before, changed, content_digest(package)}) == 3
 
 
-def test_an_edited_trl_and_any_edited_checkout_are_noticed(
-    package: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_trl_or_checkout_is_noticed(package: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "__init__.py").write_text("")
     monkeypatch.setattr(versions, "PACKAGES", ("edited_checkout", "edited_release"))
     monkeypatch.setattr(versions, "OFTEN_EDITED", ())

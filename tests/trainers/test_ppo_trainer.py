@@ -68,9 +68,7 @@ def training_told(built: Any) -> list[bool]:
 
 
 @pytest.mark.parametrize("asked", [torch.bfloat16, torch.float32])
-def test_precision_is_the_configs_whatever_came_before(
-    asked: torch.dtype, build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precision_is_the_configs_each_time(asked: torch.dtype, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     Accelerator(cpu=True, mixed_precision="no" if asked is torch.bfloat16 else "bf16")
     before = dict(os.environ)
@@ -321,9 +319,7 @@ def test_prompts_come_from_the_beginning_where_none_are_to_be_left_out(model: Pa
     assert first(done=2, ignore_data_skip=False) != beginning
 
 
-def test_a_run_that_is_done_trains_no_further_and_one_of_another_batch_size_cannot_go_on(
-    model: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_is_done_trains_no_further_and_another_batch_size_is_refused(model: Path, tmp_path: Path) -> None:
     done = run(model, tmp_path, steps=1)
     again = run(model, tmp_path, steps=1, resume=True)
     assert again.state.global_step == 1
@@ -370,9 +366,7 @@ def ran(model: Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
-def test_two_processes_train_the_same_weights_resume_bit_for_bit_and_write_checkpoints_once(
-    kind: str, ran: Any
-) -> None:
+def test_two_processes_train_the_same_weights_resume_exactly_and_write_checkpoints_once(kind: str, ran: Any) -> None:
     folder, found = ran
     results = [found[rank][kind][run] for rank in range(2) for run in ("straight", "resumed")]
     assert {result["weights"] for result in results} == {results[0]["weights"]}

@@ -71,9 +71,7 @@ FORMATTED: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("kind", FORMATTED)
-def test_formatted_rows_are_counted_as_the_trainer_makes_them(
-    kind: str, make_job: Make, tmp_path: pathlib.Path
-) -> None:
+def test_formatted_rows_are_counted_as_the_trainer_does(kind: str, make_job: Make, tmp_path: pathlib.Path) -> None:
     arguments, data = FORMATTED[kind]
     handed = {"train_dataset": data(), "formatting_func": shout}
     job = make_job(**handed, arguments=arguments)
@@ -83,9 +81,7 @@ def test_formatted_rows_are_counted_as_the_trainer_makes_them(
     assert profile(job, str(tmp_path / "scratch")).rows_by_length == trained
 
 
-def test_a_mended_formatting_function_is_counted_anew(
-    make_job: Make, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mended_function_is_counted(make_job: Make, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "some_formats.py"
     source.write_text("def plain(row):\n    return row['text']\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -116,9 +112,7 @@ def test_evaluation_data_of_several_formats_count_with_their_longest_row_and_wha
             profile(job, str(tmp_path / "scratch"))
 
 
-def test_a_formatting_function_that_fails_or_is_beside_images_is_named_with_the_cure(
-    make_job: Make, tmp_path: pathlib.Path
-) -> None:
+def test_a_formatting_function_that_fails_or_is_beside_images_is_named(make_job: Make, tmp_path: pathlib.Path) -> None:
     def silent(row: dict[str, Any]) -> None:
         """Returns no text."""
 
@@ -148,9 +142,7 @@ def test_a_formatting_function_that_fails_or_is_beside_images_is_named_with_the_
     ],
     ids=str,
 )
-def test_layers_repeat_where_the_adapter_is_for_all_of_them(
-    adapter: dict[str, Any], repeats: bool, make_job: Make
-) -> None:
+def test_layers_repeat_where_all_are_adapted(adapter: dict[str, Any], repeats: bool, make_job: Make) -> None:
     config = tiny_config("qwen2")
     config.num_hidden_layers, config.layer_types = 8, ["full_attention"] * 8
     asked = {"use_peft": True, "lora_target_modules": [r".*layers\.7\..*_proj"]}

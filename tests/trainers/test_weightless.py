@@ -75,9 +75,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     [*(("qwen2", given) for given in OPTIONS), *itertools.product(FAMILIES, ({}, {"num_labels": 1}))],
     ids=str,
 )
-def test_the_model_is_the_one_that_is_loaded_with_weights(
-    family: str, given: dict[str, Any], model_folder: Folder
-) -> None:
+def test_the_model_is_that_which_has_weights(family: str, given: dict[str, Any], model_folder: Folder) -> None:
     auto = AutoModelForSequenceClassification if "num_labels" in given else AutoModelForCausalLM
     real = auto.from_pretrained(model_folder(family), **given)
     made = fake(auto, model_folder(family), **given)
@@ -86,9 +84,7 @@ def test_the_model_is_the_one_that_is_loaded_with_weights(
     assert all(isinstance(tensor, FakeTensor) for tensor in (*made.parameters(), *made.buffers()))
 
 
-def test_a_config_without_dtype_takes_the_checkpoints_where_it_is_there(
-    model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_a_config_without_dtype_takes_the_checkpoints(model_folder: Folder, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "half"
     AutoModelForCausalLM.from_pretrained(model_folder("qwen2"), dtype=torch.bfloat16).save_pretrained(path)
     bare(path, path, dtype=None)

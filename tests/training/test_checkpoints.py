@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
 from autotrain_mem.training.checkpoint_kinds import Resumer, how_to_resume, is_of_another_form, why_not
 from autotrain_mem.training.checkpoints import (
     MANIFEST,
+    check_order,
     discard,
     instead_of,
     newest_start,
     newest_whole,
     reach_disk,
     rotate,
+    run_of,
     step_of,
     why_no_start,
     why_not_whole,
@@ -49,7 +52,12 @@ def _cut(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("hurt", [_cut, Path.unlink])
+def _pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("hurt", [_cut, Path.unlink, _pipe])
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
 def test_a_file_that_is_short_or_gone_is_seen(tmp_path: Path, name: str, hurt: Callable[[Path], None]) -> None:
     """But a model saved without its optimizer, and without a manifest, is one, too (``save_only_model``)."""
@@ -114,6 +122,12 @@ def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(
     assert newest_start(tmp_path, on_torn=told.append).step == 3
     why = "trainer_state.json has step 5"
     assert told == [f"checkpoint-9 is torn ({why}): it was moved to torn-checkpoint-9"]
+    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-3"), "transformers finds no torn one"
+    assert sort_checkpoints(str(tmp_path)) == [str(tmp_path / "checkpoint-3")]
+    (tmp_path / "checkpoint-9").mkdir()
+    newest_start(tmp_path)
+    discard(tmp_path / "checkpoint-9")  # what is not there is no error
+    assert (tmp_path / "torn-checkpoint-9-2").is_dir()
 
 
 def test_the_manifest_is_written_when_all_files_are_on_the_disk_and_waits_for_it_itself(
@@ -166,14 +180,18 @@ def test_what_files_say_of_themselves_counts_without_a_manifest_and_a_torn_manif
     assert why_torn(made) == ""
     (made / MANIFEST).write_text(json.dumps({"files": json.loads((made / MANIFEST).read_text())["files"]}))
     assert why_not_whole(made) == "", "of an earlier version, without checksums"
-    (made / MANIFEST).write_text('{"files": {"mod')
-    assert why_torn(made).startswith("it cannot be read")
+    for written in ('{"files": {"mod', '{"files": ' + "[" * 100_000, "[]", '{"files": 1, "order": []}'):
+        (made / MANIFEST).write_text(written)
+        assert why_torn(made).startswith("it cannot be read")
+        assert (run_of(made), check_order(made, {"--seed": "7"})) == ("", None)
+    for step in ('{"a":' * 100_000, '{"global_step": 1e400}'):
+        (made / MANIFEST).unlink(missing_ok=True)
+        (made / "trainer_state.json").write_text(step)
+        assert (why_torn(made).startswith("it cannot be read"), step_of(made)) == (True, 0)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
-def test_the_newest_by_number_counts_and_a_model_alone_is_whole_and_none_to_go_on_from(
-    tmp_path: Path, name: str
-) -> None:
+def test_the_newest_by_number_counts_and_a_model_alone_is_none_to_go_on_from(tmp_path: Path, name: str) -> None:
     """Transformers would begin optimizer and schedule anew."""
     made = {step: checkpoint(tmp_path, step) for step in (8, 9, 10, 100)}
     _cut(made[100] / "model.safetensors")
@@ -184,27 +202,6 @@ def test_the_newest_by_number_counts_and_a_model_alone_is_whole_and_none_to_go_o
     assert "--save_only_model" in why_no_start(made[10])
     _prove(made[8], "mine")
     assert newest_start(tmp_path, run="mine").step == 8
-
-
-def test_what_is_torn_is_moved_where_transformers_does_not_look(tmp_path: Path) -> None:
-    from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
-
-    for step in (5, 10):
-        checkpoint(tmp_path, step)
-    _cut(tmp_path / "checkpoint-10" / "model.safetensors")
-    told: list[str] = []
-    assert newest_start(tmp_path, on_torn=told.append).step == 5
-    (said,) = told
-    assert said == "checkpoint-10 is torn (model.safetensors is cut short): it was moved to torn-checkpoint-10"
-    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-5")
-    assert sort_checkpoints(str(tmp_path)) == [str(tmp_path / "checkpoint-5")]
-    newest_start(tmp_path, on_torn=told.append)
-    assert len(told) == 1
-    (tmp_path / "checkpoint-10").mkdir()
-    newest_start(tmp_path)
-    discard(tmp_path / "checkpoint-10")  # what is not there is no error
-    torn = ["torn-checkpoint-10", "torn-checkpoint-10-2"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-5", *torn]
 
 
 def test_an_older_one_that_a_run_can_go_on_with_is_named_instead_and_never_a_newer_one(tmp_path: Path) -> None:

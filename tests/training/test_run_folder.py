@@ -106,9 +106,7 @@ def test_a_filesystem_without_locks_is_said_and_ends_nothing(tmp_path: Path, mon
     assert "cannot be locked (No locks available): make sure that no other run writes there" in note["message"]
 
 
-def test_a_lock_of_a_folder_that_was_moved_meanwhile_is_not_the_new_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_of_a_folder_that_was_moved_is_not_the_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, folder = run_folder.fcntl.flock, tmp_path / "run"
 
     def moved_first(file: int, operation: int) -> None:

@@ -58,9 +58,7 @@ pairs = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, 
 
 
 @given(pairs, st.integers(1, 4))
-def test_both_sequences_of_a_pair_are_padded_to_the_longest_of_the_batch(
-    sides: list[tuple[int, int]], rows: int
-) -> None:
+def test_both_sequences_of_a_pair_are_padded_to_the_longest(sides: list[tuple[int, int]], rows: int) -> None:
     drawn = min(rows, len(sides))
     batches = list(itertools.combinations(sides, drawn))
     real = sum(sum(map(sum, batch)) for batch in batches)

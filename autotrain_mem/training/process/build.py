@@ -21,6 +21,7 @@ from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
 from autotrain_mem.trainers.phases import PhaseRecorder, follow
 from autotrain_mem.trainers.pretrained import load_processor, revision_of
+from autotrain_mem.trainers.template_limits import limit_templates
 from autotrain_mem.training.cuda_oom import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.task import Request
@@ -33,12 +34,8 @@ SMALLER = "Remove flags from the command, so that autofit may choose smaller val
 
 
 class PhasePeaks(PhaseRecorder):
-    """Reads the allocator's peaks at the end of each phase, and resets them for the next phase.
-
-    Args:
-        read: Reads the device's allocator.
-        reset: ``torch.cuda.reset_peak_memory_stats``, or the simulated card's.
-    """
+    """Reads the allocator's peaks at the end of each phase, and resets them for the next phase. ``read``: reads the
+    device's allocator. ``reset``: ``torch.cuda.reset_peak_memory_stats``, or the simulated card's."""
 
     phase = Phase.LOAD
 
@@ -168,6 +165,7 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
         "disable_tqdm": True,
     }
     filled = method_of(job.method).configs(placed({**arguments, **(changes or {})}))
+    limit_templates(memory=False)
     # TRL initializes adapters and reward heads before transformers' Trainer sets the seed.
     set_seed(filled.training.seed)
     splits = load.load(job, filled)

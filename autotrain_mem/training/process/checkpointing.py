@@ -20,8 +20,8 @@ from transformers import TrainerCallback
 from transformers import trainer as trainer_module
 
 from autotrain_mem.support.errors import OutputFolderError
-from autotrain_mem.support.host import free_disk_bytes
-from autotrain_mem.support.units import MIB, format_bytes
+from autotrain_mem.support.host import free_disk_bytes, free_room
+from autotrain_mem.support.units import MIB
 from autotrain_mem.training.checkpoints import (
     discard,
     instead_of,
@@ -222,8 +222,7 @@ def save_trained(trainer: Any, output_dir: str) -> None:
     except Exception as error:
         if not is_full_disk(error, output_dir):
             raise
-        free, reason = format_bytes(free_disk_bytes(folder)), _in_a_line(error)
-        message = f"The trained model could not be written to {folder}, whose disk has {free} free: {reason}"
+        message = f"The trained model could not be written to {folder}, {free_room(folder)}: {_in_a_line(error)}"
         newest, step = newest_whole(folder), trainer.state.global_step
         if newest is None:
             hint = "Free some space and run the same command again: it trains from the beginning."

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, OutputFolderError, TrainingError
-from autotrain_mem.support.host import free_disk_bytes
+from autotrain_mem.support.host import free_room
 from autotrain_mem.support.processes import Channel
-from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.task import Request, interrupted_before_training
 
 if TYPE_CHECKING:
@@ -62,10 +61,9 @@ def _failure(error: BaseException, output_dir: str) -> AutofitError:
 
     reason = " ".join(str(error).split())
     if is_full_disk(error, output_dir) or getattr(error, "errno", None) in _UNWRITABLE:
-        free = format_bytes(free_disk_bytes(output_dir))
         return OutputFolderError(
-            f"The run could not be written to {output_dir}, whose disk has {free} free: {reason}",
-            hint="Free some space, or give --output_dir a folder on another disk. The last file written there may be "
+            f"The run could not be written to {output_dir}, {free_room(output_dir)}: {reason}",
+            hint="Remove some files, or give --output_dir a folder on another disk. The last file written there may be "
             "incomplete; older checkpoints are complete.",
         )
     return TrainingError(

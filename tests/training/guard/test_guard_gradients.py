@@ -202,9 +202,7 @@ def test_a_step_that_draws_who_answers_is_not_split_and_goes_the_same_way_when_i
 
 
 @pytest.mark.parametrize("alpha", [None, 5.0])
-def test_noise_of_a_parts_embedding_is_as_large_as_the_wholes_and_said_to_be_other_noise(
-    alpha: float | None, set_up: SetUp
-) -> None:
+def test_noise_of_a_parts_embedding_is_as_large_as_the_wholes_and_is_told(alpha: float | None, set_up: SetUp) -> None:
     """NEFTune's bound goes by the columns, so that parts keep those of padding; else they leave them out."""
     widths: list[int] = []
     with set_up("sft") as made:
@@ -328,9 +326,7 @@ def steps(kind: str, folder_of: Model, rows: int, number: int, disturb: Any = No
 
 
 @pytest.mark.parametrize("kind", ["tokens", "rows"])
-def test_a_mean_of_the_models_own_gives_one_gradient_in_parts_and_in_other_micro_batches(
-    kind: str, model_folder: Model
-) -> None:
+def test_a_models_own_mean_gives_one_gradient_in_parts_and_micro_batches(kind: str, model_folder: Model) -> None:
     whole = steps(kind, model_folder, 8, 1, guarded=False)
     split = steps(kind, model_folder, 8, 1, lambda made: fail_in_backward(made, at=[0, 1], layer=1))
     assert len(split.told.incidents) == 2
@@ -343,9 +339,7 @@ def test_a_mean_of_the_models_own_gives_one_gradient_in_parts_and_in_other_micro
 
 
 @pytest.mark.parametrize("kind", ["neither", "bart"])
-def test_a_loss_that_cannot_be_told_is_not_split_and_weighs_each_micro_batch_alike(
-    kind: str, model_folder: Model
-) -> None:
+def test_an_unknown_loss_is_not_split_and_weighs_each_micro_batch_alike(kind: str, model_folder: Model) -> None:
     whole = steps(kind, model_folder, 8, 1, guarded=False)
     repeated = steps(kind, model_folder, 8, 1, lambda made: fail_in_backward(made, at=[0], layer=1))
     assert repeated.told.remedies == ["repeated with activations offloaded to the host"]

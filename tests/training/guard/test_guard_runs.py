@@ -64,9 +64,7 @@ def fail_in_evaluation(at: list[int]) -> Disturb:
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
-def test_an_evaluation_in_parts_gives_the_same_loss_numbers_and_predictions(
-    method: str, qwen: Path, tmp_path: Path
-) -> None:
+def test_an_evaluation_in_parts_gives_the_same_loss_and_predictions(method: str, qwen: Path, tmp_path: Path) -> None:
     answers, found = [], []
     for at in ([], [0, 1]):
         made, told = guarded(method, qwen, tmp_path, fail_in_evaluation(at), eval_dataset=rows(method))

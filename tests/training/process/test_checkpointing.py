@@ -325,9 +325,7 @@ def _run(trains: Callable[..., Any], arguments: dict[str, Any], **ours: Any) -> 
 
 
 @pytest.mark.parametrize("accepts", [False, True])
-def test_another_order_is_refused_before_anything_is_loaded_unless_the_epoch_begins_anew(
-    tmp_path: Path, accepts: bool
-) -> None:
+def test_another_order_is_refused_before_loading_unless_the_epoch_begins_anew(tmp_path: Path, accepts: bool) -> None:
     write_manifest(tmp_path, {}, "run", {"--seed": "42"})
     trained: list[Any] = []
     resume, args = {"resume_from_checkpoint": str(tmp_path)}, SimpleNamespace(ignore_data_skip=accepts)

@@ -88,9 +88,7 @@ def test_the_batch_holds_the_longest_rows_of_the_data(gpt2: Path, tmp_path: Path
     assert shapes == [(4, result.longest_tokens)]
 
 
-def test_an_error_is_shown_while_what_stands_in_is_there_and_leaves_the_trainer_as_it_was(
-    gpt2: Path, tmp_path: Path
-) -> None:
+def test_an_error_is_shown_with_the_stand_ins_and_leaves_the_trainer_as_it_was(gpt2: Path, tmp_path: Path) -> None:
     made = trainer("sft", gpt2, tmp_path, gradient_accumulation_steps=2)
     parameters, backward = [*made.model.parameters()], made.accelerator.backward
     shown: list[tuple[str, bool, int]] = []
@@ -132,9 +130,7 @@ def test_optimizer_state_stands_in_as_adam_keeps_it_where_it_is_not_there_yet() 
     assert _kept_by_adam(bitsandbytes.optim.PagedAdamW8bit(weights)) == []
 
 
-def test_completions_have_their_full_length_and_advantages_that_no_reward_function_gave(
-    gpt2: Path, tmp_path: Path
-) -> None:
+def test_completions_have_their_full_length_and_advantages_without_rewards(gpt2: Path, tmp_path: Path) -> None:
     calls: list[int] = []
 
     def counted(prompts: list[Any], **_: Any) -> list[float]:
@@ -173,7 +169,7 @@ def test_a_vllm_engine_is_not_asked(gpt2: Path, tmp_path: Path) -> None:
     assert made.vllm_generation.calls == 2
 
 
-def test_what_cannot_be_run_first_is_left_alone_with_the_reason(
+def test_what_cannot_run_first_is_left_with_a_reason(
     gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = trainer("sft", gpt2, tmp_path, max_steps=1)

@@ -108,9 +108,7 @@ HALF = 512 * MIB
     ],
     ids=["torch's message", "a library that says nothing leaves what the allocator says", "the simulator's message"],
 )
-def test_on_a_real_card_the_message_tells_what_was_held_at_the_moment(
-    error: Exception, left: Any, figures: Any
-) -> None:
+def test_on_a_real_card_the_message_tells_what_was_held(error: Exception, left: Any, figures: Any) -> None:
     """What the allocator says afterwards, ``left`` in GiB, is less, since tensors died meanwhile."""
     shortage = shortage_of(error, trainer(), real_card(*left))
     assert tuple(getattr(shortage, name) for name in (*FIGURES, "others_bytes")) == figures

@@ -2,9 +2,11 @@
 
 import errno
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,9 @@ from autotrain_mem.machine.detect import host
 from autotrain_mem.machine.simulated_card import SimulatedGpu
 from autotrain_mem.rehearsal.simulated_run import simulated_device
 from autotrain_mem.support import codec
+from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.units import MIB
+from autotrain_mem.training import run_folder
 from autotrain_mem.training.process import checkpointing, train
 from autotrain_mem.training.process import main as process
 from autotrain_mem.training.process import probe as probing
@@ -28,6 +32,7 @@ from autotrain_mem.training.process.build import PhasePeaks, build, real_device
 from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Job, Knobs, Phase, PhasePeak, Probe
+from autotrain_mem.types.plan_file import check_place
 
 KNOBS = replace(
     TRL_DEFAULTS,
@@ -158,9 +163,7 @@ ADAPTER = replace(TRL_DEFAULTS, use_peft=True, lora_target_modules=("all-linear"
 
 
 @pytest.mark.parametrize(("method", "drawn"), [("sft", "lora_A"), ("reward", "score")])
-def test_what_is_drawn_before_training_follows_from_the_seed(
-    place: Path, tmp_path: Path, method: str, drawn: str
-) -> None:
+def test_what_is_drawn_before_training_follows_the_seed(place: Path, tmp_path: Path, method: str, drawn: str) -> None:
     def weights(seed: int) -> list[torch.Tensor]:
         torch.seed()  # as a new process begins
         knobs = ADAPTER if method == "sft" else KNOBS
@@ -229,9 +232,17 @@ def test_an_error_is_told_as_it_was_raised_and_a_disk_without_room_is_blamed_for
     raised, denied = ValueError("no such row"), PermissionError(errno.EACCES, "Permission denied")
     assert process._failure(raised, gone).message == "The trainer raised ValueError: no such row"
     assert re.search("run, whose disk has .+ free: .*Permission denied", process._failure(denied, gone).message)
-    for module in (process, checkpointing):
-        monkeypatch.setattr(module, "free_disk_bytes", lambda folder: 1000)
+    monkeypatch.setattr(checkpointing, "free_disk_bytes", lambda folder: 1000)
     with pytest.raises(RuntimeError) as unwritten:
         torch.save(torch.ones(1000), "/dev/full")
     assert "could not be written" in process._failure(unwritten.value, str(tmp_path)).message
     assert process._failure(raised, str(tmp_path)).message == "The trainer raised ValueError: no such row"
+    disk = os.statvfs(tmp_path)
+    values = {name: getattr(disk, name) for name in dir(disk) if name.startswith("f_")}
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**values | {"f_files": 400, "f_favail": 0}))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert "no inode left" in process._failure(full, str(tmp_path)).message
+    assert "no inode left" in run_folder.unwritable(tmp_path, str(full.strerror)).message
+    for check in (partial(run_folder.check_folder, resuming=False), check_place):
+        with pytest.raises(OutputFolderError, match="no inode left"):
+            check(str(tmp_path / "new"))
