@@ -7,6 +7,7 @@ import functools
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,8 +73,13 @@ def _limits(*, memory: bool) -> Iterator[None]:
         return
     import resource
 
+    began = time.thread_time()
+
     def expire(*_: Any) -> None:
-        raise _Expired
+        left = SECONDS - (time.thread_time() - began)
+        if left <= 0:
+            raise _Expired
+        signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))  # the process was suspended, or the machine is busy
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGALRM, expire)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
 import pytest
@@ -43,6 +44,12 @@ def test_a_template_is_stopped_and_the_limits_end_with_it(template: str, why: st
     sound = "{{ messages[0].content }}{% generation %}!{% endgeneration %}"
     options = {"chat_template": sound, "return_assistant_tokens_mask": True}
     assert chat_template_utils.render_jinja_template([CHAT], **options) == (["Hello!"], [[(5, 6)]])
+
+
+def test_a_process_that_was_suspended_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "SECONDS", 0.1)
+    with template_limits._limits(memory=False):
+        time.sleep(0.3)
 
 
 def test_a_template_that_cannot_be_interrupted_ends_its_process() -> None:
