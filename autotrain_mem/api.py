@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -100,9 +101,9 @@ def begin(
         job = rehearsals.job
         device = training_device(rehearsals.hardware, simulate=request.simulate, environment=job.environment)
         if request.simulate:
-            from autotrain_mem.machine.fault_injection import check_mishaps  # only for simulated cards
+            from autotrain_mem.machine import fault_injection  # only for simulated cards
 
-            check_mishaps(job.environment)
+            fault_injection.parse_mishaps({**os.environ, **job.environment}.get(fault_injection.VARIABLE, ""))
         workers.first.check_can_train(job)
         check_to_train(job, request)
         if machines is not None:  # plans for the smallest free memory of all machines

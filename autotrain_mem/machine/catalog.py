@@ -153,8 +153,12 @@ def recognise(name: str, total_bytes: int) -> Hardware | None:
 
     The tolerance of 8 % covers driver, ECC (6 % on an RTX A5000) and Windows; the two RTX 3080 differ by 17 %.
     """
-    card = _recognised(name, total_bytes)
-    return None if card is None else card.hardware
+    text = _normal(name)
+    for card in _cards():
+        called = text == _normal(card.hardware.name) or text in _spellings(card)
+        if called and abs(card.hardware.total_bytes - total_bytes) <= 0.08 * total_bytes:
+            return card.hardware
+    return None
 
 
 def rates_of(known: Hardware | None) -> dict[str, Any]:
@@ -166,17 +170,8 @@ def rates_of(known: Hardware | None) -> dict[str, Any]:
 
 def link_of(card: Hardware) -> tuple[str, int] | None:
     """Returns the usual link between cards of this kind (``machine.links``) and their PCIe lanes; None if unknown."""
-    row = _recognised(card.name, card.total_bytes)
-    return None if row is None or not row.link else (row.link, row.lanes)
-
-
-def _recognised(name: str, total_bytes: int) -> _Card | None:
-    text = _normal(name)
-    for card in _cards():
-        called = text == _normal(card.hardware.name) or text in _spellings(card)
-        if called and abs(card.hardware.total_bytes - total_bytes) <= 0.08 * total_bytes:
-            return card
-    return None
+    known = recognise(card.name, card.total_bytes)
+    return next(((row.link, row.lanes) for row in _cards() if row.hardware is known and row.link), None)
 
 
 def _imagined(text: str) -> Hardware:

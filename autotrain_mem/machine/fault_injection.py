@@ -111,11 +111,6 @@ def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
-def check_mishaps(environment: Mapping[str, str]) -> None:
-    """Raises UsageError for unknown faults in ``AUTOFIT_MISHAPS``, before planning. ``environment``: the run's own."""
-    parse_mishaps({**os.environ, **environment}.get(VARIABLE, ""))
-
-
 def _parse(parts: Sequence[str]) -> Fault:
     """Parses the parts of one word. Raises ValueError if they are not a fault."""
     fault = functools.partial(Fault, text=":".join(parts))

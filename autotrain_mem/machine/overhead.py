@@ -11,8 +11,7 @@
 - **vLLM's engine**: see ``estimator.vllm_share``.
 
 nvidia-smi's figure for a process is the sum of these and what torch reserves. It also counts the driver's own reserve,
-which torch's total omits (``nvml.memory_of``). Driver versions make no difference: a T4 had 115 to 164 MiB under a
-driver that leaves 14.74 GiB of it, and 109 to 198 under a later one that leaves 14.56.
+which torch's total omits (``nvml.memory_of``).
 
 ``overhead_figures.csv`` has every public figure for a single process on a card that its capacity identifies: what the
 process was doing (``idle``, ``load`` weights, ``run`` inference, ``train``), and either the sizes in its OOM message

@@ -17,7 +17,7 @@ from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, not_imitated
 from autotrain_mem.rehearsal.cuda.workspaces import workspaces
 from autotrain_mem.rehearsal.fake_mode import QuickFakeMode
 from autotrain_mem.rehearsal.generation import generation_by_its_ends
-from autotrain_mem.rehearsal.known_values import KnownValues, numbers, tensor_of
+from autotrain_mem.rehearsal.known_values import KnownValues, numbers, numbers_in
 from autotrain_mem.rehearsal.ranks.invariants import trained_in_full
 from autotrain_mem.rehearsal.ranks.rank import RehearsedRank, real_rank
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
@@ -50,7 +50,7 @@ def fake_tensors() -> Iterator[QuickFakeMode]:
         conversion_in_place(),
         patch.object(import_utils, "is_fake_tensor", lambda value: False),
         patch.object(FakeTensor, "numpy", numbers),
-        patch.object(torch, "tensor", functools.partial(tensor_of, torch.tensor)),
+        patch.object(torch, "tensor", lambda data, make=torch.tensor, **options: make(numbers_in(data), **options)),
         patch.object(FakeTensorMode, "__deepcopy__", lambda mode, memo: mode, create=True),
     ):
         yield mode

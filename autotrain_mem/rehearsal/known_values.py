@@ -7,7 +7,7 @@ that keeps the run on its usual path (False: nothing is NaN). Sizes that depend 
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -99,14 +99,10 @@ def numbers(tensor: torch.Tensor, **_: Any) -> Any:
         return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() if value is None else value.detach().numpy()
 
 
-def tensor_of(make: Callable[..., torch.Tensor], data: Any, **options: Any) -> torch.Tensor:
-    """Replaces ``torch.tensor(data)`` if ``data`` holds fake scalars: reads the numbers behind them."""
-    return make(_numbers_in(data), **options)
-
-
-def _numbers_in(data: Any) -> Any:
+def numbers_in(data: Any) -> Any:
+    """Reads the numbers behind fake scalars in the data of ``torch.tensor(data)``."""
     if isinstance(data, (list, tuple)):
-        return [_numbers_in(part) for part in data]
+        return [numbers_in(part) for part in data]
     return data.item() if isinstance(data, FakeTensor) and data.dim() == 0 else data
 
 

@@ -62,8 +62,7 @@ class ProbeBackend:
 
     def look(self) -> Hardware:
         """Returns the planned device with its current free memory, if that can be measured."""
-        planned_for = self.rehearsals.hardware
-        return planned_for if self.simulate or planned_for.origin != "detected" else as_now(planned_for)
+        return self.rehearsals.hardware if self.simulate else as_now(self.rehearsals.hardware)
 
     def budget_bytes(self, hardware: Hardware) -> int:
         return replace(self.rehearsals, hardware=hardware).budget_bytes
@@ -82,11 +81,11 @@ class ProbeBackend:
             output_dir=str(self.folder),
         )
         environment = process_environment(device, plan.knobs, job.environment, simulate=self.simulate)
-        before = self._free_bytes()
+        uuids = () if self.simulate else device.topology.uuids or (device.uuid,)
+        cards = [as_now(replace(device, uuid=uuid)) for uuid in uuids]
         probe = replace(run_probe(request, environment, self.folder, self.machines), others=others)
-        after = self._free_bytes()
         # In a container the figure is the drop in free memory (``probe: _non_torch_bytes``), to which others may add.
-        is_steady = all(abs(now - then) <= STEADY_BYTES for now, then in zip(after, before, strict=True))
+        is_steady = all(abs(as_now(card).free_bytes - card.free_bytes) <= STEADY_BYTES for card in cards)
         return probe if is_steady else replace(probe, non_torch_bytes=None)
 
     def planned(self, correction: Correction, hardware: Hardware) -> Replanned:
@@ -99,11 +98,6 @@ class ProbeBackend:
             (predicted,) = Predictions(uncorrected, self.footprints).rehearse([found.estimate.knobs], whole=True)
             plan = make_plan(subject, found, seconds=time.perf_counter() - started)
             return Replanned(plan=plan, predicted=predicted)
-
-    def _free_bytes(self) -> list[int]:
-        """Returns the free bytes of this machine's cards that train."""
-        uuids = () if self.simulate else self.device.topology.uuids or (self.device.uuid,)
-        return [as_now(replace(self.device, uuid=uuid)).free_bytes for uuid in uuids]
 
 
 def probed(

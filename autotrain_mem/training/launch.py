@@ -117,13 +117,10 @@ def _log_of(log: pathlib.Path, rank: int) -> pathlib.Path:
 def _listen(
     ranks: RankProcesses, log: pathlib.Path, progress: Progress, interrupt_seconds: float | None = None
 ) -> Event | Ending:
-    """Follows the ranks to the end; raises RankDied and RankTimeout.
-
-    Args:
-        interrupt_seconds: Interrupts the ranks now, after each event, and whenever none comes for this long; None for
-            no interrupts. One interrupt can be lost: if a shell started the command with ``&``, ranks ignore interrupts
-            until they set their handlers, and Python drops an exception raised in a ``__del__`` method.
-    """
+    """Follows the ranks to the end; raises RankDied and RankTimeout. ``interrupt_seconds``: interrupts the ranks now,
+    after each event, and whenever none comes for this long. One interrupt can be lost: if a shell started the command
+    with ``&``, ranks ignore interrupts until they set their handlers, and Python drops an exception raised in a
+    ``__del__`` method."""
     while True:
         if interrupt_seconds is not None:
             ranks.interrupt()
@@ -204,13 +201,12 @@ def _error_by(
         what = f"{what} ({name})"
     code, words = failure.code, failure.log_tail[-LAST_WORDS_CHARACTERS:].strip()
     status = f"it was killed by signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-    likely: dict[int | None, str] = {
-        -signal.SIGKILL: "Signal 9 often means that host memory ran out.\n",
-        0: "A callback, a reward function or a library called exit().\n",
-    }
+    likely = "Signal 9 often means that host memory ran out.\n" if code == -signal.SIGKILL else ""
+    if code == 0:
+        likely = "A callback, a reward function or a library called exit().\n"
     where = f"Its last output is below; the whole output is in {log}." if words else f"Its log, {log}, is empty."
     advice = " --no_probe trains without a probe." if is_probe else ""
-    hint = "\n".join(filter(None, [f"{likely.get(code, '')}{where}{advice}", words]))
+    hint = "\n".join(filter(None, [f"{likely}{where}{advice}", words]))
     return TrainingError(f"{what} ended too early: {status}.", hint=hint)
 
 
@@ -268,8 +264,6 @@ def _probe_answers(ranks: RankProcesses, log: pathlib.Path) -> Probe:
 
 def most_of(probes: Sequence[Probe]) -> Probe:
     """Merges the ranks' measurements: the largest of each figure, also by phase."""
-    if len(probes) == 1:
-        return probes[0]
 
     def most(figures: Iterable[Any]) -> Any:
         return max((figure for figure in figures if figure is not None), default=None)
@@ -282,14 +276,13 @@ def most_of(probes: Sequence[Probe]) -> Probe:
             allocated_bytes=max(before.allocated_bytes, peak.allocated_bytes),
             reserved_bytes=max(before.reserved_bytes, peak.reserved_bytes),
         )
+    names = ("row_tokens", "non_torch_bytes", "step_seconds")
     return replace(
         next((probe for probe in probes if probe.refused), probes[0]),
         fits=all(probe.fits for probe in probes),
         measured=most_read(measured) if measured else None,
         phases=peaks,
-        row_tokens=most(probe.row_tokens for probe in probes),
-        non_torch_bytes=most(probe.non_torch_bytes for probe in probes),
-        step_seconds=most(probe.step_seconds for probe in probes),
+        **{name: most(getattr(probe, name) for probe in probes) for name in names},
     )
 
 

@@ -101,15 +101,11 @@ class DataProfile:
         return max(self.rows_by_length)
 
     @property
-    def shortest(self) -> int:
-        return min(self.rows_by_length)
-
-    @property
     def least_length(self) -> int:
         """Returns the least ``max_length`` that cuts no image, keeps a row, and leaves a token of each prompt."""
         of_images = 0 if self.images is None else self.images.end
         of_answers = self.longest_answer + 1 if self.longest_answer else 0
-        return max(of_images, of_answers, self.shortest if self.drops else 0)
+        return max(of_images, of_answers, min(self.rows_by_length) if self.drops else 0)
 
     def percentile(self, share: float) -> int:
         """Returns the smallest length that this share of the rows does not exceed (nearest rank): 0.999 for p99.9."""

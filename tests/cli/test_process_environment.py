@@ -41,17 +41,14 @@ def test_expandable_segments_reach_a_real_card_if_asked_for_beside_the_shells_se
     assert environment["SOME"] == "1"
 
 
-def test_without_a_card_none_is_seen_and_threads_sleep() -> None:
+def test_without_a_card_none_is_seen_threads_sleep_and_on_the_cpu_freed_tensors_go_back_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for card in (CARD, CPU):
         environment = _environment(card, {"CUDA_VISIBLE_DEVICES": "0"}, simulate=card is CARD)
         assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_WAIT_POLICY"]) == ("", "PASSIVE")
         assert environment["HIP_VISIBLE_DEVICES"] == "-1", "HIP takes an empty text for none"
         assert not {*NAMES} & environment.keys()
-
-
-def test_only_where_the_cpu_is_the_device_freed_tensors_go_back_unless_the_user_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     assert _environment(CPU)["MALLOC_MMAP_THRESHOLD_"] == "1048576"
     assert "MALLOC_MMAP_THRESHOLD_" not in _environment(simulate=True) | _environment()
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4096")

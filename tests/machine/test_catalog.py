@@ -156,7 +156,7 @@ def test_no_public_figure_is_above_the_rule_and_the_documented_accuracy_is_right
     assert round(max(above) / MIB) == 235
 
 
-def test_each_listed_price_has_a_provider_a_date_and_a_source_and_is_that_of_a_known_card() -> None:
+def test_each_listed_price_has_its_source_and_a_file_replaces_the_table_with_its_lowest_prices(tmp_path: Path) -> None:
     table = listed_prices()
     assert len(table) > 10
     assert set(table) <= {card.name for card in catalog()}
@@ -166,9 +166,6 @@ def test_each_listed_price_has_a_provider_a_date_and_a_source_and_is_that_of_a_k
     card = replace(named("rtx4090"), name="NVIDIA GeForce RTX 4090", origin="detected")
     assert price_of(card, listed_prices()) == listed_prices()["rtx4090"]
     assert price_of(named("rtx2060"), listed_prices()) is price_of(named("24GiB"), listed_prices()) is None
-
-
-def test_a_file_replaces_the_table_and_the_lowest_price_counts(tmp_path: Path) -> None:
     file = tmp_path / "prices.csv"
     file.write_text("gpu,per_hour,currency,seen\nRTX 4090,0.5,EUR,2026-11-01\nrtx4090, 0.4 ,EUR,\n8GiB,1,EUR,\n")
     table = prices(str(file))

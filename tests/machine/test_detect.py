@@ -257,12 +257,8 @@ def test_processes_are_named_once_largest_first(nvml: FakeNvml) -> None:
     assert listed == [(STRANGER, GIB), (STRANGER + 1, 100 * MIB)]
     gpu.drawing = None
     assert [other.pid for other in others_on(CARD)] == [STRANGER]
-
-
-def test_memory_without_a_listed_process_is_reported_except_the_drivers_reserve(nvml: FakeNvml) -> None:
-    """As in a container, or on Windows, where NVML lists processes without their bytes."""
-    gpu = nvml.gpus[0]
-    assert others_on(CARD) == ()
+    gpu.computing, gpu.drawing = {}, {}
+    assert others_on(CARD) == (), "the driver's reserve is nobody's; memory of no listed process is, as in a container"
     gpu.computing, gpu.unlisted_bytes = {STRANGER: None}, 3 * GIB
     assert others_on(CARD)[0] == OtherProcess(pid=NOBODY, name="", used_bytes=3 * GIB)
     gpu.computing = {STRANGER: GIB, STRANGER + 1: None}

@@ -157,7 +157,7 @@ def test_a_killed_process_is_gone_on_with_from_the_last_checkpoint_and_what_the_
     assert script.attempts[1].checkpoint is None, "without a checkpoint it begins again"
 
 
-def test_what_may_end_otherwise_is_tried_again_unless_no_restarts_are_asked_for() -> None:
+def test_what_may_end_otherwise_is_tried_again_unless_no_restarts_are_asked_for_a_full_card_with_less() -> None:
     assert Script([(raised(ODD, 7), 5), (END, 20)]).run() is END, "an unknown error with a checkpoint"
     assert Script([(raised(ASSERT, 7), 5), (raised(ASSERT, 9, 5), 5), (END, 20)]).run() is END, "at another step"
     further = [(killed(10 * n + 5, 10 * (n - 1)), 10 * n) for n in range(1, 10)]
@@ -166,9 +166,6 @@ def test_what_may_end_otherwise_is_tried_again_unless_no_restarts_are_asked_for(
     assert len(script.restarts) == 9
     with pytest.raises(TrainingError, match=r"--max_restarts 0(.|\n)*run/checkpoint-40; --resume_from_checkpoint"):
         Script([(killed(47), 40)]).run(restarts=0)
-
-
-def test_a_full_card_gets_a_smaller_plan_and_the_next_one_starts_from_that() -> None:
     script = Script([(out_of_memory(7), 5), (killed(12, 5), 10), (END, 20)], smaller=SMALLER)
     assert script.run() is END
     assert [attempt.knobs for attempt in script.attempts] == [TRL_DEFAULTS, SMALLER.knobs, SMALLER.knobs]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from unittest import mock
 
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.data import load
@@ -133,15 +134,46 @@ def real_device(request: Request) -> Iterator[Device]:
     if request.hardware.origin == "cpu":
         yield Device(hardware=request.hardware, peaks=None, placed=on_host, train=_train)
         return
+    hardware = as_now(request.hardware)  # before this process has a context; the request has the fullest card's bytes
+    # The same device as accelerate chooses for a rank (accelerate/state.py: PartialState.set_device).
+    check_usable(int(os.environ["LOCAL_RANK"]) if request.knobs.processes > 1 else 0)
+    with cuda_peaks() as peaks:
+        yield Device(hardware=hardware, peaks=peaks, placed=dict, train=functools.partial(_train, peaks=peaks))
+
+
+@contextlib.contextmanager
+def cuda_peaks() -> Iterator[PhasePeaks]:
+    """Measures the phases of a run on the current device. Within the block, ``torch.cuda.max_memory_allocated`` and its
+    like still report the peaks since the last reset by the user's own code, such as a callback."""
     import torch
 
     from autotrain_mem.training.watch.callback import cuda_reading
 
-    hardware = as_now(request.hardware)  # before this process has a context; the request has the fullest card's bytes
-    # The same device as accelerate chooses for a rank (accelerate/state.py: PartialState.set_device).
-    check_usable(int(os.environ["LOCAL_RANK"]) if request.knobs.processes > 1 else 0)
-    peaks = PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), torch.cuda.reset_peak_memory_stats)
-    yield Device(hardware=hardware, peaks=peaks, placed=dict, train=functools.partial(_train, peaks=peaks))
+    memory: Any = torch.cuda.memory
+    plain, reset, kept = memory.memory_stats_as_nested_dict, memory.reset_peak_memory_stats, dict[Any, int]()
+
+    def stats(device: Any = None) -> Any:
+        found, is_own = plain(device), memory._get_device_index(device, optional=True) == torch.cuda.current_device()
+        for (name, pool), peak in kept.items() if is_own else ():
+            found[name][pool]["peak"] = max(found[name][pool]["peak"], peak)
+        return found
+
+    def reset_unseen() -> None:
+        tables = {name: pools for name, pools in stats().items() if isinstance(pools, dict) and "all" in pools}
+        kept.update({(name, pool): pools[pool]["peak"] for name, pools in tables.items() for pool in pools})
+        reset()
+
+    def reset_by_user(device: Any = None) -> None:
+        peaks.peaks()  # keeps the phase's peak so far
+        kept.clear()
+        reset(device)
+
+    peaks = PhasePeaks(lambda: cuda_reading() or MemoryReading.from_stats({}), reset_unseen)
+    with (
+        mock.patch.multiple(memory, memory_stats_as_nested_dict=stats, reset_peak_memory_stats=reset_by_user),
+        mock.patch.object(torch.cuda, "reset_peak_memory_stats", reset_by_user),
+    ):
+        yield peaks
 
 
 def _train(trainer: Any, peaks: PhasePeaks | None = None, **options: Any) -> None:

@@ -129,12 +129,9 @@ def test_owners_of_a_real_card_are_counted_by_storage_and_once(monkeypatch: pyte
         Owner.GRADIENTS: 4 * 64,
         Owner.OPTIMIZER_STATE: 2 * 4 * 64 + 4,
     }
-
-
-def test_what_cannot_be_read_of_a_shortage_hides_no_error() -> None:
     safeguards = Safeguards.__new__(Safeguards)
     safeguards._trainer, safeguards._device, safeguards._shortage = SimpleNamespace(), real_card(0, 0), None
-    assert safeguards.shortage(torch.OutOfMemoryError(MESSAGE)) is None
+    assert safeguards.shortage(torch.OutOfMemoryError(MESSAGE)) is None, "what cannot be read hides no error"
 
 
 SAID = {

@@ -28,11 +28,13 @@ from autotrain_mem.training import run_folder
 from autotrain_mem.training.process import checkpointing, train
 from autotrain_mem.training.process import main as process
 from autotrain_mem.training.process import probe as probing
-from autotrain_mem.training.process.build import PhasePeaks, build, real_device
+from autotrain_mem.training.process.build import PhasePeaks, build, cuda_peaks, real_device
 from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.task import Request
+from autotrain_mem.training.watch.callback import cuda_reading
 from autotrain_mem.types import Job, Knobs, Phase, PhasePeak, Probe
 from autotrain_mem.types.plan_file import check_place
+from autotrain_mem.types.report import MemoryReading
 
 KNOBS = replace(
     TRL_DEFAULTS,
@@ -41,6 +43,7 @@ KNOBS = replace(
     max_length=128,
     gradient_checkpointing=False,
 )
+*HELD, RETRIES = ("allocated_bytes", "reserved_bytes", "num_alloc_retries")
 WORDS = [3, 5, 4, 60, 6, 2, 40, 3]
 """Of each row; two rows are far longer than the rest."""
 
@@ -204,6 +207,37 @@ def test_each_phase_has_its_own_peak_and_only_a_full_device_ends_the_one_that_it
         except error:
             peaks.enter_phase(Phase.FORWARD)
         assert peaks.phase is phase
+
+
+def test_cuda_is_read_as_torch_flattens_it_and_a_users_callback_reads_the_peaks_since_its_own_last_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = SimulatedGpu(named("100MiB"))
+
+    def stats(device: Any = None) -> dict[str, Any]:
+        """In the form of C++ (``torch/csrc/cuda/Module.cpp: THCPModule_memoryStats``)."""
+        read, ends = gpu.memory_stats(), ("current", "peak")
+        return {name: {"all": {end: read[f"{name}.all.{end}"] for end in ends}} for name in HELD} | {RETRIES: 2}
+
+    assert cuda_reading() is None, "before CUDA is there"
+    for place in (torch.cuda, torch.cuda.memory):
+        monkeypatch.setattr(place, "memory_stats_as_nested_dict", stats)
+        monkeypatch.setattr(place, "reset_peak_memory_stats", lambda device=None: gpu.reset_peaks())
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with cuda_peaks() as peaks:
+        gpu.allocate(1, 30 * MIB)
+        gpu.free(1)
+        assert cuda_reading() == MemoryReading.from_stats(dict(torch.cuda.memory_stats(0)))
+        peaks.enter_phase(Phase.FORWARD)
+        gpu.allocate(2, 20 * MIB)
+        seen = [torch.cuda.max_memory_allocated(device) // MIB for device in (0, "cuda:0", 1)]
+        assert seen == [30, 30, 20], "of another card, what torch itself says"
+        gpu.free(2)
+        torch.cuda.reset_peak_memory_stats(0)
+        peaks.enter_phase(Phase.BACKWARD)
+        assert torch.cuda.max_memory_allocated(0) == 0
+    assert [peak.allocated_bytes // MIB for peak in peaks.peaks().values()] == [30, 20, 0]
 
 
 def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(

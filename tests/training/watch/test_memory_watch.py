@@ -284,21 +284,6 @@ def test_a_full_disk_is_told_once_and_figures_are_logged_all_the_same(
     assert len([got for got in tracker.got if figures(got)]) == 3
 
 
-def test_cuda_is_read_as_torch_itself_flattens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's answers in the form that its C++ gives (``torch/csrc/cuda/Module.cpp: THCPModule_memoryStats``)."""
-    assert module.cuda_reading() is None, "before CUDA is there"
-    figure = {"current": 7, "peak": 9, "allocated": 20, "freed": 13}
-    pools = dict.fromkeys(("all", "small_pool", "large_pool"), figure)
-    stats = {"allocated_bytes": pools, "reserved_bytes": pools, "num_alloc_retries": 2}
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    for place in (torch.cuda, torch.cuda.memory):
-        monkeypatch.setattr(place, "memory_stats_as_nested_dict", lambda device=None: stats)
-    read = module.cuda_reading()
-    assert read == MemoryReading.from_stats(dict(torch.cuda.memory_stats()))
-    assert read is not None
-    assert (read.peak_reserved_bytes, read.num_alloc_retries) == (9, 2)
-
-
 def sample(step: int, **changes: Any) -> Sample:
     """A healthy one: 12 GiB held, 14 at the peak, 15 reserved of 24; a log each 10 seconds."""
     gib = {"allocated_bytes": 12, "peak_allocated_bytes": 14, "reserved_bytes": 15, "peak_reserved_bytes": 15}
