@@ -2,8 +2,8 @@
 
 Names are those of the launchers: of ``accelerate launch`` (``--machine_rank``, ``--main_process_ip``,
 ``--main_process_port``); of torchrun, whose flags may be in the environment as ``PET_...``
-(``torch/distributed/argparse_util.py: env``; Kubeflow's operators set them); of Slurm (srun(1), "OUTPUT ENVIRONMENT
-VARIABLES"); of SkyPilot (its guide to distributed jobs); of Kubeflow's PyTorchJob; and of MPI.
+(``torch/distributed/argparse_util.py: env``; Kubeflow's trainer sets them); of Slurm (srun(1), "OUTPUT ENVIRONMENT
+VARIABLES"); of SkyPilot (its guide to distributed jobs); of launchers that count processes; and of MPI.
 """
 
 import re
@@ -38,11 +38,17 @@ class Place:
     port: int
     """The port on which the first machine listens."""
 
+    @property
+    def endpoint(self) -> str:
+        """Returns address and port: ``10.0.0.1:29500``, or ``[fe80::1]:29500``."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+
 
 def place_of(
     nodes: int | None, given: Mapping[str, Any], environment: Mapping[str, str], *, to_train: bool = True
 ) -> Place | None:
-    """Returns this machine's place; None for a single machine, or if the place is unknown.
+    """Returns this machine's place; None for a single machine, or if it is unknown. Raises UsageError if flags and
+    environment contradict each other or themselves, or are not numbers.
 
     >>> place_of(2, {"machine_rank": 1, "main_process_ip": "10.0.0.1"}, {})
     Place(rank=1, machines=2, address='10.0.0.1', port=29500)
@@ -53,9 +59,6 @@ def place_of(
         nodes: The value of ``--nodes``; None if it is not given, so that a launcher's environment may decide.
         given: The values of ``FLAGS`` that are given.
         to_train: If False, the environment is ignored, since a plan can be made on any machine.
-
-    Raises:
-        UsageError: flags and environment contradict each other or themselves, or are not numbers.
     """
     flags = {name: value for name, value in given.items() if value is not None}
     if flags:
@@ -96,6 +99,8 @@ def _checked(name: str, machines: int, rank: Any, address: Any, more: Mapping[st
         raise UsageError(words, hint=_HOW.format(last="N - 1")) from error
     if not 0 <= place.rank < place.machines:
         raise UsageError(f"{name} {place.rank} is not one of {place.machines} ranks.", hint=how_to_start(machines))
+    if not place.address.strip():
+        raise UsageError("The first machine's address is empty.", hint=how_to_start(machines))
     if not 0 < place.port < 65536:
         raise UsageError(f"--main_process_port {place.port} is not a port number.", hint="It takes 1 to 65535.")
     return place
@@ -135,14 +140,14 @@ def _read(launchers: Iterable[tuple[str, str, str, str, str]], environment: Mapp
         count = environment.get(machines, "").rpartition(":")[2]  # torchrun's 1:4 means 1 to 4 machines
         if not count.isdigit() or int(count) < 2 or rank not in environment:
             continue
-        if address not in environment:
+        first = environment.get(address, "").split()[:1]
+        if not first:
             raise UsageError(
                 f"{machines} sets the number of machines to {count}, but the first machine's address is not given.",
                 hint=f"Set {address} to that address on every machine, or give --main_process_ip and --machine_rank.",
             )
-        first = environment[address].split()[0]
         found = {"main_process_port": environment.get(port)}
-        return name, _checked(rank, int(count), environment[rank], first, found)
+        return name, _checked(rank, int(count), environment[rank], first[0], found)
     return None
 
 

@@ -55,6 +55,9 @@ def test_what_is_refused() -> None:
         (None, {}, SLURM | {"SLURM_STEP_NUM_TASKS": "16"}, "16 tasks on 2 nodes"),
         (2, {}, {"PMI_SIZE": "2", "PMI_RANK": "1"}, "MASTER_ADDR"),
         (None, {}, PET | {"PET_NODE_RANK": "one"}, "PET_NODE_RANK"),
+        (None, {}, PET | {"PET_MASTER_ADDR": ""}, "Set PET_MASTER_ADDR"),
+        (None, {}, SKY | {"SKYPILOT_NODE_IPS": " \n"}, "Set SKYPILOT_NODE_IPS"),
+        (2, {"machine_rank": 0, "main_process_ip": " "}, {}, "address is empty"),
     ):
         with pytest.raises(UsageError) as refused:
             place_of(nodes, given, environment)

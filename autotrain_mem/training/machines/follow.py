@@ -25,7 +25,7 @@ from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied
 from autotrain_mem.training.environment import seen_cards
 from autotrain_mem.training.launch import RUN_PROCESS, SIMULATED_PROCESS
 from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
-from autotrain_mem.training.machines.link import Link, Message, introduced
+from autotrain_mem.training.machines.link import Link, Message, introduced, unreadable
 from autotrain_mem.training.run_folder import KEY_NAME, LOCK_NAME, identity_of, is_held_by
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware
@@ -43,11 +43,8 @@ _LOST = "lost"
 
 
 def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardware, *, real: bool, say: Say) -> None:
-    """Takes part in a run until the leading machine reports its end.
-
-    Args:
-        folder: The output folder, in which the leader writes the key.
-        real: Whether the devices exist; else they are simulated.
+    """Takes part in a run until the leading machine reports its end. ``folder``: the output folder, in which the leader
+    writes the key. ``real``: whether the devices exist; else they are simulated.
 
     Raises:
         AutofitError: the training failed, with the leader's error.
@@ -73,26 +70,25 @@ def follow(place: Place, command: Sequence[str], folder: Path, hardware: Hardwar
 
 
 def _reached(place: Place, folder: Path, lost: str, say: Say) -> Connection:
-    deadline, stranger = time.monotonic() + join_seconds(), ""
+    deadline, key_file, is_said = time.monotonic() + join_seconds(), folder / KEY_NAME, False
     if not lost:
-        say(f"Machine {place.rank} of {place.machines}: connecting to machine 0 at {place.address}:{place.port}")
+        say(f"Machine {place.rank} of {place.machines}: connecting to machine 0 at {place.endpoint}")
     while True:
         try:
-            with socket.create_connection((place.address, place.port), timeout=10 * TRY_SECONDS) as reached:
-                try:
-                    with os.fdopen(open_own(folder / KEY_NAME), "rb") as file:
-                        return introduced(reached, file.read(), leads=False)
-                except OSError as error:
-                    if not stranger:
-                        stranger = f"the server there does not hold the key in {folder / KEY_NAME}"
-                        say(f"{capitalized(stranger)}: trying again")
-                    raise ConnectionAbortedError(stranger) from error
+            reached = socket.create_connection((place.address, place.port), timeout=10 * TRY_SECONDS)
+            with reached, os.fdopen(open_own(key_file), "rb") as file:
+                return introduced(reached, file.read(), leads=False)
         except OSError as error:
+            reason = error.strerror or str(error)
+            if isinstance(error, (ConnectionAbortedError, FileNotFoundError)):
+                reason = f"the server there does not hold the key in {key_file}"
+                if not is_said:
+                    say(f"{capitalized(reason)}: trying again")
+                is_said = True
             if time.monotonic() > deadline:
                 what = "was lost, and did not return" if lost else "cannot be reached"
                 raise TrainingError(
-                    f"Machine 0 {what} within {join_seconds():.0f} s: {error.strerror or error}.",
-                    hint=how_to_reach(place),
+                    f"Machine 0 {what} within {join_seconds():.0f} s: {reason}.", hint=how_to_reach(place)
                 ) from error
         try:
             time.sleep(TRY_SECONDS)
@@ -135,15 +131,18 @@ class _Following:
                 self._say("Interrupted: asking machine 0 to stop after this step; Ctrl-C again stops this machine now")
                 self._interrupted_at = time.monotonic()
                 continue
-            match message["do"]:
-                case "finish":
-                    return None if message["error"] is None else errors.from_json(message["error"])
-                case "welcome":
-                    self._say("Connected to machine 0, which plans and leads the run")
-                case "lost":
-                    return str(message["why"])
-                case _:
-                    self._obey(message)
+            try:
+                match message["do"]:
+                    case "finish":
+                        return None if message["error"] is None else errors.from_json(message["error"])
+                    case "welcome":
+                        self._say("Connected to machine 0, which plans and leads the run")
+                    case "lost":
+                        return str(message["why"])
+                    case _:
+                        self._obey(message)
+            except (KeyError, TypeError, ValueError) as error:
+                return unreadable(error)
 
     def stop(self) -> None:
         deadline = time.monotonic() + GRACE_SECONDS

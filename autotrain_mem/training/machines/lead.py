@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from autotrain_mem.parallel.place import Place
@@ -20,6 +21,7 @@ from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
 from autotrain_mem.support.files import read_start, replace_file
 from autotrain_mem.support.units import format_bytes
+from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training.machines.link import MOST_BYTES, Link, MachineLost, Message, OnLine, RemoteChild, introduced
 from autotrain_mem.training.run_folder import KEY_NAME, unwritable
 from autotrain_mem.types import Hardware
@@ -32,6 +34,9 @@ LIVELY_SECONDS = 5.0
 """A machine counts as present if it sent a heartbeat within this time."""
 FAREWELL_SECONDS = 5.0
 """How long to wait until the others have received the outcome."""
+MOST_UNKNOWN = 32
+"""The most connections that have not shown the key yet: the oldest is closed for a new one. A machine shows it in
+milliseconds, and tries again if it is closed."""
 
 Say = Callable[[str], None]
 StartRemote = Callable[[int, Mapping[str, str], Path, OnLine], RemoteChild | None]
@@ -59,6 +64,7 @@ class Hello:
     """The command-line arguments that are the same on all machines."""
     hardware: Hardware
     """The machine's GPUs."""
+    version: str | None = field(default_factory=lambda: versions_key()["autotrain_mem"])
     host: str = field(default_factory=socket.gethostname)
 
     @property
@@ -74,23 +80,16 @@ class _Member:
     gone: str = ""
     """Why the machine is gone; empty if it is not."""
 
-    @property
-    def is_there(self) -> bool:
-        return self.link.is_open
-
 
 class Machines:
     """Represents the other machines on the leading one. As a context manager it sends them the outcome at the end.
+    Raises UsageError if the port cannot be listened on, and OutputFolderError if the key cannot be written.
 
     Args:
         place: This machine's place: rank 0.
         command: The command-line arguments that are the same on all machines.
         folder: The output folder, in which the others find the key.
         min_nodes: The fewest machines with which training continues if others are lost.
-
-    Raises:
-        UsageError: the port cannot be listened on.
-        OutputFolderError: the key cannot be written.
     """
 
     def __init__(
@@ -101,11 +100,19 @@ class Machines:
         self._say = say
         self._members: dict[int, _Member] = {}
         self._changed = threading.Condition()
+        self._unknown: list[socket.socket] = []
+        self._hardware: Hardware | None = None
+        self._refused: list[str] = []
+        """Why machines were refused, the last one last."""
         self._attempt = 0
         self.present: tuple[int, ...] = (0,)
         """The machines that train, in rank order."""
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
         try:
-            self._socket = socket.create_server(("", place.port), backlog=place.machines)
+            self._socket = socket.create_server(
+                ("", place.port), family=family, backlog=socket.SOMAXCONN, dualstack_ipv6=dual
+            )
         except (OSError, OverflowError) as error:
             raise UsageError(
                 f"Cannot listen on port {place.port}, where the other machines join: {error}.",
@@ -122,14 +129,19 @@ class Machines:
     def gather(self, hardware: Hardware) -> Hardware:
         """Waits for the other machines; returns one machine's devices, with the least free memory of any machine.
 
-        Raises TrainingError if fewer than ``min_nodes`` joined in time, and UsageError if another machine has different
-        or fewer GPUs.
+        From now on, machines with different or fewer GPUs are refused. Raises TrainingError if fewer than ``min_nodes``
+        joined in time.
         """
         deadline, said = time.monotonic() + join_seconds(), ""
         with self._changed:
+            self._hardware = hardware
+            for member in self._there():
+                if (why := self._why_unlike(member.hello)) is not None:
+                    del self._members[member.hello.place.rank]
+                    self._refuse(member.link, why)
             while missing := self._missing():
                 words = f"Waiting for machine{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of "
-                words += f"{self.place.machines} at {self.place.address}:{self.place.port}"
+                words += f"{self.place.machines} at {self.place.endpoint}"
                 if words != said:
                     said = words
                     self._say(words)
@@ -139,23 +151,15 @@ class Machines:
                 self._changed.wait(min(left, 0.5))  # interrupts are handled between two waits
             self.present = (0, *sorted(each.hello.place.rank for each in self._there()))
         if len(self.present) < self.min_nodes:
+            last = "".join(f" The last that came was refused: {why}" for why in self._refused[-1:])
             raise TrainingError(
                 f"Machine{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.place.machines} did not "
-                f"join within {join_seconds():.0f} s.",
+                f"join within {join_seconds():.0f} s.{last}",
                 hint=f"{how_to_reach(self.place)}\n--min_nodes {len(self.present)} continues with these machines.",
             )
         if missing:
             self._say(f"Continuing with {len(self.present)} of {self.place.machines} machines (--min_nodes)")
-        for member in self._there():
-            theirs = member.hello.hardware
-            wanted, there = hardware.topology.devices, theirs.topology.devices
-            if theirs.name != hardware.name or there < wanted:
-                ours_bytes, theirs_bytes = format_bytes(hardware.total_bytes), format_bytes(theirs.total_bytes)
-                raise UsageError(
-                    f"{capitalized(member.hello.name)} has {there} x {theirs.name} of {theirs_bytes}, "
-                    f"but machine 0 has {wanted} x {hardware.name} of {ours_bytes}.",
-                    hint="Train on machines with the same GPUs; --gpus N uses N GPUs of each machine.",
-                )
+        self._refused.clear()
         free_bytes = min([hardware.free_bytes, *(each.hello.hardware.free_bytes for each in self._there())])
         machines = len(self.present)
         topology = replace(hardware.topology, nodes=machines)
@@ -168,7 +172,7 @@ class Machines:
         return [rank for rank in range(1, self.place.machines) if rank not in there]
 
     def _there(self) -> list[_Member]:
-        return [each for each in self._members.values() if each.is_there]
+        return [each for each in self._members.values() if each.link.is_open]
 
     def name_of(self, rank: int, devices: int) -> str:
         """Returns the name of a rank's machine: ``machine 1 (node-b)``."""
@@ -212,7 +216,7 @@ class Machines:
         for member in there:
             member.link.send({"do": "finish", "error": codec.to_json(error)})
         deadline = time.monotonic() + FAREWELL_SECONDS
-        while any(each.is_there for each in there) and time.monotonic() < deadline:
+        while any(each.link.is_open for each in there) and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def stop_listening(self) -> None:
@@ -226,27 +230,56 @@ class Machines:
             try:
                 came, _ = self._socket.accept()
             except OSError:
-                return
+                if self._socket.fileno() < 0:
+                    return
+                time.sleep(0.05)  # such as EMFILE, or ECONNABORTED
+                continue
+            self._unknown.append(came)
+            if len(self._unknown) > MOST_UNKNOWN:
+                with contextlib.suppress(OSError):
+                    self._unknown.pop(0).shutdown(socket.SHUT_RDWR)  # which ends its thread
             threading.Thread(target=self._welcome, args=(came,), daemon=True).start()
 
     def _welcome(self, came: socket.socket) -> None:
         try:
             connection = introduced(came, self._key, leads=True)
-            member = _Member(codec.from_json(Hello, json.loads(connection.recv_bytes(MOST_BYTES))))
-        except (OSError, EOFError, ValueError):
-            return  # drops the connection
-        member.link = Link(connection, partial(self._hear, member), partial(self._end, member))
-        if (refusal := self._why_not(member.hello)) is not None:
-            member.link.send({"do": "finish", "error": refusal.to_json()})
+            told = json.loads(connection.recv_bytes(MOST_BYTES))
+            is_known = told.get("version") == versions_key()["autotrain_mem"]
+            hello = codec.from_json(Hello, told) if is_known else None
+        except Exception:  # whatever a stranger sends, its connection is dropped
             return
-        with self._changed:
-            before = self._members.get(member.hello.place.rank)
-            self._members[member.hello.place.rank] = member
+        finally:
+            with contextlib.suppress(ValueError):
+                self._unknown.remove(came)
+            came.close()
+        if hello is None:
+            other = UsageError(
+                f"{told.get('host')} has another version of autotrain_mem than machine 0.",
+                hint="Install the same version, or the same state of a checkout, on all machines.",
+            )
+            self._refuse(Link(connection, lambda message: None, lambda why: None), other)
+            return
+        member = _Member(hello)
+        member.link = Link(connection, partial(self._hear, member), partial(self._end, member))
+        with self._changed:  # the same machine's earlier connection may end in a moment
+            self._changed.wait_for(lambda: not self._is_lively(hello.place.rank), LIVELY_SECONDS)
+            if (refusal := self._why_not(hello)) is not None:
+                self._refuse(member.link, refusal)
+                return
+            before = self._members.get(hello.place.rank)
+            self._members[hello.place.rank] = member
             self._changed.notify_all()
         if before is not None:
             before.link.close()  # the same machine, started again
         member.link.send({"do": "welcome"})
-        self._say(f"{capitalized(member.hello.name)} joined")
+        self._say(f"{capitalized(hello.name)} joined")
+
+    def _refuse(self, link: Link, why: UsageError) -> None:
+        """Tells a machine why it may not take part, and says it here, once."""
+        link.send({"do": "finish", "error": why.to_json()})
+        if why.message not in self._refused:
+            self._say(f"Refused: {why.message}")
+        self._refused = [*(each for each in self._refused if each != why.message), why.message]
 
     def _hear(self, member: _Member, message: Message) -> None:
         if self._members.get(member.hello.place.rank) is not member:  # it was refused, or has joined again
@@ -263,6 +296,10 @@ class Machines:
         with self._changed:
             self._changed.notify_all()
 
+    def _is_lively(self, rank: int) -> bool:
+        member = self._members.get(rank)
+        return member is not None and member.link.is_open and member.link.silent_seconds < LIVELY_SECONDS
+
     def _why_not(self, hello: Hello) -> UsageError | None:
         rank, machines = hello.place.rank, hello.place.machines
         if not 0 < rank < self.place.machines or machines != self.place.machines:
@@ -270,19 +307,33 @@ class Machines:
                 f"Machine {rank} of {machines} ({hello.host}) joined a run of {self.place.machines}.",
                 hint="Give all machines the same --nodes, and each its own --machine_rank.",
             )
-        before = self._members.get(rank)
-        if before is not None and before.is_there and before.link.silent_seconds < LIVELY_SECONDS:
+        if self._is_lively(rank):
+            present = self._members[rank].hello.host
             return UsageError(
-                f"{capitalized(hello.name)} joined, but machine {rank} is already present ({before.hello.host}).",
+                f"{capitalized(hello.name)} joined, but machine {rank} is already present ({present}).",
                 hint="Give each machine its own --machine_rank.",
             )
         if hello.command == self.command:
-            return None
-        theirs, ours = ({*words} for words in (hello.command, self.command))
-        differ = " ".join(word for word in (*hello.command, *self.command) if word in theirs ^ ours)
+            return self._why_unlike(hello)
+        unlike, pairs = {*hello.command} ^ {*self.command}, (*pairwise(hello.command), *pairwise(self.command))
+        # A value is named by the word before it, since it may be secret.
+        flags = [word if word.startswith("--") else flag for flag, word in pairs if word in unlike]
         return UsageError(
-            f"{capitalized(hello.name)} was started with other arguments than machine 0: {differ}.",
+            f"{capitalized(hello.name)} was started with other arguments than machine 0: "
+            f"{' '.join(dict.fromkeys(flag.partition('=')[0] for flag in flags))}.",
             hint="Start the same command on all machines, except for --machine_rank.",
+        )
+
+    def _why_unlike(self, hello: Hello) -> UsageError | None:
+        """Returns why a machine's GPUs cannot train with this one's; None if they can, or if these are not known."""
+        theirs, ours = hello.hardware, self._hardware
+        if ours is None or (theirs.name == ours.name and theirs.topology.devices >= ours.topology.devices):
+            return None
+        return UsageError(
+            f"{capitalized(hello.name)} has {theirs.topology.devices} x {theirs.name} of "
+            f"{format_bytes(theirs.total_bytes)}, but machine 0 has {ours.topology.devices} x {ours.name} of "
+            f"{format_bytes(ours.total_bytes)}.",
+            hint="Train on machines with the same GPUs; --gpus N uses N GPUs of each machine.",
         )
 
 
@@ -304,5 +355,5 @@ def how_to_reach(place: Place) -> str:
     """Returns the hint of an error for machines that cannot reach each other."""
     return (
         "Run the same command on each machine, with its own --machine_rank and a shared --output_dir. Each must reach "
-        f"{place.address}:{place.port}: check firewall, address and port. {JOIN_VARIABLE} sets how long they wait."
+        f"{place.endpoint}: check firewall, address and port. {JOIN_VARIABLE} sets how long they wait."
     )

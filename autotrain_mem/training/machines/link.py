@@ -7,11 +7,13 @@ so the network must be trusted.
 
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partialmethod
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -22,6 +24,8 @@ BEAT_SECONDS = 1.0
 LOST_SECONDS = 30.0
 """A machine without a heartbeat for this long is lost: it has no power or no network. If only its process dies, its
 system closes the connection at once."""
+INTRODUCE_SECONDS = 10.0
+"""How long the other end may be silent while it authenticates."""
 MOST_BYTES = 64 << 20
 """The most bytes of one object; a request takes a few KiB."""
 
@@ -29,21 +33,32 @@ Message = dict[str, Any]
 
 
 def introduced(reached: socket.socket, key: bytes, *, leads: bool) -> Connection:
-    """Authenticates both ends of a socket with the key; the leader challenges first.
+    """Authenticates both ends of a socket with the key; the leader challenges first. The caller closes the socket.
 
-    Raises ConnectionAbortedError if the other end does not hold the key, or is silent for :data:`LOST_SECONDS`.
+    Raises ConnectionAbortedError if the other end does not hold the key, or is silent for :data:`INTRODUCE_SECONDS`,
+    and another OSError if it hangs up.
     """
-    wait = struct.pack("ll", int(LOST_SECONDS), int(LOST_SECONDS % 1 * 1e6))
     reached.setblocking(True)
-    reached.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
-    connection = Connection(reached.detach())
+    _limit_waits(reached, INTRODUCE_SECONDS)
+    connection = Connection(os.dup(reached.fileno()))
     try:
         for prove in (deliver_challenge, answer_challenge) if leads else (answer_challenge, deliver_challenge):
             prove(connection, key)
-    except (OSError, EOFError, ValueError, AssertionError, AuthenticationError) as error:
+        _limit_waits(reached, LOST_SECONDS)
+    except (EOFError, ConnectionError) as error:
+        connection.close()
+        raise ConnectionResetError("it hung up") from error
+    except (OSError, ValueError, AssertionError, AuthenticationError) as error:
         connection.close()
         raise ConnectionAbortedError("it does not hold the key") from error
     return connection
+
+
+def _limit_waits(reached: socket.socket, seconds: float) -> None:
+    """Makes a read or write raise BlockingIOError after ``seconds`` without a byte (socket(7), SO_RCVTIMEO)."""
+    wait = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        reached.setsockopt(socket.SOL_SOCKET, option, wait)
 
 
 class Link:
@@ -55,7 +70,7 @@ class Link:
     ) -> None:
         self._connection, self._on_message, self._on_end = connection, on_message, on_end
         self._sending, self._closed = threading.Lock(), threading.Event()
-        self._heard = time.monotonic()
+        self._heard, self._why = time.monotonic(), ""
         for work in (self._read, self._beat):
             threading.Thread(target=work, daemon=True).start()
 
@@ -73,11 +88,16 @@ class Link:
         try:
             with self._sending:
                 self._connection.send_bytes(json.dumps(message).encode())
+        except BlockingIOError:  # half of it may be on its way, so nothing can follow it
+            self.close(f"it has read nothing for {LOST_SECONDS:.0f} s")
+            return False
         except (OSError, ValueError):
             return False
         return True
 
-    def close(self) -> None:
+    def close(self, why: str = "this machine ended the connection") -> None:
+        if self.is_open:
+            self._why = why
         self._closed.set()
 
     def _beat(self) -> None:
@@ -85,22 +105,21 @@ class Link:
             self.send({})
 
     def _read(self) -> None:
-        why = "this machine ended the connection"
-        while not self._closed.is_set():
-            try:
-                message = self._next()
-            except (EOFError, OSError, ValueError) as error:
-                why = "its process or its network has failed" if isinstance(error, (EOFError, OSError)) else str(error)
-                break
-            if message:
-                self._on_message(message)
-            if self.silent_seconds > LOST_SECONDS:
-                why = f"it has given no sign of life for {LOST_SECONDS:.0f} s"
-                break
-        self._closed.set()
+        try:
+            while not self._closed.is_set():
+                if message := self._next():
+                    self._on_message(message)
+                if self.silent_seconds > LOST_SECONDS:
+                    raise BlockingIOError
+        except BlockingIOError:  # also within a message
+            self.close(f"it has given no sign of life for {LOST_SECONDS:.0f} s")
+        except (EOFError, OSError):
+            self.close("its process or its network has failed")
+        except Exception as error:  # whatever it is, the link must end, or its machine would be waited for
+            self.close(unreadable(error))
         with contextlib.suppress(OSError), self._sending:
             self._connection.close()
-        self._on_end(why)
+        self._on_end(self._why)
 
     def _next(self) -> Message:
         """Returns the next object; empty for a heartbeat, or if none came in time."""
@@ -112,8 +131,13 @@ class Link:
         message = json.loads(self._connection.recv_bytes(MOST_BYTES))
         self._heard = time.monotonic()
         if not isinstance(message, dict):
-            raise ValueError("it sent something that is not an object")
+            raise TypeError("not an object")
         return message
+
+
+def unreadable(error: Exception) -> str:
+    """Returns why a connection ended whose other end sent an object without the expected fields."""
+    return f"it sent something that autofit does not understand ({type(error).__name__}: {error})"
 
 
 OnLine = Callable[[str | None], None]
@@ -155,15 +179,13 @@ class RemoteChild:
         if not self._order("send", message=message) or self._death is not None:
             raise self.death()
 
-    def interrupt(self) -> None:
-        self._order("interrupt")
+    def _order(self, do: str, **more: Any) -> bool:
+        return self._death is None and self._link.send({"do": do, **self._key, **more})
 
-    def close_input(self) -> None:
-        self._order("close")
-
-    def kill(self) -> None:
-        """Kills the process and its children."""
-        self._order("kill")
+    interrupt = partialmethod(_order, "interrupt")
+    close_input = partialmethod(_order, "close")
+    kill = partialmethod(_order, "kill")
+    """Kills the process and its children."""
 
     def wait(self, timeout_seconds: float) -> None:
         self._ended.wait(timeout_seconds if self._link.is_open else 0)
@@ -182,6 +204,3 @@ class RemoteChild:
         """Waits up to ``GRACE_SECONDS`` for the process to end, and returns how it ended."""
         self.wait(GRACE_SECONDS)
         return self._death or ChildDied(None, "")
-
-    def _order(self, do: str, **more: Any) -> bool:
-        return self._death is None and self._link.send({"do": do, **self._key, **more})

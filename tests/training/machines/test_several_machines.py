@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import re
 import socket
 import stat
+import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -80,6 +86,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(following, "SHARED_SECONDS", 0.1)
     monkeypatch.setattr(lead, "FAREWELL_SECONDS", 1.0)
+    monkeypatch.setattr(lead, "LIVELY_SECONDS", 0.5)
     monkeypatch.setenv(JOIN_VARIABLE, str(SOON))
 
 
@@ -91,13 +98,14 @@ def port() -> int:
 
 
 def place(rank: int, port: int) -> Place:
-    return Place(rank=rank, machines=2, address="127.0.0.1", port=port)
+    return Place(rank=rank, machines=2, address=Second.address, port=port)
 
 
 class Second:
     """The second machine's command, in a thread."""
 
     folder: Path
+    address = "127.0.0.1"
 
     def __init__(self, port: int, words: tuple[str, ...] = WORDS, card: Hardware = CARD) -> None:
         self.error: AutofitError | None = None
@@ -123,6 +131,13 @@ class Second:
         self._thread.join(SOON)
         assert not self._thread.is_alive()
         return self.error
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SOON
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def lead_alone(port: int, min_nodes: int | None = None, say: Callable[[str], None] = lambda line: None) -> Machines:
@@ -155,7 +170,9 @@ def asked(folder: Path) -> Mapping[str, Any]:
     return dict(codec.to_json(request.of_rank(1)))
 
 
-def test_a_rank_of_another_machine_answers_as_one_of_this_and_its_end_is_told(port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"][: 1 + socket.has_dualstack_ipv6()])
+def test_a_remote_rank_acts_as_local(port: int, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Second, "address", address)
     with together(port) as (machines, second), hold_folder(str(tmp_path), resuming=False):
         free = machines.gather(replace(CARD, free_bytes=CARD.free_bytes + 1))
         assert (free.free_bytes, free.topology.nodes) == (CARD.free_bytes, 2)
@@ -174,6 +191,7 @@ def test_a_rank_of_another_machine_answers_as_one_of_this_and_its_end_is_told(po
         assert (death.value.code, death.value.log_tail, death.value.gone) == (3, "its last words", None)
         ranks.stop()
     assert second.end() is None
+    assert second.said[0].endswith(f"at {address if address[0] == '1' else '[::1]'}:{port}")
 
 
 def test_a_lost_machine_is_named_and_may_come_again(port: int, tmp_path: Path) -> None:
@@ -199,12 +217,8 @@ def test_a_lost_machine_is_named_and_may_come_again(port: int, tmp_path: Path) -
     assert third.end() is None
 
 
-def test_without_it_the_run_ends_or_goes_on_with_those_that_are_left(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_it_the_run_goes_on_with_those_that_are_left(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(JOIN_VARIABLE, "0.2")
-    with pytest.raises(TrainingError, match="Machine 1 of 2 did not join within 0 s"), lead_alone(port) as machines:
-        machines.gather(CARD)
     said: list[str] = []
     with lead_alone(port, min_nodes=1, say=said.append) as machines:
         assert machines.gather(CARD).topology.nodes == 1
@@ -242,21 +256,46 @@ def test_a_lost_first_machine_ends_the_ranks_here_and_is_waited_for(port: int, t
     assert any("Lost machine 0" in line for line in second.said)
 
 
+OTHER_CARD = replace(CARD, name="a100-80gb")
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"words": (*WORDS, "--bf16")}, "other arguments than machine 0: --bf16"),
-        ({"card": replace(CARD, name="a100-80gb")}, "1 x a100-80gb"),
+        ({"words": (*WORDS[:-1], "hf_other", "--bf16")}, "other arguments than machine 0: --hub_token --bf16."),
+        ({"card": OTHER_CARD}, "1 x a100-80gb"),
         ({"card": replace(CARD, topology=Topology(devices=0))}, "has 0 x"),
     ],
 )
-def test_unlike_machines_are_refused(port: int, more: dict[str, Any], words: str, monkeypatch: Any) -> None:
-    monkeypatch.setenv(JOIN_VARIABLE, "1")
-    with pytest.raises(AutofitError), together(port, **more) as (machines, second):
+def test_an_unlike_machine_is_refused_and_if_no_other_comes_the_error_says_why(
+    port: int, more: dict[str, Any], words: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv(JOIN_VARIABLE, "0.5")
+    why = f"did not join within 0 s. The last that came was refused: .*{words}"
+    with pytest.raises(TrainingError, match=why) as late, together(port, **more) as (machines, second):
         machines.gather(CARD)
     told = second.end()
     assert isinstance(told, UsageError)
     assert words in told.message
+    assert TOKEN not in f"{told} {late.value}"
+
+
+def test_a_machine_with_another_card_ends_only_itself_at_the_start_and_when_it_comes_again(port: int) -> None:
+    said: list[str] = []
+    with lead_alone(port, say=said.append) as machines, ThreadPoolExecutor() as pool:
+        stays = joining(port, replace(HELLO, hardware=OTHER_CARD))  # before machine 0's card is known
+        until(machines._there)
+        for _ in range(2):
+            waiting = pool.submit(machines.gather, CARD)
+            until(lambda: not machines._there())
+            assert isinstance(Second(port, card=OTHER_CARD).end(), UsageError)
+            right = Second(port)
+            assert waiting.result(SOON).topology.nodes == 2
+            right.is_dead = True
+            machines._members[1].link.close()
+            until(lambda: not machines._there())
+    assert sum(line.startswith("Refused: Machine 1 (") for line in said) == 2
+    stays.close()
 
 
 @pytest.fixture
@@ -282,9 +321,7 @@ HELLO = Hello(place=place(1, 0), command=WORDS, hardware=CARD)
 @pytest.mark.parametrize(
     "sent", [[b"", b"{}", INTERRUPT], [INTERRUPT], [json.dumps(codec.to_json(HELLO)).encode(), INTERRUPT], [b"x" * 300]]
 )
-def test_whoever_does_not_hold_the_key_is_told_nothing_and_ends_nothing(
-    port: int, interrupts: list[str], sent: list[bytes]
-) -> None:
+def test_without_the_key_nothing_is_told_or_ended(port: int, interrupts: list[str], sent: list[bytes]) -> None:
     with lead_alone(port) as machines:
         stranger = Connection(socket.create_connection(("127.0.0.1", port)).detach())
         with contextlib.suppress(OSError):
@@ -298,42 +335,96 @@ def test_whoever_does_not_hold_the_key_is_told_nothing_and_ends_nothing(
     assert interrupts == []
 
 
-def test_one_that_says_nothing_or_speaks_another_protocol_keeps_no_other_waiting_and_is_hung_up_on(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link, "LOST_SECONDS", 0.3)
+def test_a_silent_one_keeps_no_other_waiting_and_is_hung_up_on(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "INTRODUCE_SECONDS", 0.3)
     with lead_alone(port) as machines:
         silent = Connection(socket.create_connection(("127.0.0.1", port)).detach())
         assert silent.recv_bytes().startswith(b"#CHALLENGE#")
-        monkeypatch.setattr(link, "LOST_SECONDS", SOON)
+        monkeypatch.setattr(link, "INTRODUCE_SECONDS", SOON)
         second = Second(port)
         machines.gather(CARD)
         assert heard(silent) == b""
-        with socket.create_connection(("127.0.0.1", port), timeout=SOON) as browser:
-            browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            with contextlib.suppress(ConnectionResetError):
-                while browser.recv(100):
-                    pass
     assert second.end() is None
+
+
+def test_a_crowd_without_the_key_takes_few_threads_and_bars_nobody(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, fails = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def short_of_files(own: socket.socket) -> Any:
+        if fails:
+            raise fails.pop()
+        return accept(own)
+
+    monkeypatch.setattr(socket.socket, "accept", short_of_files)
+    before = threading.active_count()
+    with lead_alone(port) as machines, contextlib.ExitStack() as crowd:
+        for _ in range(200):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
+        until(lambda: len(machines._unknown) == lead.MOST_UNKNOWN)
+        until(lambda: threading.active_count() - before <= lead.MOST_UNKNOWN + 1)
+        second = Second(port)
+        machines.gather(CARD)
+    assert second.end() is None
+
+
+def joining(port: int, hello: Any = HELLO) -> Connection:
+    key = (Second.folder / KEY_NAME).read_bytes()
+    connection = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
+    connection.send_bytes(json.dumps(codec.to_json(hello)).encode())
+    return connection
 
 
 @pytest.mark.parametrize(
     ("hello", "answered"),
-    [(replace(HELLO, command=()), "finish"), (replace(HELLO, place=place(7, 0)), "finish"), (HELLO, "welcome")],
-    ids=["other words", "no rank", "it joins"],
+    [
+        (replace(HELLO, command=()), "finish"),
+        (replace(HELLO, place=place(7, 0)), "finish"),
+        (replace(HELLO, version="another"), "another version of autotrain_mem"),
+        ({"host": "b", "place": 7}, "another version of autotrain_mem"),
+        (HELLO, "welcome"),
+    ],
+    ids=["other words", "no rank", "other version", "before versions", "it joins"],
 )
-def test_of_those_that_hold_the_key_only_one_that_has_joined_may_end_the_training(
-    port: int, interrupts: list[str], hello: Hello, answered: str
-) -> None:
+def test_only_who_has_joined_may_end_the_run(port: int, interrupts: list[str], hello: Any, answered: str) -> None:
     with lead_alone(port):
-        key = (Second.folder / KEY_NAME).read_bytes()
-        connection = introduced(socket.create_connection(("127.0.0.1", port)), key, leads=False)
-        connection.send_bytes(json.dumps(codec.to_json(hello)).encode())
-        assert f'"{answered}"'.encode() in connection.recv_bytes()
+        connection = joining(port, hello)
+        assert answered in connection.recv_bytes().decode()
         connection.send_bytes(INTERRUPT)
         connection.send_bytes(b"[]")  # for which it is hung up on
         heard(connection)
     assert interrupts == ["interrupted"] * (answered == "welcome")
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (struct.pack("!i", 100) + b"half of it", "no sign of life"),
+        (b"", "no sign of life"),
+        (struct.pack("!i", 14) + b'{"attempt": 1}', "does not understand .KeyError"),
+        (struct.pack("!i", 100_000) + b"[" * 100_000, "does not understand .RecursionError"),
+    ],
+    ids=["silent within a message", "reads nothing", "without its fields", "deep"],
+)
+def test_who_breaks_the_protocol_is_lost(port: int, monkeypatch: pytest.MonkeyPatch, sent: bytes, why: str) -> None:
+    monkeypatch.setattr(link, "LOST_SECONDS", 0.5)
+    with lead_alone(port) as machines, joining(port) as connection:
+        until(lambda: machines._members)
+        member = machines._members[1]
+        os.write(connection.fileno(), sent)
+        if not sent:
+            member.link.send({"do": "x" * 20_000_000})
+        until(lambda: member.gone)
+        assert re.search(why, member.gone)
+
+
+def test_a_first_machine_that_breaks_the_protocol_is_lost_and_waited_for(port: int) -> None:
+    with together(port) as (machines, second):
+        machines.gather(CARD)
+        before = machines._members[1]
+        before.link.send({"do": "send"})
+        until(lambda: machines._members[1] is not before)
+    assert second.end() is None
+    assert any("does not understand (KeyError: 'attempt')" in line for line in second.said)
 
 
 def test_the_key_is_the_users_alone_another_for_each_run_that_has_the_port_and_gone_with_it(port: int) -> None:
