@@ -4,14 +4,13 @@ Keys are the fields of ``accelerate/commands/config/config_args.py: ClusterConfi
 """
 
 from autotrain_mem.exports.draft import Draft, Tool, document, draft_of, note_host_optimizer, note_variables
+from autotrain_mem.parallel.place import PORT
 from autotrain_mem.types import Job, Plan
 
 TRL_FILE = "trl.yaml"
 ACCELERATE_FILE = "accelerate.yaml"
 FIRST_MACHINE = "FIRST_MACHINE"
 """A placeholder for the first machine's address, which is unknown here."""
-PORT = 29500
-"""accelerate's own default (``utils/launch.py: prepare_multi_gpu_env``)."""
 
 
 def accelerate(plan: Plan, job: Job) -> str:

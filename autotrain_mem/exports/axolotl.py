@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotrain_mem.allocator.settings import NEWER_VARIABLE, OLDER_VARIABLE
-from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
+from autotrain_mem.exports.accelerate import FIRST_MACHINE
 from autotrain_mem.exports.draft import (
     IDLE_WITHOUT_ADAPTER,
     LORA_DEFAULTS,
@@ -29,6 +29,7 @@ from autotrain_mem.exports.draft import (
 from autotrain_mem.methods.interface import AxolotlFacts, method_of
 from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.parallel.launch_environment import fsdp_settings
+from autotrain_mem.parallel.place import PORT
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.methods_table import TEXT_COLUMN
 

@@ -9,7 +9,7 @@ import json
 import pathlib
 import re
 
-from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, PORT, note_launch
+from autotrain_mem.exports.accelerate import ACCELERATE_FILE, FIRST_MACHINE, note_launch
 from autotrain_mem.exports.draft import (
     IDLE_WITHOUT_ADAPTER,
     LORA_DEFAULTS,
@@ -24,6 +24,7 @@ from autotrain_mem.exports.draft import (
     note_other_trainer,
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts, method_of
+from autotrain_mem.parallel.place import PORT
 from autotrain_mem.types import Job, Plan
 
 TRAINER_ARGUMENTS = (

@@ -6,11 +6,10 @@ address and port: ``--machine_rank``, ``--main_process_ip`` and ``--main_process
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
-from autotrain_mem.exports.accelerate import FIRST_MACHINE, PORT
+from autotrain_mem.exports.accelerate import FIRST_MACHINE
 from autotrain_mem.exports.draft import Draft, Tool, document, draft_of, heading
-from autotrain_mem.parallel.place import FIRST_PORT, PORTS
+from autotrain_mem.parallel.place import FIRST_PORT, PORT, PORTS
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED
 from autotrain_mem.settings.own import flag_words
 from autotrain_mem.types import Job, Knobs, Plan
@@ -90,13 +89,36 @@ def commands(plan: Plan, job: Job) -> str:
     return text
 
 
+RESTARTING = """\
+trap STOPPED=1 TERM INT HUP USR1  # the command gets these signals too, and saves
+for TRY in {{1..10}}; do
+  "$@" {place} && exit
+  STATUS=$?
+  (( STATUS <= 130 || STOPPED )) && exit $STATUS  # only a killed command starts again
+  sleep 5
+done
+exit $STATUS"""
+"""What each of several nodes runs in bash: Slurm starts no task again. 130 is the status of an interrupted run; beyond
+it are those of signals (bash(1), "EXIT STATUS")."""
+
+
 def slurm(plan: Plan, job: Job) -> str:
-    """Returns the script for ``sbatch FILE``: one task on each node, which starts that node's processes."""
+    """Returns the script for ``sbatch FILE``: one task on each node, which starts that node's processes.
+
+    With several nodes, a task that ends does not end the others (srun(1), ``--kill-on-bad-exit``, ``--wait``): they
+    wait until it is back. If a node fails, Slurm ends the whole job, and starts it again on other nodes (sbatch(1),
+    ``--requeue``, ``--no-kill``); the same command then resumes its run.
+    """
     draft = draft_of(plan, job)
-    own = "partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch"
+    notes = ["partition, account and time limit: #SBATCH lines of your cluster, or flags of sbatch"]
+    if draft.nodes > 1:
+        notes.append(
+            "when a node fails, Slurm starts the job again (--requeue), and the run resumes; to go on at once with "
+            "at least N nodes: --min_nodes N in COMMAND, and --no-kill for both sbatch and srun"
+        )
     tool = Tool(name="Slurm", command="sbatch FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
-    note_shared_files(draft, (own,))
-    srun = f"srun --nodes={draft.nodes} --ntasks-per-node=1 --kill-on-bad-exit=1"
+    note_shared_files(draft, notes)
+    srun = f"srun --nodes={draft.nodes} --ntasks-per-node=1"
     command = shell_line(machine_words(draft))
     lines = [
         "#!/bin/bash",
@@ -106,14 +128,14 @@ def slurm(plan: Plan, job: Job) -> str:
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --gpus-per-node={draft.devices}",
         "#SBATCH --exclusive",
-        "#SBATCH --requeue",  # after a node fails, the same command resumes its run
+        "#SBATCH --requeue",
         "#SBATCH --output=%x-%j.log",
         "",
         "set -euo pipefail",
         *(f"export {name}={shell_line([value])}" for name, value in draft.job.environment.items()),
     ]
     if draft.nodes == 1:
-        return "\n".join([*lines, "", f"{srun} {command}", ""])
+        return "\n".join([*lines, "", f"{srun} --kill-on-bad-exit=1 {command}", ""])
     place = " ".join(rendezvous(draft, '"$SLURM_NODEID"', '"$HOST"', '"$PORT"'))
     lines += [
         'HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -123,7 +145,7 @@ def slurm(plan: Plan, job: Job) -> str:
         "",
         f"COMMAND=({command})",
         "# shellcheck disable=SC2016  # each node has a number of its own, which is set only inside its task",
-        f'{srun} bash -c \'exec "$@" {place}\' autofit "${{COMMAND[@]}}"',
+        f"{srun} --kill-on-bad-exit=0 --wait=0 bash -c '{RESTARTING.format(place=place)}' autofit \"${{COMMAND[@]}}\"",
         "",
     ]
     return "\n".join(lines)
@@ -167,6 +189,7 @@ def skypilot(plan: Plan, job: Job) -> str:
         *((unknown,) if card == CARD else ()),
         "workdir is a clone of autotrain_mem, which setup installs, with your data in it",
         "a machine's disk is lost with it: mount a bucket (file_mounts), and put output_dir there",
+        "sky jobs launch FILE starts all machines again when one is lost, and the run resumes",
     )
     note_shared_files(draft, notes)
     return document(draft, tool, {})
@@ -177,55 +200,58 @@ IMAGE = "IMAGE"
 CLAIM = "autofit-workspace"
 WORKSPACE = "/workspace"
 """The working directory of the project's Dockerfile."""
+NODE = "node"
+"""The job and the container that the runtime has for training (``pkg/constants/constants.go: Node``)."""
+MANAGER = "autotrain-mem/autofit"
+"""The owner of a patch, which must have a domain as its prefix (``pkg/runtime/framework/plugins/jobset/jobset.go``)."""
 
 
 def kubernetes(plan: Plan, job: Job) -> str:
-    """Returns the manifest for ``kubectl apply -f FILE``: a PyTorchJob with a master and workers, one per machine.
+    """Returns the manifest for ``kubectl apply -f FILE``: a TrainJob, with one pod for each machine.
 
-    Fields follow ``kubeflow.org/v1`` (training-operator, ``manifests/base/crds/kubeflow.org_pytorchjobs.yaml``). The
-    operator sets each pod's rank and the master's address (``pkg/controller.v1/pytorch/envvar.go: setPodEnv``), and
-    Kubernetes replaces ``$(NAME)`` in a command by a variable's value.
+    Fields follow Kubeflow Trainer 2.2 to 2.4 (``pkg/apis/trainer/v1alpha1/trainjob_types.go``). The runtime sets each
+    pod's rank and the first one's address (``pkg/runtime/framework/plugins/torch/torch.go``), and Kubernetes replaces
+    ``$(NAME)`` in a command by a variable's value. JobSet's default starts a failed container again
+    (``pkg/webhooks/jobset_webhook.go: Default``).
     """
     draft = draft_of(plan, job)
     tool = Tool(name="Kubernetes", command="kubectl apply -f FILE", trains_with_trl=True, notes_head=NOTES_HEAD)
     notes = (
-        f"write your image in place of {IMAGE}: the project's Dockerfile makes one",
+        f"write your image in place of {IMAGE}: the project's Dockerfile makes one, which starts in {WORKSPACE}",
         f"make a volume claim {CLAIM} that many pods can write (ReadWriteMany): it is mounted at {WORKSPACE}",
-        "Kubeflow's training operator is installed (kubeflow.org/v1 PyTorchJob)",
+        "Kubeflow Trainer 2.2 or newer is installed, with its runtime torch-distributed",
+        "if nodes have different GPUs, select some: nodeSelector beside volumes, such as nvidia.com/gpu.product",
+        "pods that fail start again, 6 times in all: this backoffLimit is a Job's default, and only a runtime sets it",
     )
-    workers = {"Worker": _replicas(draft, draft.nodes - 1)} if draft.nodes > 1 else {}
+    place = rendezvous(draft, "$(PET_NODE_RANK)", "$(PET_MASTER_ADDR)", "$(PET_MASTER_PORT)")
+    environment = [{"name": name, "value": _escaped(value)} for name, value in draft.job.environment.items()]
+    mounts = {"shm": "/dev/shm", "workspace": WORKSPACE}
+    pod = {
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},  # for NCCL and dataloaders; the default is 64 MiB
+            {"name": "workspace", "persistentVolumeClaim": {"claimName": CLAIM}},
+        ],
+        "containers": [{"name": NODE, "volumeMounts": [{"name": name, "mountPath": mounts[name]} for name in mounts]}],
+    }
+    patch = {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": {"spec": pod}}}}]}
     draft.keys |= {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
         "metadata": {"name": f"autofit-{draft.job.method}"},
         "spec": {
-            "nprocPerNode": str(draft.devices),
-            "pytorchReplicaSpecs": {"Master": _replicas(draft, 1), **workers},
+            "runtimeRef": {"name": "torch-distributed"},
+            "trainer": {
+                "image": IMAGE,
+                "command": [*(_escaped(word) for word in machine_words(draft)), *place],
+                **({"env": environment} if environment else {}),
+                "numNodes": draft.nodes,
+                "resourcesPerNode": {"limits": {"nvidia.com/gpu": draft.devices}},
+            },
+            "runtimePatches": [{"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": patch}}}],
         },
     }
     note_shared_files(draft, notes)
     return document(draft, tool, {})
-
-
-def _replicas(draft: Draft, count: int) -> dict[str, Any]:
-    mounts = {"shm": "/dev/shm", "workspace": WORKSPACE}
-    place = rendezvous(draft, "$(RANK)", "$(MASTER_ADDR)", "$(MASTER_PORT)")  # RANK is the pod's rank
-    container = {
-        "name": "pytorch",  # the operator looks for a container of this name
-        "image": IMAGE,
-        "workingDir": WORKSPACE,
-        "command": [*(_escaped(word) for word in machine_words(draft)), *place],
-        "env": [{"name": name, "value": _escaped(value)} for name, value in draft.job.environment.items()],
-        "resources": {"limits": {"nvidia.com/gpu": draft.devices}},
-        "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
-    }
-    volumes = [
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # for NCCL and dataloaders; the default is 64 MiB
-        {"name": "workspace", "persistentVolumeClaim": {"claimName": CLAIM}},
-    ]
-    shown = {name: value for name, value in container.items() if value != []}
-    pod = {"spec": {"containers": [shown], "volumes": volumes}}
-    return {"replicas": count, "restartPolicy": "OnFailure", "template": pod}
 
 
 def _escaped(word: str) -> str:

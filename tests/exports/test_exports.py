@@ -322,8 +322,9 @@ STAND_INS = {
     "srun": """
 begin = next(at for at, word in enumerate(sys.argv) if at and not word.startswith("--"))
 assert {"--nodes=2", "--ntasks-per-node=1"} <= {*sys.argv[1:begin]}
-for node in range(2):
-    subprocess.run(sys.argv[begin:], env={**os.environ, "SLURM_NODEID": str(node)}, check=True)
+for node in range(int(os.environ.get("ONE", "2"))):
+    done = subprocess.run(sys.argv[begin:], env={**os.environ, "SLURM_NODEID": str(node)})
+sys.exit(done.returncode)
 """,
     "autofit": "print(json.dumps([sys.argv[1:], os.environ.get('WANDB_NAME')]))",
 }
@@ -343,6 +344,36 @@ def ran(script: str, environment: dict[str, str], **more: str) -> list[tuple[lis
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "starts"),
+    [('[ "$(wc -l < starts)" = 3 ] || kill -9 $$', 0, 3), ("exit 2", 2, 1), ("kill $PPID; kill -9 $$", 137, 1)],
+    ids=["killed", "its own error", "scancel"],
+)
+def test_on_slurm_a_killed_node_starts_again_and_one_that_ended_does_not(
+    body: str, status: int, starts: int, programs: dict[str, str], tmp_path: Path
+) -> None:
+    for name, text in {"autofit": f"echo >> starts; {body}", "sleep": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    told = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "1", "ONE": "1"}
+    script = written("slurm", job(), HSDP, TWO_MACHINES)
+    done = subprocess.run(["bash", "-c", script], env=programs | told, cwd=tmp_path, capture_output=True)
+    assert (done.returncode, len((tmp_path / "starts").read_text())) == (status, starts)
+    assert {"--kill-on-bad-exit=0", "--wait=0"} <= {*script.split()}
+
+
+@pytest.mark.parametrize("made_for", [job(), ODD])
+def test_a_clusters_tool_has_every_field(made_for: Job) -> None:
+    assert keys("skypilot", made_for, HSDP, TWO_MACHINES).keys() <= KEYS["skypilot"]
+    spec = keys("kubernetes", made_for, HSDP, TWO_MACHINES)["spec"]
+    (patch,) = spec["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    blocks = {"spec": spec, "trainer": spec["trainer"], "patch": patch, "pod": pod, "container": container}
+    assert [name for name, block in blocks.items() if not block.keys() <= KEYS[f"trainjob_{name}"]] == []
+
+
 def started(tool: str, programs: dict[str, str]) -> list[tuple[list[str], str | None]]:
     """Each machine's words after ``autofit``, and the variable that the job sets."""
     text = written(tool, ODD, HSDP, TWO_MACHINES)
@@ -354,13 +385,12 @@ def started(tool: str, programs: dict[str, str]) -> list[tuple[list[str], str | 
     if tool == "skypilot":
         told = {"SKYPILOT_NODE_IPS": "node1\nnode2", **read["envs"]}
         return [line for rank in "01" for line in ran(read["run"], programs, SKYPILOT_NODE_RANK=rank, **told)]
-    return [of_pod(read["spec"]["pytorchReplicaSpecs"][kind], rank) for rank, kind in enumerate(("Master", "Worker"))]
+    return [of_pod(read["spec"]["trainer"], rank) for rank in range(2)]
 
 
-def of_pod(replicas: dict[str, Any], rank: int) -> tuple[list[str], str | None]:
-    """What Kubernetes makes of a pod's command, with the variables of Kubeflow's operator."""
-    (container,) = replicas["template"]["spec"]["containers"]
-    variables = {"RANK": str(rank), "MASTER_ADDR": "node1", "MASTER_PORT": "23456"}
+def of_pod(container: dict[str, Any], rank: int) -> tuple[list[str], str | None]:
+    """What Kubernetes makes of a pod's command, with the variables of Kubeflow's trainer."""
+    variables = {"PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "node1", "PET_MASTER_PORT": "29500"}
 
     def expanded(word: str) -> str:
         for name, value in variables.items():
@@ -371,9 +401,7 @@ def of_pod(replicas: dict[str, Any], rank: int) -> tuple[list[str], str | None]:
 
 
 @pytest.mark.parametrize("tool", OF_MACHINES)
-def test_each_machine_runs_the_same_command_and_knows_its_number_and_the_first_ones_address(
-    tool: str, programs: dict[str, str]
-) -> None:
+def test_each_machine_runs_the_same_command_and_knows_its_rank_and_address(tool: str, programs: dict[str, str]) -> None:
     first, second = started(tool, programs)
     at = first[0].index(RENDEZVOUS[0])
     common = first[0][:at]
@@ -430,9 +458,7 @@ def test_deepspeeds_offload_is_said_of_one_gpu_too_and_nvme_by_its_config_alone(
         ("--config", "{datasets: [{path: a}, {path: b}]}", "a mixture of datasets"),
     ],
 )
-def test_what_no_flag_can_say_is_refused_before_a_plan_is_made(
-    flag: str, content: str, why: str, tmp_path: Path
-) -> None:
+def test_what_no_flag_can_say_is_refused_before_planning(flag: str, content: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "file.yaml").write_text(content, encoding="utf-8")
     words = ["--model", "tiny", flag, str(tmp_path / "file.yaml"), "--export", "slurm"]
     with pytest.raises(UsageError, match=why):
