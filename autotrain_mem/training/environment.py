@@ -62,18 +62,22 @@ def seen_cards(uuids: Sequence[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def meeting_port(request: Request, environment: Mapping[str, str], *, several_machines: bool) -> Iterator[int]:
+def meeting_port(request: Request, environment: Mapping[str, str], machines_port: int | None = None) -> Iterator[int]:
     """Yields this machine's rendezvous port: the user's, else a free one; 0 if none is needed.
 
     The port stays bound within the block, so that the system gives it to no other process. Rank 0 can still listen on
     it, because both sides set ``SO_REUSEADDR`` (socket(7); libuv's ``src/unix/tcp.c: uv__tcp_bind`` for torch's store).
-    With several machines, the user's port is for the machines, not for the ranks. Raises UsageError if the user's port
-    is taken, or is not a port number."""
+    Raises UsageError if the user's port is taken, or is not a port number.
+
+    ``machines_port``: where several machines join, as accelerate's config says. If a launcher sets MASTER_PORT to it,
+    that is not the ranks' port.
+    """
     if not request.knobs.has_group:
         yield 0
         return
-    named = str((request.job.accelerate or {}).get("main_process_port") or "")
-    named = "" if several_machines else {**os.environ, **environment}.get(PORT, named)
+    configured = {} if machines_port is not None else request.job.accelerate or {}
+    named = {**os.environ, **environment}.get(PORT, str(configured.get("main_process_port") or ""))
+    named = "" if named == str(machines_port) else named
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -51,16 +51,14 @@ def train(
     """Runs the processes of one run to their end; returns rank 0's ``end`` event, or an Ending if it sent none.
 
     A rank's child processes, such as dataloader workers, end with it, and all ranks end with this process. When one
-    rank fails, the others are stopped within ``processes.GRACE_SECONDS``.
+    rank fails, the others are stopped within ``processes.GRACE_SECONDS``. Raises InterruptedByUser for a Ctrl-C before
+    the first step, or a second one; a single later one ends all ranks after the same step.
 
     Args:
         log: Gets everything that the trainer and its libraries print; ``train.rank1.log`` beside it is rank 1's.
         on_event: Called with every event.
         lock: The open file that holds the lock on the output folder; every process of this machine inherits it.
         machines: The other machines of the run; None for a single machine.
-
-    Raises:
-        InterruptedByUser: Ctrl-C before the first step, or twice. Later, one Ctrl-C ends all ranks after the same step.
     """
     progress = Progress(on_event)
     with _started(request, environment, log, machines, () if lock is None else (lock,)) as ranks:
@@ -87,7 +85,7 @@ def _started(
         f"rank {rank}" + ("" if machines is None else f" on {machines.name_of(rank, request.processes_here)}")
         for rank in range(request.knobs.processes)
     ]
-    with meeting_port(request, environment, several_machines=machines is not None) as port:
+    with meeting_port(request, environment, None if machines is None else machines.place.port) as port:
         try:
             ranks = RankProcesses(
                 SIMULATED_PROCESS if request.simulate else RUN_PROCESS,
@@ -214,10 +212,7 @@ def run_probe(
     request: Request, environment: Mapping[str, str], folder: pathlib.Path, machines: Machines | None = None
 ) -> Probe:
     """Tries a plan in separate processes. Returns the maxima over the ranks, and the out-of-memory message of any rank.
-
-    Args:
-        folder: The output folder, which exists; ``probe.log`` in it gets all that the trainer prints.
-        machines: As for :func:`train`.
+    ``probe.log`` in ``folder``, which exists, gets all that the trainer prints.
 
     Raises:
         OutputFolderError: the disk is full, or cannot be written.

@@ -205,7 +205,7 @@ def test_each_rank_finds_its_place_its_device_and_what_accelerate_launch_says(mo
     (environment,) = rank_environments(alone, {}, 4711)
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "4711", "ACCELERATE_USE_DEEPSPEED": "true"}
     assert place.items() <= environment.items()
-    with meeting_port(alone, {}, several_machines=False) as port:
+    with meeting_port(alone, {}) as port:
         assert port > 0
     single = replace(alone, knobs=replace(alone.knobs, sharding=None))
     assert rank_environments(single, {"A": "1"}, 0) == [{"A": "1"}]
@@ -218,23 +218,24 @@ def test_a_port_of_the_users_that_is_taken_is_refused_and_one_that_is_held_is_fo
         port = str(taken.getsockname()[1])
         with (
             pytest.raises(UsageError, match=f"cannot meet at {PORT}={port}: Address already in use") as refused,
-            meeting_port(asked, {PORT: port}, several_machines=False),
+            meeting_port(asked, {PORT: port}),
         ):
             pass
     assert "Unset MASTER_PORT" in refused.value.hint
     configured = replace(asked, job=replace(asked.job, accelerate={"main_process_port": int(port)}))
-    with meeting_port(configured, {}, several_machines=False) as held:
+    with meeting_port(configured, {}) as held:
         assert held == int(port)
         with socket.socket() as other, pytest.raises(OSError, match="already in use"):
             other.bind(("", held))
         assert dist.TCPStore("127.0.0.1", held, 1, is_master=True).num_keys() >= 0
-    with meeting_port(configured, {}, several_machines=True) as free:
-        assert free != int(port)
+    for environment in ({}, {PORT: "4711"}):  # as launchers set it to where the machines join
+        with meeting_port(configured, environment, 4711) as free:
+            assert free not in (int(port), 4711)
+    with meeting_port(configured, {PORT: port}, 4711) as named:
+        assert named == int(port)
 
 
-def test_all_ranks_end_together_within_the_grace_even_those_that_are_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ranks_end_together_in_the_grace_even_stopped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several, "GRACE_SECONDS", 1.0)
     (tmp_path / "rank.py").write_text(CHILD)
     names = ["rank 0", "rank 1", "rank 2"]
@@ -344,9 +345,7 @@ def run(folder: Path, *says: Mapping[str, Any] | BaseException) -> Probe:
         assert FakeRanks.calls == [SCRATCH_NAME, "kill", "stop"]
 
 
-def test_an_error_of_the_childs_is_raised_with_the_place_of_its_log_and_a_full_card_is_an_answer(
-    tmp_path: Path,
-) -> None:
+def test_a_childs_error_is_raised_with_the_place_of_its_log_and_a_full_card_is_an_answer(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="The trainer raised ValueError") as raised:
         run(tmp_path, TrainingError("The trainer raised ValueError: no", hint="Change the flag.").to_json())
     assert raised.value.hint.splitlines() == [
@@ -377,30 +376,19 @@ from autotrain_mem.training.process.world import last_collectives
 rank, folder = os.environ["RANK"], pathlib.Path(sys.argv[1])
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(2))
-
-def wait_until(is_so):
-    until = time.monotonic() + 20
-    while not is_so() and time.monotonic() < until:
-        time.sleep(0.01)
-
-def names():
-    return [name for _, name in last_collectives().values()]
-
-if rank == "0":
-    wait_until(lambda: not any(names()))  # another thread records that it is done
-else:
+if rank == "1":
     threading.Thread(target=lambda: dist.all_gather([torch.ones(3)] * 2, torch.ones(3)), daemon=True).start()
-    wait_until(lambda: any(names()))
-found = json.dumps(last_collectives())
-(folder / f"{rank}.json").write_text(found)
-wait_until(lambda: (folder / f"{1 - int(rank)}.json").exists())
+until = time.monotonic() + 20  # another thread records that the first is done
+while any(name for _, name in last_collectives().values()) != int(rank) and time.monotonic() < until:
+    time.sleep(0.01)
+(folder / f"{rank}.json").write_text(json.dumps(last_collectives()))
+while not (folder / f"{1 - int(rank)}.json").exists() and time.monotonic() < until:
+    time.sleep(0.01)
 os._exit(0)
 """
 
 
-def test_the_last_collective_of_each_group_is_reported_and_the_one_waited_for_is_named(
-    tmp_path: Path, forge: Forge
-) -> None:
+def test_the_last_collective_of_each_group_is_reported_and_the_waited_one_named(tmp_path: Path, forge: Forge) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
     forge.two_ranks([script, tmp_path], tmp_path / "log")
