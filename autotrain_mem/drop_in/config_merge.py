@@ -67,7 +67,8 @@ def default_config(config_class: type, keywords: Keywords, name: str) -> Any:
 
 
 def given_arguments(keywords: Keywords, config_class: type, autofit: AutoFit) -> dict[str, Any]:
-    """Returns the settings in a trainer's keywords that count as given: TRL's names of flags -> JSON values.
+    """Returns the settings in a trainer's keywords that count as given: TRL's names of flags -> JSON values. Raises
+    UsageError if ``pin`` or ``tune`` names a setting that no plan decides.
 
     Example: ``SFTConfig("out", learning_rate=1e-4)`` gives ``{"output_dir": "out", "learning_rate": 1e-4, "max_length":
     1024}``. Raises UsageError if ``pin`` or ``tune`` names a setting that no plan decides."""

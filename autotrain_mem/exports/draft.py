@@ -280,13 +280,10 @@ def note_variables(draft: Draft) -> None:
 
 
 def note_other_trainer(draft: Draft, tool: str, *, batch: str, offload: str) -> None:
-    """Adds the notes that every tool with a trainer of its own needs.
+    """Adds the notes that every tool with a trainer of its own needs. ``batch`` is its key for the micro-batch, and
+    ``offload`` the nearest thing to optimizer state on the host.
 
     TRL makes logits in chunks (``trl/trainer/sft_trainer.py``, loss_type None or chunked_nll), and the tools do not.
-
-    Args:
-        batch: The tool's key for the micro-batch.
-        offload: The nearest thing to optimizer state on the host.
     """
     note_host_optimizer(draft, offload)
     note_variables(draft)

@@ -69,16 +69,14 @@ _WITHOUT_SHARED_TOKENS = ("axolotl", "llamafactory")
 
 
 def check(name: str, method: str, *, is_zero: bool, token_shards: int, peft_config: object) -> None:
-    """Rejects a plan whose file would train something else. It is also called before planning, which takes minutes.
+    """Raises UsageError if the tool lacks the method, or cannot express how the model is sharded or adapted. It is also
+    called before planning, which takes minutes.
 
     Args:
         name: One of :data:`EXPORTERS`.
         is_zero: Whether DeepSpeed's ZeRO shards the model.
         token_shards: Number of GPUs that share the tokens of a row.
         peft_config: PEFT's own config; None or empty if TRL's flags describe the adapter.
-
-    Raises:
-        UsageError: the tool lacks the method, or cannot express how the model is sharded or adapted.
     """
     exporter = EXPORTERS[name]
     if method not in exporter.methods:

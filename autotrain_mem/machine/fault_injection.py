@@ -86,13 +86,11 @@ class Fault:
 
 
 def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
-    """Parses the text of ``AUTOFIT_MISHAPS``; with a rank, returns only the faults of that rank.
+    """Parses the text of ``AUTOFIT_MISHAPS``; with a rank, returns only the faults of that rank. Raises UsageError,
+    with all words that are no fault; the hint gives the syntax.
 
     >>> [(fault.kind, fault.at) for fault in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
     [('oom', 37), ('taken', 500), ('disk', 2)]
-
-    Raises:
-        UsageError: a word is not a fault; the message lists all such words, and the hint gives the syntax.
     """
     wrong: list[str] = []
     faults: list[Fault] = []
@@ -141,14 +139,11 @@ def _count(text: str) -> int:
 def injected_faults(
     gpu: SimulatedGpu, environment: Mapping[str, str], folder: pathlib.Path, phase: Callable[[], Phase]
 ) -> Iterator[None]:
-    """Injects the faults that ``environment`` requests into this process.
+    """Injects the faults that ``environment`` requests into this process. Raises UsageError for unknown ones.
 
     Args:
         folder: The run's output folder, in which ``MARKS_NAME`` lists the faults that occurred.
         phase: Returns the run's current phase.
-
-    Raises:
-        UsageError: the text of ``AUTOFIT_MISHAPS`` has unknown faults.
     """
     rank, text = int(os.environ.get("RANK", "0")), environment.get(VARIABLE, "")
     counts = COUNT in text.split() and not rank

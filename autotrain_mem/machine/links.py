@@ -67,14 +67,12 @@ def links() -> Mapping[str, Interconnect]:
 def topology(
     card: Hardware, *, devices: int, nodes: int = 1, asked: str | None = None, uuids: Sequence[str] = ()
 ) -> Topology:
-    """Returns the topology of several devices of one kind.
+    """Returns the topology of several devices of one kind. Raises UsageError if a link is unknown, or two links join
+    devices, or two join nodes.
 
     Args:
         asked: The value of ``--link``. Other links are detected by NVML, or assumed from the card.
         uuids: The devices' UUIDs if they are on this machine.
-
-    Raises:
-        UsageError: a link is unknown, or two links join devices, or two join nodes.
     """
     names = named_links(asked)
     joined = Topology(nodes=nodes, devices=devices, uuids=tuple(uuids))

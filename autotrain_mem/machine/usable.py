@@ -33,7 +33,8 @@ TIME_LIMIT_SECONDS = 120.0
 
 
 def check_usable(index: int, *, grows: bool = False) -> None:
-    """Makes ``cuda:index`` this process's current device and runs one kernel on it.
+    """Makes ``cuda:index`` this process's current device and runs one kernel on it. Raises UnreadableGpuError, with
+    torch's message and the fix, if torch cannot use the device.
 
     Without ``set_device`` every rank would also open a context on GPU 0, hundreds of MiB that no plan counts.
     ``torch.cuda.init`` opens none (``aten/src/ATen/cuda/detail/CUDAHooks.cpp: CUDAHooks::init``). A full card passes.
@@ -41,9 +42,6 @@ def check_usable(index: int, *, grows: bool = False) -> None:
     Args:
         index: The device's index among those that the process sees: the local rank.
         grows: Whether this process turned expandable segments on itself, without a variable of its environment.
-
-    Raises:
-        UnreadableGpuError: torch cannot use the device; the error has torch's message and the fix.
     """
     import torch
 

@@ -184,15 +184,10 @@ _NOT_REHEARSED = {
 
 
 def read_deepspeed(config: Mapping[str, Any], name: str) -> Zero:
-    """Reads a DeepSpeed config.
+    """Reads a DeepSpeed config; ``name`` is its path, for messages. Raises UsageError, with all problems, if it asks
+    for something that is not rehearsed, or for no stage of ZeRO.
 
     Example: for ``{"zero_optimization": {"stage": 3}}``, sharding is ``zero3``.
-
-    Args:
-        name: The config's name in a message: its path.
-
-    Raises:
-        UsageError: the config asks for something that is not rehearsed, or for no stage of ZeRO. Lists all problems.
     """
     if problems := [*_problems(config)]:
         raise UsageError.of(problems, f"{name} cannot be planned with: ")

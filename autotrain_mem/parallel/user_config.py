@@ -67,17 +67,11 @@ class Launch:
 
 
 def read_launch(config: Mapping[str, Any], name: str) -> Launch:
-    """Reads a config of ``accelerate launch``.
+    """Reads a config of ``accelerate launch``; ``name`` is its path, for messages. Raises UsageError, with all
+    problems, if it is invalid, contradicts itself, or asks for something that is not rehearsed.
 
     Example: for ``{"distributed_type": "FSDP", "num_processes": 8, "fsdp_config": {"fsdp_version": 2}}``, sharding is
     ``fsdp2``.
-
-    Args:
-        name: The config's name in a message: its path.
-
-    Raises:
-        UsageError: the config is invalid, contradicts itself, or asks for something that is not rehearsed. The error
-            lists all problems.
     """
     if problems := [*_problems(config)]:
         raise UsageError.of(problems, f"{name} cannot be planned with: ")

@@ -31,15 +31,12 @@ class Checked:
 def check_preflight(
     rehearsals: Rehearsals, *, to_train: bool = False, simulate: bool = False, reads_data: bool = True
 ) -> Checked:
-    """Checks model, tokenizer and data in a worker.
+    """Checks model, tokenizer and data in a worker. Raises all errors as one (``types.findings.settle``).
 
     Args:
         to_train: Whether to check the output folder and host memory, too.
         simulate: Whether the run uses the CPU, as a simulated card.
         reads_data: Whether planning needs the data.
-
-    Raises:
-        AutofitError: all errors as one (:func:`autotrain_mem.types.findings.settle`).
     """
     job, on_cpu = rehearsals.job, simulate or rehearsals.hardware.origin == "cpu"
     capability = rehearsals.hardware.capability

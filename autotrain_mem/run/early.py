@@ -46,7 +46,7 @@ _READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENT
 def opened(
     request: RunRequest, *, to_train: bool, reads_data: bool = True, is_late: bool = False, count: int | None = None
 ) -> Iterator[Workers]:
-    """Checks a request and yields its workers, which end with the block.
+    """Checks a request and yields its workers, which end with the block. Raises as :func:`refuse` does.
 
     Unless the cache can answer the request, the workers import TRL right away.
 
@@ -55,9 +55,6 @@ def opened(
         reads_data: Whether the dataset will be read.
         is_late: Whether the caller calls :func:`refuse` later.
         count: The number of workers; None for as many as memory allows.
-
-    Raises:
-        AutofitError: the request is invalid (:func:`refuse`).
     """
     check_launch(is_placed=request.place is not None)
     refuse_flags(request)

@@ -51,7 +51,8 @@ def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult
     """Returns the fastest plan of the first level of harm at which anything fits, or of the next if that is far faster.
 
     None if nothing fits within the limits. Levels that are too large by the number of parameters alone are rehearsed
-    last; if one of them fits after all, the levels are climbed again.
+    last; if one of them fits after all, the levels are climbed again. Raises UsageError if ``space.forbid`` names an
+    unknown lever.
 
     Example: with an effective batch of 8, 4 rows fit without checkpointing. The search rehearses 8 rows without it (do
     not fit), 1 row with it (fits), and 4 rows without it (fit). No other point can be faster. Raises UsageError if

@@ -62,15 +62,13 @@ def read_given(
     also_known: Sequence[str],
     methods_with: MethodsWith,
 ) -> dict[str, Any]:
-    """Returns exactly the arguments that the user gave, by the parser's names. Modifies ``parser``.
+    """Returns exactly the arguments that the user gave, by the parser's names. Modifies ``parser``. Raises UsageError
+    for an unknown flag or key (with the nearest), or a value that the parser refuses.
 
     Args:
         argv: Flags except our own.
         config: Keys of a YAML file; a flag overrides its key.
         also_known: Our own names, for did-you-mean.
-
-    Raises:
-        UsageError: an unknown flag or key (with the nearest), or a value that the parser refuses.
     """
     parser.allow_abbrev = False
     parser.error = functools.partial(_refuse, method)  # type: ignore[method-assign]

@@ -50,11 +50,8 @@ def is_image_size(text: str) -> bool:
 
 
 def read_length(text: str) -> int | str | None:
-    """Parses a length: ``512``, ``auto``, ``p99.9``, ``max``, or ``none``, for which it returns None: no limit.
-
-    Raises:
-        ValueError: the text is anything else; the message is for the user.
-    """
+    """Parses a length: ``512``, ``auto``, ``p99.9``, ``max``, or ``none``, for which it returns None: no limit. Raises
+    ValueError, with a message for the user, if the text is anything else."""
     word = text.strip().lower()
     if word == NO_LIMIT:
         return None

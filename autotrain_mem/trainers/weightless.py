@@ -30,9 +30,8 @@ def without_weights(finish: Callable[[Any], Any] = lambda model: model) -> Itera
 
     It creates the model on the meta device and returns the result of ``finish`` for it.
 
-    Raises:
-        UnsupportedModelError: raised by ``from_pretrained`` if the model cannot be built, has no output head, has a
-            quantization that is not rehearsed, or has a LoRA adapter.
+    ``from_pretrained`` then raises UnsupportedModelError if the model cannot be built, has no output head, has a
+    quantization that is not rehearsed, or has a LoRA adapter.
     """
     load = PreTrainedModel.__dict__["from_pretrained"].__func__
 

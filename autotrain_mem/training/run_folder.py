@@ -114,15 +114,13 @@ def hold_folder(
     overwrite: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> Iterator[RunFolder]:
-    """Makes the output folder, and locks it against other runs until the block ends.
+    """Makes the output folder, and locks it against other runs until the block ends. Raises OutputFolderError if it
+    cannot be written, is in use, or holds another run's work.
 
     Args:
         resuming: Whether to resume the run in the folder.
         overwrite: Whether to move another run's folder aside first.
         on_event: Gets ``moved_aside`` with the new ``path``, and a ``note`` if the filesystem has no locks.
-
-    Raises:
-        OutputFolderError: the folder cannot be written, is in use, or holds another run's work.
     """
     folder = Path(output_dir)
     with contextlib.ExitStack() as stack:

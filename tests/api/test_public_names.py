@@ -92,9 +92,7 @@ def test_the_example_of_every_public_name_that_does_something_runs(name: str, he
 
 
 @pytest.mark.slow
-def test_the_example_of_fit_trains_and_leaves_nothing_behind(
-    here: Path, forge: Forge, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_of_fit_leaves_nothing_behind(here: Path, forge: Forge, capfd: pytest.CaptureFixture[str]) -> None:
     environment, interrupt = dict(os.environ), signal.getsignal(signal.SIGINT)
     children = forge.alive()
     with forge.children():

@@ -37,9 +37,7 @@ def test_a_mistake_has_one_message(name: str, autofit: Autofit, files: Path, mon
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_message_that_teaches_something_is_kept_word_for_word(
-    name: str, autofit: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lasting_message_is_golden(name: str, autofit: Autofit, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = WHOLE[name]
     assert typed is not None
     if typed["variable"]:

@@ -52,9 +52,7 @@ def test_another_run_is_refused_or_moved_to_the_next_free_number_whole(tmp_path:
         assert not folder.exists()
 
 
-def test_a_folder_that_holds_no_run_that_one_works_in_or_that_is_read_is_not_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_a_run_worked_in_or_read_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert run_folder.move_aside(str(tmp_path)) is None
     assert run_folder.move_aside(str(tmp_path / "nowhere")) is None

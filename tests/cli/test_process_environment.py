@@ -56,9 +56,7 @@ def test_without_a_card_none_is_seen_threads_sleep_and_on_the_cpu_freed_tensors_
     assert _environment(CPU, {"MALLOC_MMAP_THRESHOLD_": "8192"})["MALLOC_MMAP_THRESHOLD_"] == "8192"
 
 
-def test_all_processes_of_a_run_are_one_run_of_its_tracker_unless_the_user_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_processes_are_one_run_of_the_tracker_unless_users_say_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one_tracked_run("4711", {}) == {"WANDB_RUN_ID": "4711", "WANDB_RESUME": "allow"}
     assert one_tracked_run("4711", {"WANDB_RESUME": "never"}) == {}
     monkeypatch.setenv("WANDB_RUN_ID", "mine")

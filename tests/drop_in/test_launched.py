@@ -159,9 +159,7 @@ def test_deepspeed_steps_after_each_micro_batch_where_its_config_says_nothing(mo
         ({"accelerate_config": "file.yaml"}, "too late"),
     ],
 )
-def test_words_for_another_launch_and_megatron_are_refused(
-    monkeypatch: pytest.MonkeyPatch, words: Any, said: str
-) -> None:
+def test_words_for_other_launches_are_refused(monkeypatch: pytest.MonkeyPatch, words: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said) as error:
         started(monkeypatch, **words)
     assert error.value.hint == launched._START

@@ -54,9 +54,7 @@ def test_a_call_of_grpos_is_refused(tiny_qwen: Path, tmp_path: Path, words: dict
     assert re.search(said, f"{raised.value.message} {raised.value.hint}")
 
 
-def test_a_stream_is_planned_for_rows_that_fill_max_length_and_rows_that_cannot_be_read_are_refused(
-    tiny_qwen: Path,
-) -> None:
+def test_a_stream_is_planned_for_rows_that_fill_max_length_and_unreadable_rows_are_refused(tiny_qwen: Path) -> None:
     trainer = sft(tiny_qwen, texts().to_iterable_dataset())
     assert trainer.plan.data is None
     assert trainer.plan.row_tokens == 64

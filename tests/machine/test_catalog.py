@@ -102,9 +102,7 @@ def test_a_size_is_an_imagined_card_without_other_figures() -> None:
         ("0GiB", None),
     ],
 )
-def test_the_error_for_an_unknown_name_or_one_of_several_cards_has_the_nearest_ones(
-    written: str, meant: str | None
-) -> None:
+def test_the_error_for_an_unknown_or_ambiguous_name_has_the_nearest_ones(written: str, meant: str | None) -> None:
     with pytest.raises(UnknownGpuError) as refusal:
         named(written)
     assert meant is None or meant in refusal.value.hint

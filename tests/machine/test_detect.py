@@ -103,9 +103,7 @@ def test_different_cards_are_numbered_from_the_fastest_or_in_the_order_of_the_bu
     assert indices() == [0, 1]
 
 
-def test_speeds_and_non_torch_bytes_are_the_catalogs_and_for_an_unknown_card_none_and_the_largest(
-    nvml: FakeNvml,
-) -> None:
+def test_speeds_and_non_torch_bytes_are_the_catalogs_for_an_unknown_card_none_and_the_largest(nvml: FakeNvml) -> None:
     nvml.gpus = [FakeGpu(A, unlisted_bytes=5000 * MIB)]
     (device,), total_bytes = detect(), (24576 - 452) * MIB
     assert (device.name, device.origin, device.uuid) == ("NVIDIA GeForce RTX 3090", "detected", A)
@@ -171,7 +169,7 @@ def test_torch_measures_memory_that_nvml_does_not_report(
     assert module.as_now(device) is device
 
 
-def test_a_card_without_a_known_memory_is_an_error_with_torchs_reason(
+def test_a_card_of_unknown_memory_is_an_error_with_torchs_reason(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.gpus[0].shares_memory = True
@@ -410,9 +408,7 @@ def test_a_full_card_is_usable_and_one_without_kernels_in_this_build_is_not(
     assert "whl/cu126" in hint
 
 
-def test_a_virtual_card_that_refuses_expandable_segments_is_explained(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_virtual_card_without_expandable_segments_is_explained(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "CUDA driver error: operation not supported"
     monkeypatch.setattr(torch, "ones", Mock(side_effect=RuntimeError(words)))
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -67,9 +67,7 @@ def process(text: str, folder: pathlib.Path) -> Iterator[Process]:
         yield started
 
 
-def test_the_named_allocation_of_a_phase_is_refused_with_torchs_message_and_patches_are_undone(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_the_named_allocation_of_a_phase_is_refused_as_by_torch_and_patches_are_undone(tmp_path: pathlib.Path) -> None:
     before = torch.save
     with process("oom:backward:3 kill:save:9", tmp_path) as run:
         assert torch.save is not before

@@ -55,9 +55,7 @@ def test_a_function_that_trl_could_not_use_is_named_and_trls_own_are_tried_too(w
         reward_functions.try_once(["think_format_reward"], PLAIN)
 
 
-def test_a_package_that_trls_function_needs_is_asked_for_by_a_run_and_not_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_package_that_trls_function_needs_is_asked_for_by_a_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[None] = []
 
     def needs_a_package(**_: Any) -> list[float]:

@@ -107,9 +107,7 @@ def test_a_word_counts_where_a_rehearsal_depends_on_it() -> None:
         assert followed(plan, job).job == job
 
 
-def test_the_environment_the_models_config_and_data_whose_rows_have_grown_count_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environment_the_models_config_and_data_that_grew_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     automatic, job = replace(asking(max_length="auto"), dataset="d"), replace(JOB, dataset="d")
     assert made(automatic).row_tokens == 300
     assert reason(made(automatic), automatic, worker=counting(longest=299)) == ""

@@ -327,9 +327,7 @@ def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward_pas
     assert max(largest, key=lambda phase: largest[phase]) == Phase.SCORE
 
 
-def test_what_is_longer_than_max_length_is_sampled_whole_and_cut_before_the_loss(
-    model_folder: Folder, tmp_path: Path
-) -> None:
+def test_what_exceeds_max_length_is_sampled_whole_and_cut_before_the_loss(model_folder: Folder, tmp_path: Path) -> None:
     one, whole_one = (case("online_dpo", model_folder("qwen2"), max_length=length) for length in (LENGTH // 2, LENGTH))
     fake, _, _ = assert_alike(one, tmp_path)
     whole = rehearsed(whole_one)

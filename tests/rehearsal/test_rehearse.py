@@ -73,9 +73,7 @@ def peak(trace: Trace) -> int:
     [(1, 48, 48, 48), (3, 17, 48, 51), (2, 100, 30, 60), (2, 100, None, 200)],
     ids=["one row", "short rows", "truncated by TRL", "without a limit"],
 )
-def test_the_worst_batch_fills_every_row(
-    rows: int, length: int, max_length: int | None, tokens: int, folder: Path
-) -> None:
+def test_the_worst_batch_fills_rows(rows: int, length: int, max_length: int | None, tokens: int, folder: Path) -> None:
     trace = rehearse(folder, length=length, max_length=max_length, per_device_train_batch_size=rows)
     assert {block.size_bytes for block in trace.blocks if block.module == "batch"} == {tokens * TOKEN_ID_BYTES}
 

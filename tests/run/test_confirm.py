@@ -136,9 +136,7 @@ def test_a_probe_that_does_not_fit_corrects_the_prediction() -> None:
         pytest.param(lambda n: 8 * n, 2, [True], [2], id="a little less moves nothing"),
     ],
 )
-def test_a_plan_moves_by_what_its_probes_need(
-    needed: Callable[[int], int], start: int, fits: list[bool], probed: list[int]
-) -> None:
+def test_probes_move_a_plan(needed: Callable[[int], int], start: int, fits: list[bool], probed: list[int]) -> None:
     backend = FakeBackend(needed)
     made = confirmed(plan(of(start)), backend)
     assert (backend.probed, [each.fits for each in made.experience.probes]) == (probed, fits)

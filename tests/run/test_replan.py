@@ -131,9 +131,7 @@ def _resuming(request: object = True) -> Job:
     return replace(JOB, arguments={**JOB.arguments, "resume_from_checkpoint": request})
 
 
-def test_experience_is_in_the_plan_file_at_once_and_a_full_disk_is_reported_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experience_is_filed_at_once_and_a_full_disk_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     run, learned = _run(tmp_path), LearnedLimits(train_tokens=512)
     restart = {"event": "restart", "restart": codec.to_json(RESTART)}

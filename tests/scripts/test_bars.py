@@ -72,9 +72,7 @@ def test_a_rehearsal_takes_what_the_command_took(tmp_path: pathlib.Path, monkeyp
 SPACE = space_of(max_length=1024, effective_batch_size=8)
 
 
-def test_the_grid_holds_what_every_point_gives_and_a_search_that_finds_less_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_grid_holds_what_every_point_gives_and_a_worse_search_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for budget_gib in (2, 10, 40):
         model = LinearMemory(budget_bytes=budget_gib * GIB)
         outcome = compare(SPACE, model)

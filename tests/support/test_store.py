@@ -154,7 +154,7 @@ def hammer(folder: pathlib.Path) -> subprocess.Popen[str]:
     )
 
 
-def test_two_processes_that_keep_the_same_keys_never_read_a_torn_value_and_one_that_is_killed_leaves_none(
+def test_of_two_processes_neither_reads_a_torn_value_and_a_killed_one_leaves_none(
     tmp_path: pathlib.Path, messages: list[str]
 ) -> None:
     both = [hammer(tmp_path), hammer(tmp_path)]
@@ -311,7 +311,7 @@ def test_every_library_that_a_rehearsal_runs_is_named_with_its_version() -> None
     assert key["autotrain_mem"] == content_digest(pathlib.Path(versions.__file__).parents[1])
 
 
-def test_a_changed_file_of_ours_changes_the_digest_and_its_date_the_key_of_this_machine_alone(
+def test_a_changed_file_changes_the_digest_and_its_date_this_machines_key(
     package: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "OURS", package)

@@ -130,9 +130,7 @@ def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(
     assert (tmp_path / "torn-checkpoint-9-2").is_dir()
 
 
-def test_the_manifest_is_written_when_all_files_are_on_the_disk_and_waits_for_it_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_manifest_is_written_last_and_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = checkpoint(tmp_path, 5)
     synced: list[str] = []
 
@@ -157,9 +155,7 @@ def test_the_manifest_is_written_when_all_files_are_on_the_disk_and_waits_for_it
         (1, "checkpoint-8", [8, 10]),
     ],
 )
-def test_the_checkpoints_of_the_fewest_steps_go_whatever_the_clock_says(
-    tmp_path: Path, limit: int | None, best: str | None, left: list[int]
-) -> None:
+def test_the_fewest_steps_go_first(tmp_path: Path, limit: int | None, best: str | None, left: list[int]) -> None:
     """10 is of a run that this one, at 8, branched off."""
     for step in (2, 4, 6, 8, 10):
         made = checkpoint(tmp_path, step)

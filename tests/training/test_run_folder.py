@@ -155,9 +155,7 @@ def test_weights_that_somebody_else_wrote_are_refused_or_moved_whole(folder: Pat
         (os.mkfifo, "it is a device, a pipe or a socket, not a file"),
     ],
 )
-def test_what_has_the_locks_name_and_is_no_file_is_told_and_not_written_through(
-    folder: Path, make: Callable[[Path], None], reason: str
-) -> None:
+def test_a_lock_that_is_no_file_is_not_written_through(folder: Path, make: Callable[[Path], None], reason: str) -> None:
     victim = folder.parent / "victim"
     victim.write_text("mine")
     make(folder / LOCK_NAME)

@@ -113,9 +113,7 @@ def test_a_result_is_yielded_before_later_ones_and_closing_lets_no_further_call_
     assert len(asked) == asked_by_then
 
 
-def test_the_first_error_in_order_is_raised_once_running_calls_finish_and_no_further_one_begins(
-    workers: Workers,
-) -> None:
+def test_the_first_error_in_order_is_raised_once_running_calls_finish_and_no_other_begins(workers: Workers) -> None:
     done: list[int] = []
     slow = asking(3, 0.2)
 
@@ -152,9 +150,7 @@ def context_length(job: Job) -> Callable[[Worker], int | None]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_fails_its_own_call_only_and_is_replaced(
-    job: Job, tmp_path: pathlib.Path, forge: Forge
-) -> None:
+def test_a_dying_worker_fails_its_own_call_and_is_replaced(job: Job, tmp_path: pathlib.Path, forge: Forge) -> None:
     answered: list[int | None] = []
     begun = threading.Event()  # a call that fails lets no further one begin
 

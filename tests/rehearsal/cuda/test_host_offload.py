@@ -79,9 +79,7 @@ def chain(*, offload: bool) -> Trace:
 
 
 @REAL_OR_FAKE
-def test_few_activations_are_on_the_device_at_once_and_what_comes_back_is_born_again(
-    tensors: Callable[[], Any],
-) -> None:
+def test_few_activations_are_on_the_device_at_once_and_what_returns_is_born_again(tensors: Callable[[], Any]) -> None:
     """TRL keeps the five last, whose copy may still run (``max_fwd_stash_size``), and copies on a stream of its own."""
     with tensors():
         offloaded, kept = (chain(offload=offload) for offload in (True, False))

@@ -173,9 +173,7 @@ def test_a_4_bit_weight_costs_what_bitsandbytes_makes_of_it(kind: str, model_fol
 
 
 @pytest.mark.parametrize(("kind", "passing"), [("nf4-nested", [SOURCE, 768, 768]), ("int8", [SOURCE, SOURCE])])
-def test_a_weight_arrives_whole_and_dies_when_it_is_quantized(
-    kind: str, passing: list[int], model_folder: Folder
-) -> None:
+def test_a_weight_arrives_whole_and_dies_quantized(kind: str, passing: list[int], model_folder: Folder) -> None:
     """768 bytes: a float32 scale for each 64 of 64 x 192. In 8 bits there is a copy in float16."""
     events = of_weight(loaded(model_folder("qwen2"), kind), WEIGHT)
     assert events[0] == (1, SOURCE)
@@ -232,9 +230,7 @@ def weights(model: Any) -> dict[str, tuple[Any, ...]]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
-def test_a_quantized_base_keeps_what_the_real_one_keeps(
-    family: str, name: str, dtype: str, model_folder: Folder
-) -> None:
+def test_a_quantized_base_keeps_what_real_ones_do(family: str, name: str, dtype: str, model_folder: Folder) -> None:
     """bitsandbytes keeps tables of codes for the whole process, which must not become fake."""
     given, codes = {"dtype": dtype, "quantization_config": quantization(name)}, dict(functional.name2qmap)
     fake = fake_load(model_folder(family), **given)

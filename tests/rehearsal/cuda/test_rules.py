@@ -151,9 +151,7 @@ def test_a_rehearsal_allocates_what_the_real_run_allocates(
 
 
 @pytest.mark.parametrize("variant", ["lora", "8-bit"])
-def test_a_reward_models_head_is_float32_beside_a_float16_base(
-    variant: str, model_folder: Folder, tmp_path: Path
-) -> None:
+def test_a_reward_head_is_float32_beside_a_float16_base(variant: str, model_folder: Folder, tmp_path: Path) -> None:
     """It would be float16, which every scaler refuses."""
     _, trainer = trained(half_base("reward", variant, model_folder), tmp_path)
     assert trained_dtypes(trainer) == {torch.float32}

@@ -182,9 +182,7 @@ def test_it_goes_down_to_one_row_and_then_keeps_activations_on_the_host(set_up: 
     assert [told.learned[at].activations_on_host for at in (0, -1)] == [False, True]
 
 
-def test_a_step_that_draws_who_answers_is_not_split_and_goes_the_same_way_when_it_is_repeated(
-    qwen: Path, tmp_path: Path
-) -> None:
+def test_a_step_that_draws_who_answers_is_not_split_and_goes_the_same_way_again(qwen: Path, tmp_path: Path) -> None:
     """The first draw is the student's, 0.13, and the next ones are not: 0.85 and 0.76."""
     made = build("gkd", qwen, tmp_path, lmbda=0.5)
     generated: list[int] = []

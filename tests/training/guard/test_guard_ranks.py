@@ -196,9 +196,7 @@ def test_averaging_reaches_parameters_in_the_order_in_which_ddp_can_overlap_a_mo
 
 
 @pytest.mark.slow
-def test_steps_that_one_rank_repeats_are_those_of_the_undisturbed_ranks(
-    qwen: pathlib.Path, tmp_path: pathlib.Path, forge: Forge
-) -> None:
+def test_steps_that_one_rank_repeats_stay_the_same(qwen: pathlib.Path, tmp_path: pathlib.Path, forge: Forge) -> None:
     script = pathlib.Path(__file__)
     path = os.pathsep.join((str(script.parent), str(script.parents[1]), os.environ.get("PYTHONPATH", "")))
     forge.two_ranks([script, qwen, tmp_path], tmp_path / "log", PYTHONPATH=path)

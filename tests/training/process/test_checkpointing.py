@@ -422,9 +422,7 @@ def test_a_checkpoint_that_asks_for_code_is_refused_by_name_and_runs_none(
 
 
 @pytest.mark.parametrize("name", ["_prepare_for_training", "_load_rng_state", "_load_best_model"])
-def test_whatever_of_a_trainer_loads_runs_no_code_and_users_own_files_are_loaded_afterwards_as_they_ask(
-    tmp_path: Path, name: str
-) -> None:
+def test_what_a_trainer_loads_runs_no_code_and_users_files_load_later_as_they_ask(tmp_path: Path, name: str) -> None:
     torch.save(Evil(tmp_path / "ran"), tmp_path / "file.pt")
     ours = {name: lambda: torch.load(tmp_path / "file.pt", weights_only=False)}
     with pytest.raises(OutputFolderError, match=r"file\.pt was not loaded: it contains posix.mkdir"):

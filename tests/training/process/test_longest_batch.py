@@ -287,9 +287,7 @@ def test_a_scaler_has_the_scale_that_it_had_and_a_method_that_was_replaced_for_g
     assert made.guard
 
 
-def test_evaluation_gives_no_cache_back_but_what_its_users_code_does(
-    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_itself_keeps_the_cache(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     callers: set[str] = set()
     monkeypatch.setattr(
         torch.cuda, "empty_cache", lambda: callers.update(sys._getframe(above).f_code.co_name for above in (2, 3))
@@ -318,9 +316,7 @@ UNEQUAL = [[], [(56, 56)], [(168, 112)], [(56, 56)], [(60, 60)], [(56, 56)] * 3,
 
 
 @pytest.mark.parametrize(("family", "longest"), [("qwen2_5_vl", ONE_LARGE), ("gemma3", THREE_SMALL)])
-def test_the_row_of_most_tokens_is_found_whatever_a_model_makes_of_pixels(
-    family: str, longest: int, vision_folder: Model, tmp_path: Path
-) -> None:
+def test_the_longest_row_is_found_with_images(family: str, longest: int, vision_folder: Model, tmp_path: Path) -> None:
     """Qwen's tokens follow the pixels; Gemma makes as many of each image."""
     made = vision_trainer("sft", vision_folder(family), tmp_path)
     data = tiny_vision_trainers.rows("sft", UNEQUAL)

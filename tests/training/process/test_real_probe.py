@@ -98,9 +98,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-def test_two_steps_are_made_on_the_longest_rows_then_an_evaluation_and_a_save(
-    place: Path, tmp_path: Path, batches: list[tuple[int, int]]
-) -> None:
+def test_two_steps_an_evaluation_and_a_save(place: Path, tmp_path: Path, batches: list[tuple[int, int]]) -> None:
     evaluates = {"eval_strategy": "epoch", "per_device_eval_batch_size": 2, "eval_on_start": True}
     made = probed(place, tmp_path, data="splits", **evaluates)
     assert made.fits
@@ -126,9 +124,7 @@ def test_a_card_that_is_full_is_an_answer_with_the_phase_and_the_libraries_words
     assert made.measured.peak_reserved_bytes <= 24 * MIB
 
 
-def test_pairs_are_as_long_as_prompt_and_longer_side_and_no_reference_scores_them_all(
-    place: Path, tmp_path: Path, batches: list[tuple[int, int]]
-) -> None:
+def test_pairs_have_prompt_and_longer_side(place: Path, tmp_path: Path, batches: list[tuple[int, int]]) -> None:
     made = probed(place, tmp_path, "dpo", "pairs.jsonl", save_strategy="no", precompute_ref_log_probs=True)
     assert made.fits
     assert batches == [(2 * 2, made.row_tokens)] * 4

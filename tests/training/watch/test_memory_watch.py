@@ -100,9 +100,7 @@ def toy_trainer(folder: Path, callback: Any, rows: int = 4, **changes: Any) -> T
     return Trainer(Toy(), args, train_dataset=data, eval_dataset=data[:2], callbacks=[callback])
 
 
-def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
-    gpt2: Path, tmp_path: Path, tracker: Tracker, warned: list[str]
-) -> None:
+def test_figures_reach_trackers_and_record(gpt2: Path, tmp_path: Path, tracker: Tracker, warned: list[str]) -> None:
     """TRL's own trainer, evaluation included; peaks of phases stand beside what was predicted."""
     forward = PhasePeak(allocated_bytes=GIB, reserved_bytes=2 * GIB)
     save = PhasePeak(allocated_bytes=GIB // 2, reserved_bytes=2 * GIB)
@@ -151,9 +149,7 @@ def test_given_as_any_callback_its_figures_reach_trackers_history_and_record(
 
 
 @pytest.mark.parametrize("kind", ["host", "full"])
-def test_other_ranks_write_files_of_their_own_and_tell_of_their_own_device(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_ranks_have_their_own_files_and_signs(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Sign] = []
     made = watch(on_sign=told.append, host=lambda: HostMemory(total_bytes=100, available_bytes=1, source=""))
     args = TrainingArguments(str(tmp_path), use_cpu=True)
@@ -181,9 +177,7 @@ def test_the_longest_row_is_of_training_since_the_log_before(tmp_path: Path, tra
     assert not trainer.model.embedding._forward_pre_hooks, "the model is left as it was"
 
 
-def test_on_a_machine_without_cuda_only_rows_speed_and_host_are_logged_and_the_host_is_read_seldom(
-    tmp_path: Path, tracker: Tracker
-) -> None:
+def test_without_cuda_rows_speed_and_host_are_logged_and_the_host_read_seldom(tmp_path: Path, tracker: Tracker) -> None:
     read: list[int] = []
     toy_trainer(tmp_path, MemoryWatch(host=lambda: (read.append(1), HOST)[1])).train()
     names = {name.removeprefix("memory/") for name in figures(tracker.got[0])}
@@ -248,9 +242,7 @@ def test_a_sign_is_told_once_recorded_and_warned_of_by_default(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("part", ["read", "host", "phases", "on_sign", "settings"])
-def test_nothing_that_fails_in_a_watch_ends_a_training(
-    tmp_path: Path, part: str, warned: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_failure_ends_a_run(tmp_path: Path, part: str, warned: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Mock(side_effect=RuntimeError("no such device"))
     parts: dict[str, Any] = {"host": lambda: HostMemory(total_bytes=100, available_bytes=0, source="")}
     if part == "settings":
@@ -412,9 +404,7 @@ def test_one_sign_is_said_with_its_figures_and_its_cure_whose_flags_are_trls(nam
     assert "\n" not in sign.message
 
 
-def test_expandable_segments_are_advised_under_the_name_that_torch_reads_to_who_has_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_expandable_segments_are_advised_under_torchs_name_to_who_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     fragmented = SAID["fragmentation"][0]
     assert "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in signs(fragmented)[0].advice
