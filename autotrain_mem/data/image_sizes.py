@@ -34,11 +34,8 @@ _TELLING = {"exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"}
 def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
     """Returns the sizes of the images of every row, in the order of the rows. ``rows``: a datasets.Dataset, or mappings
     by column. Images are in the columns ``image`` or ``images`` (images, paths, ``data:`` addresses, objects with
-    ``bytes`` or ``path``, lists of them) and in messages' contents.
-
-    Raises:
-        DatasetFormatError: an image cannot be read or is on another machine; the message names the row.
-    """
+    ``bytes`` or ``path``, lists of them) and in messages' contents. Raises DatasetFormatError, naming the row, if an
+    image cannot be read or is on another machine."""
     sizes = []
     for number, row in enumerate(_undecoded(rows), 1):
         try:

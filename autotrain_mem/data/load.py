@@ -245,12 +245,8 @@ _SHOWN_CHARACTERS = 40
 
 def check_rows(split: Any, columns: tuple[str, ...], name: str) -> None:
     """Checks every row of a datasets.Dataset. ``columns``: the columns that the method reads: see :func:`columns_read`.
-    ``name``: the file, folder or hub id, for the message.
-
-    Raises:
-        DatasetFormatError: values of the wrong kind; the message names the first row and counts the others.
-        MalformedDatasetError: text that is not UTF-8.
-    """
+    ``name``: the file, folder or hub id, for the message. Raises DatasetFormatError for values of the wrong kind,
+    naming the first row and counting the others, and MalformedDatasetError for text that is not UTF-8."""
     kept = split.select_columns(list(columns)).with_format(None)
     try:
         bad = [number for number, row in enumerate(kept) if not _is_good(row)]

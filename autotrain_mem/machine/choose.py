@@ -148,12 +148,8 @@ def unplanned_gpus() -> str:
 def several(names: str, counts: Sequence[int] = (), *, nodes: int = 1, link: str | None = None) -> tuple[Hardware, ...]:
     """Returns the cards of a list such as ``"rtx3060,l4"``, or for ``"all"`` all except laptops'. Returns nothing
     for a single name with at most one item in ``counts``. Raises UnknownGpuError if a name is not in the catalog, and
-    UsageError if several numbers are given without a name.
-
-    Args:
-        counts: Numbers of GPUs; each card is returned once for each number.
-        nodes, link: See :func:`choose`.
-    """
+    UsageError if several numbers are given without a name. ``counts``: numbers of GPUs; each card is returned once for
+    each. ``nodes`` and ``link``: as for :func:`choose`."""
     if len(counts) > 1 and not names:
         numbers = ",".join(map(str, counts))
         raise UsageError(f"--gpus {numbers} needs the name of a card.", hint="Give --gpu NAME too, or --gpu all.")

@@ -140,11 +140,7 @@ def injected_faults(
     gpu: SimulatedGpu, environment: Mapping[str, str], folder: pathlib.Path, phase: Callable[[], Phase]
 ) -> Iterator[None]:
     """Injects the faults that ``environment`` requests into this process. Raises UsageError for unknown ones.
-
-    Args:
-        folder: The run's output folder, in which ``MARKS_NAME`` lists the faults that occurred.
-        phase: Returns the run's current phase.
-    """
+    ``MARKS_NAME`` in the run's output ``folder`` lists the faults that occurred, and ``phase`` returns the phase."""
     rank, text = int(os.environ.get("RANK", "0")), environment.get(VARIABLE, "")
     counts = COUNT in text.split() and not rank
     requested = parse_mishaps(text, rank)

@@ -68,12 +68,8 @@ def topology(
     card: Hardware, *, devices: int, nodes: int = 1, asked: str | None = None, uuids: Sequence[str] = ()
 ) -> Topology:
     """Returns the topology of several devices of one kind. Raises UsageError if a link is unknown, or two links join
-    devices, or two join nodes.
-
-    Args:
-        asked: The value of ``--link``. Other links are detected by NVML, or assumed from the card.
-        uuids: The devices' UUIDs if they are on this machine.
-    """
+    devices, or two join nodes. ``asked``: the value of ``--link``; other links are detected by NVML, or assumed from
+    the card. ``uuids``: the devices' UUIDs if they are on this machine."""
     names = named_links(asked)
     joined = Topology(nodes=nodes, devices=devices, uuids=tuple(uuids))
     if devices > 1:

@@ -14,12 +14,8 @@ from autotrain_mem.types.report import MemoryReading
 
 
 class SimulatedGpu:
-    """Receives a recorder's events while a run trains on the CPU instead of the card.
-
-    Args:
-        hardware: The card. Its allocator can reserve the free memory except ``non_torch_bytes``.
-        settings: The allocator's settings.
-    """
+    """Receives a recorder's events while a run trains on the CPU instead of the card. Its allocator can reserve the
+    card's free memory except ``non_torch_bytes``."""
 
     before_allocation: Callable[[int], None] | None = None
     """Called with the size of every requested block; may raise (``fault_injection``)."""

@@ -80,12 +80,8 @@ def rehearse_trainer(
     not_counted: tuple[str, ...] = (),
     rank: RehearsedRank | None = None,
 ) -> Trace:
-    """Builds a trainer and runs its own ``train()`` on fake tensors; returns the trace.
-
-    Args:
-        not_counted: What this rehearsal leaves out, in addition to what every rehearsal leaves out.
-        rank: The rank to rehearse; None for a single process.
-    """
+    """Builds a trainer and runs its own ``train()`` on fake tensors; returns the trace. ``not_counted``: what this
+    rehearsal leaves out beside what every one does. ``rank``: the rank to rehearse; None for a single process."""
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors())
         stack.enter_context(without_weights(materialize))

@@ -147,9 +147,7 @@ def confirmed(
     probe needs far less than predicted, a faster plan is probed once. A plan that was probed before, and fits into the
     memory that is free now, is not probed again. ``on_event``: gets ``probing``, ``probe``, ``replanned`` and ``room``
     events. ``may_move``: false if the user chose the settings: then a probe that does not fit is an error.
-
-    Raises:
-        DoesNotFitError: by the measurements, no allowed plan fits.
+    Raises DoesNotFitError if no allowed plan fits by the measurements.
     """
     return _Confirmation(chosen, chosen.estimate, backend, on_event, may_move, chosen.experience).confirmed()
 

@@ -158,11 +158,8 @@ def check_replaceable(
 ) -> None:
     """Checks early that a path is writable, and that a file which already exists there is a ``what``. ``is_one``:
     returns whether a file may be replaced. Raises OSError if it cannot be read. ``error``: the error for a file that
-    may not be replaced.
-
-    Raises:
-        OutputFolderError: its folder does not exist or is not writable, or the path is a folder, a device or a pipe.
-    """
+    may not be replaced. Raises OutputFolderError if its folder does not exist or is not writable, or the path is a
+    folder, a device or a pipe."""
     try:
         if not file.parent.is_dir():
             raise OSError(errno.ENOENT, "")

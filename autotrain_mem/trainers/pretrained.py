@@ -56,11 +56,7 @@ def load_processor(model: str, max_pixels: int | None = None, **options: Any) ->
     Without torchvision, which a video processor needs (``transformers/processing_utils.py: ProcessorMixin.__init__``),
     the processor is assembled from its image and text parts. ``max_pixels``: the limit for the size of images (see
     :func:`image_processor`). ``options``: arguments of ``from_pretrained``, such as ``trust_remote_code`` and
-    ``revision``.
-
-    Raises:
-        OSError, ValueError, TypeError, ImportError: transformers raises them if there is no processor.
-    """
+    ``revision``. If there is no processor, transformers raises OSError, ValueError, TypeError or ImportError."""
     from transformers import AutoConfig, AutoProcessor, AutoTokenizer
     from transformers.utils import is_torchvision_available
 

@@ -235,11 +235,8 @@ class AutoFit(OwnSettings):
             yield f"pin and tune both name {', '.join(sorted(both))}", "Name a setting in one of them only."
 
     def headroom_bytes(self, total_bytes: int) -> int | None:
-        """Returns the headroom on a device of this size, in bytes; None for the default.
-
-        Raises:
-            UsageError: the headroom takes the whole device.
-        """
+        """Returns the headroom on a device of this size, in bytes; None for the default. Raises UsageError if it takes
+        the whole device."""
         if self.headroom is None:
             return None
         size_bytes = size_or_share(self.headroom, total_bytes)
@@ -256,11 +253,8 @@ class AutoFit(OwnSettings):
         return None if self.within is None else read_seconds(self.within)
 
     def over(self, plan: nouns.Plan, *, here: bool) -> AutoFit:
-        """Returns a copy that takes unset fields from an existing plan.
-
-        Args:
-            here: Whether to plan for this machine's device; otherwise for the card of the plan or of ``gpu``.
-        """
+        """Returns a copy that takes unset fields from an existing plan. ``here``: whether to plan for this machine's
+        device; otherwise for the card of the plan or of ``gpu``."""
         job, card = plan.job, plan.estimate.hardware
         has_name = card.origin in ("named", "imagined")
         return replace(

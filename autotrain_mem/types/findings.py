@@ -54,11 +54,8 @@ class Preflight:
 
 
 def settle(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Returns the warnings, and raises all errors as one.
-
-    Raises:
-        AutofitError: of the first error's class. For several errors the hint lists every message with its cure.
-    """
+    """Returns the warnings, and raises all errors as one AutofitError of the first error's class. For several errors
+    the hint lists every message with its cure."""
     findings = tuple(dict.fromkeys(findings))
     errors = [finding for finding in findings if finding.kind == "error"]
     if not errors:
@@ -100,11 +97,7 @@ def collect(
 
 
 def refuse(checks: Sequence[Check[Subject]], subject: Subject) -> None:
-    """Runs the checks and raises all their errors as one.
-
-    Raises:
-        AutofitError: see :func:`settle`.
-    """
+    """Runs the checks and raises all their errors as one (:func:`settle`)."""
     settle(collect(checks, subject))
 
 

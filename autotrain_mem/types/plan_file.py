@@ -87,11 +87,8 @@ def read_content(path: str | Path) -> tuple[bytes, str]:
 
 def plan_values(content: bytes, name: str) -> dict[str, Any]:
     """Returns the JSON of a plan from a file's content in UTF-8. ``content``: the whole content, or at least its first
-    :data:`LARGEST_BYTES` + 1 bytes. ``name``: the file's name, for errors.
-
-    Raises:
-        PlanFileError: the content is not JSON, is too large, is not a plan, or is of another version.
-    """
+    :data:`LARGEST_BYTES` + 1 bytes. ``name``: the file's name, for errors. Raises PlanFileError if the content is not
+    JSON, is too large, is not a plan, or is of another version."""
     values = _json(content, name)
     if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
         values = values.get("plan")

@@ -218,17 +218,9 @@ def as_recorded(job: Job) -> Job:
 
 
 def save_plan(path: str | Path, plan: Plan, *, place: str = plan_file.PYTHON) -> Path:
-    """Writes a plan atomically, as ``plan.json`` if the path is a folder. Replaces only a plan or an empty file.
-
-    Args:
-        place: The words in a hint that tell the user how to name another place.
-
-    Returns:
-        The file that was written.
-
-    Raises:
-        PlanFileError, OutputFolderError: see ``plan_file.check_place``. An existing file stays unchanged.
-    """
+    """Writes a plan atomically, as ``plan.json`` if the path is a folder, and returns the file. Replaces only a plan or
+    an empty file; raises as ``plan_file.check_place`` does, and leaves an existing file unchanged then. ``place``: the
+    words in a hint that tell the user how to name another place."""
     plan_file.check_place(path, place)
     file = plan_file.file_of(path)
     write_json(file, codec.to_json(plan), place=place)

@@ -25,11 +25,8 @@ LOOK_SECONDS = 0.5
 class Workers:
     """Runs worker processes, which start together: with the first request, or earlier with :meth:`start`.
 
-    ``with Workers() as workers: traces = workers.map([lambda worker: worker.rehearse(...), ...])``.
-
-    Args:
-        count: Number of workers; None for as many as cores and memory allow, at most ``MOST`` and at least one.
-        started: Workers to use instead of new ones.
+    ``with Workers() as workers: traces = workers.map([lambda worker: worker.rehearse(...), ...])``. ``count``: their
+    number; None for as many as cores and memory allow, at most ``MOST``. ``started``: workers to use, not new ones.
     """
 
     def __init__(self, count: int | None = None, *, started: Sequence[Worker] = ()) -> None:

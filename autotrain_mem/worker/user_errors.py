@@ -16,12 +16,8 @@ _TYPED = ("<stdin>", "<ipython-input")
 
 
 def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError:
-    """Turns an exception into an error that explains it to the user.
-
-    Args:
-        step: The current step, such as "Rehearsing the trainer".
-        from_python: Whether the job comes from a script, which has arguments instead of flags.
-    """
+    """Turns an exception into an error that explains it to the user. ``step``: such as "Rehearsing the trainer".
+    ``from_python``: whether the job comes from a script, which has arguments instead of flags."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if from_python and (own := _hint_of_own(error)):
         return RehearsalError(f"{step} failed: {text}", hint=own)

@@ -191,9 +191,7 @@ def undone(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
 @BOTH_MODES
 @settings(deadline=None, max_examples=40)
 @given(run=traces(largest=64 * MIB, empties=True), capacity=st.just(1 << 20) | st.integers(2, 80))
-def test_the_history_undone_from_its_end_passes_the_peak_to_nothing(
-    run: Trace, capacity: int, expandable: bool
-) -> None:
+def test_the_history_undone_from_its_end_passes_the_peak_to_none(run: Trace, capacity: int, expandable: bool) -> None:
     room = DeviceCapacity(capacity_bytes=capacity * MIB, total_bytes=capacity * MIB)
     snapshot = make_snapshot(run, room, grows=expandable)
     reserved = [sum(segment["total_size"] for segment in snapshot["segments"]), *(held for held, _ in undone(snapshot))]

@@ -36,9 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[Hardware]:
     return gpus
 
 
-def test_more_gpus_than_vllms_server_leaves_are_refused_and_it_takes_none_of_named(
-    machine: list[Hardware],
-) -> None:
+def test_more_gpus_than_vllms_server_leaves_are_refused_and_it_takes_none_of_named(machine: list[Hardware]) -> None:
     cases: list[tuple[dict[str, Any], str, list[str]]] = [
         ({"gpus": 3}, "--gpus 3 is more than this machine has: 2 GPUs.", ["--gpus 2", "--plan_only"]),
         ({"gpus": 3, "environment": {VISIBLE: "0,1"}}, f"{VISIBLE}=0,1 shows: 2 GPUs.", ["--gpus 2", "--plan_only"]),

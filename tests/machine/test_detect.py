@@ -169,9 +169,7 @@ def test_torch_measures_memory_that_nvml_does_not_report(
     assert module.as_now(device) is device
 
 
-def test_a_card_of_unknown_memory_is_an_error_with_torchs_reason(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_of_unknown_memory_is_an_error_in_torchs_words(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml.gpus[0].shares_memory = True
     answers = [NoAnswer("the process ended with status 3"), GpuPackage(problem="too old", fix="Update")]
     monkeypatch.setattr(module, "examine_package", Mock(side_effect=answers))
@@ -192,9 +190,7 @@ def test_a_processs_own_device_and_free_memory_are_read_although_another_card_is
     assert module.as_now(third) is third
 
 
-def test_nvml_starts_once_in_each_process_and_again_after_an_error(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvml_starts_once_a_process_and_again_after_an_error(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         assert (len(detect()), nvml_module.nvidia_driver()[0], others_on(CARD)) == (3, "580.65.06", ())
     assert (module.as_now(CARD).free_bytes, seen_cards((B,))["CUDA_VISIBLE_DEVICES"]) == (24124 * MIB, "1")
@@ -225,9 +221,7 @@ def test_a_split_card_is_its_first_instance_or_the_one_of_a_uuid(nvml: FakeNvml)
     assert {wanted: [device.uuid for device in detect({"CUDA_VISIBLE_DEVICES": wanted})] for wanted in chosen} == chosen
 
 
-def test_cards_are_selected_by_numbers_in_the_order_of_the_bus_or_by_uuids_if_ambiguous(
-    nvml: FakeNvml,
-) -> None:
+def test_cards_are_selected_by_numbers_in_the_order_of_the_bus_or_by_uuids_if_ambiguous(nvml: FakeNvml) -> None:
     nvml.gpus[2].clock *= 2  # the fastest, which CUDA would otherwise number 0
     nvml.gpus[2].name = "NVIDIA GeForce RTX 3090 Ti"
     for uuids in ((A,), (C,), (C, A), (B, C, A)):
@@ -394,9 +388,7 @@ def test_the_message_is_torchs_and_the_fix_follows_from_driver_and_build(
     assert [cure for cure in (*cures, "--gpu NAME --plan_only", "--use_cpu") if cure not in hint] == []
 
 
-def test_a_full_card_is_usable_and_one_without_kernels_in_this_build_is_not(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_card_is_usable_and_one_without_kernels_is_not(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     check_usable(0)
     monkeypatch.setattr(torch, "ones", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
     check_usable(0)

@@ -163,9 +163,7 @@ def test_a_checkpoint_must_fit_beside_the_model(words: dict[str, Any], needed: i
         ({"max_steps": 5000, "save_total_limit": 2}, None, 3),
     ],
 )
-def test_too_many_checkpoints_are_a_warning_with_the_limit_that_fits(
-    words: dict[str, Any], steps: int | None, kept: int
-) -> None:
+def test_too_many_checkpoints_are_a_warning_with_a_limit(words: dict[str, Any], steps: int | None, kept: int) -> None:
     one = load(**FULL, steps=steps, **words, memory=rehearsed(**ADAMW))
     checkpoint, model = 3 * 28 * BILLIONS, 28 * BILLIONS
     assert not looked_at(one, disk=kept * checkpoint + model)

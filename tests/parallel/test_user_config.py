@@ -238,25 +238,6 @@ def test_a_process_is_told_what_accelerate_would_tell_it(tmp_path: Path) -> None
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("sharding", ["fsdp2", "fsdp2-no-reshard", "hsdp"])
-def test_accelerate_understands_it_as_it_is_meant(sharding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from accelerate import ParallelismConfig
-    from accelerate.utils import FullyShardedDataParallelPlugin
-    from torch.distributed.fsdp import CPUOffloadPolicy
-
-    for variable, value in launch_environment(OURS[f"{sharding} bf16 offload"]).items():
-        monkeypatch.setenv(variable, value)
-    plugin = FullyShardedDataParallelPlugin()
-    assert plugin.reshard_after_forward is (sharding != "fsdp2-no-reshard")
-    assert isinstance(plugin.cpu_offload, CPUOffloadPolicy)
-    assert plugin.transformer_cls_names_to_wrap == ["OneLayer", "OtherLayer"]
-    assert not plugin.activation_checkpointing
-    sizes = ParallelismConfig()
-    replicas, shards = (2, 4) if sharding == "hsdp" else (1, 1)
-    assert (sizes.dp_replicate_size, sizes.dp_shard_size) == (replicas, shards)
-
-
-@pytest.mark.newest
 def test_deepspeed_is_told_who_shares_rows_as_accelerate_would(tmp_path: Path) -> None:
     from accelerate.utils.launch import prepare_deepspeed_cmd_env
 

@@ -247,9 +247,7 @@ KV_HEADS, HEAD_SIZE, MODEL_LAYERS = 2, 16, 2
 
 
 @pytest.mark.parametrize(("method", "mode"), [("grpo", "colocate"), ("rloo", "server")])
-def test_what_vllm_generated_is_scored_and_trained_on_alike(
-    method: str, mode: str, model_folder: Folder, tmp_path: Path
-) -> None:
+def test_what_vllm_generated_is_trained_on_alike(method: str, mode: str, model_folder: Folder, tmp_path: Path) -> None:
     one = case(method, model_folder("qwen2"), {"use_vllm": True, "vllm_mode": mode}, use_peft=True)
     fake = rehearsed(one)
     with vllm_stand_in():
@@ -314,7 +312,7 @@ def test_an_answer_behind_a_long_prompt_takes_more_than_the_row_and_one_behind_a
 
 
 @pytest.mark.newest
-def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward_pass(
+def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward(
     model_folder: Folder, tmp_path: Path
 ) -> None:
     folder = model_folder("qwen2")

@@ -317,9 +317,7 @@ CASES: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_training_a_model_object_allocates_what_its_rehearsal_allocated(
-    case: str, model_folder: Folder, tmp_path: Path
-) -> None:
+def test_a_model_object_trains_as_it_was_rehearsed(case: str, model_folder: Folder, tmp_path: Path) -> None:
     model = CASES[case](model_folder("qwen2"), tmp_path)
     packed = pack(model)
     fake = rehearsed_by(lambda: sft_trainer(unpack(packed), tmp_path))

@@ -48,9 +48,7 @@ def ranked(method: str, folder: Path, **knobs: object) -> Case:
 
 
 @pytest.mark.parametrize(("method", "knobs"), RANKS)
-def test_a_rehearsed_rank_is_the_real_one(
-    method: str, knobs: dict[str, object], model_folder: Folder, tmp_path: Path
-) -> None:
+def test_a_rehearsed_rank_is_real(method: str, knobs: dict[str, object], model_folder: Folder, tmp_path: Path) -> None:
     one = ranked(method, model_folder("qwen2"), **knobs)
     real, *_ = trained_by_ranks(one, tmp_path)
     fake = rehearsed(one)

@@ -101,9 +101,7 @@ def test_the_cores_are_those_that_this_process_may_use(tmp_path: pathlib.Path, m
         ("0::/", "proc", "vmstat", "nr_free_pages 7"),
     ],
 )
-def test_oom_kills_are_counted_by_group_or_machine(
-    tmp_path: pathlib.Path, line: str, folder: str, file: str, text: str
-) -> None:
+def test_oom_kills_are_counted_by_group(tmp_path: pathlib.Path, line: str, folder: str, file: str, text: str) -> None:
     group(tmp_path, line, folder, {file: f"{text}\noom_kill 2"})
     assert oom_kills(tmp_path) == 2
 

@@ -125,12 +125,8 @@ class WorkCounter:
         return dict(self._counts or {})
 
     def repeat(self, since: Mark, times: int, longest: int, mean_length: float) -> None:
-        """Counts the work since a mark another ``times`` times, for steps that are not run.
-
-        Args:
-            longest: Length of the KV cache in the step that ran; costs with this length in a shape are scaled.
-            mean_length: Mean length of the KV cache in the skipped steps.
-        """
+        """Counts the work since a mark another ``times`` times, for steps that are not run. The KV cache had the length
+        ``longest`` in the step that ran, and has ``mean_length`` in these; costs with it in a shape are scaled."""
         counts = self._counts
         if counts is None:
             return

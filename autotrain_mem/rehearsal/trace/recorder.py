@@ -57,12 +57,8 @@ class _Watched(weakref.ref[Any]):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to mypy here
-    """Records one run. Enter it around ``trainer.train()``; read it with :meth:`trace`.
-
-    Args:
-        execute: Runs an operator; None calls it.
-        device: Gets every birth and death. Its out-of-memory error is raised from the operator that allocates.
-    """
+    """Records one run. Enter it around ``trainer.train()``; read it with :meth:`trace`. ``execute`` runs an operator;
+    None calls it. ``device`` gets births and deaths; the operator that allocates raises its out-of-memory error."""
 
     def __init__(
         self, execute: Execute | None = None, device: SeenDevice | None = None, workspace: Workspace | None = None

@@ -125,9 +125,7 @@ def test_a_mask_that_learns_gets_its_gradient() -> None:
 
 
 @pytest.mark.parametrize(("card", "dtype", "fused"), [(T4, FP16, 1), (A100, BF16, 1), (H100, BF16, 1), (T4, BF16, 0)])
-def test_dropout_keeps_a_byte_per_score_in_the_math_kernel_alone(
-    card: tuple[int, int], dtype: torch.dtype, fused: bool
-) -> None:
+def test_dropout_keeps_a_byte_per_score_in_math_alone(card: tuple[int, int], dtype: torch.dtype, fused: bool) -> None:
     with cuda_attention(card), Recorder().recording() as recorder:
         torch.nn.functional.scaled_dot_product_attention(*projections(dtype), None, 0.5, True)
     made = sizes(recorder.trace())

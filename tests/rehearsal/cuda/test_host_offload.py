@@ -35,9 +35,7 @@ def test_what_leaves_the_device_in_a_forward_comes_back_in_the_backward(model_fo
     assert 0.9 * gone < back <= gone
 
 
-def test_the_optimizer_on_the_host_gets_gradients_and_gives_weights_and_keeps_its_state_there(
-    model_folder: Folder,
-) -> None:
+def test_the_optimizer_on_the_host_gets_gradients_gives_weights_and_keeps_its_state(model_folder: Folder) -> None:
     ways = [{"optimizer_offload": True}, {}, {"optimizer_offload": True, "optim": "adamw_torch", "fp16": True}]
     on_host, on_device, plain = (rehearsed(case("sft", model_folder("qwen2"), **way)) for way in ways)
     gradients = {block.module: block.size_bytes for block in on_host.blocks if block.owner is Owner.GRADIENTS}
@@ -104,7 +102,7 @@ def test_a_copy_that_is_contiguous_for_the_way_out_is_born_there_too() -> None:
 
 
 @REAL_OR_FAKE
-def test_what_is_still_referred_to_after_its_node_is_recorded_as_used_on_the_default_stream(
+def test_what_is_referred_to_after_its_node_is_recorded_as_used_on_the_default_stream(
     tensors: Callable[[], Any],
 ) -> None:
     """TRL's own case for ``record_stream``: something has kept a view of the tensor that came back."""

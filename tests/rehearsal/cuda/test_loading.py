@@ -253,9 +253,7 @@ def described(module: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["nf4-nested", "int8"])
-def test_a_quantized_checkpoint_rehearses_with_its_own_quantization_only(
-    name: str, model_folder: Folder, tmp_path: Path
-) -> None:
+def test_a_quantized_checkpoint_keeps_its_quantization(name: str, model_folder: Folder, tmp_path: Path) -> None:
     load(model_folder("qwen2"), dtype="bfloat16", quantization_config=quantization(name)).save_pretrained(tmp_path)
     real = load(tmp_path, dtype="bfloat16")
     (tmp_path / "model.safetensors").unlink()

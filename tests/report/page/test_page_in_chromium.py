@@ -150,9 +150,7 @@ def test_a_mark_says_what_happened_when_the_cursor_meets_it(report: Browser) -> 
 
 
 @pytest.mark.parametrize("name", ["usual", "hostile"])
-def test_a_figure_is_saved_as_png(
-    browser: Browser, files: dict[str, pathlib.Path], tmp_path: pathlib.Path, name: str
-) -> None:
+def test_a_figure_is_saved(browser: Browser, files: dict[str, pathlib.Path], tmp_path: pathlib.Path, name: str) -> None:
     opened(browser, files[name], media={"prefers-color-scheme": "dark"})
     behaviour = {"behavior": "allow", "downloadPath": str(tmp_path)}
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)

@@ -267,35 +267,28 @@ OTHER_CARD = replace(CARD, name="a100-80gb")
         ({"card": replace(CARD, topology=Topology(devices=0))}, "has 0 x"),
     ],
 )
-def test_an_unlike_machine_is_refused_and_if_no_other_comes_the_error_says_why(
-    port: int, more: dict[str, Any], words: str, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv(JOIN_VARIABLE, "0.5")
-    why = f"did not join within 0 s. The last that came was refused: .*{words}"
-    with pytest.raises(TrainingError, match=why) as late, together(port, **more) as (machines, second):
-        machines.gather(CARD)
-    told = second.end()
-    assert isinstance(told, UsageError)
-    assert words in told.message
-    assert TOKEN not in f"{told} {late.value}"
-
-
-def test_a_machine_with_another_card_ends_only_itself_at_the_start_and_when_it_comes_again(port: int) -> None:
+def test_an_unlike_machine_ends_itself_alone(port: int, more: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     with lead_alone(port, say=said.append) as machines, ThreadPoolExecutor() as pool:
-        stays = joining(port, replace(HELLO, hardware=OTHER_CARD))  # before machine 0's card is known
-        until(machines._there)
-        for _ in range(2):
+        for _ in range(2):  # at the start, before the first one's card is known, and when it comes again
+            told = Second(port, **more)
+            until(lambda: any("joined" in line or "Refused" in line for line in said[-1:]))
             waiting = pool.submit(machines.gather, CARD)
-            until(lambda: not machines._there())
-            assert isinstance(Second(port, card=OTHER_CARD).end(), UsageError)
+            error = told.end()
+            assert isinstance(error, UsageError)
+            assert words in error.message
             right = Second(port)
             assert waiting.result(SOON).topology.nodes == 2
             right.is_dead = True
             machines._members[1].link.close()
             until(lambda: not machines._there())
-    assert sum(line.startswith("Refused: Machine 1 (") for line in said) == 2
-    stays.close()
+        monkeypatch.setenv(JOIN_VARIABLE, "0.5")
+        late = Second(port, **more)
+        with pytest.raises(TrainingError, match=f"within 0 s. The last that came was refused: .*{words}"):
+            machines.gather(CARD)
+        late.end()
+    assert sum(line.startswith("Refused: Machine 1 (") for line in said) == 3
+    assert TOKEN not in f"{error} {said}"
 
 
 @pytest.fixture
@@ -393,6 +386,18 @@ def test_only_who_has_joined_may_end_the_run(port: int, interrupts: list[str], h
         connection.send_bytes(b"[]")  # for which it is hung up on
         heard(connection)
     assert interrupts == ["interrupted"] * (answered == "welcome")
+
+
+def test_one_that_was_refused_after_it_joined_may_end_nothing(port: int, interrupts: list[str]) -> None:
+    with lead_alone(port, min_nodes=1) as machines, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(JOIN_VARIABLE, "0")
+        connection = joining(port, replace(HELLO, hardware=OTHER_CARD))
+        until(machines._there)
+        assert machines.gather(CARD).topology.nodes == 1
+        connection.send_bytes(INTERRUPT)
+        connection.send_bytes(b"[]")
+        heard(connection)
+    assert interrupts == []
 
 
 @pytest.mark.parametrize(

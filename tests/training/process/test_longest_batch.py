@@ -169,9 +169,7 @@ def test_a_vllm_engine_is_not_asked(gpt2: Path, tmp_path: Path) -> None:
     assert made.vllm_generation.calls == 2
 
 
-def test_what_cannot_run_first_is_left_with_a_reason(
-    gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_run_first_has_a_reason(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer("sft", gpt2, tmp_path, max_steps=1)
     rows_of_it, made.train_dataset = made.train_dataset, rows("sft").to_iterable_dataset()
     batch = run_longest_batch(made, made.model, made.training_step)
