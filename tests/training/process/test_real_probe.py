@@ -236,9 +236,7 @@ def test_cuda_is_read_as_torch_flattens_it_and_a_users_callback_reads_the_peaks_
     assert [peak.allocated_bytes // MIB for peak in peaks.peaks().values()] == [30, 20, 0]
 
 
-def test_a_traceback_is_in_the_log_before_the_parent_hears_of_the_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_traceback_precedes_its_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     logged: list[str] = []
 
     def hear(message: Mapping[str, Any]) -> None:
