@@ -16,8 +16,10 @@ import json
 import pathlib
 import statistics
 import warnings
+from bisect import bisect_left
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import bench
@@ -81,16 +83,11 @@ def check(results: pathlib.Path, model: pathlib.Path, kinds: str) -> bool:
     runs = [run for run in files if run.result["train_info"]["status"] == "success"]
     runs = [run for run in runs if PLAIN.items() <= run.config.items()]
     known = next(run for run in runs if run.name == KNOWN)
-    shortest, longest = 1, LONGEST
-    while shortest < longest:
-        middle = (shortest + longest) // 2
-        if rehearsed_bytes(model, known, middle) < known.measured_bytes:
-            shortest = middle + 1
-        else:
-            longest = middle
-    print(f"the longest batch has rows of {shortest} tokens, inferred from {KNOWN}")
+    lengths = range(1, LONGEST + 1)
+    longest = lengths[bisect_left(lengths[:-1], known.measured_bytes, key=partial(rehearsed_bytes, model, known))]
+    print(f"the longest batch has rows of {longest} tokens, inferred from {KNOWN}")
     asked = [run for run in runs if run is not known and (not kinds or run.name.split("--")[0] in kinds.split(","))]
-    off = [abs(error) for run in asked if (error := compared(model, run, shortest)) is not None]
+    off = [abs(error) for run in asked if (error := compared(model, run, longest)) is not None]
     if not off:
         print("no run counts")
         return False

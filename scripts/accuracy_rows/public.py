@@ -17,7 +17,7 @@ from autotrain_mem.machine.catalog import named
 from autotrain_mem.planning.predictions import judge_trace
 from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Estimate, Phase
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Trace
 from autotrain_mem.types.model import ModelFacts
 
 SMI_MODEL = "Mistral-7B"
@@ -52,14 +52,14 @@ HEADER = (
 )
 
 
-def predict(worker: api.Worker, case: Case) -> Estimate:
-    """Returns the estimate for the whole card without headroom, since a measured run kept none free."""
-    card = named(case.card)
+def predict(worker: api.Worker, job: Job, knobs: Knobs, longest: int | None, card: Hardware) -> tuple[Estimate, Trace]:
+    """Returns the estimate for the whole card without headroom, since a measured run kept none free, and the trace."""
     rehearsals = api.Rehearsals(
-        workers=api.Workers(started=[worker]), job=case.job, defaults=case.knobs, hardware=card, headroom_bytes=0
+        workers=api.Workers(started=[worker]), job=job, defaults=knobs, hardware=card, headroom_bytes=0
     )
-    asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.longest))
-    return judge_trace(asked, case.knobs, asked.rehearse(case.knobs))
+    asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=longest))
+    trace = asked.rehearse(knobs)
+    return judge_trace(asked, knobs, trace), trace
 
 
 def taken_bytes(predicted: Estimate) -> int:
@@ -80,13 +80,14 @@ def counts(case: Case, predicted: Estimate) -> bool:
 
 def run(case: Case, worker: api.Worker, compared_with: tuple[Case, api.Worker] | None) -> Result:
     """Rehearses one case, and the other case that it is compared with, and prints its line."""
-    predicted = predict(worker, case)
+    predicted, _ = predict(worker, case.job, case.knobs, case.longest, named(case.card))
     allocated = _error(case.row["alloc_gib"], predicted.reserved.peak_allocated_bytes)
     assert allocated is not None
     other = None
     if compared_with is not None:
-        compared, its_worker = compared_with
-        other = _error(case.row["alloc_gib"], predict(its_worker, compared).reserved.peak_allocated_bytes)
+        alike, its_worker = compared_with
+        compared, _ = predict(its_worker, alike.job, alike.knobs, alike.longest, named(alike.card))
+        other = _error(case.row["alloc_gib"], compared.reserved.peak_allocated_bytes)
     states_smi = SMI_MODEL in case.row["model"]
     result = Result(
         case=case,

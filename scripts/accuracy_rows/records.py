@@ -9,15 +9,13 @@ from gpu_records.record import Record, read_failures, read_records
 from gpu_records.replay import replay
 from gpu_records.sequences import births_of_history, births_of_trace, differences, summary
 
+from accuracy_rows.public import predict
 from autotrain_mem import api
 from autotrain_mem.machine.overhead import overhead
-from autotrain_mem.planning.predictions import judge_trace
-from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import Hardware, Trace
 from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.model import ModelFacts
 
 MOST_LINES = 12
 
@@ -70,12 +68,7 @@ def _rehearsed(record: Record, worker: api.Worker, model: Path) -> tuple[str, Tr
         non_torch_bytes=rule if rule is not None and card.is_real else 0,
         compute_capability=card.compute_capability,
     )
-    rehearsals = api.Rehearsals(
-        workers=api.Workers(started=[worker]), job=case.job(model), defaults=case.knobs, hardware=hardware
-    )
-    asked = rehearsals.subject(ModelFacts(context_length=None, is_quantized=False), Lengths(longest=case.length))
-    trace = asked.rehearse(case.knobs)
-    predicted = judge_trace(asked, case.knobs, trace)
+    predicted, trace = predict(worker, case.job(model), case.knobs, case.length, hardware)
     allocated = _beside(record.trained.peak_allocated_bytes, predicted.reserved.peak_allocated_bytes)
     reserved = _beside(record.trained.peak_reserved_bytes, predicted.reserved.peak_reserved_bytes)
     outside = record.outside.non_torch_bytes

@@ -8,26 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotrain_mem.checks.model_files import read_config
+from autotrain_mem.machine.catalog import catalog
 from autotrain_mem.trainers.model_support import LIGER_MODELS
 from autotrain_mem.types import Job, Knobs
 
 FLOAT32 = 4
 
-CARDS = {
-    "A100": "a100-80gb",
-    "H100": "h100-80gb",
-    "H200": "h200",
-    "T4": "t4",
-    "V100": "v100-32gb",
-    "A10G": "a10g",
-    "L4": "l4",
-    "L40S": "l40s",
-    "RTX3060": "rtx3060",
-    "RTX3070": "rtx3090",
-    "RTX3080TI": "rtx3090",
-    "RTX3090": "rtx3090",
-    "RTX4090": "rtx4090",
-}
+CARDS = {card.name.upper(): card.name for card in catalog()}
+CARDS |= {"A100": "a100-80gb", "H100": "h100-80gb", "V100": "v100-32gb", "RTX3070": "rtx3090", "RTX3080TI": "rtx3090"}
 """A row's name for a card -> a known card of the same compute capability, on which alone an allocated peak depends."""
 
 Row = dict[str, str]

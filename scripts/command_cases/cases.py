@@ -102,20 +102,17 @@ def _survivors() -> Iterator[Case]:
             shows=(shows,),
             same_losses_as=like,
         )
-    yield Case(
-        name="full in backward, expandable segments: sft",
-        argv=_training("sft", "--no_probe", "--expandable_segments"),
-        environment={"HOLLOW_FAULT": "backward:4:refuse:2"},
-        shows=("out of memory in backward",),
-        same_losses_as="sft full",
-    )
-    yield Case(
-        name="full permanently, restarted with another plan: sft",
-        argv=_training("sft", "--no_probe", "--save_steps", "2"),
-        environment={"HOLLOW_FAULT": "backward:4:refuse:100000"},
-        shows=("restart",),
-        same_losses_as="sft full",
-    )
+    for when, more, count, shows in (
+        ("in backward, expandable segments", ("--expandable_segments",), 2, "out of memory in backward"),
+        ("permanently, restarted with another plan", ("--save_steps", "2"), 100_000, "restart"),
+    ):
+        yield Case(
+            name=f"full {when}: sft",
+            argv=_training("sft", "--no_probe", *more),
+            environment={"HOLLOW_FAULT": f"backward:4:refuse:{count}"},
+            shows=(shows,),
+            same_losses_as="sft full",
+        )
 
 
 def _cards() -> Iterator[Case]:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
+from autotrain_mem.machine.card_processes import held_by
+from autotrain_mem.machine.detect import cuda_device
+from autotrain_mem.machine.nvml import nvidia_driver
+from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.trainers.phases import follow
-from autotrain_mem.types import Owner, Phase
+from autotrain_mem.types import Hardware, Owner, Phase
 from gpu_records.history import Event, History
 from gpu_records.record import CardFacts, Levels, Outside
 
 EditRows = Callable[[list[Any]], list[Any]]
-STEADY_SECONDS = 5.0
-"""Seconds that NVML may take to show a process's memory, or to remove a process that has exited."""
 
 
 class Marks:
@@ -86,13 +87,13 @@ class CudaCard:
     """Whether the trainer must be told to stay on the CPU."""
 
     def __init__(self) -> None:
-        self._nvml = _Nvml()
-        self._free_before: int | None = None
+        self._before: Hardware | None = None
         self._marks: Marks | None = None
 
     def open(self) -> None:
         """Starts the history. Nothing is on the device yet."""
-        self._free_before = self._nvml.free_bytes()  # before torch creates a context
+        with contextlib.suppress(AutofitError):
+            self._before = cuda_device(0)  # before torch creates a context
         import torch
 
         torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python")
@@ -117,7 +118,7 @@ class CudaCard:
             compute_capability=(card.major, card.minor),
             multiprocessors=card.multi_processor_count,
             total_bytes=torch.cuda.mem_get_info(0)[1],
-            driver=self._nvml.driver(),
+            driver=nvidia_driver()[0] or None,
             cuda=torch.version.cuda,
             is_real=True,
         )
@@ -138,12 +139,12 @@ class CudaCard:
         import torch
 
         reserved = torch.cuda.memory_reserved()
-        own = self._nvml.process_bytes(os.getpid())
+        own = self._before and held_by(self._before, os.getpid())
         if own is not None:
             return Outside(non_torch_bytes=own - reserved, source="NVML's figure for this process")
         free, total = torch.cuda.mem_get_info(0)
-        if self._free_before is not None:
-            source, taken = "free memory before and after; right if no other process ran", self._free_before - free
+        if self._before and (was_free := self._before.free_bytes):
+            source, taken = "free memory before and after; right if no other process ran", was_free - free
         else:
             source, taken = "all used memory; right if no other process uses the card", total - free
         return Outside(non_torch_bytes=taken - reserved, source=source)
@@ -159,53 +160,6 @@ class CudaCard:
         entries = torch.cuda.memory._snapshot()["device_traces"][0]
         torch.cuda.memory._record_memory_history(enabled=None)
         return History.of_trace(entries)
-
-
-class _Nvml:
-    """Queries NVML; each method returns None if NVML is missing or has no answer.
-
-    The card is the one that CUDA_VISIBLE_DEVICES names by its UUID or number, else the first.
-    """
-
-    def __init__(self) -> None:
-        self._library: Any = None
-        with contextlib.suppress(Exception):  # ImportError, or any error of NVML
-            import pynvml
-
-            pynvml.nvmlInit()
-            name = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-            by_number, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-            self._handle = by_number(int(name)) if name.isdigit() else by_uuid(name)
-            self._library = pynvml
-
-    def driver(self) -> str | None:
-        version: str | None = self._asked("nvmlSystemGetDriverVersion")
-        return version
-
-    def free_bytes(self) -> int | None:
-        memory = self._library and self._asked("nvmlDeviceGetMemoryInfo", self._handle)
-        return None if memory is None else int(memory.free)
-
-    def process_bytes(self, pid: int) -> int | None:
-        """Waits up to ``STEADY_SECONDS`` for NVML to list the process; in a container it may never be listed."""
-        deadline = time.monotonic() + STEADY_SECONDS
-        while self._library is not None and time.monotonic() < deadline:
-            processes = self._asked("nvmlDeviceGetComputeRunningProcesses", self._handle) or []
-            found = [process.usedGpuMemory for process in processes if process.pid == pid]
-            if found and found[0]:
-                return int(found[0])
-            if processes and not found:
-                return None
-            time.sleep(0.2)
-        return None
-
-    def _asked(self, function: str, *of: Any) -> Any:
-        if self._library is None:
-            return None
-        try:
-            return getattr(self._library, function)(*of)
-        except self._library.NVMLError:
-            return None
 
 
 class DryCard:

@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,10 +77,10 @@ class Record:
     history: History
 
 
-def versions() -> dict[str, str | None]:
-    """Returns the versions of the libraries that determine memory; None for a missing one."""
-    found: dict[str, str | None] = dict.fromkeys(VERSIONED)
-    for package in VERSIONED:
+def versions(packages: Sequence[str] = VERSIONED) -> dict[str, str | None]:
+    """Returns the versions of packages, by default of those that determine memory; None for a missing one."""
+    found: dict[str, str | None] = dict.fromkeys(packages)
+    for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found

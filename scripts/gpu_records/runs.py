@@ -94,20 +94,14 @@ def run_cases(
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
-def environment(case: GpuCase, packages: Path | None, device: str) -> dict[str, str]:
+def environment(case: GpuCase, device: str) -> dict[str, str]:
     """Returns the environment of a case's process, with allocator settings, one card or none, and import paths."""
     without = {name: value for name, value in os.environ.items() if name not in (SETTING, "PYTORCH_CUDA_ALLOC_CONF")}
     allocator = {SETTING: case.allocator} if case.allocator else {}
     card = "" if device == "cpu" else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    paths = {"PYTHONPATH": python_path(packages)}
-    return {**without, **ENVIRONMENT, **allocator, **paths, "CUDA_VISIBLE_DEVICES": card}
-
-
-def python_path(packages: Path | None) -> str:
-    """Returns PYTHONPATH for child processes: this project, packages from wheels, and the present entries."""
-    found = [str(ROOT / "scripts"), str(ROOT), *([str(packages)] if packages else [])]
-    before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in found]
-    return os.pathsep.join([*found, *before])
+    paths = filter(None, (str(ROOT / "scripts"), str(ROOT), os.environ.get("PYTHONPATH")))
+    fixed = {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": card}
+    return {**without, **ENVIRONMENT, **allocator, **fixed}
 
 
 class Process:
@@ -153,12 +147,12 @@ class Process:
         self._folder.cleanup()
 
 
-def start_child(out: Path, models: Path, device: str, packages: Path | None = None) -> Start:
+def start_child(out: Path, models: Path, device: str) -> Start:
     """Returns a function that starts a case's process, and first writes its model if that is missing."""
 
     def start(case: GpuCase) -> Process:
         model = model_folder(models, case.model)
         request = {"case": codec.to_json(case), "device": device, "out": str(out), "model": str(model)}
-        return Process("gpu_records.child", request, environment(case, packages, device))
+        return Process("gpu_records.child", request, environment(case, device))
 
     return start

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +24,15 @@ from autotrain_mem.support import codec
 
 
 def main() -> None:
-    run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    sys.stdout.flush()
-    os._exit(0)  # autograd's device thread cannot be stopped; a regular exit would abort the process
-
-
-def run(request: Mapping[str, Any]) -> None:
     """Trains the case and writes its record."""
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     case, out = codec.from_json(GpuCase, request["case"]), Path(request["out"])
     card = HollowCard(recomputes_sizes=bool(case.images))
     with tempfile.TemporaryDirectory(prefix="hollow-", ignore_cleanup_errors=True) as scratch:
         record = gpu_child.record(case, card, Path(request["model"]), scratch, complete_as_rehearsed)
     write(out, record)
+    sys.stdout.flush()
+    os._exit(0)  # autograd's device thread cannot be stopped; a regular exit would abort the process
 
 
 class HollowCard(CudaCard):

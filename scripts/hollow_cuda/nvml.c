@@ -1,13 +1,5 @@
-/* A stand-in for libnvidia-ml.so.1. It reads from the ledger how much each process holds of each card.
- *
- * HOLLOW_CARDS      number of cards, 1 by default
- * HOLLOW_TOTAL      bytes that a card reports, HOLLOW_CAPACITY by default; if more, requests fail before it looks full
- * HOLLOW_RESERVED   bytes that the driver holds in addition
- * HOLLOW_BLIND      no process is listed, as in a container
- * HOLLOW_REFUSED    the number of a lost card: every query of it fails
- * HOLLOW_UNIFIED    memory is not reported, as on cards that share the host's memory
- * HOLLOW_DRIVER     the newest CUDA version that the driver supports, 13000 by default
- */
+/* A stand-in for libnvidia-ml.so.1. It reads from the ledger how much each process holds of each card. README.md lists
+ * the variables. */
 #include "ledger.h"
 
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, GPU_IS_LOST = 15 }; /* nvml.h: nvmlReturn_t */
@@ -77,22 +69,9 @@ int nvmlDeviceGetMaxClockInfo(void *device, int which, unsigned *mhz) { return *
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) { return *major = 8, *minor = 0, OK; }
 
 typedef struct {
-    unsigned long long total, free, used;
-} Memory;
-
-typedef struct {
     unsigned version;
     unsigned long long total, reserved, free, used;
 } MemoryV2;
-
-int nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
-    int card = card_of(device);
-    if (getenv("HOLLOW_UNIFIED")) {
-        return NOT_SUPPORTED;
-    }
-    *memory = (Memory){total(card), left(card), total(card) - left(card)};
-    return state_of(card);
-}
 
 int nvmlDeviceGetMemoryInfo_v2(void *device, MemoryV2 *memory) {
     int card = card_of(device);

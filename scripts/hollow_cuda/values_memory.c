@@ -4,10 +4,8 @@
  * Cards       There are HOLLOW_CARDS of them, 1 by default. This process's devices are those that CUDA_VISIBLE_DEVICES
  *             names, in its order, by number or by the beginning of a UUID. An unknown name ends the list, as in CUDA
  *             (CUDA C++ Programming Guide, "CUDA Environment Variables").
- * Capacity    HOLLOW_CAPACITY bytes, shared by all processes. The card reports HOLLOW_TOTAL bytes.
  * Context     HOLLOW_CONTEXT bytes, 300 MiB by default, of each process that allocates or queries memory.
- * Driver      HOLLOW_DRIVER is the newest CUDA version that it supports, 13000 by default; with an older one than the
- *             runtime's, no device opens. HOLLOW_VGPU: it has no virtual memory for expandable segments, as on a vGPU.
+ * Driver      With an older HOLLOW_DRIVER than the runtime, no device opens.
  */
 #include "ledger.h"
 #include <cuda_runtime_api.h>

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from recipe_plans.rows import all_rows, flags
+from survival_cases.jobs import MODES
 
 from oracle_cases.execute import followed, printed, replayed, trained
 
@@ -24,11 +25,6 @@ METHODS: Mapping[str, str] = {
     "grpo": "--dataset short_prompts --reward_model_name_or_path judge --num_generations 2 --max_completion_length 4",
     "rloo": "--dataset short_prompts --reward_funcs judging.short --num_generations 2 --max_completion_length 4",
     "ppo": "--dataset short_prompts --reward_model_path judge --response_length 4 --num_ppo_epochs 1",
-}
-MODES: Mapping[str, str] = {
-    "full": "--use_peft false",
-    "LoRA": "--use_peft --lora_dropout 0.0",
-    "4-bit": "--use_peft --load_in_4bit --lora_dropout 0.0",
 }
 CHECKPOINTING: Mapping[str, str] = {
     "checkpointing": "--gradient_checkpointing true",

@@ -23,8 +23,6 @@ FAR_TOO_LARGE = 1.25
 """A share of the budget: if a micro-batch needs more, no larger one is tried. Reserved bytes do not always grow with
 rows, but they never fall by so much."""
 
-Told = Callable[[str], None]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
@@ -73,7 +71,7 @@ class Outcome:
         return self.gain > TIE
 
 
-def compare(space: Space, predictor: Predictor, told: Told = lambda line: None) -> Outcome:
+def compare(space: Space, predictor: Predictor, told: Callable[[str], None] = lambda line: None) -> Outcome:
     """Searches, and rehearses every point that the search could have chosen. Raises RehearsalError."""
     found = find(space, Memo(space, predictor))
     every = [level for level in levels(space) if not level.lengths]
@@ -94,7 +92,7 @@ def compare(space: Space, predictor: Predictor, told: Told = lambda line: None) 
     )
 
 
-def _grid(space: Space, level: Level, predictor: Predictor, told: Told) -> list[Estimate]:
+def _grid(space: Space, level: Level, predictor: Predictor, told: Callable[[str], None]) -> list[Estimate]:
     """Returns the estimates of a level's settings at every micro-batch, with expandable segments if only these fit.
 
     The micro-batches of a setting end with the first that exceeds ``FAR_TOO_LARGE``.

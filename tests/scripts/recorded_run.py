@@ -29,10 +29,7 @@ TRACE = [
 """20,000,000 bytes take a segment rounded up to 2 MiB, 400 bytes a small one of 2 MiB; the cache is emptied; 31 MiB
 take 32. Reserved: 20, 22, 2, 34 MiB."""
 
-CARD: Any = {
-    **{"name": "a card", "compute_capability": (9, 0), "multiprocessors": 132, "total_bytes": 80 << 30},
-    **{"driver": "580.1", "cuda": "13.0", "is_real": True},
-}
+CARD: dict[str, Any] = {"name": "a card", "compute_capability": (9, 0), "multiprocessors": 132, "total_bytes": 80 << 30}
 
 
 def a_record(case: GpuCase) -> Record:
@@ -40,7 +37,7 @@ def a_record(case: GpuCase) -> Record:
     return Record(
         case=case,
         model_files={"config.json": "{}"},
-        card=CardFacts(**CARD),
+        card=CardFacts(**CARD, driver="580.1", cuda="13.0", is_real=True),
         versions={"torch": "2.13.0", "bitsandbytes": None},
         date="2026-01-02T03:04:05+00:00",
         seed=0,

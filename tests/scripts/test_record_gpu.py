@@ -33,8 +33,8 @@ def test_all_cases_hold_every_trainer_with_every_kind_of_weights_in_both_allocat
 def test_the_allocator_is_set_by_the_case_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    plain = environment(make("sft", "full", 512, True), None, "cuda")
-    expandable = environment(make("sft", "full", 512, True, expandable_segments=True), None, "cuda")
+    plain = environment(make("sft", "full", 512, True), "cuda")
+    expandable = environment(make("sft", "full", 512, True, expandable_segments=True), "cuda")
     assert not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(plain)
     assert expandable["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
@@ -102,8 +102,7 @@ def test_a_case_that_the_end_of_time_stopped_is_left_and_no_failure(
     clock = iter([0, 0, 0, 100, 100, 100, 100])  # the budget is over when the first case ends
     monkeypatch.setattr("gpu_records.runs.time.monotonic", lambda: next(clock, 100))
     outcome = run_three(tmp_path, "stopped", budget_seconds=60)
-    assert outcome.left == [case.name for case in THREE]
-    assert not outcome.failed
+    assert (outcome.left, outcome.failed) == ([case.name for case in THREE], [])
     assert not read_failures(tmp_path)
 
 
@@ -117,9 +116,9 @@ def test_what_lies_outside_torch_is_what_remains(
     """Of a card of 80 GiB 70 are free and 9 reserved."""
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 9 << 30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
+    monkeypatch.setattr("gpu_records.card.held_by", lambda hardware, pid: of_process)
     card = CudaCard()
-    card._nvml = SimpleNamespace(process_bytes=lambda pid: of_process, free_bytes=lambda: None)
-    card._free_before = free_before
+    card._before = SimpleNamespace(free_bytes=free_before or 0)
     outside = card.outside()
     assert outside.non_torch_bytes == expected
     assert outside.source
