@@ -81,11 +81,12 @@ class Running:
     process: subprocess.Popen[bytes]
     lines: pathlib.Path
     """The file with its stderr, which has a line for each step."""
+    deadline: float
+    """When its time limit ends (``time.monotonic``)."""
 
     def reaches(self, step: int) -> bool:
         """Waits until the command has printed a step; returns False if it exits first or takes too long."""
-        started = time.monotonic()
-        while self.process.poll() is None and time.monotonic() < started + LIMIT_SECONDS:
+        while self.process.poll() is None and time.monotonic() < self.deadline:
             if f"\nstep {step}/" in self.lines.read_text(errors="replace"):
                 return True
             time.sleep(0.02)
@@ -96,12 +97,13 @@ def autofit(
     argv: Sequence[str],
     place: pathlib.Path,
     run: str,
-    environment: Mapping[str, str],
+    environment: Mapping[str, str | None],
     *,
     folder: pathlib.Path | None = None,
     meanwhile: Callable[[Running], None] | None = None,
     module: str = AUTOFIT,
     on: Sequence[str] = (),
+    limit_seconds: float = LIMIT_SECONDS,
 ) -> Ended:
     """Runs one command in ``place``.
 
@@ -121,13 +123,13 @@ def autofit(
     with said.open("w") as out, cried.open("w") as err:
         command = [*on, sys.executable, "-m", module, *argv, "--output_dir", str(folder), "--json"]
         process = subprocess.Popen(command, cwd=place, stdout=out, stderr=err, env=surroundings(place, environment))
-        running = Running(process=process, lines=cried)
+        running = Running(process=process, lines=cried, deadline=started + limit_seconds)
         if meanwhile is not None:
             meanwhile(running)
         elif running.reaches(1):
             first_step_seconds = round(time.monotonic() - started, 2)
         try:
-            code = process.wait(max(0.0, started + LIMIT_SECONDS - time.monotonic()))
+            code = process.wait(max(0.0, running.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             code = None
             process.kill()  # its children then exit, because their stdin closes
@@ -143,14 +145,16 @@ def autofit(
     )
 
 
-def surroundings(place: pathlib.Path, more: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a command: one thread, no network, and a cache beside the runs."""
+def surroundings(place: pathlib.Path, more: Mapping[str, str | None]) -> dict[str, str]:
+    """Returns the environment of a command: one thread, no network, a cache beside the runs, and ``more``, in which
+    None removes a variable."""
     fixed = {
         "CUDA_VISIBLE_DEVICES": "",
         "AUTOFIT_CACHE": str(place / "cache"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "scripts"), os.environ.get("PYTHONPATH")))),
     }
-    return {**os.environ, **ONE_THREAD, **fixed, **more}
+    every = {**os.environ, **ONE_THREAD, **fixed, **more}
+    return {name: value for name, value in every.items() if value is not None}
 
 
 @contextmanager

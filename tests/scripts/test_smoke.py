@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ import gpu_records.runs
 import hollow_cuda.hours
 import mixed_runs
 import pytest
+import survival_cases.command
 from accuracy_rows import adapters
 from gpu_records.record import Levels, read_records, write
 from hollow_cuda.build import Hollow
@@ -117,16 +119,13 @@ def test_accuracy_of_adapters(
 
 def test_change_cost(script: Load) -> None:
     ran = script("change_cost", holds=lambda *_: True).run()  # the contract and four plans: half a minute each
-    assert ran.code == 0, ran.out
-    counted = re.findall(r"^(\w+): (\d) files", ran.out, re.MULTILINE)
-    assert counted == [("method", "4"), ("setting", "2"), ("rule", "1")]
+    ran.assert_says("method: 4 files", "setting: 2 files", "rule: 1 files")
 
 
 def test_throughput(script: Load, models: pathlib.Path, tmp_path: pathlib.Path) -> None:
     runs = write_csv(tmp_path / "runs.csv", *({**ROW, "id": name, "alloc_gib": "1"} for name in "abc"))
-    rates = write_csv(
-        tmp_path / "rates.csv", *({"id": name, "value": value} for name, value in {"a": 3, "b": 4, "x": 5}.items())
-    )
+    values = {"a": "3", "b": "4", "x": "5"}
+    rates = write_csv(tmp_path / "rates.csv", *({"id": name, "value": value} for name, value in values.items()))
     ran = script("throughput").run("--runs", runs, "--rates", rates, "--models", models)
     ran.assert_says("left out: 1 rows (its settings are not stated)", "least tau of 0 families")  # two make no order
 
@@ -149,17 +148,15 @@ def test_expansion(script: Load, models: pathlib.Path) -> None:
 
 
 def test_record_gpu(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None:
-    arguments = ("--dry", "--out", tmp_path, "--only", "grpo-4bit")
     record_gpu, accuracy = script("record_gpu"), script("accuracy")
     with forge.commands(gpu_records.runs):
-        assert "1 recorded now, 1 of 1 in all, 0 failed" in record_gpu.run(*arguments).out
-        assert "0 recorded now, 1 of 1 in all, 0 failed" in record_gpu.run(*arguments).out
+        ran = record_gpu.run("--dry", "--out", tmp_path, "--only", "grpo-4bit")
+        ran.assert_says("1 recorded now, 1 of 1 in all, 0 failed")
         (record,) = read_records(tmp_path)
         assert (record.case.method, record.case.knobs.load_in_4bit) == ("grpo", True)
         assert len(record.history) > 1000
         assert record.trained.peak_reserved_bytes >= record.trained.peak_allocated_bytes > 0
-        compared = accuracy.run("--records", tmp_path, "--differences")
-        compared.assert_says("1 of 1 histories replay to the byte")
+        accuracy.run("--records", tmp_path, "--differences").assert_says("1 of 1 histories replay to the byte")
 
 
 RECORDED: dict[str, Any] = json.loads((ROOT / "tests" / "rehearsal" / "recorded_cuda.json").read_text())
@@ -178,8 +175,7 @@ def test_cuda_parity(script: Load, tmp_path: pathlib.Path, forge: Forge) -> None
         )
         write(tmp_path / "runs", record)
     with forge.children():
-        ran = cuda_parity.run("--cache", tmp_path, "--only", "small-sft-lora")
-    ran.assert_says("allocated: 1 figures, 0.0", "1 cases: kept")
+        cuda_parity.run("--cache", tmp_path, "--only", "small-sft-lora").assert_says("1 figures, 0.0", "1 cases: kept")
     assert cuda_parity.run("--cache", tmp_path, "--record", tmp_path / "again.json").code == 0
     again = json.loads((tmp_path / "again.json").read_text())
     for one in (again, expected := json.loads(json.dumps(RECORDED))):
@@ -269,8 +265,31 @@ def test_quality(script: Load) -> None:
     """Two steps teach nothing: full fine-tuning and a bare adapter end alike, which misses a bar."""
     quality = script("quality", ProcessPoolExecutor=lambda *_: ThreadPoolExecutor(1), TRAINED_TEXTS=20)
     quality.replace(SIZE=quality.names.Size(layers=1, pretraining_steps=1, steps=2, rows=40, held_out=4))
-    ran = quality.run("--seeds", 1)
-    ran.assert_says("LoRA with default settings: at least 1.", code=1)
+    quality.run("--seeds", 1).assert_says("LoRA with default settings: at least 1.", code=1)
+
+
+def test_first_day(script: Load, tmp_path: pathlib.Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that fails ends only itself; what is sent holds no name of the user or the machine, and no path."""
+    monkeypatch.setenv("LOGNAME", "ada")
+    monkeypatch.setattr(socket, "gethostname", lambda: "lovelace.example.org")
+    first_day, out = script("first_day"), tmp_path / "day"
+    first_day.names.FLAGS["sft"] += " --max_length 64"
+    steps = ("doctor", "record", "resume", "accuracy")
+    with forge.commands(first_day.names, survival_cases.command, gpu_records.runs):
+        ran = first_day.run("--dry", "--out", out, "--only", *steps)
+    ran.assert_says("1 of 1 histories replay", "allocated, MiB   predicted", *map("{:10} passed".format, steps))
+
+    def fails(options: Any, seconds: float) -> Any:
+        raise OSError(f"ada: {ROOT}/x.py,\n/srv/data/y, https://h.co/a/b, GPU-{'0' * 8}-11, lovelace")
+
+    first_day.replace(steps=lambda *_: {"one": (1, fails), "two": (-1, fails)}, write_material=lambda options: None)
+    first_day.run("--dry", "--out", out).assert_says("one        failed: OSError", "two        left out", code=1)
+    shutil.unpack_archive(f"{out}.tar.gz", tmp_path / "sent")
+    texts = {path.name: path.read_text() for path in (tmp_path / "sent").rglob("*.*")}
+    assert r"one        failed: OSError('USER: x.py,\n..., https://h.co/a/b, GPU-UUID, HOST')" in texts["summary.txt"]
+    assert {"sft-lora-512.record.json", "plan.json", "run.json", "events.jsonl"} <= set(texts)
+    private = rf"{tmp_path}|{ROOT}|{pathlib.Path.home()}\b|\blovelace\b|\bada\b"
+    assert not [name for name, text in texts.items() if re.search(private, text)]
 
 
 def test_recipes(script: Load, models: pathlib.Path, tmp_path: pathlib.Path, forge: Forge) -> None:
@@ -293,10 +312,9 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge) -> None:
     speed = script("speed", _cpu=time.process_time)  # of children that another process waits for
     few = "--max_length 64 --per_device_train_batch_size 2 --effective_batch_size 2 --gradient_checkpointing true"
     estimate, plan = speed.names.ESTIMATES[0], speed.names.PLANS[0]
+    plan = replace(plan, words=f"sft --model SMALL --gpu rtx4090 {few}")
     speed.replace(ESTIMATES=(replace(estimate, words=estimate.words.replace("LLAMA", "SMALL")),))
-    speed.replace(
-        AT_ONCE=speed.names.AT_ONCE[:1], PLANS=(replace(plan, words=f"sft --model SMALL --gpu rtx4090 {few}"),)
-    )
+    speed.replace(AT_ONCE=speed.names.AT_ONCE[:1], PLANS=(plan,))
     with forge.commands(speed.names):
         ran = speed.run("--runs", 1, "--models", models)
     ran.assert_says(estimate.what, "  the same plan again", " rehearsals", "an unknown card", code=1)
@@ -336,10 +354,8 @@ def test_install_check(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "autofit gpus: status 1, 0 s\nno such card\nautofit recipes: status 0" in done.stdout
     ran = (tmp_path / "ran").read_text().splitlines()
-    assert [line.split("/")[-1] for line in ran if line.endswith(("torch", ".whl"))] == [
-        "constraints.txt torch",
-        "autotrain_mem-0-py3-none-any.whl",
-    ]
+    installed = [line.split("/")[-1] for line in ran if line.endswith(("torch", ".whl"))]
+    assert installed == ["constraints.txt torch", "autotrain_mem-0-py3-none-any.whl"]
     assert ran[-3:] == [f"{verb} quickstart-run/run" for verb in ("report", "watch", "explain")]
 
 
@@ -356,4 +372,4 @@ def test_quickstart(tmp_path: pathlib.Path) -> None:
     around = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable}
     first, second = (subprocess.check_output(quickstart, env=around, text=True).splitlines() for _ in range(2))
     assert first[-1:] == second == ["autofit quickstart --steps 3"]
-    assert [line.split()[:4] for line in first[1:-1]] == [["python", "-m", "pip", "install"]] * 4
+    assert [line.split()[:4] for line in first[1:-1]] == [["python", "-m", "pip", "install"]] * 5
