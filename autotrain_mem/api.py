@@ -81,9 +81,7 @@ def begin(
     machines: Machines | None = None,
 ) -> Rehearsals:
     """Reads the requested job (:func:`rehearsals_for`). To train, it also checks device, weights and output folder.
-
-    Args:
-        machines: The other machines of the training, as :func:`leading` yields them.
+    ``machines``: the other machines of the training, as :func:`leading` yields them.
 
     Raises:
         TrainingError: another machine did not connect.
@@ -145,13 +143,9 @@ def train(
 
 
 def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, checks: bool = True) -> Estimate:
-    """Estimates one configuration exactly as given (``verbs.estimate``).
-
-    Args:
-        snapshot: A file for the predicted history of allocations, in the format of
-            ``torch.cuda.memory._dump_snapshot``; raises OutputFolderError if it cannot be written.
-        checks: Whether to check the model and tokenizer first, which takes half a second.
-    """
+    """Estimates one configuration exactly as given (``verbs.estimate``). ``snapshot``: a file for the predicted history
+    of allocations, in the format of ``torch.cuda.memory._dump_snapshot``; raises OutputFolderError if it cannot be
+    written. ``checks``: whether to check the model and tokenizer first, which takes half a second."""
     job = rehearsals.job
     if job.maximized is not None:
         raise UsageError(

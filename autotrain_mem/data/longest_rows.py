@@ -21,11 +21,9 @@ def longest_rows(lengths: Sequence[Any], count: int, *, padded: bool = False) ->
     >>> longest_rows([9, 5, 9, 6], 2, padded=True)
     [0, 3]
 
-    Args:
-        lengths: Numbers, or tuples of them, compared in order.
-        padded: Whether to replace the last of equally long rows by the longest shorter one. Without any padding,
-            attention needs no mask, and less memory (``transformers/integrations/sdpa_attention.py: use_gqa_in_sdpa``).
-    """
+    ``lengths``: Numbers, or tuples of them, compared in order. ``padded``: whether to replace the last of equally long
+    rows by the longest shorter one. Without any padding, attention needs no mask, and less memory
+    (``transformers/integrations/sdpa_attention.py: use_gqa_in_sdpa``)."""
     longest = heapq.nlargest(count, range(len(lengths)), key=lengths.__getitem__)
     if padded and len(longest) > 1 and lengths[longest[-1]] == lengths[longest[0]]:
         shorter = (number for number, length in enumerate(lengths) if length < lengths[longest[0]])

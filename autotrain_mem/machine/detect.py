@@ -72,10 +72,8 @@ def detect(
     environment: Mapping[str, str] = _NOTHING, on_unreadable: Callable[[str], None] = lambda reason: None
 ) -> tuple[Hardware, ...]:
     """Returns the GPUs that a torch process started now would see, in its order; none without a driver.
-
-    Args:
-        environment: Variables of that process, which override this one's.
-        on_unreadable: Called with a warning for each GPU that NVML cannot read, if it can read others.
+    ``environment``: variables of that process, which override this one's. ``on_unreadable``: called with a warning for
+    each GPU that NVML cannot read, if it can read others.
 
     Raises:
         UnreadableGpuError: NVML can read none of the selected cards; or a card shares the host's memory, and torch,

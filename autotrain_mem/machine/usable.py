@@ -38,11 +38,8 @@ def check_usable(index: int, *, grows: bool = False) -> None:
 
     Without ``set_device`` every rank would also open a context on GPU 0, hundreds of MiB that no plan counts.
     ``torch.cuda.init`` opens none (``aten/src/ATen/cuda/detail/CUDAHooks.cpp: CUDAHooks::init``). A full card passes.
-
-    Args:
-        index: The device's index among those that the process sees: the local rank.
-        grows: Whether this process turned expandable segments on itself, without a variable of its environment.
-    """
+    ``index``: the device's index among those that the process sees: the local rank. ``grows``: whether this process
+    turned expandable segments on itself, without a variable of its environment."""
     import torch
 
     name = "the GPU"

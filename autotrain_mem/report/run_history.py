@@ -1,7 +1,7 @@
 """Reads the event files of an output folder, and writes a line of text for each event."""
 
 import contextlib
-import json
+import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from autotrain_mem.report import formatting
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support import codec
-from autotrain_mem.support.files import open_ordinary
+from autotrain_mem.support.files import open_ordinary, parse_object
 from autotrain_mem.support.units import MIB, counted, duration, format_bytes
 from autotrain_mem.types import Phase, PhasePeak, Plan, Probe
 from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory, RunMarker, StepReading
@@ -35,6 +35,12 @@ _SPOILED = (
     "and at the weights that it began with."
 )
 _Event = Mapping[str, Any]
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **{"event": (str,), "time": (int, float), "tokens_per_second": (int, float, type(None))},
+    **dict.fromkeys(("step", "total_steps", "total_bytes"), (int, type(None))),
+}
+"""Key of an event -> the types of its value. :meth:`HistoryReader.read` checks other keys as it uses them."""
+_FURTHEST = 1e15  # beyond any step, time or number of bytes
 
 
 def read_history(folder: str | Path) -> RunHistory | None:
@@ -55,46 +61,46 @@ class HistoryReader:
 
     def read(self) -> RunHistory | None:
         """Returns the history so far; None before the first event. Raises OSError if a file cannot be read."""
-        events = self._lines(self._folder / EVENTS_NAME)
-        stem, suffix = RECORD_NAME.rsplit(".", 1)
-        ranked = re.compile(rf"{re.escape(stem)}\.rank(\d+)\.{re.escape(suffix)}")
-        names = [(int(match[1]), path) for path in self._folder.iterdir() if (match := ranked.fullmatch(path.name))]
-        records = [self._lines(path) for path in (self._folder / RECORD_NAME, *(path for _, path in sorted(names)))]
-        times = [float(event["time"]) for each in (events, *records) for event in each]
-        if not times:
-            return None
-        began = min(times)
-        first, *others = [[event for event in each if event["event"] == "sample"] for each in records]
-        # how the last process ended; empty if another one has begun since
-        ends = [event for event in events if event["event"] in ("start", "end")]
-        starts = [event for each in (events, records[0]) for event in each if event["event"] == "start"]
-        happenings = []
-        for event in events:
-            if (kind := _KINDS.get(event["event"])) is None:
-                continue
-            step = int((event.get("incident") or event.get("restart") or event).get("step") or 0)
-            text = event_line(event)
-            if kind == "start":
-                text = f"training begins after step {step}" if step else "training begins"
-            elif kind == "end":
-                text = str(event.get("ending", "ended"))
-            elif kind == "checkpoint":
-                text = f"checkpoint of step {step}"
-            happenings.append(RunMarker(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text))
-        return RunHistory(
-            began=began,
-            last=max(times),
-            total_steps=_last(starts, "total_steps"),
-            total_bytes=_last(starts, "total_bytes"),
-            predicted_bytes={Phase(phase): size for phase, size in (_last(starts, "predicted_bytes") or {}).items()},
-            phases={
-                Phase(phase): codec.from_json(PhasePeak, peak)
-                for phase, peak in (_last(records[0], "phases") or {}).items()
-            },
-            ranks=(_moments(first, events, began), *(_moments(each, [], began) for each in others)),
-            happenings=tuple(happenings),
-            ending=str(ends[-1].get("ending", "")) if ends else "",
-        )
+        try:
+            events = self._lines(self._folder / EVENTS_NAME)
+            stem, suffix = RECORD_NAME.rsplit(".", 1)
+            ranked = re.compile(rf"{re.escape(stem)}\.rank(\d+)\.{re.escape(suffix)}")
+            names = [(int(match[1]), path) for path in self._folder.iterdir() if (match := ranked.fullmatch(path.name))]
+            records = [self._lines(path) for path in (self._folder / RECORD_NAME, *(path for _, path in sorted(names)))]
+            times = [float(event["time"]) for each in (events, *records) for event in each]
+            if not times:
+                return None
+            began = min(times)
+            first, *others = [[event for event in each if event["event"] == "sample"] for each in records]
+            # how the last process ended; empty if another one has begun since
+            ends = [event for event in events if event["event"] in ("start", "end")]
+            starts = [event for each in (events, records[0]) for event in each if event["event"] == "start"]
+            happenings = []
+            for event in events:
+                if (kind := _KINDS.get(event["event"])) is None:
+                    continue
+                step = int((event.get("incident") or event.get("restart") or event).get("step") or 0)
+                text = event_line(event)
+                if kind == "start":
+                    text = f"training begins after step {step}" if step else "training begins"
+                elif kind == "end":
+                    text = str(event.get("ending", "ended"))
+                elif kind == "checkpoint":
+                    text = f"checkpoint of step {step}"
+                happenings.append(RunMarker(seconds=round(event["time"] - began, 3), step=step, kind=kind, text=text))
+            return RunHistory(
+                began=began,
+                last=max(times),
+                total_steps=_last(starts, "total_steps"),
+                total_bytes=_last(starts, "total_bytes"),
+                predicted_bytes=codec.from_json(dict[Phase, int], _last(starts, "predicted_bytes") or {}),
+                phases=codec.from_json(dict[Phase, PhasePeak], _last(records[0], "phases") or {}),
+                ranks=(_moments(first, events, began), *(_moments(each, [], began) for each in others)),
+                happenings=tuple(happenings),
+                ending=str(ends[-1].get("ending", "")) if ends else "",
+            )
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            raise OSError(errno.EINVAL, f"its events were changed: {error}") from error
 
     def _lines(self, path: Path) -> list[_Event]:
         """Returns all events of a file; none if there is no file."""
@@ -110,11 +116,17 @@ class HistoryReader:
         whole = new[: new.rfind(b"\n") + 1]
         for line in whole.decode("utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict) and isinstance(event.get("event"), str):
-                    events += [event] if isinstance(event.get("time"), int | float) else []
+                event = parse_object(line)
+                is_sound = {"event", "time"} <= event.keys() and all(_is_sound(*each) for each in event.items())
+                events += [event] if is_sound else []
         self._files[path] = (read_bytes + len(whole), events)
         return events
+
+
+def _is_sound(name: str, value: Any) -> bool:
+    """Returns whether an event's value can be what was written."""
+    is_far = isinstance(value, int | float) and not abs(value) < _FURTHEST
+    return isinstance(value, _TYPES.get(name, object)) and not is_far
 
 
 def _moments(samples: list[_Event], events: list[_Event], began: float) -> tuple[StepReading, ...]:

@@ -1,6 +1,7 @@
 """Collects the material of a report on a plan or a run from its files and the cache, and writes the HTML page."""
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -55,9 +56,10 @@ def material_of(path: str | Path, store: Store) -> Material:
     """Collects the material from a plan's file or an output folder. Raises PlanFileError if there is no plan."""
     plan, folder = Plan.load(path), Path(path)
     is_run = folder.is_dir()
-    report, timeline, not_shown = None, None, []
+    report, timeline, history, not_shown = None, None, None, []
     with contextlib.suppress(OSError, ValueError):  # the run has not ended, or the file cannot be read
         values = read_object(folder / RUN_NAME)
+        json.dumps(values, allow_nan=False)  # ``write_json`` writes neither nan nor infinity
         known = {name: value for name, value in values.items() if name not in ("versions", "job", "experience")}
         report = codec.from_json(Report, known)
     drawn, rows = (store.get(kind, _key(plan)) for kind in (_TIMELINE, _ROWS))
@@ -67,6 +69,10 @@ def material_of(path: str | Path, store: Store) -> Material:
         timeline = replace(codec.from_json(Timeline, drawn), budget_bytes=plan.estimate.reservable_bytes)
     if is_run and report is None:
         not_shown.append("The run's final measurements are missing, since it has not ended or was killed.")
+    try:
+        history = read_history(folder) if is_run else None
+    except OSError as error:
+        not_shown.append(f"The run's history cannot be read: {error.strerror}.")
     written = datetime.fromtimestamp(folder.stat().st_mtime, UTC).isoformat(timespec="seconds")
     return Material(
         plan=plan,
@@ -74,7 +80,7 @@ def material_of(path: str | Path, store: Store) -> Material:
         made=(report.ended_at if report is not None else "") or written,
         timeline=timeline,
         report=report,
-        history=read_history(folder) if is_run else None,
+        history=history,
         profile=None if rows is None else codec.from_json(DataProfile, rows),
         not_shown=tuple(not_shown),
     )

@@ -125,12 +125,19 @@ def read_start(path: Path, most_bytes: int) -> bytes:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Reads a JSON object from a regular file. Raises OSError if it cannot be opened, ValueError for other content."""
+    return parse_object(read_start(path, LARGEST_JSON_BYTES).decode("utf-8-sig"))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Parses a JSON object. Raises ValueError for any other text, and for text that cannot be encoded."""
     try:
-        content = json.loads(read_start(path, LARGEST_JSON_BYTES))
+        content = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
+    if "\\ud" in text.lower():
+        json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written anywhere
     return content
 
 

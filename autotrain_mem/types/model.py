@@ -74,12 +74,8 @@ class LayerPattern:
         of Qwen2.5-VL-3B take 1.5 times as long as all 36 (one row with an image of 1024 x 768). A tower is not
         shortened: Qwen2.5-VL's has 32 layers in periods of eight, and copies with 8 and 24 of them save nothing.
 
-        Example: 1 and 3 of 24 layers; 2 and 6 of 26 layers of two kinds.
-
-        Args:
-            held_back: The layers that run before a layer's last block is freed. The shorter copy has more layers.
-            has_images: Whether the rows have images.
-        """
+        Example: 1 and 3 of 24 layers; 2 and 6 of 26 layers of two kinds. ``held_back``: the layers that run before a
+        layer's last block is freed. The shorter copy has more layers. ``has_images``: whether the rows have images."""
         short = self.period + self.layers % self.period
         while short <= held_back or short < self.least:
             short += self.period

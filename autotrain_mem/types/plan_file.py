@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem.support.errors import PlanFileError
-from autotrain_mem.support.files import NOT_ORDINARY, check_replaceable, read_start
+from autotrain_mem.support.files import NOT_ORDINARY, check_replaceable, parse_object, read_start
 from autotrain_mem.support.units import MIB, format_bytes
 
 PLAN_SCHEMA = "autofit.plan/6"
@@ -105,8 +105,8 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
 def _json(content: bytes, name: str) -> Any:
     reason = f"it is larger than {format_bytes(LARGEST_BYTES)}" if len(content) > LARGEST_BYTES else ""
     try:
-        values = None if reason else json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        values = None if reason else parse_object(content.decode("utf-8"))
+    except ValueError as error:
         reason = f"it is not JSON: {error}"
     if reason:
         raise PlanFileError(f"{name} is not a plan: {reason}.", hint=_MAKES_ONE)

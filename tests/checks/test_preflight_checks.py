@@ -79,9 +79,7 @@ def test_a_plan_needs_no_data_if_the_hub_does_not_answer_and_the_length_is_given
 FLASH, FROM_HUB = "flash_attention_2", "kernels-community/flash-attn2"
 
 
-def test_what_the_card_or_an_installation_lacks_is_found_only_if_it_is_needed(
-    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_card_or_installation_lacks_is_then_found(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight_checks, "missing_to_compile", lambda environment: ["ninja", "c++"])
     monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
     for words, says, harmless in (
@@ -105,9 +103,7 @@ def test_what_the_card_or_an_installation_lacks_is_found_only_if_it_is_needed(
             assert not found(model_folder("qwen2"), **words | change)
 
 
-def test_flash_attention_may_be_chosen_where_card_dtype_and_package_allow(
-    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_is_chosen_where_all_allow_it(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     def why(card: tuple[int, int], **words: Any) -> str:
         one = setup(model_folder("qwen2"), card=card, **words)
         return why_no_flash_attention(one.job, one.config, card)
@@ -173,9 +169,7 @@ def test_tokens_without_an_embedding_count_if_in_batches(model_folder: Folder, m
             assert judged(monkeypatch, folder, tokenizer, lacking, chat_template_path="own.jinja")
 
 
-def test_a_tokenizer_must_be_able_to_pad_and_for_reward_models_not_by_its_end(
-    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_must_pad_and_not_by_a_rewards_end(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_folder("qwen2"))
     end, tokenizer.eos_token, tokenizer.pad_token = tokenizer.eos_token, None, None
 
@@ -345,9 +339,7 @@ def test_without_an_answer_the_size_follows_from_the_config(monkeypatch: pytest.
     assert size_of("org/name") == 2 * weights
 
 
-def test_weights_on_disk_are_counted_and_not_downloaded(
-    hub: dict[str, int], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_on_disk_are_kept(hub: dict[str, int], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub["model.safetensors"] = 90
     assert download(str(tmp_path), CONFIG) is None
     index, shard = tmp_path / "index.json", tmp_path / "a.safetensors"

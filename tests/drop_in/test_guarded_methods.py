@@ -145,9 +145,7 @@ def test_an_evaluation_without_a_training_goes_on_too(tiny_qwen: Path, tmp_path:
     assert ours.predict(texts(4).map(lambda row: {"input_ids": [1, 2, 3]})).predictions is not None
 
 
-def test_a_training_keeps_what_the_longest_rows_left_in_the_cache(
-    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_keeps_the_long_rows_cache(tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     callers = list[str]()
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: callers.append(sys._getframe(1).f_code.co_name))
     evaluates = {"eval_strategy": "steps", "eval_steps": 1, "eval_accumulation_steps": 1}

@@ -141,9 +141,7 @@ def test_the_list_takes_nothing_but_a_recipes_name(words: str, said: str, capsys
     assert said in capsys.readouterr().err
 
 
-def test_the_list_is_a_table_of_all_or_json_and_one_that_is_named_is_printed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_list_is_a_table_of_all_or_json_and_a_named_one_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for each in recipes():

@@ -312,9 +312,7 @@ def test_an_answer_behind_a_long_prompt_takes_more_than_the_row_and_one_behind_a
 
 
 @pytest.mark.newest
-def test_a_reward_model_scores_beside_what_the_policy_keeps_for_its_backward(
-    model_folder: Folder, tmp_path: Path
-) -> None:
+def test_a_reward_model_scores_beside_what_the_policy_keeps_for_backward(model_folder: Folder, tmp_path: Path) -> None:
     folder = model_folder("qwen2")
     arguments = {"reward_model_path": str(folder), "missing_eos_penalty": 1.0}
     fake, _, made = assert_alike(case("online_dpo", folder, arguments, gradient_checkpointing=False), tmp_path)

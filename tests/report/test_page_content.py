@@ -18,8 +18,10 @@ from autotrain_mem.report.page.content import page_of
 from autotrain_mem.report.page.render import page_html
 from autotrain_mem.report.run_history import read_history
 from autotrain_mem.report.run_view import RunSnapshot, watch_line, watch_view
+from autotrain_mem.run.report_material import material_of
 from autotrain_mem.run.run_figures import EventLog
 from autotrain_mem.support import codec
+from autotrain_mem.support.store import Store
 from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Phase, Plan
 from autotrain_mem.types.data import DataProfile
@@ -234,3 +236,24 @@ def test_a_log_leaves_out_nan_writes_fast_steps_a_second_apart_and_never_fails(t
     line, _ = (tmp_path / EVENTS_NAME).read_text().splitlines()
     assert json.loads(line)["logs"] == {"reward": 1.0}
     EventLog(tmp_path / EVENTS_NAME).see({"event": "start", "step": 0})  # a file is in the way
+
+
+def test_a_line_that_was_changed_is_left_out_and_a_value_within_one_is_told(tmp_path: Path) -> None:
+    sound = '{"event": "start", "step": 0, "total_steps": 9, "time": 1.0}\n'
+    odd = (
+        '{"event": ' + "[" * 100_000,
+        '{"event": "note", "message": "\\ud800", "time": 2}',
+        '{"event": "x", "time": 1e400}',
+    )
+    (tmp_path / EVENTS_NAME).write_text("\n".join((sound.strip(), *odd, '{"event": "log", "step": "x", "time": 2}\n')))
+    history = read_history(tmp_path)
+    assert history is not None
+    assert (history.last, history.total_steps) == (1.0, 9)
+    (tmp_path / EVENTS_NAME).write_text(sound + '{"event": "step", "memory": {"allocated_bytes": 1}, "time": 2}\n')
+    with pytest.raises(OSError, match="its events were changed: Object missing required field"):
+        read_history(tmp_path)
+    PLAN.save(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(codec.to_json(REPORT) | {"seconds": float("inf")}))
+    material = material_of(tmp_path, Store(None))
+    assert (material.report, material.history) == (None, None)
+    assert any("its events were changed" in each for each in material.not_shown)

@@ -179,9 +179,7 @@ def test_a_released_cache_does_not_fit_and_memory_outside_torch_is_planned_with(
     assert made.knobs == rows(2)
 
 
-def test_memory_outside_torch_is_unknown_if_other_processes_moved_on_any_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_outside_torch_is_unknown_if_others_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container, a probe measures the drop in free memory, in which a desktop's compositor counts."""
     card = replace(named("rtx3090"), origin="detected", topology=Topology(devices=2, uuids=("A", "B")))
     asked: Any = {"rehearsals": rehearsals(FakeWorker(), JOB, card), "device": card, "folder": tmp_path}

@@ -311,9 +311,7 @@ def test_every_library_that_a_rehearsal_runs_is_named_with_its_version() -> None
     assert key["autotrain_mem"] == content_digest(pathlib.Path(versions.__file__).parents[1])
 
 
-def test_a_changed_file_changes_the_digest_and_its_date_this_machines_key(
-    package: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_file_changes_digest_and_local_key(package: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "OURS", package)
     before, here = content_digest(package), local_key.__wrapped__()
     os.utime(package / "main.py", (1, 1))

@@ -43,9 +43,7 @@ def gradient(kind: Any, folder: pathlib.Path, out: pathlib.Path, micro_steps: in
     return torch.cat([value.grad.flatten() for value in made.model.parameters()]), told
 
 
-def test_gradients_of_micro_batches_are_a_mean_where_trls_are_a_sum(
-    model_folder: Folder, tmp_path: pathlib.Path
-) -> None:
+def test_gradients_of_micro_batches_are_a_mean_trls_are_a_sum(model_folder: Folder, tmp_path: pathlib.Path) -> None:
     """Where TRL divides by itself one day, the last line fails, and our division has to go."""
     folder = model_folder("qwen2")
     one, loss = gradient(OnlineDPOTrainer, folder, tmp_path, 1)

@@ -147,9 +147,7 @@ def test_no_head_attention_that_is_not_installed_and_an_adapter_beside_its_base_
         fake(AutoModelForCausalLM, path)
 
 
-def test_neither_adapters_nor_generation_defaults_are_looked_up_on_the_network(
-    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_adapters_nor_defaults_need_the_network(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a config that the caller gives is at hand here: everything else would have to be asked for."""
     config = AutoConfig.from_pretrained(model_folder("qwen2"))
     asked: list[str] = []

@@ -32,11 +32,8 @@ def attach_guard(
     The guard covers micro-steps, evaluation steps, and the generation and scoring of completions. Gradient clipping,
     the optimizer's step and a reward model's forward cannot be made smaller. Steps are split if the loss is a weighted
     sum of the parts' losses (not KTO's, ORPO's or a custom loss), else repeated whole; PPO's are not even repeated.
-
-    Args:
-        learned: The limits that an earlier run of the same plan learned, in addition to those in a checkpoint.
-        grow_after: The limits are doubled after this many optimizer steps without running out of memory.
-    """
+    ``learned``: the limits that an earlier run of the same plan learned, in addition to those in a checkpoint.
+    ``grow_after``: the limits are doubled after this many optimizer steps without running out of memory."""
     why_not = why_no_guard(trainer)
     ranks = Ranks(trainer.accelerator) if why_not else ranks_of(trainer)
     context = GuardContext(trainer, learned, on_incident, grow_after, why_not, on_notice, ranks)

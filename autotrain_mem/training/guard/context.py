@@ -40,11 +40,9 @@ class Limit:
     >>> limit.step_ended(), limit.step_ended(), limit.most  # after two clean steps, 2 x 500 covers every request
     (None, None, None)
 
-    Args:
-        most: The most that may be processed at once; None for everything.
-        grow_after: ``most`` is doubled after this many optimizer steps without a failure. If the doubled limit fails,
-            twice as many steps are needed the next time.
-    """
+    ``most``: the most that may be processed at once; None for everything. ``grow_after``: ``most`` is doubled after
+    this many optimizer steps without a failure. If the doubled limit fails, twice as many steps are needed the next
+    time."""
 
     def __init__(self, most: int | None, grow_after: int) -> None:
         self.most = most

@@ -28,13 +28,10 @@ class Ranks:
     While no rank is out of memory, DDP averages gradients during the backward pass. Before each collective of the
     trainer, and after the loss, the ranks agree on whether one ran out of memory. If so, each continues separately, as
     under ``no_sync``: gathering returns its own values, all average once at the end, and their logs are merged. A rank
-    whose backward pass fails contributes zeros to what DDP still has to average, so that no other rank waits for it.
-    An agreement is an ``all_reduce`` of one number over gloo, which takes no device memory.
-
-    Args:
-        accelerator: The trainer's; its collectives are replaced while a micro-step runs.
-        group: A gloo group of all ranks; None for one process, or if nothing can be repeated.
-    """
+    whose backward pass fails contributes zeros to what DDP still has to average, so that no other rank waits for it. An
+    agreement is an ``all_reduce`` of one number over gloo, which takes no device memory. ``accelerator``: the
+    trainer's; its collectives are replaced while a micro-step runs. ``group``: A gloo group of all ranks; None for one
+    process, or if nothing can be repeated."""
 
     def __init__(self, accelerator: Any, group: Any = None) -> None:
         self._accelerator = accelerator
