@@ -72,12 +72,9 @@ class Run:
 
 
 def check(results: pathlib.Path, model: pathlib.Path, kinds: str) -> bool:
-    """Prints a line for each run; returns whether the errors of all counted runs are at most ``BAR``.
-
-    Args:
-        model: A folder with the config.json of the model that the runs trained.
-        kinds: The adapters to compare, separated by commas: the first parts of the results' names. Empty for all.
-    """
+    """Prints a line for each run; returns whether the errors of all counted runs are at most ``BAR``. ``model``: a
+    folder with the config.json of the model that the runs trained. ``kinds``: the adapters to compare, separated by
+    commas: the first parts of the results' names. Empty for all."""
     bench.on_cpu()
     files = [Run(path.stem, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(results.glob("*.json"))]
     runs = [run for run in files if run.result["train_info"]["status"] == "success"]
@@ -126,11 +123,8 @@ def rehearsed_bytes(model: pathlib.Path, run: Run, length: int) -> int:
 
 
 def rehearse_loop(folder: pathlib.Path, run: Run, length: int) -> Trace:
-    """Rehearses a run in bfloat16, without checkpointing; records from the moment that its model is loaded.
-
-    Args:
-        length: Tokens of the longest row. The last row has one less, since equally long rows would need no mask.
-    """
+    """Rehearses a run in bfloat16, without checkpointing; records from the moment that its model is loaded. ``length``:
+    tokens of the longest row. The last row has one less, since equally long rows would need no mask."""
     import torch
     from peft import PeftConfig, get_peft_model
     from transformers import AutoModelForCausalLM

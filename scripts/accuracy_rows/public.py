@@ -125,9 +125,6 @@ def _with_error(predicted_bytes: int, error: float | None) -> str:
     return "" if error is None else f"{predicted_bytes / GIB:.3f} {error:+7.2%}"
 
 
-# -- families --------------------------------------------------------------------------------------------------------
-
-
 def report(results: Iterable[Result], bars: Bars) -> bool:
     """Prints the families; returns whether all limits are kept."""
     families: dict[str, list[Result]] = defaultdict(list)

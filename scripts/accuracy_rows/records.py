@@ -22,11 +22,8 @@ MOST_LINES = 12
 
 def check(folder: Path, worker: api.Worker, text: str, *, differing: bool) -> bool:
     """Prints a line for each record and for each failed case; returns whether all histories replay to the byte.
-
-    Args:
-        text: Selects the records whose case name contains it.
-        differing: Also print where the rehearsal's allocations differ from the recorded ones.
-    """
+    ``text``: selects the records whose case name contains it. ``differing``: also print where the rehearsal's
+    allocations differ from the recorded ones."""
     records = [record for record in read_records(folder) if text in record.case.name]
     print(f"\n{len(records)} records of {folder}, GiB; non-torch in MiB; replay: the history through the simulator")
     print(f"{'case':48} {'allocated':>24} {'reserved':>24} {'non-torch':>14}  replay")

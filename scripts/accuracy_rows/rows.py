@@ -53,9 +53,6 @@ class Case:
         return replace(self, job=replace(self.job, arguments={**self.job.arguments, **arguments}))
 
 
-# -- from a row to a job -------------------------------------------------------------------------------------------
-
-
 def why_left_out(row: Row, models: pathlib.Path) -> str | None:
     """Returns why a row cannot be compared with a rehearsal by the installed versions; None if it can."""
     reasons = (

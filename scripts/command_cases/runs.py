@@ -38,11 +38,8 @@ LOSSES = re.compile(r"^ *loss +(\S+ -> \S+)", re.MULTILINE)
 
 
 def run(case: Case, hollow: Hollow, place: Path, losses: Mapping[str, str]) -> Row:
-    """Returns a case's row: ``outcome`` ("passed", or what is wrong), figures, losses, seconds.
-
-    Args:
-        losses: The printed losses of earlier cases, by name.
-    """
+    """Returns a case's row: ``outcome`` ("passed", or what is wrong), figures, losses, seconds. ``losses``: the printed
+    losses of earlier cases, by name."""
     output = place / "runs" / f"{_slug(case.name)}.txt"
     started = time.monotonic()
     code = _execute(case, hollow, place, output)

@@ -27,10 +27,7 @@ EditRows = Callable[[list[Any]], list[Any]]
 
 class Marks:
     """Receives the calls of ``trainers.phases.follow``, and labels allocations with the current phase and module.
-
-    Args:
-        say: Sets the label of all following allocations.
-    """
+    ``say``: sets the label of all following allocations."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -113,10 +113,8 @@ def record(
 def real_trainer_spec(case: GpuCase, model: Path, scratch: str, *, on_host: bool, **others: Any) -> Any:
     """Returns the trainer spec of a rehearsal, with the same configs and worst batch, that may use the card.
 
-    ``trainer_spec`` keeps a rehearsal on the CPU with the argument ``use_cpu``, which is reset here.
-
-    Args:
-        others: Override the trainer's arguments.
+    ``trainer_spec`` keeps a rehearsal on the CPU with the argument ``use_cpu``, which is reset here. ``others``:
+    override the trainer's arguments.
     """
     from autotrain_mem.rehearsal import rehearse
     from autotrain_mem.rehearsal.rehearse import rehearsal_arguments

@@ -86,9 +86,6 @@ def versions(packages: Sequence[str] = VERSIONED) -> dict[str, str | None]:
     return found
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
-
-
 def record_path(folder: Path, case: str) -> Path:
     return folder / f"{case}.record.json"
 

@@ -105,11 +105,8 @@ def environment(case: GpuCase, device: str) -> dict[str, str]:
 
 
 class Process:
-    """A new Python process that imports, waits for :meth:`go`, and runs one case.
-
-    Args:
-        module: ``gpu_records.child``, or another module that reads such a request.
-    """
+    """A new Python process that imports, waits for :meth:`go`, and runs one case. ``module``: ``gpu_records.child``, or
+    another module that reads such a request."""
 
     def __init__(self, module: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="record-")

@@ -84,10 +84,7 @@ class Hollow:
 
     def environment_with_values(self, ledger: Path) -> dict[str, str]:
         """Returns variables for a command whose processes share cards that compute; nvml.c lists further variables.
-
-        Args:
-            ledger: The folder in which the processes record the memory that they hold.
-        """
+        ``ledger``: the folder in which the processes record the memory that they hold."""
         packages = (HERE / "site", self.packages, ROOT / "scripts", ROOT)
         return {
             "PYTHONPATH": os.pathsep.join(map(str, packages)),
@@ -125,12 +122,8 @@ def build(cache: Path) -> Hollow:
 
 
 def _compile_runtime(cache: Path, imports: Imports, folder: Path, *more: Path) -> None:
-    """Compiles NVML and the runtime into a folder.
-
-    Args:
-        imports: The symbols that the libraries using them import.
-        more: Further sources of the runtime.
-    """
+    """Compiles NVML and the runtime into a folder. ``imports``: the symbols that the libraries using them import.
+    ``more``: further sources of the runtime."""
     folder.mkdir(parents=True, exist_ok=True)
     options = [
         "-O1",

@@ -172,9 +172,6 @@ def by_histogram(case: HoursCase, longest: Rehearsed, shorter: Rehearsed) -> str
     )
 
 
-# -- in the process on the device --------------------------------------------------------------------------------------
-
-
 def main() -> None:
     """Trains one case on the stand-in device: ``python -m hollow_cuda.hours REQUEST.json``."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))

@@ -130,9 +130,6 @@ def _write(out: Any, computed: Any) -> None:
             there.copy_(value)
 
 
-# -- attention, for which the CPU has other operators -------------------------------------------------------------
-
-
 def _attention(q: Any, k: Any, v: Any, bias: Any, causal: bool, scale: float | None) -> tuple[Any, Any]:
     """Returns output and attention probabilities. q: (batch, heads, length, width); k and v may have fewer heads."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale

@@ -54,11 +54,8 @@ def warm(place: pathlib.Path) -> Iterator[None]:
 
 
 def printed(line: str, *, models: pathlib.Path | None = None) -> Result:
-    """Returns the exit code of a command line, the JSON that it prints, and the traces that it rehearsed.
-
-    Args:
-        models: The folder of the models in the command line; None for the tiny models.
-    """
+    """Returns the exit code of a command line, the JSON that it prints, and the traces that it rehearsed. ``models``:
+    the folder of the models in the command line; None for the tiny models."""
     _traces.clear()
     place = models or pathlib.Path.cwd()
     with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as errors:

@@ -20,11 +20,8 @@ _LABEL = 10
 
 
 def header(recipe: Recipe, plan: Plan, versions: Mapping[str, str]) -> list[str]:
-    """Returns the lines of a header from ``# card`` on, which are derived from the plan.
-
-    Args:
-        versions: The versions of all packages in :data:`VERSIONED`.
-    """
+    """Returns the lines of a header from ``# card`` on, which are derived from the plan. ``versions``: the versions of
+    all packages in :data:`VERSIONED`."""
     kept = plan.estimate.reserved
     allocated, needed, budget = map(
         format_bytes, (kept.peak_allocated_bytes, plan.estimate.required_bytes, plan.estimate.budget_bytes)

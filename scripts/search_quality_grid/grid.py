@@ -112,10 +112,7 @@ def _grid(space: Space, level: Level, predictor: Predictor, told: Callable[[str]
 
 def best_of(grid: Sequence[Estimate], predictor: Predictor, faster_than: float = 0.0) -> Estimate | None:
     """Returns the fastest point that fits. If it is faster than ``faster_than``, the whole model must fit too.
-
-    Args:
-        faster_than: Tokens per second up to which a rehearsal of few layers suffices.
-    """
+    ``faster_than``: tokens per second up to which a rehearsal of few layers suffices."""
     for each in sorted((each for each in grid if each.fits), key=lambda each: -each.tokens_per_second):
         if each.tokens_per_second <= faster_than or each.memory.rehearsed_layers is None:
             return each

@@ -101,11 +101,8 @@ def flags(method: str) -> list[str]:
 def undisturbed(
     workers: api.Workers, place: pathlib.Path, kept: Kept, commands: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Undisturbed]:
-    """Plans and trains each kind of run once without a fault.
-
-    Args:
-        commands: The method and flags of each kind; None for all methods.
-    """
+    """Plans and trains each kind of run once without a fault. ``commands``: the method and flags of each kind; None for
+    all methods."""
     every = commands or {method: [method, *flags(method)] for method in BATCHES}
 
     def trained(kind: str) -> Row:
@@ -170,12 +167,8 @@ def drawn(random: Random, fault: str, quiet: Undisturbed) -> str:
 def run(
     case: Case, quiet: Mapping[str, Undisturbed], place: pathlib.Path, method: str = "", more: Sequence[str] = ()
 ) -> tuple[Row, Ended]:
-    """Runs one case, with the plan of the undisturbed run.
-
-    Args:
-        method: The method, if the case's kind is not a method.
-        more: Further flags.
-    """
+    """Runs one case, with the plan of the undisturbed run. ``method``: the method, if the case's kind is not a method.
+    ``more``: further flags."""
     losses = quiet[case.kind].losses
     argv = [method or case.kind, "--plan", f"runs/undisturbed-{case.kind}", "--simulate", "--no_probe", *more]
     name = f"{case.fault}-{case.kind}-{case.number:02}".replace(":", "-").replace(" ", "-")

@@ -51,11 +51,8 @@ BUDGET = 0.96
 
 def filled_card(workers: api.Workers, method: str, argv: Sequence[str], share: float) -> str:
     """Returns a card for ``--gpu`` that the best plan fills to ``FILL``: the plan that is best on a larger card.
-
-    Args:
-        workers: Workers that were started in the folder of the job's files.
-        share: The larger card's size, as a share of what the whole effective batch needs as one micro-batch.
-    """
+    ``workers``: workers that were started in the folder of the job's files. ``share``: the larger card's size, as a
+    share of what the whole effective batch needs as one micro-batch."""
     size_bytes = int(share * _planned(workers, method, argv, LARGE).estimate.required_bytes)
     while True:
         try:

@@ -2,7 +2,8 @@
 
 Both machines run the same command, as a scheduler would start it. All processes of the killed machine are killed at
 once, and its command is started again. In half of the runs its network fails first, as in a power failure. The runs
-alternate between DDP and FSDP2, and between killing the first and the second machine.
+alternate between DDP and FSDP2, and between killing the first and the second machine. In further runs none is killed,
+but a stranger attacks the first one's port (``survival_cases/attack.py``).
 
 Losses are compared with those of the undisturbed run, as in ``survival_cases/faults.py``. No process may be left
 running: each run's processes have its name in their environment.
@@ -30,13 +31,14 @@ from random import Random
 import psutil
 
 from autotrain_mem import api
-from survival_cases import command, faults
+from survival_cases import attack, command, faults
+from survival_cases.attack import ATTACKS, OTHER_CARD
 from survival_cases.command import Ended, Running, autofit, surroundings
 from survival_cases.jobs import filled_card
 from survival_cases.kept import Kept, Row
 
 RUNS = 20
-FAULT = "node"
+FAULTS = ("node", *ATTACKS)
 EPOCHS = 9
 SHARDINGS = ("ddp", "fsdp2")
 AWAY_SECONDS = 0.5
@@ -50,8 +52,9 @@ MARK = "AUTOFIT_SURVIVAL_RUN"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One run, the machine that is killed, and when."""
+    """One run, the machine that is killed or how the first one is attacked, and when."""
 
+    fault: str
     number: int
     sharding: str
     machine: int
@@ -61,7 +64,7 @@ class Case:
     """Whether its network fails before it is killed, if the machines have their own networks."""
 
     def __str__(self) -> str:
-        return f"{FAULT} {self.number:02} {self.sharding} {self.machine}"
+        return f"{self.fault} {self.number:02} {self.sharding} {self.machine}"
 
 
 def flags(sharding: str) -> list[str]:
@@ -73,11 +76,8 @@ def flags(sharding: str) -> list[str]:
 def undisturbed(
     workers: api.Workers, place: pathlib.Path, kept: Kept, shardings: Iterable[str], *, apart: bool
 ) -> dict[str, Row]:
-    """Returns the card, losses and seconds of the undisturbed run for each sharding.
-
-    Args:
-        apart: Whether each machine has its own network.
-    """
+    """Returns the card, losses and seconds of the undisturbed run for each sharding. ``apart``: whether each machine
+    has its own network."""
 
     def trained(sharding: str) -> Row:
         card = filled_card(workers, "sft", [*flags(sharding), "--gpus", "2"], faults.SHARE)
@@ -92,22 +92,24 @@ def undisturbed(
 
 
 def cases() -> list[Case]:
-    """Returns 20 cases; the moments are random in the whole time of the undisturbed run, including planning."""
+    """Returns 20 cases of each fault; the moments are random in the whole undisturbed run, with planning."""
     random = Random(0)
     return [
         Case(
+            fault=fault,
             number=number,
             sharding=SHARDINGS[number % 2],
             machine=number // 2 % 2,
             moment=round(random.uniform(0.02, 0.98), 3),
             silent=number // 4 % 2 == 1,
         )
+        for fault in FAULTS
         for number in range(RUNS)
     ]
 
 
 def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: bool) -> Row:
-    still, name = quiet[case.sharding], f"nodes-{case.number:02}"
+    still, name = quiet[case.sharding], f"nodes-{case.fault}-{case.number:02}".replace(" ", "-")
     at = round(case.moment * still["seconds"], 2)
     with two_hosts(apart=apart) as hosts:
         words = _words(case.sharding, still["card"], hosts)
@@ -126,9 +128,6 @@ def run(case: Case, quiet: Mapping[str, Row], place: pathlib.Path, *, apart: boo
     elif ended.seconds > BOUND_SECONDS:
         row["outcome"] = "too late"
     return {"moment": at, "seconds": round(ended.seconds, 1), **row}
-
-
-# -- two machines ------------------------------------------------------------------------------------------------------
 
 
 _NUMBERS = itertools.count()
@@ -168,11 +167,8 @@ def can_be_made() -> bool:
 
 @contextlib.contextmanager
 def two_hosts(*, apart: bool) -> Iterator[Hosts]:
-    """Creates two machines, and removes them at the end.
-
-    Args:
-        apart: Whether each machine is a network namespace; else both are this host.
-    """
+    """Creates two machines, and removes them at the end. ``apart``: whether each machine is a network namespace; else
+    both are this host."""
     if not apart:
         yield Hosts()
         return
@@ -208,33 +204,43 @@ def _run(
     hosts: Hosts, words: Sequence[str], place: pathlib.Path, run: str, killed: Case | None = None
 ) -> tuple[Ended, str, bool]:
     """Returns the first machine's result, the second one's output if it failed, and whether a machine was killed.
-
-    Args:
-        killed: The machine that is killed, with the moment in seconds.
-    """
+    ``killed``: the machine that is killed, with the moment in seconds."""
     machine = None if killed is None else killed.machine
-    came = False
+    came, attacker = False, None
     folder, mark = place / "runs" / run, {MARK: run}
     shutil.rmtree(folder, ignore_errors=True)
     log = folder.with_name(f"{run}-second.txt")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
 
-    def start_second() -> subprocess.Popen[bytes]:
-        own = ["--machine_rank", "1", "--output_dir", str(folder), "--json"]
-        argv = [*hosts.on(1), sys.executable, "-m", command.AUTOFIT, *words, *own]
+    own = ["--output_dir", str(folder), "--json"]
+
+    def start(*argv: str) -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
+            argv = (*hosts.on(1), sys.executable, "-m", *argv)
             return subprocess.Popen(argv, cwd=place, stdout=out, stderr=out, env=surroundings(place, mark))
+
+    def start_second() -> subprocess.Popen[bytes]:
+        return start(command.AUTOFIT, *words, "--machine_rank", "1", *own)
 
     second = start_second()
 
     def kill_one(running: Running) -> None:
-        nonlocal came, second
+        nonlocal came, second, attacker
         if killed is None:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             running.process.wait(killed.moment)
         came = running.process.poll() is None  # else the run finished before the moment
+        if killed.fault in ATTACKS:
+            is_in_its_place = killed.fault == OTHER_CARD and came
+            if is_in_its_place:
+                _kill(second)
+            attacker = start(attack.__name__, killed.fault, hosts.address, words[-1], str(folder), *words[1:], *own)
+            if is_in_its_place:
+                attacker.wait(BOUND_SECONDS)
+                second = start_second()
+            return
         if killed.silent:
             hosts.unplug(killed.machine)
         _kill(second if machine else running.process)
@@ -247,7 +253,9 @@ def _run(
     try:
         argv = [*words, "--machine_rank", "0"]
         ended = autofit(argv, place, run, mark, folder=folder, meanwhile=kill_one, on=hosts.on(0))
-        if machine == 0 and not ended.finished:
+        if attacker is not None and attacker.poll():
+            raise RuntimeError(f"the attack succeeded: {log.read_text(errors='replace')[-1000:]}")
+        if attacker is None and machine == 0 and not ended.finished:
             rest = autofit(argv, place, run, mark, folder=folder, meanwhile=lambda running: None, on=hosts.on(0))
             ended = replace(rest, seconds=ended.seconds + rest.seconds)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -255,7 +263,8 @@ def _run(
                 return ended, "", came
         return ended, log.read_text(errors="replace")[-1000:] or f"status {second.returncode}", came
     finally:
-        _kill(second)
+        for each in filter(None, (second, attacker)):
+            _kill(each)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -107,9 +107,7 @@ def test_offloaded_tensors_of_all_processes_must_fit() -> None:
     assert "--use_peft" in finding.cure
 
 
-def test_offloads_to_nvme_must_fit_there_and_their_buffers_on_the_host(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offloads_to_nvme_must_fit_there_and_on_hosts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32 * GIB))
     config = {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "swap")}}}
     words = {**FULL, "sharding": "zero3", "offload_optimizer_device": "nvme", "deepspeed": config}

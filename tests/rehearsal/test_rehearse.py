@@ -190,9 +190,7 @@ def state_of_torch() -> list[Any]:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
-def test_a_rehearsal_leaves_the_process_as_it_found_it_and_the_next_one_is_the_same(
-    fails: bool, folder: Path, tmp_path: Path
-) -> None:
+def test_a_rehearsal_leaves_no_trace_and_the_next_one_is_the_same(fails: bool, folder: Path, tmp_path: Path) -> None:
     """The same but for the order in which autocast drops its cached weights, which is that of their addresses."""
     job, knobs = Job(method="sft", model=str(folder), dataset=None), some_knobs(use_peft=True)
     before, first = state_of_torch(), rehearse(folder, use_peft=True)

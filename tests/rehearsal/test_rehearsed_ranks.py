@@ -143,7 +143,7 @@ def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Folder
     assert not sent[1]
 
 
-def test_rows_made_for_one_process_and_repeated_are_those_made_for_all(
+def test_rows_made_for_one_process_are_those_made_for_all(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = ranked("grpo", model_folder("qwen2"), processes=3, sharding="ddp", gradient_accumulation_steps=1)

@@ -96,9 +96,7 @@ def test_a_failing_case_leaves_its_error_and_the_others_and_is_tried_again(tmp_p
     assert read_failures(tmp_path) == {}
 
 
-def test_a_case_that_the_end_of_time_stopped_is_left_and_no_failure(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_that_the_end_stopped_is_no_failure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0, 0, 0, 100, 100, 100, 100])  # the budget is over when the first case ends
     monkeypatch.setattr("gpu_records.runs.time.monotonic", lambda: next(clock, 100))
     outcome = run_three(tmp_path, "stopped", budget_seconds=60)

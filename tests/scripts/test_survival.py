@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -13,11 +14,14 @@ from typing import Any
 
 import pytest
 from script_runner import Script
-from survival_cases import against, command, faults, full_disk, material, nodes, ranks, resume, runs
+from survival_cases import against, attack, command, faults, full_disk, material, nodes, ranks, resume, runs
 from survival_cases.command import Ended
 from survival_cases.faults import Undisturbed
 
+from autotrain_mem.machine.catalog import named
 from autotrain_mem.machine.fault_injection import MARKS_NAME, parse_mishaps
+from autotrain_mem.parallel.place import Place
+from autotrain_mem.training.machines.lead import JOIN_VARIABLE, Machines
 from autotrain_mem.training.run_folder import lock_folder
 from tests.forked import Forge
 
@@ -162,6 +166,24 @@ def test_each_rank_suffers_under_each_sharding_and_a_process_that_is_left_is_a_m
     assert not ranks.is_left_over(tmp_path)
     with lock_folder(str(tmp_path)):
         assert ranks.is_left_over(tmp_path)
+
+
+@pytest.mark.parametrize("kind", attack.ATTACKS)
+def test_an_attack_on_a_first_machine_does_it_no_harm(
+    kind: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(JOIN_VARIABLE, "0")
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    place = Place(rank=0, machines=2, address="127.0.0.1", port=port)
+    with Machines(place, ("--nodes", "2"), tmp_path, min_nodes=1, say=lambda line: None) as machines:
+        for _ in range(2):
+            assert machines.gather(named("rtx3060")).topology.nodes == 1
+            held = attack.attack(kind, place.address, port, tmp_path, ["--nodes", "2", "--machine_rank", "1"])
+        for each in held:
+            each.close()
+    assert Counter(case.fault for case in nodes.cases()) == dict.fromkeys(nodes.FAULTS, nodes.RUNS)
 
 
 def test_a_machine_that_is_unplugged_is_not_reached() -> None:
