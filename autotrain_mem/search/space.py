@@ -128,7 +128,7 @@ def make_space(
     names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
     given = {name: value for name, value in without_maximized(job.arguments).items() if name in names}
     given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    counts = {name: given[name] for name in _COUNTS if name in given}
+    counts = {name: given[name] for name in (*_COUNTS, "lora_r") if name in given}
     if given.get(MAX_LENGTH) is not None:
         counts[MAX_LENGTH] = given[MAX_LENGTH]
     if job.effective_batch_size is not None:

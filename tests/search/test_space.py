@@ -218,7 +218,7 @@ def test_rows_that_a_trainer_takes_are_offered() -> None:
 
 
 def test_sizes_that_make_no_generation_are_refused() -> None:
-    for name in ("generation_batch_size", "steps_per_generation", "num_generations_eval", "num_mini_batches"):
+    for name in ("generation_batch_size", "steps_per_generation", "num_generations_eval", "num_mini_batches", "lora_r"):
         with pytest.raises(UsageError, match=f"--{name} 0"):
             of_method("ppo" if name == "num_mini_batches" else "grpo", **{name: 0})
     with pytest.raises(UsageError, match="at least two are needed"):
