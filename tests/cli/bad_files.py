@@ -42,6 +42,7 @@ CONFIGS = {
     "autofit_unknown.yaml": b"model: tiny\nautofit:\n  gppu: true\n  forbidd: lora\n",
     "laughs.yaml": b"a: &a [1]\n" + b"".join(b"%c: &%c [%s1]\n" % (c, c, 9 * (b"*%c," % (c - 1))) for c in b"bcdefgh"),
     "itself.yaml": b"a: &a [*a]\n",
+    "wide.jinja": b"{{ 'x' * 70_000_000 }}",
     "too_deep.yaml": b"a: " + b"{a: " * 2_000,
     "too_large.yaml": b"# " + b"x" * 300_000,
     "month_13.yaml": b"a: 2020-13-01\n",

@@ -55,6 +55,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "config_a_pipe": (2, "sft --config pipe.yaml", "pipe.yaml 'no keys'"),
     "accelerator_pipe": (23, f"{DATA} --accelerator_config pipe.yaml", "pipe.yaml --accelerator_config"),
     "template_pipe": (23, f"{DATA} --chat_template_path pipe.yaml", "pipe.yaml --chat_template_path"),
+    "template_wide": (24, f"{DATA} --chat_template_path wide.jinja", "67,108,864 --chat_template_path"),
     "config_laughs": (2, "sft --config laughs.yaml", "'more than 100,000 values'"),
     "config_itself": (2, "sft --config itself.yaml", "'more than 100,000 values'"),
     "config_too_deep": (2, "sft --config too_deep.yaml", "'nested too deeply'"),

@@ -114,9 +114,7 @@ def refusal(kind: type, **kwargs: Any) -> str:
     return str(caught.value)
 
 
-def test_a_call_that_trl_refuses_is_refused_in_its_words_and_one_without_a_config_has_its_folder(
-    tiny_qwen: Path, tmp_path: Path
-) -> None:
+def test_a_call_that_trl_refuses_is_refused_in_its_words_or_has_its_folder(tiny_qwen: Path, tmp_path: Path) -> None:
     assert default_config(Path, {"model": "Qwen/Qwen2.5-0.5B"}, "SFT") == Path("Qwen2.5-0.5B-SFT")
     grpo = config(trl.GRPOConfig, tmp_path, num_generations=4, reward_weights=[1.0, 2.0])  # refused as it is built
     for name, words in (

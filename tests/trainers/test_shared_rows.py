@@ -57,9 +57,7 @@ def drawn(rows: SharedRows, epoch: int) -> list[str]:
 
 
 @pytest.mark.parametrize("done", [1, 2, 3, 4])
-def test_every_epoch_has_all_rows_in_its_own_order_and_a_run_goes_on_with_those_it_would_have_come_to(
-    rows: SharedRows, done: int
-) -> None:
+def test_every_epoch_has_all_rows_in_its_own_order_and_a_run_goes_on_with_the_rest(rows: SharedRows, done: int) -> None:
     for epoch in (0, 1, 2, 5, 4):
         whole = drawn(rows, epoch)
         assert whole == [f"{10 * epoch + row} of {rank}" for row in range(3) for rank in range(2)]
