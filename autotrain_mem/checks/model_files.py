@@ -33,9 +33,13 @@ class ModelOnCard:
 
 
 def read_config(job: Job) -> Any:
-    """Returns the config of a model that the job's method can train. Raises ModelNotFoundError if there is no
-    config.json, or the hub cannot be reached, ModelConfigError if config.json is not JSON, or transformers refuses it,
-    and UnsupportedModelError if the installed transformers has no causal language model of this architecture."""
+    """Returns the config of a model that the job's method can train.
+
+    Raises:
+        ModelNotFoundError: there is no config.json, or the hub cannot be reached.
+        ModelConfigError: config.json is not JSON, or transformers refuses it.
+        UnsupportedModelError: the installed transformers has no causal language model of this architecture.
+    """
     if (model := model_of(job)) is not None:
         return model.config
     revision = job.arguments.get("model_revision")

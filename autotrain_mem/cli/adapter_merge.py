@@ -22,9 +22,12 @@ CARD_NAME = "README.md"
 
 def merge_adapter(run: TrainedRun, target: Path, note: Callable[[str], None], *, trust_remote_code: bool) -> str:
     """Merges the adapter into a new folder, completely or not at all. Returns size and dtype, which is the base's.
-    Raises HostMemoryError or OutputFolderError if memory or disk space does not suffice, or the folder exists already,
-    ModelNotFoundError if the base is missing or cannot be reached, and UsageError if the base is a quantized
-    checkpoint, or the adapter does not change weights."""
+
+    Raises:
+        HostMemoryError, OutputFolderError: memory or disk space does not suffice, or the folder exists already.
+        ModelNotFoundError: the base is missing or cannot be reached.
+        UsageError: the base is a quantized checkpoint, or the adapter does not change weights.
+    """
     code: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     options, is_scorer = {"revision": run.revision or "main", **code}, run.method.has_score_head
     model_class = AutoModelForSequenceClassification if is_scorer else AutoModelForCausalLM

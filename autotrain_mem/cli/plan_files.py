@@ -33,9 +33,13 @@ HINTS = api.PlanHints(
 
 
 def check_files(request: api.RunRequest, output: Output) -> None:
-    """Checks that the plan files can be read and written, before minutes of planning. Raises PlanFileError if ``--out``
-    names a file that is not a plan, OutputFolderError if ``--out`` names a file that cannot be written, and UsageError
-    for one plan for several cards, or ``-`` as the file."""
+    """Checks that the plan files can be read and written, before minutes of planning.
+
+    Raises:
+        PlanFileError: ``--out`` names a file that is not a plan.
+        OutputFolderError: ``--out`` names a file that cannot be written.
+        UsageError: one plan for several cards, or ``-`` as the file.
+    """
     plan, out = request.autofit.plan, output.out
     given = "--plan" if plan is not None else "--out" if out is not None else ""
     if given:

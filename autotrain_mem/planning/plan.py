@@ -32,10 +32,16 @@ from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, Cards, Ca
 
 
 def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> SearchResult:
-    """Returns the best settings that fit. ``footprints``: results of an earlier search's rehearsals; new ones are
-    added. Raises DoesNotFitError if nothing that the user allows fits, LimitError if everything that fits exceeds a
-    limit of time or cost, RehearsalError if a rehearsal failed, and BatchSplitError or ContextLengthError if the given
-    sizes contradict each other, or exceed the model's context."""
+    """Returns the best settings that fit.
+
+    ``footprints``: results of an earlier search's rehearsals; new ones are added.
+
+    Raises:
+        DoesNotFitError: nothing that the user allows fits.
+        LimitError: everything that fits exceeds a limit of time or cost.
+        RehearsalError: a rehearsal failed.
+        BatchSplitError, ContextLengthError: the given sizes contradict each other, or exceed the model's context.
+    """
     question = question_of(subject)
     space = subject.space() if question is None else question.space(question.values[0])
     check_colocated(subject, space.base)

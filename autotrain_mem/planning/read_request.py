@@ -117,9 +117,13 @@ def _called(given: Plan | str | Path) -> str:
 
 
 def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], None]) -> Rehearsals:
-    """Returns the requested job on its device. Raises UsageError if an argument is unknown or refused by TRL, arguments
-    contradict each other, the headroom leaves nothing, or torchrun started this process, and NoGpuError or
-    UnknownGpuError if there is no such device."""
+    """Returns the requested job on its device.
+
+    Raises:
+        UsageError: an argument is unknown or refused by TRL, arguments contradict each other, the headroom leaves
+            nothing, or torchrun started this process.
+        NoGpuError, UnknownGpuError: there is no such device.
+    """
     check_launch(is_placed=request.place is not None)
     request = with_accelerate(with_peft_config(request))
     for message in launch_warnings(request):
