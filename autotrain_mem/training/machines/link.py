@@ -3,6 +3,10 @@
 Objects travel as messages of ``multiprocessing.connection``; none is unpickled. Both ends first prove that they hold
 the key in the output folder (:func:`introduced`). Messages are not encrypted, nor are those of torch's store and NCCL,
 so the network must be trusted.
+
+torchrun's rendezvous is not used: it unpickles what anybody who reaches its port writes there, and so runs a stranger's
+code (``torch/distributed/elastic/rendezvous/dynamic_rendezvous.py: _BackendRendezvousStateHolder.sync``; tried with
+torch 2.13).
 """
 
 import contextlib
