@@ -110,6 +110,8 @@ _MAKERS = re.compile(r"nvidia|geforce|tesla|quadro")
 _MEMORY_SUFFIX = re.compile(r"-\d+gb$")
 _SOLDERED = re.compile(r"-laptop|-max-q$")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|b)\s*", re.IGNORECASE)
+MOST_BYTES = 1 << 44
+"""More than any GPU has: 16 TiB."""
 _UNIT_SPELLING = {"b": "B", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
 _LIST_COMMAND = "autofit gpus lists the known NVIDIA cards; --gpu also takes a size such as 12GiB."
 
@@ -180,8 +182,8 @@ def _imagined(text: str) -> Hardware:
         size_bytes = parse_bytes(text)
     except ValueError as error:
         raise UnknownGpuError(f"No GPU is called {text!r}.", hint=f"If this is a size: {error}.") from error
-    if size_bytes <= 0:
-        raise UnknownGpuError("The size of --gpu is 0 bytes.", hint=_LIST_COMMAND)
+    if not 0 < size_bytes <= MOST_BYTES:
+        raise UnknownGpuError(f"No GPU has {text}.", hint=_LIST_COMMAND)
     number, unit = re.findall(r"[\d.]+|[a-z]+", text.lower())
     return Hardware(
         name=f"{number}{_UNIT_SPELLING[unit]}",

@@ -100,6 +100,7 @@ def test_a_size_is_an_imagined_card_without_other_figures() -> None:
         ("-", None),
         ("24GB", "12GiB"),
         ("0GiB", None),
+        ("16385GiB", None),
     ],
 )
 def test_the_error_for_an_unknown_or_ambiguous_name_has_the_nearest_ones(written: str, meant: str | None) -> None:
