@@ -246,7 +246,7 @@ class Machines:
             told = json.loads(connection.recv_bytes(MOST_BYTES))
             is_known = told.get("version") == versions_key()["autotrain_mem"]
             hello = codec.from_json(Hello, told) if is_known else None
-        except Exception:  # whatever a stranger sends, its connection is dropped
+        except (OSError, EOFError, ValueError, AttributeError, RecursionError):  # no key, or no JSON object
             return
         finally:
             with contextlib.suppress(ValueError):
@@ -275,7 +275,7 @@ class Machines:
         self._say(f"{capitalized(hello.name)} joined")
 
     def _refuse(self, link: Link, why: UsageError) -> None:
-        """Tells a machine why it may not take part, and says it here, once."""
+        """Sends a machine the reason why it may not take part; prints each reason once."""
         link.send({"do": "finish", "error": why.to_json()})
         if why.message not in self._refused:
             self._say(f"Refused: {why.message}")
