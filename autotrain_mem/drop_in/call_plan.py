@@ -5,7 +5,7 @@ import inspect
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,16 +24,14 @@ from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.report.first_screen import first_screen
 from autotrain_mem.report.terminal import Console, SearchProgress
 from autotrain_mem.search.levels import check_forbid
-from autotrain_mem.search.memo import candidate
-from autotrain_mem.settings.knobs import BASE_BITS, ROWS, STEPS
+from autotrain_mem.settings.knobs import ROWS, STEPS
 from autotrain_mem.settings.levers import EXPANDABLE
 from autotrain_mem.settings.words import MAX_LENGTH
-from autotrain_mem.support.errors import AutofitError, DoesNotFitError, EmptyDatasetError, UsageError
+from autotrain_mem.support.errors import DoesNotFitError, EmptyDatasetError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
-from autotrain_mem.support.units import format_bytes
 from autotrain_mem.trainers import script_call
 from autotrain_mem.trainers.script_call import Call, quantization_of
-from autotrain_mem.types import Job, Plan
+from autotrain_mem.types import Plan
 from autotrain_mem.types.autofit import AutoFit
 from autotrain_mem.types.hardware import Hardware
 from autotrain_mem.types.job import PythonCall
@@ -123,14 +121,12 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
         rehearsals = _rehearsals(asked, launched, hardware, store, workers, pathlib.Path(folder))
         with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
             reports = (progress.tried, progress.counting)
-
-            def plan_job(job: Job) -> Plan:
-                return api.plan(replace(rehearsals, job=job), *reports, to_train=True)
-
-            if earlier is not None:
+            try:
                 plan = api.plan(rehearsals, *reports, to_train=True, earlier=earlier, again=_AGAIN)
-            else:
-                plan = with_reloaded(plan_job, rehearsals.job, asked.call, pathlib.Path(folder))
+            except DoesNotFitError as error:
+                if not isinstance(asked.call.model, str) and method_of(asked.method).takes_model_name:
+                    error.hint = "\n".join(filter(None, (error.hint, _BY_NAME)))
+                raise
     warnings = [f"Not available in this process: {lost}" for lost in asked.lost]
     if any(getattr(model, _PREPARED, False) for model in asked.models):
         warnings.append(
@@ -142,6 +138,8 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
 
 _AGAIN = "remove plan="
 """The remedy in hints of errors about an earlier plan."""
+_BY_NAME = 'model="NAME"  instead of an object: a plan may then also choose its dtype, and a base in 4 or 8 bits.'
+"""The remedy if a model object does not fit: a plan never loads it again."""
 
 
 def _rehearsals(
@@ -277,66 +275,3 @@ def _check_keywords(asked: PlannedCall) -> None:
     for name, value in keywords.items():
         if isinstance(value, torch.nn.Module):
             check_model_object(value, gets_adapter=adapts or name not in ("model", "value_model"))
-
-
-RELOADING = ("dtype", *BASE_BITS)
-"""Knobs that are fixed when the model is loaded."""
-
-LOSSLESS = "lossless"
-"""The level (``search.levels``) that loading the model again could not improve."""
-
-
-def with_reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan:
-    """Returns the plan for a model object; if not lossless, with the plan for a freshly loaded model as alternative.
-    ``folder``: a scratch folder. Raises DoesNotFitError if the model object does not fit; the hint says whether the
-    model would fit if loaded again."""
-    try:
-        plan = plan_job(job)
-    except DoesNotFitError as error:
-        other = _reloaded(plan_job, job, call, folder)
-        if other is None:
-            raise
-        name = call.model.config._name_or_path or "NAME"
-        how = f"in {other.knobs.base_bits} bits" if other.knobs.base_bits else other.knobs.dtype
-        needed = format_bytes(other.estimate.required_bytes)
-        advice = f'given by its name, model="{name}", it would be loaded {how} and fit ({needed})'
-        raise DoesNotFitError(error.message, hint="\n".join(filter(None, (error.hint, advice)))) from error
-    if plan.level == LOSSLESS:
-        return plan
-    other = _reloaded(plan_job, job, call, folder)
-    if other is None:
-        return plan
-    reloaded = candidate(other.estimate, beside=plan.estimate, level=f"{other.level}, model given by its name")
-    return replace(plan, alternatives=(*plan.alternatives, reloaded))
-
-
-def _reloaded(plan_job: Callable[[Job], Plan], job: Job, call: Call, folder: pathlib.Path) -> Plan | None:
-    """Returns the job's plan with the model loaded by name; None if that is impossible, or changes nothing."""
-    from transformers import PreTrainedModel
-
-    model = call.model
-    takes_name = method_of(job.method).takes_model_name
-    if job.python_call is None or isinstance(model, str) or not takes_name:
-        return None
-    # Only a model that transformers builds from its config, neither adapted nor quantized.
-    libraries = {type(module).__module__.split(".")[0] for module in model.modules()}
-    is_stock = isinstance(model, PreTrainedModel) and libraries <= {"torch", "transformers"}
-    if not is_stock or getattr(model, "hf_quantizer", None) is not None:
-        return None
-    path = folder / "reloaded"
-    model.config.save_pretrained(path)
-    written = script_call.write(call.replacing(model, str(path)), path)
-    arguments = {name: value for name, value in job.arguments.items() if name not in RELOADING}
-    arguments |= {} if job.arguments["dtype"] == "float32" else {"dtype": job.arguments["dtype"]}
-    named = replace(
-        job,
-        model=str(path),
-        arguments=arguments,
-        python_call=replace(job.python_call, path=written, holds_model=False, digest=""),
-    )
-    try:
-        other = plan_job(named)
-    except AutofitError:
-        return None
-    reloads = other.knobs.base_bits is not None or other.knobs.dtype != job.arguments["dtype"]
-    return other if reloads else None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,12 +31,10 @@ from autotrain_mem.drop_in.config_merge import default_config
 from autotrain_mem.methods.configs import with_knobs
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.support.errors import DoesNotFitError, UnsupportedModelError
-from autotrain_mem.trainers.script_call import Call, read
-from autotrain_mem.types import Hardware, Job, Owner, Plan, Topology
-from autotrain_mem.types.job import PythonCall
+from autotrain_mem.trainers.script_call import Call
+from autotrain_mem.types import Hardware, Owner, Topology
 from tests.drop_in.conftest import QUIET, SETTLED, config, pairs, prompts, shortness, texts
 from tests.forked import Forge
-from tests.report.report_examples import PLAN
 
 pytestmark = pytest.mark.slow
 
@@ -312,43 +311,16 @@ def test_an_adapter_is_kept_and_only_it_is_trained(tiny_qwen: Path, tmp_path: Pa
     trainer.train()
 
 
-def test_what_a_reload_would_allow_is_shown_and_not_done(tiny_qwen: Path, tmp_path: Path) -> None:
-    def plan_for(model: Any, *, refused: bool = False) -> tuple[Plan, list[Job]]:
-        asked = list[Job]()
-
-        def plan_job(job: Job) -> Plan:
-            asked.append(job)
-            if job.python_call is not None and job.python_call.holds_model:
-                if refused:
-                    raise DoesNotFitError("It does not fit.")
-                return replace(PLAN, level="LoRA")
-            return replace(PLAN, level="rounding", estimate=replace(estimate, knobs=half))
-
-        call = Call(trainer=autotrain_mem.SFTTrainer, args=(), kwargs={}, keywords={"model": model})
-        python_call = PythonCall(path="", holds_model=True, holds_rows=True, digest="of it")
-        given = {"dtype": "float32", "seed": 7}
-        job = Job(method="sft", model="tiny", dataset=None, arguments=given, python_call=python_call)
-        return planning.with_reloaded(plan_job, job, call, tmp_path), asked
-
-    estimate = PLAN.estimate
-    half = replace(estimate.knobs, dtype="bfloat16")
-    plan, (_, reloaded) = plan_for(loaded(tiny_qwen))
-    assert (plan.level, plan.knobs) == ("LoRA", estimate.knobs)
-    assert [(other.level, other.knobs) for other in plan.alternatives[len(PLAN.alternatives) :]] == [
-        ("rounding, model given by its name", half)
-    ]
-    assert reloaded.arguments == {"seed": 7}
-    assert reloaded.python_call is not None
-    assert (reloaded.python_call.holds_model, reloaded.python_call.digest) == (False, "")
-    assert read(reloaded).model == reloaded.model == str(tmp_path / "reloaded")
-    said = r'given by its name, model="\S+", it would be loaded bfloat16 and fit \('
-    with pytest.raises(DoesNotFitError, match=said):
-        plan_for(loaded(tiny_qwen), refused=True)
-    own = loaded(tiny_qwen)
-    own.extra = type("Own", (torch.nn.Identity,), {"__module__": __name__})()
-    with pytest.raises(DoesNotFitError) as caught:
-        plan_for(own, refused=True)
-    assert "by its name" not in str(caught.value), "which would load another model"
+def test_only_a_model_object_that_does_not_fit_is_better_given_by_its_name(
+    tiny_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for model, is_object in ((loaded(tiny_qwen), True), (tiny_qwen, False)):
+        refusal = DoesNotFitError("It does not fit.", hint="--use_peft")
+        monkeypatch.setattr(planning.api, "plan", Mock(side_effect=refusal))
+        with pytest.raises(DoesNotFitError):
+            planned(model, tmp_path)
+        assert refusal.hint.startswith('--use_peft\nmodel="NAME"' if is_object else "--use_peft")
+        assert is_object == (planning._BY_NAME in refusal.hint)
 
 
 def test_a_model_that_cannot_be_trained_is_refused_with_the_cure(tiny_qwen: Path, tmp_path: Path) -> None:
