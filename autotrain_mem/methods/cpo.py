@@ -6,6 +6,7 @@ from typing import Any
 from autotrain_mem.methods import orpo
 
 takes_model_name = False
+adapter_rate = orpo.adapter_rate
 build_trainer = partial(orpo.build_pairs_trainer, "trl.experimental.cpo")
 worst_rows = orpo.worst_rows
 rows_editor = orpo.rows_editor

@@ -10,6 +10,8 @@ from autotrain_mem.methods.interface import Basis
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Knobs
 
+adapter_rate = (2e-4, "TRL's example with LoRA; tinker-cookbook has 1e-4")
+"""``examples/scripts/distillation.py``; ``recipes/distillation/on_policy_distillation.py: learning_rate``."""
 liger_since = None
 
 

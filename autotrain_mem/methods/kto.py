@@ -9,6 +9,8 @@ from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.row_lengths import RowLengths, prepared_lengths
 from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_row, text_of
 
+adapter_rate = (5e-6, "the highest rate at which TRL's documentation finds KTO stable")
+"""``docs/source/kto_trainer.md``; LLaMA-Factory has it too (``examples/train_lora/qwen3_lora_kto.yaml``)."""
 liger_since = None
 
 

@@ -15,6 +15,8 @@ from autotrain_mem.methods.worst_case_text import EditRows, text_of
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
 
 takes_model_name = False
+adapter_rate = (8e-5, "TRL's example with LoRA")
+"""``examples/scripts/orpo.py`` and ``cpo.py``: ten times the rate of their examples without LoRA."""
 
 
 def build_pairs_trainer(

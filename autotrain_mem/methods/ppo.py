@@ -23,6 +23,8 @@ from autotrain_mem.types.findings import Finding
 
 takes_model_name = False
 is_evaluated = False
+adapter_rate = (1e-5, "tinker-cookbook's reinforcement learning after a reward model")
+"""``recipes/preference/rlhf/rlhf_pipeline.py: rl_learning_rate``."""
 liger_since = "1.16"
 llamafactory = LlamaFactoryFacts(
     stage="ppo",

@@ -10,6 +10,9 @@ from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_len
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_rejected
 from autotrain_mem.types.findings import Finding
 
+adapter_rate = (3e-4, "tinker-cookbook's reward model; TRL's examples range from 1e-4 to 1e-3")
+"""``recipes/preference/rlhf/rlhf_pipeline.py: rm_learning_rate``; ``examples/scripts/reward_modeling.py`` has 1e-4,
+``docs/source/reward_trainer.md`` 1e-3."""
 joins_sides = True
 axolotl = AxolotlFacts(
     keys={"reward_model": True, "model_type": "AutoModelForSequenceClassification", "num_labels": 1},

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotrain_mem.planning.rehearsals import Subject
-from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import LimitError, UsageError
 from autotrain_mem.support.units import brief, duration, money
 from autotrain_mem.types import Estimate, Knobs
@@ -60,7 +59,7 @@ class RunLimits:
         )
 
     def _steps(self, knobs: Knobs) -> int:
-        return optimizer_steps(self.subject, knobs) or 0
+        return self.subject.job.optimizer_steps(knobs, self.subject.lengths.profile) or 0
 
     def _seconds(self, estimate: Estimate) -> float:
         return self._steps(estimate.knobs) * estimate.time.step_seconds
@@ -77,7 +76,7 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
     flags = " and ".join(flag for flag, given in wished if given is not None)
     if not flags:
         return RunLimits(subject=subject)
-    if optimizer_steps(subject, knobs) is None:
+    if job.optimizer_steps(knobs, subject.lengths.profile) is None:
         raise UsageError(
             f"{flags}: the number of optimizer steps is unknown.",
             hint="Name the data with --dataset, or give --max_steps N.",
@@ -95,22 +94,3 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
             hint="Give --prices FILE, a CSV with the columns gpu,per_hour and a row for this card.",
         )
     return RunLimits(subject=subject)
-
-
-def optimizer_steps(subject: Subject, knobs: Knobs) -> int | None:
-    """Returns the optimizer steps of the whole training; None if neither ``max_steps`` nor the data determine them.
-    Counts as transformers does (``trainer.py: set_initial_training_values``)."""
-    job, profile = subject.job, subject.lengths.profile
-    asked = job.arguments.get("max_steps", -1)
-    if isinstance(asked, int) and asked > 0:
-        return asked
-    if profile is None:
-        return None
-    epochs = float(job.arguments.get("num_train_epochs", EPOCHS))
-    limit = job.row_limit(knobs)
-    rows = float(profile.rows - (profile.truncated_rows(limit) if profile.drops else 0))
-    if not knobs.pads_rows and limit:
-        rows = math.ceil(profile.kept_tokens(None) / limit)
-    if job.is_online:
-        rows *= knobs.num_generations or 1
-    return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))

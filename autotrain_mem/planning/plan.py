@@ -8,7 +8,7 @@ from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.machine.prices import price_of
-from autotrain_mem.planning.limits import limits_of, optimizer_steps
+from autotrain_mem.planning.limits import limits_of
 from autotrain_mem.planning.maximum import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, Subject
@@ -86,8 +86,8 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
             *machine_warnings(job, knobs, subject.hardware.topology),
         ),
         questions=questions(best.level, best.estimate.knobs, best.alternatives),
-        advice=advice(job, knobs, subject.defaults, facts),
-        optimizer_steps=optimizer_steps(subject, knobs),
+        advice=advice(job, knobs, facts, profile),
+        optimizer_steps=job.optimizer_steps(knobs, profile),
         seconds=round(seconds, 3),
         row_tokens=subject.row_length(knobs),
         versions=versions_key(),
@@ -272,5 +272,6 @@ def _judged(
     if best is None:
         refusal = next(reversed(limits.refusals), NOTHING_FITS)
         return CardVerdict(hardware=card, refusal=refusal, price=subject.price)
-    found, steps = best.estimate, optimizer_steps(subject, best.estimate.knobs)
+    found = best.estimate
+    steps = subject.job.optimizer_steps(found.knobs, lengths.profile)
     return CardVerdict(hardware=card, level=best.level, estimate=found, optimizer_steps=steps, price=subject.price)

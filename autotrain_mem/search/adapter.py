@@ -6,6 +6,7 @@ learns like full fine-tuning if its rank suffices for the data. ``lora_alpha`` s
 alpha / rank, with which the best learning rate is nearly the same at every rank.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +17,32 @@ from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
 
 LEARNING_RATE_FACTOR = 10
-"""The best learning rate of an adapter divided by that of full fine-tuning, for any model and rank ("LoRA Without
-Regret"). TRL's documentation gives 1e-5 in place of 1e-6 (DPO, GRPO) and 1e-3 in place of 1e-4 (Reward)."""
+"""The best learning rate of an adapter divided by that of full fine-tuning ("LoRA Without Regret"; TRL's
+``docs/source/peft_integration.md`` for DPO and GRPO). A method with figures of its own has an ``adapter_rate``."""
+
+SWEPT_ROWS, SWEPT_STEPS, SWEPT_WIDTHS = 128, 780, (2048, 8192)
+"""The rows of an optimizer step, the steps and the hidden sizes of the best public sweep: tinker-cookbook,
+``recipes/chat_sl/results/sft_sweep.md``, SFT on Tulu 3 of 35 models of 1B to 1T. Losses between its rates are read here
+from a parabola over the logarithm of the rate, each at the model's largest rank."""
+FAMILIES = {"llama": (5e-4, 0.781), "qwen": (5e-4, 0.0775)}
+"""Model family -> the best rate for :data:`SWEPT_ROWS` rows at width 2,000, and the power of 2,000 / width by which it
+falls (tinker-cookbook, ``hyperparam_utils.py: get_lr``). In the sweep its test loss is 0.5 % above the best in the mean
+of 24 models, and at most 1.8 % (Llama-3.2-3B, which learns best at 1e-3)."""
+OTHER_FAMILY = (3e-4, 0.0)
+"""The same for families that ``get_lr`` refuses as not calibrated: the rate with the least loss over all models of the
+sweep, 0.4 % above the best in the mean. For its 9 models of other families, of 30B to 1T, it is at most 1 %."""
+FEWEST_ROWS = 32
+"""The best rate goes with the root of the rows (tinker-cookbook, ``skills/research/references/hyperparams.md``) from
+these to :data:`SWEPT_ROWS`, the range in which the sources measured; beyond it stays. With few rows it falls far less
+than their root (Marek et al., arXiv 2507.07101), and published recipes of 8 to 16 rows have 1e-4 to 2e-4 (QLoRA, table
+9; ``trl/scripts/sft.py``; Axolotl, ``examples/llama-3/lora-8b.yml``)."""
+SHORT_RUN, SHORT_RUN_FACTOR = 100, 1.5
+"""Below so many optimizer steps the best factor is about 15 in place of 10 ("LoRA Without Regret", which calls its
+evidence anecdotal)."""
 
 NEAR = 4
-"""A learning rate within this factor of the best one gets no advice: sweeps in steps of 3 to 4 find no difference."""
+"""A learning rate within this factor of the best one gets no advice: in the sweep a third of it costs 1.1 % of the loss
+in the mean, and three times as much 2.0 %."""
 
 RANKS = (16, 32, 64, 128, 256)
 """Ranks from TRL's default (``trl/trainer/model_config.py: lora_r``) to the largest of "LoRA Without Regret"."""
@@ -55,27 +77,46 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
     million tokens rank 64 is the first with as many parameters as tokens.
     """
     rank, why_rank = _rank(job, facts, profile)
+    rate, why_rate = adapter_learning_rate(base, job, facts, profile)
     why_targets = "all attention layers: PEFT cannot adapt fused experts as layers"
     if facts.adapted == "all-linear":
         why_targets = "an adapter on attention alone learns less at any rank (LoRA Without Regret)"
     return Adapter(
         lora_r=base.lora_r if "lora_r" in job.arguments else rank,
         lora_target_modules=None if facts.adapted is None else (facts.adapted,),
-        learning_rate=adapter_learning_rate(base, job) if base.is_adam else None,
-        why={
-            "lora_r": why_rank,
-            "lora_target_modules": why_targets,
-            "learning_rate": f"adapters learn best at about {LEARNING_RATE_FACTOR} times full fine-tuning's rate, "
-            "at any rank with this alpha (LoRA Without Regret)",
-        },
+        learning_rate=rate if base.is_adam else None,
+        why={"lora_r": why_rank, "lora_target_modules": why_targets, "learning_rate": why_rate},
     )
 
 
-def adapter_learning_rate(base: Knobs, job: Job) -> float:
-    """Returns the learning rate of an adapter under Adam, from TRL's default: 2e-4 for SFT's 2e-5."""
-    default = base.learning_rate if "learning_rate" not in job.arguments else None
-    full = default or METHODS[job.method].defaults["learning_rate"]
-    return float(f"{LEARNING_RATE_FACTOR * full:.6g}")
+def adapter_learning_rate(knobs: Knobs, job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[float, str]:
+    """Returns the learning rate of an adapter under Adam, and what it is derived from.
+
+    Example: for SFT of Qwen2.5-7B with TRL's 8 rows, 5e-4 * (2000 / 3584) ** 0.0775 * (32 / 128) ** 0.5 = 2.4e-4.
+    """
+    method = method_of(job.method)
+    if not method.learns_tokens:
+        rate = LEARNING_RATE_FACTOR * METHODS[job.method].defaults["learning_rate"]
+        why = f"{LEARNING_RATE_FACTOR} times full fine-tuning's rate, as for every adapter (LoRA Without Regret)"
+        return method.adapter_rate or (float(f"{rate:.6g}"), why)
+    family = next((name for name in FAMILIES if facts.model_type.startswith(name)), None)
+    best, power = OTHER_FAMILY if family is None else FAMILIES[family]
+    low, high = SWEPT_WIDTHS
+    best *= (2000 / min(max(facts.hidden_size or low, low), high)) ** power
+    rows, steps = knobs.effective_batch_size, job.optimizer_steps(knobs, profile)
+    counted = min(max(rows, FEWEST_ROWS), SWEPT_ROWS)
+    is_short = steps is not None and steps < SHORT_RUN
+    of_others = f"not calibrated for {facts.model_type or 'this family'}; adapters of others"
+    why = f"adapters of {family} models" if family else of_others
+    why += f" learn best at about {best:.2g} with {SWEPT_ROWS} rows a step and {SWEPT_STEPS} steps (tinker-cookbook)"
+    if counted < SWEPT_ROWS:
+        why += f", and the rate goes with the root of the rows down to {FEWEST_ROWS}"
+    if is_short:
+        why += f"; {SHORT_RUN_FACTOR} times that in fewer than {SHORT_RUN} steps (LoRA Without Regret)"
+    elif steps is None:
+        why += f"; it is for at least {SHORT_RUN} steps"
+    rate = best * math.sqrt(counted / SWEPT_ROWS) * (SHORT_RUN_FACTOR if is_short else 1)
+    return float(f"{rate:.2g}"), f"{why}; this is for {rows} rows"
 
 
 def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int, str]:

@@ -7,7 +7,8 @@ Proposals change the rows of a batch, their order or where they end, which a pla
 import math
 from collections.abc import Sequence
 
-from autotrain_mem.search.adapter import LEARNING_RATE_FACTOR, NEAR, adapter_learning_rate
+from autotrain_mem.methods.interface import method_of
+from autotrain_mem.search.adapter import NEAR, SWEPT_ROWS, adapter_learning_rate
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS
 from autotrain_mem.search.space import loses_updates
 from autotrain_mem.settings.adapter_config import LORA, kind_of
@@ -43,19 +44,24 @@ def questions(level: str, knobs: Knobs, alternatives: Sequence[Candidate]) -> tu
     return tuple(proposals)
 
 
-def advice(job: Job, knobs: Knobs, defaults: Knobs, facts: ModelFacts) -> tuple[Proposal, ...]:
-    """Lists better values of settings that only the user may change."""
+def advice(job: Job, knobs: Knobs, facts: ModelFacts, profile: DataProfile | None) -> tuple[Proposal, ...]:
+    """Lists better values of settings that only the user may change. ``profile`` is None if the data were not read."""
     offers, rate = [], knobs.learning_rate
     is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
-    wanted = adapter_learning_rate(defaults, job)
+    wanted, source = adapter_learning_rate(knobs, job, facts, profile)
     if is_lora and knobs.is_adam and rate is not None and not wanted / NEAR < rate < wanted * NEAR:
         is_given = "learning_rate" in job.arguments
         whose = f"the given {rate:g}" if is_given else f"TRL's {rate:g} is meant for full fine-tuning, and"
-        why = (
-            f"{whose} is {'low' if rate < wanted else 'high'} for an adapter: adapters learn best at about "
-            f"{LEARNING_RATE_FACTOR} times full fine-tuning's learning rate"
-        )
+        why = f"{whose} is {'low' if rate < wanted else 'high'} for an adapter: {source}"
         offers.append(Proposal(flags=f"--learning_rate {wanted:g}", why=why))
+    rows, share = knobs.effective_batch_size, knobs.data_parallel_size
+    fewer = max(SWEPT_ROWS // share, 1) * share
+    if is_lora and method_of(job.method).learns_tokens and fewer < rows:
+        why = (
+            f"with {rows:,} rows a step an adapter learns less than full fine-tuning does, at any rank (LoRA Without "
+            f"Regret; TRL advises fewer than 32), and its best learning rate was measured with {SWEPT_ROWS}"
+        )
+        offers.append(Proposal(flags=f"--effective_batch_size {fewer}", why=why))
     names_targets = knobs.lora_target_modules is not None or knobs.peft_config is not None
     if is_lora and not names_targets and facts.adapted is not None and isinstance(facts.lora_targets, tuple):
         # PEFT's own list is often two layers of seven.

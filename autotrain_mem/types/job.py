@@ -1,13 +1,15 @@
 """Defines the job that the user requested. Its ``max_length`` is a number of tokens or a word such as ``auto``."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, Knobs
-from autotrain_mem.settings.words import AUTO, MAX_LENGTH, MAX_SLOWDOWN, MAXIMIZED, MOST, Fit, is_maximized
+from autotrain_mem.settings.words import AUTO, EPOCHS, MAX_LENGTH, MAX_SLOWDOWN, MAXIMIZED, MOST, Fit, is_maximized
 from autotrain_mem.support.codec import Form
+from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
 
@@ -99,6 +101,23 @@ class Job:
     def row_limit(self, knobs: Knobs) -> int | None:
         """Returns the tokens to which rows are cut; None without a limit, and for prompts, which are never cut."""
         return None if self.is_online else knobs.max_length
+
+    def optimizer_steps(self, knobs: Knobs, profile: DataProfile | None) -> int | None:
+        """Returns the optimizer steps of the whole training; None if neither ``max_steps`` nor the data determine them.
+        Counts as transformers does (``trainer.py: set_initial_training_values``)."""
+        asked = self.arguments.get("max_steps", -1)
+        if isinstance(asked, int) and asked > 0:
+            return asked
+        if profile is None:
+            return None
+        epochs = float(self.arguments.get("num_train_epochs", EPOCHS))
+        limit = self.row_limit(knobs)
+        rows = float(profile.rows - (profile.truncated_rows(limit) if profile.drops else 0))
+        if not knobs.pads_rows and limit:
+            rows = math.ceil(profile.kept_tokens(None) / limit)
+        if self.is_online:
+            rows *= knobs.num_generations or 1
+        return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))
 
     @property
     def maximized(self) -> str | None:

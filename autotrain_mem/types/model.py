@@ -102,6 +102,8 @@ class ModelFacts:
     """A digest of the configs of all models of the job. Jobs with the same digest share cached results."""
     pattern: LayerPattern | None = None
     """How the layers repeat; None if they do not, so that the whole model is rehearsed."""
+    model_type: str = ""
+    """The name of the architecture in the config, such as ``qwen2``; empty if unknown."""
     hidden_size: int | None = None
     """The elements of a token's hidden state; None if the config does not state it."""
     lora_targets: str | tuple[str, ...] | None = None

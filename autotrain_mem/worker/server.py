@@ -66,6 +66,7 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
         shares_tokens=not other_layers(config),
         flash_attention=why_no_flash_attention(job, config, compute_capability),
         pattern=pattern_of(job, config),
+        model_type=config.model_type,
         hidden_size=getattr(config.get_text_config(), "hidden_size", None),
         lora_targets=targets if isinstance(targets, str) else tuple(targets),
         adapted=planned_targets(config),

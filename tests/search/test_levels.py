@@ -51,7 +51,7 @@ def every(**words: Any) -> list[dict[str, object]]:
 
 
 OFFLOADED = {"activation_offloading": True, "optimizer_offload": True}
-ADAPTER = {"use_peft": True, "dtype": "bfloat16", "learning_rate": 2e-4}
+ADAPTER = {"use_peft": True, "dtype": "bfloat16", "learning_rate": 1.5e-4}
 FOUR_BIT = ADAPTER | {"load_in_4bit": True, "use_bnb_nested_quant": True}
 
 LORA = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from synthetic_memory import TRL, LinearMemory, search, space_of
 
-from autotrain_mem.search.adapter import adapter_for
+from autotrain_mem.search.adapter import adapter_for, adapter_learning_rate
 from autotrain_mem.search.advice import (
     FLASH_ATTENTION,
     PADDING_PAYS,
@@ -138,7 +138,7 @@ def test_lever_says_what_the_gentler_rung_would_have_needed() -> None:
         ("gradient_checkpointing", True, False, "the activations fit without recomputing them, which is faster"),
         ("dtype", "float32", "bfloat16", "the base model is frozen and loses no update to rounding"),
         ("use_peft", False, True, f"full fine-tuning that keeps its updates {needs}"),
-        ("learning_rate", 2e-5, 2e-4, found.levers[-1].why),
+        ("learning_rate", 2e-5, 1.5e-4, found.levers[-1].why),
     ]
     assert found.levers[-2].why.endswith(": a LoRA adapter is trained and the base model stays frozen")
 
@@ -294,12 +294,29 @@ def test_the_rank_has_room_for_what_the_data_say() -> None:
 
 def test_lora_of_the_plan_is_on_all_layers_with_a_rate_of_its_own_and_the_users_words_stay() -> None:
     for words, targets, rate in (
-        ({}, ("all-linear",), 2e-4),
+        ({}, ("all-linear",), 1.5e-4),
         ({"learning_rate": 3e-5, "lora_target_modules": ["q_proj", "o_proj"]}, ("q_proj", "o_proj"), 3e-5),
         ({"use_peft": True}, None, TRL.learning_rate),
     ):
         knobs = search(adapted_space(**words), LinearMemory(budget_bytes=4 * GIB)).estimate.knobs
         assert (knobs.use_peft, knobs.lora_target_modules, knobs.learning_rate) == (True, targets, rate)
+
+
+def test_the_rate_of_an_adapter_is_that_of_method_family_width_rows_and_steps() -> None:
+    for method, family, width, rows, steps, rate, why in (
+        ("sft", "qwen3", 4096, 128, 780, 4.7e-4, "adapters of qwen models learn best at about 0.00047 with 128 rows"),
+        ("sft", "qwen2", 896, 512, 780, 5e-4, "this is for 512 rows"),
+        ("sft", "llama", 4096, 64, None, 2e-4, "it is for at least 100 steps"),
+        ("sft", "llama", 8192, 8, 100, 8.3e-5, "root of the rows down to 32; this is for 8 rows"),
+        ("sft", "qwen2_5_vl", 2048, 32, 99, 3.7e-4, "1.5 times that in fewer than 100 steps"),
+        ("gkd", "gemma3_text", 1152, 128, 780, 3e-4, "not calibrated for gemma3_text"),
+        ("grpo", "qwen3", 4096, 128, 50, 1e-5, "10 times full fine-tuning's"),
+        ("kto", "llama", 4096, 8, 780, 5e-6, "TRL's documentation"),
+    ):
+        facts, told = replace(FACTS, model_type=family, hidden_size=width), {"max_steps": steps} if steps else {}
+        planned = replace(TRL, per_device_train_batch_size=rows)
+        found, source = adapter_learning_rate(planned, job_of(method, **told), facts, None)
+        assert (found, why in source) == (rate, True), (method, family, found, source)
 
 
 class Ranked(LinearMemory):
@@ -354,16 +371,23 @@ def test_a_coarser_level_is_asked_about_where_it_is_much_faster() -> None:
     assert not questions("lossless", TRL, [replace(offered, ratio=1.2)])
 
 
+def adapted(rate: float, **changes: Any) -> Knobs:
+    return replace(TRL, use_peft=True, learning_rate=rate, lora_target_modules=("all-linear",), **changes)
+
+
 def test_what_hurts_by_the_users_own_words_is_advised_against() -> None:
     for words, knobs, flags in (
-        ({}, replace(TRL, use_peft=True), ["--learning_rate 0.0002", "--lora_target_modules all-linear"]),
-        ({}, replace(TRL, use_peft=True, learning_rate=1e-4, lora_target_modules=("all-linear",)), []),
+        ({}, replace(TRL, use_peft=True), ["--learning_rate 0.00015", "--lora_target_modules all-linear"]),
+        # The rows and the rate of the commands in TRL's lora_without_regret.md, whose Python has 2e-4.
+        ({"learning_rate": 2e-5}, adapted(2e-5, per_device_train_batch_size=32), ["--learning_rate 0.00015"]),
+        ({"learning_rate": 1e-3}, adapted(1e-3, per_device_train_batch_size=256), ["--effective_batch_size 128"]),
+        ({}, adapted(1e-4), []),
         ({}, replace(TRL, dtype="bfloat16"), ["--optim stable_adamw"]),
         ({}, replace(TRL, dtype="bfloat16", optim="stable_adamw"), []),
         ({"dtype": "bfloat16"}, replace(TRL, dtype="bfloat16"), ["--dtype float32"]),
         ({}, replace(TRL, dtype="bfloat16", learning_rate=1e-3), []),
     ):
-        assert [each.flags for each in advice(job_of(**words), knobs, TRL, FACTS)] == flags, knobs
+        assert [each.flags for each in advice(job_of(**words), knobs, FACTS, None)] == flags, knobs
 
 
 FLASH = "flash_attention_2"
