@@ -272,6 +272,5 @@ def _judged(
     if best is None:
         refusal = next(reversed(limits.refusals), NOTHING_FITS)
         return CardVerdict(hardware=card, refusal=refusal, price=subject.price)
-    found = best.estimate
-    steps = subject.job.optimizer_steps(found.knobs, lengths.profile)
+    found, steps = best.estimate, subject.job.optimizer_steps(best.estimate.knobs, lengths.profile)
     return CardVerdict(hardware=card, level=best.level, estimate=found, optimizer_steps=steps, price=subject.price)

@@ -33,9 +33,9 @@ OTHER_FAMILY = (3e-4, 0.0)
 sweep, 0.4 % above the best in the mean. For its 9 models of other families, of 30B to 1T, it is at most 1 %."""
 FEWEST_ROWS = 32
 """The best rate goes with the root of the rows (tinker-cookbook, ``skills/research/references/hyperparams.md``) from
-these to :data:`SWEPT_ROWS`, the range in which the sources measured; beyond it stays. With few rows it falls far less
-than their root (Marek et al., arXiv 2507.07101), and published recipes of 8 to 16 rows have 1e-4 to 2e-4 (QLoRA, table
-9; ``trl/scripts/sft.py``; Axolotl, ``examples/llama-3/lora-8b.yml``)."""
+these to :data:`SWEPT_ROWS`, the range in which the sources measured; beyond it stays. In pretraining the best rate of 1
+row is a third of that of 1,024 (Marek et al., arXiv 2507.07101), and recipes of 8 to 16 rows have 1e-4 to 2e-4 (QLoRA,
+``scripts/finetune_guanaco_65b.sh``, ``_7b.sh``; ``trl/scripts/sft.py``; Axolotl, ``examples/llama-3/lora-8b.yml``)."""
 SHORT_RUN, SHORT_RUN_FACTOR = 100, 1.5
 """Below so many optimizer steps the best factor is about 15 in place of 10 ("LoRA Without Regret", which calls its
 evidence anecdotal)."""
@@ -63,8 +63,7 @@ class Adapter:
     def settings(self, pinned: Collection[str]) -> dict[str, Any]:
         """Returns the knobs to set, without those that the user gave."""
         names = ("lora_r", "lora_target_modules", "learning_rate")
-        chosen = {name: getattr(self, name) for name in names if name not in pinned}
-        return {name: value for name, value in chosen.items() if value is not None}
+        return {name: getattr(self, name) for name in names if name not in pinned and getattr(self, name) is not None}
 
 
 ADAPTED = ("lora_r", "lora_alpha", "lora_target_modules", "learning_rate")
@@ -101,13 +100,11 @@ def adapter_learning_rate(knobs: Knobs, job: Job, facts: ModelFacts, profile: Da
         return method.adapter_rate or (float(f"{rate:.6g}"), why)
     family = next((name for name in FAMILIES if facts.model_type.startswith(name)), None)
     best, power = OTHER_FAMILY if family is None else FAMILIES[family]
-    low, high = SWEPT_WIDTHS
-    best *= (2000 / min(max(facts.hidden_size or low, low), high)) ** power
+    best *= (2000 / sorted((facts.hidden_size or 0, *SWEPT_WIDTHS))[1]) ** power
     rows, steps = knobs.effective_batch_size, job.optimizer_steps(knobs, profile)
-    counted = min(max(rows, FEWEST_ROWS), SWEPT_ROWS)
+    counted = sorted((rows, FEWEST_ROWS, SWEPT_ROWS))[1]
     is_short = steps is not None and steps < SHORT_RUN
-    of_others = f"not calibrated for {facts.model_type or 'this family'}; adapters of others"
-    why = f"adapters of {family} models" if family else of_others
+    why = f"adapters of {family} models" if family else "not calibrated for this family; adapters of others"
     why += f" learn best at about {best:.2g} with {SWEPT_ROWS} rows a step and {SWEPT_STEPS} steps (tinker-cookbook)"
     if counted < SWEPT_ROWS:
         why += f", and the rate goes with the root of the rows down to {FEWEST_ROWS}"

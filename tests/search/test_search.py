@@ -309,7 +309,7 @@ def test_the_rate_of_an_adapter_is_that_of_method_family_width_rows_and_steps() 
         ("sft", "llama", 4096, 64, None, 2e-4, "it is for at least 100 steps"),
         ("sft", "llama", 8192, 8, 100, 8.3e-5, "root of the rows down to 32; this is for 8 rows"),
         ("sft", "qwen2_5_vl", 2048, 32, 99, 3.7e-4, "1.5 times that in fewer than 100 steps"),
-        ("gkd", "gemma3_text", 1152, 128, 780, 3e-4, "not calibrated for gemma3_text"),
+        ("gkd", "gemma3_text", 1152, 128, 780, 3e-4, "not calibrated for this family"),
         ("grpo", "qwen3", 4096, 128, 50, 1e-5, "10 times full fine-tuning's"),
         ("kto", "llama", 4096, 8, 780, 5e-6, "TRL's documentation"),
     ):
