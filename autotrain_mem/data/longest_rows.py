@@ -108,7 +108,7 @@ def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
     prepared = prepared_lengths(dataset)
     if prepared is None:
         return longest_prompts(trainer, dataset, count)
-    lengths = cut(prepared, trainer.args)
+    lengths = cut(prepared.longer, trainer.args)
     longest = longest_rows(lengths, count, padded=is_padded(trainer.args))
     return longest, lengths[longest[0]]
 

@@ -5,13 +5,9 @@ from typing import Any
 
 from autotrain_mem.methods import orpo
 
-takes_model_name = False
-adapter_rate = orpo.adapter_rate
+base = orpo
 build_trainer = partial(orpo.build_pairs_trainer, "trl.experimental.cpo")
-worst_rows = orpo.worst_rows
-rows_editor = orpo.rows_editor
 row_lengths = partial(orpo.pair_row_lengths, "trl.experimental.cpo")
-check = orpo.check
 
 
 def why_not_split(trainer: Any) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from autotrain_mem.methods import image_rows, online
+from autotrain_mem.methods import online
 from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.support.errors import UsageError
@@ -13,6 +13,7 @@ from autotrain_mem.types import Knobs
 adapter_rate = (2e-4, "TRL's example with LoRA; tinker-cookbook has 1e-4")
 """``examples/scripts/distillation.py``; ``recipes/distillation/on_policy_distillation.py: learning_rate``."""
 liger_since = None
+base = online
 
 
 def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
@@ -35,12 +36,6 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
     )
 
 
-worst_rows = online.worst_rows
-rows_editor = online.rows_editor
-worst_image_rows = image_rows.prompts
-image_rows_editor = online.rows_editor
-
-
 @contextmanager
 def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Makes each optimizer step of a rehearsal begin with a generation for all micro-steps of the plan. TRL generates
@@ -57,9 +52,6 @@ def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
     """Returns the number of micro-steps in an optimizer step of the plan."""
     return knobs.gradient_accumulation_steps
 
-
-row_lengths = online.row_lengths
-image_texts = online.image_texts
 
 _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remote_code"})
 """The keys of ``teacher_model_init_kwargs`` that a rehearsal supports. It supports none that place the model."""

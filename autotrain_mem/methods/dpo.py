@@ -4,14 +4,13 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from operator import add
 from typing import Any
 
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
-from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, smallest_model
-from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_rejected, text_of
+from autotrain_mem.methods.row_lengths import RowLengths, count_prepared, smallest_model
+from autotrain_mem.methods.worst_case_text import EditRows, repeated, shorten_last_rejected, text_of
 from autotrain_mem.types import Knobs
 
 LLAMAFACTORY_PAIRS = {
@@ -72,13 +71,9 @@ without_precomputing = partial(without_scoring, "DPOTrainer", lambda _: ("ref_ch
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Makes pairs in which the prompt with either completion fills ``length`` tokens, half of them prompt."""
-    from datasets import Dataset
-
     prompt = length // 2
     completion = text_of(length - prompt)
-    return Dataset.from_dict(
-        {"prompt": [text_of(prompt)] * rows, "chosen": [completion] * rows, "rejected": [completion] * rows}
-    )
+    return repeated({"prompt": text_of(prompt), "chosen": completion, "rejected": completion}, rows)
 
 
 def rows_editor(filled: Configs) -> EditRows:
@@ -122,23 +117,16 @@ def strided_logps(home: str, trainer: Any, filled: Configs, knobs: Knobs) -> Ite
 training_patches = partial(strided_logps, "trl.trainer.dpo_trainer")
 
 
-def prepared_rows(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> Any:
-    """Tokenizes the data with TRL's trainer class of this name, without truncation or reference log-probabilities."""
+def unscored_lengths(trainer: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
+    """Counts the tokens of each prompt with either completion, as TRL's trainer class of this name prepares them,
+    without reference log-probabilities."""
     import trl
 
-    filled.training.max_length, filled.training.precompute_ref_log_probs = None, False
-    models = {"model": smallest_model(), "ref_model": smallest_model()}
-    data = {"train_dataset": split, "processing_class": tokenizer}
-    return getattr(trl, trainer)(args=filled.training, **models, **data).train_dataset
+    filled.training.precompute_ref_log_probs = False
+    return count_prepared(getattr(trl, trainer), filled, split, tokenizer, ref_model=smallest_model())
 
 
-def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens of each prompt with either completion, as the trainer prepares them."""
-    rows = prepared_rows("DPOTrainer", filled, split, tokenizer)
-    prompts, chosen, rejected = (list_lengths(rows, name) for name in ("prompt_ids", "chosen_ids", "rejected_ids"))
-    return pair_lengths(list(map(add, prompts, chosen)), list(map(add, prompts, rejected)))
-
-
+row_lengths = partial(unscored_lengths, "DPOTrainer")
 image_texts = image_rows.pair_texts
 
 PAIRWISE = (

@@ -16,7 +16,7 @@ from autotrain_mem.methods import distillation
 from autotrain_mem.methods.configs import REHEARSED_ACCUMULATION, Configs, arguments_of_loaded, own_tokenizer, padding
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, text_of
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, repeated, text_of
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
 from autotrain_mem.types import Knobs
 
@@ -78,16 +78,10 @@ def _with_prompt_texts(rows: Any, tokenizer: Any) -> Any:
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Makes rows of ``length`` tokens with the data's longest prompt. If it is unknown, the answer has one token."""
-    from datasets import Dataset
-
     prompt = max(1, min(length - 1, filled.prompt_length or length))
-    return Dataset.from_dict(
-        {
-            "input_ids": [[ORDINARY_TOKEN] * length] * rows,
-            "completion_mask": [[0] * prompt + [1] * (length - prompt)] * rows,
-            "prompt": [text_of(1)] * rows,  # the collator requires a text, but uses the mask
-        }
-    )
+    mask = [0] * prompt + [1] * (length - prompt)
+    text = text_of(1)  # the collator requires one, but uses the mask
+    return repeated({"input_ids": [ORDINARY_TOKEN] * length, "completion_mask": mask, "prompt": text}, rows)
 
 
 def rows_editor(filled: Configs) -> EditRows:

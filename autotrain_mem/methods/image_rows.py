@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.worst_case_text import EditRows, text_of
+from autotrain_mem.methods.worst_case_text import EditRows, repeated, text_of
 from autotrain_mem.support.errors import UsageError
 
 
@@ -47,7 +47,7 @@ class RowImages:
 
 def conversations(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     """Makes conversations with images, as SFT reads them."""
-    return _repeated({"messages": _said(images.text(length)), "images": [*images.sizes]}, rows)
+    return repeated({"messages": _said(images.text(length)), "images": [*images.sizes]}, rows)
 
 
 def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
@@ -56,7 +56,7 @@ def pairs(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     images.text(length - 1)  # raises unless a token is left for the completion
     completion = text_of(length - prompt)
     row = {"prompt": images.marks + images.text(prompt), "chosen": completion, "rejected": completion}
-    return _repeated({**row, "images": [*images.sizes]}, rows)
+    return repeated({**row, "images": [*images.sizes]}, rows)
 
 
 def labelled(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
@@ -64,22 +64,16 @@ def labelled(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     prompt = images.tokens + 1
     images.text(length - 1)  # raises unless a token is left for the completion
     row = {"prompt": images.marks + images.text(prompt), "completion": text_of(length - prompt), "label": True}
-    return _repeated({**row, "images": [*images.sizes]}, rows)
+    return repeated({**row, "images": [*images.sizes]}, rows)
 
 
 def prompts(filled: Configs, length: int, rows: int, images: RowImages) -> Any:
     """Makes prompts with images, as GRPO and RLOO read them."""
-    return _repeated({"prompt": _said(images.text(length)), "images": [*images.sizes]}, rows)
+    return repeated({"prompt": _said(images.text(length)), "images": [*images.sizes]}, rows)
 
 
 def _said(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
-
-
-def _repeated(row: dict[str, Any], rows: int) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_dict({name: [value] * rows for name, value in row.items()})
 
 
 def shorten_last(column: str, filled: Configs) -> EditRows:
@@ -103,12 +97,12 @@ Texts = tuple[tuple[str, ...], ...]
 """The sequences of a row. Each consists of the texts that TRL tokenizes separately, with a placeholder per image."""
 
 
-def conversation_texts(row: Mapping[str, Any], images: int, processor: Any, text_field: str) -> Texts:
-    """Formats a row as ``trl/trainer/sft_trainer.py: DataCollatorForVisionLanguageModeling`` does. ``images``: the
-    number of the row's images. ``text_field``: the name of the column for plain text."""
+def conversation_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
+    """Formats a conversation, plain text, or a prompt with its completion, as ``trl/trainer/sft_trainer.py:
+    DataCollatorForVisionLanguageModeling`` does. ``images``: the number of the row's images."""
     if "messages" in row:
         return ((_rendered(row["messages"], images, processor),),)
-    if text_field in row:
+    if (text_field := filled.training.dataset_text_field) in row:
         return ((row[text_field],),)
     formatted = _formatted(row, ("prompt", "completion"), images, processor)
     return ((formatted["prompt"], formatted["completion"]),)
@@ -126,10 +120,11 @@ def completion_texts(filled: Configs, row: Mapping[str, Any], images: int, proce
     return ((formatted["prompt"], formatted["completion"]),)
 
 
-def prompt_texts(row: Mapping[str, Any], images: int, processor: Any, **options: Any) -> Texts:
+def prompt_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
     """Formats a prompt as ``trl/trainer/grpo_trainer.py: _tokenize_prompts`` does."""
     if isinstance(row["prompt"], str):
         return ((row["prompt"],),)
+    options = getattr(filled.training, "chat_template_kwargs", None) or {}
     return ((_rendered(row["prompt"], images, processor, add_generation_prompt=True, **options),),)
 
 

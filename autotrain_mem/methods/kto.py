@@ -6,8 +6,7 @@ from typing import Any
 
 from autotrain_mem.methods import dpo, image_rows
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.row_lengths import RowLengths, prepared_lengths
-from autotrain_mem.methods.worst_case_text import EditRows, shorten_last_row, text_of
+from autotrain_mem.methods.worst_case_text import EditRows, repeated, shorten_last_row, text_of
 
 adapter_rate = (5e-6, "the highest rate at which TRL's documentation finds KTO stable")
 """``docs/source/kto_trainer.md``; LLaMA-Factory has it too (``examples/train_lora/qwen3_lora_kto.yaml``)."""
@@ -33,10 +32,8 @@ def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     For its metrics the trainer copies the logits of all desirable rows, then the logits of their completions' tokens
     (``trl/trainer/kto_trainer.py: _compute_loss``).
     """
-    from datasets import Dataset
-
     completion = text_of(max(1, length - 2))  # TRL adds an end token
-    return Dataset.from_dict({"prompt": [text_of(1)] * rows, "completion": [completion] * rows, "label": [True] * rows})
+    return repeated({"prompt": text_of(1), "completion": completion, "label": True}, rows)
 
 
 def rows_editor(filled: Configs) -> EditRows:
@@ -48,15 +45,7 @@ worst_image_rows = image_rows.labelled
 image_rows_editor = partial(image_rows.shorten_last, "completion")
 training_patches = partial(dpo.strided_logps, "trl.trainer.kto_trainer")
 
-
-def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
-    """Counts the tokens of each prompt with the longer of two completions: its own and the previous row's, with which
-    TRL estimates the KL divergence. For the first row of a micro-batch the previous one is the last row."""
-    lengths = prepared_lengths(dpo.prepared_rows("KTOTrainer", filled, split, tokenizer))
-    assert lengths is not None, "TRL's columns have unknown names"
-    return RowLengths(longer=lengths)
-
-
+row_lengths = partial(dpo.unscored_lengths, "KTOTrainer")
 image_texts = image_rows.completion_texts
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
-from autotrain_mem.methods.image_rows import Texts
 from autotrain_mem.methods.interface import method_of_trainer
 from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
-from autotrain_mem.methods.worst_case_text import EditRows, text_of
+from autotrain_mem.methods.worst_case_text import EditRows, repeated, text_of
 from autotrain_mem.types import Knobs
 
 
@@ -54,9 +53,7 @@ def reward_model(filled: Configs, loading: Mapping[str, Any]) -> Any:
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Makes prompts of ``length`` tokens."""
-    from datasets import Dataset
-
-    return Dataset.from_dict({"prompt": [text_of(length)] * rows})
+    return repeated({"prompt": text_of(length)}, rows)
 
 
 def rows_editor(filled: Configs) -> EditRows:
@@ -78,6 +75,7 @@ def rows_editor(filled: Configs) -> EditRows:
 
 worst_image_rows = image_rows.prompts
 image_rows_editor = rows_editor
+image_texts = image_rows.prompt_texts
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
@@ -159,12 +157,6 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     options = getattr(filled.training, "chat_template_kwargs", None) or {}
     tokenize = partial(prompt_ids, tokenizer=tokenizer, **options)
     return prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
-
-
-def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Formats a prompt with images as the trainer does."""
-    options = getattr(filled.training, "chat_template_kwargs", None) or {}
-    return image_rows.prompt_texts(row, images, processor, **options)
 
 
 def prompt_lengths(split: Any, tokenize: Callable[[Any], list[int]], *, processes: int | None) -> RowLengths:

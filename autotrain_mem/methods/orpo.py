@@ -3,15 +3,14 @@
 TRL has no script for it or for CPO (``cpo``). Both are built as TRL's scripts build other trainers.
 """
 
-import copy
 import importlib
 import sys
 from functools import partial
 from typing import Any
 
 from autotrain_mem.methods.configs import Configs, arguments_of_loaded, own_tokenizer, padding
-from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, prepared_lengths, smallest_model
-from autotrain_mem.methods.worst_case_text import EditRows, text_of
+from autotrain_mem.methods.row_lengths import RowLengths, count_prepared
+from autotrain_mem.methods.worst_case_text import EditRows, repeated, text_of
 from autotrain_mem.support.errors import DatasetFormatError, UsageError
 
 takes_model_name = False
@@ -50,13 +49,9 @@ build_trainer = partial(build_pairs_trainer, "trl.experimental.orpo")
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Makes pairs that fill ``length`` tokens, nearly all of them in the prompt: a batch holds prompts a second time by
     themselves, and logits cover prompt and answer. TRL adds an end token."""
-    from datasets import Dataset
-
     prompt = max(1, length - 2)
     answer = text_of(max(0, length - prompt - 1))
-    return Dataset.from_dict(
-        {"prompt": [text_of(prompt)] * rows, "chosen": [answer] * rows, "rejected": [answer] * rows}
-    )
+    return repeated({"prompt": text_of(prompt), "chosen": answer, "rejected": answer}, rows)
 
 
 def rows_editor(filled: Configs) -> EditRows:
@@ -73,27 +68,17 @@ def rows_editor(filled: Configs) -> EditRows:
 def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Counts the tokens of both sequences of each pair, prompt included, as the trainer prepares them, without
     truncation. Raises DatasetFormatError if some rows would stay longer than the user's ``max_length``."""
-    limit, tokenizer = filled.training.max_length, padding(tokenizer)
-    rows = _prepared(home, filled, split, tokenizer, limit=sys.maxsize)
-    sides = map(partial(list_lengths, rows), ("chosen_input_ids", "rejected_input_ids"))
-    lengths = pair_lengths(*sides)
-    if limit is not None and limit < max(lengths.longer, default=0):
-        # TRL cuts no prompt; 1.12 cuts answers to max_length minus the longer one (``orpo_trainer.py: tokenize_row``).
-        cut = prepared_lengths(_prepared(home, filled, split, tokenizer, limit=limit)) or []
-        if longer := [tokens for tokens in cut if tokens > limit]:
-            raise DatasetFormatError(
-                f"{len(longer):,} rows stay longer than --max_length {limit}, the longest {max(longer):,} tokens: "
-                f"TRL's {_class_of(home).__name__} cuts answers, but never a prompt.",
-                hint="Give --max_length auto for the length of the longest row, or remove these rows.",
-            )
+    count = partial(count_prepared, _class_of(home), filled, split, padding(tokenizer))
+    lengths, limit = count(limit=sys.maxsize), filled.training.max_length
+    # TRL cuts no prompt; 1.12 cuts answers to max_length minus the longer one (``orpo_trainer.py: tokenize_row``).
+    is_cut = limit is not None and limit < max(lengths.longer, default=0)
+    if longer := [tokens for tokens in (count(limit=limit).longer if is_cut else ()) if tokens > limit]:
+        raise DatasetFormatError(
+            f"{len(longer):,} rows stay longer than --max_length {limit}, the longest {max(longer):,} tokens: "
+            f"TRL's {_class_of(home).__name__} cuts answers, but never a prompt.",
+            hint="Give --max_length auto for the length of the longest row, or remove these rows.",
+        )
     return lengths
-
-
-def _prepared(home: str, filled: Configs, split: Any, tokenizer: Any, *, limit: int) -> Any:
-    args = copy.copy(filled.training)
-    args.max_length = limit
-    data = {"train_dataset": split, "processing_class": tokenizer}
-    return _class_of(home)(model=smallest_model(), args=args, **data).train_dataset
 
 
 row_lengths = partial(pair_row_lengths, "trl.experimental.orpo")

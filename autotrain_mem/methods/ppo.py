@@ -16,7 +16,7 @@ from autotrain_mem.methods.configs import (
 )
 from autotrain_mem.methods.interface import LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths
-from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows, repeated
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.findings import Finding
@@ -140,9 +140,7 @@ def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset:
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Makes prompts of ``length`` tokens that begin with padding, like most prompts of a real rollout."""
-    from datasets import Dataset
-
-    return Dataset.from_dict({"input_ids": [[PADDING_TOKEN, *[ORDINARY_TOKEN] * (length - 1)][-length:]] * rows})
+    return repeated({"input_ids": [PADDING_TOKEN, *[ORDINARY_TOKEN] * (length - 1)][-length:]}, rows)
 
 
 def rows_editor(filled: Configs) -> EditRows:

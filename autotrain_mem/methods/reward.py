@@ -6,8 +6,8 @@ from typing import Any
 from autotrain_mem.methods.configs import Configs
 from autotrain_mem.methods.dpo import LLAMAFACTORY_PAIR_ROWS, LLAMAFACTORY_PAIRS
 from autotrain_mem.methods.interface import AxolotlFacts, LlamaFactoryFacts
-from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, pair_lengths, smallest_model
-from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_rejected
+from autotrain_mem.methods.row_lengths import RowLengths, count_prepared, smallest_model
+from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, repeated, shorten_last_rejected
 from autotrain_mem.types.findings import Finding
 
 adapter_rate = (3e-4, "tinker-cookbook's reward model; TRL's examples range from 1e-4 to 1e-3")
@@ -32,10 +32,8 @@ llamafactory = LlamaFactoryFacts(
 
 def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Makes pairs in which both sequences fill ``length`` tokens."""
-    from datasets import Dataset
-
-    full = [[ORDINARY_TOKEN] * length] * rows
-    return Dataset.from_dict({"chosen_ids": full, "rejected_ids": full})
+    full = [ORDINARY_TOKEN] * length
+    return repeated({"chosen_ids": full, "rejected_ids": full}, rows)
 
 
 def rows_editor(filled: Configs) -> EditRows:
@@ -47,12 +45,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Counts the tokens of pairs as the trainer prepares them, before it drops long pairs."""
     from trl import RewardTrainer
 
-    filled.training.max_length = None
-    trainer = RewardTrainer(
-        model=smallest_model(classifier=True), args=filled.training, train_dataset=split, processing_class=tokenizer
-    )
-    rows = trainer.train_dataset
-    return pair_lengths(list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids"))
+    return count_prepared(RewardTrainer, filled, split, tokenizer, model=smallest_model(classifier=True))
 
 
 def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:

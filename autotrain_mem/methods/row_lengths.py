@@ -1,5 +1,6 @@
 """Counts the tokens of prepared datasets in as many processes as suit them, and reports progress."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from operator import add
 from types import SimpleNamespace
 from typing import Any
 
+from autotrain_mem.methods.configs import Configs
 from autotrain_mem.support.host import cores
 from autotrain_mem.types.data import Counting
 
@@ -32,12 +34,6 @@ class RowLengths:
     """The tokens of the shorter sequence of each pair; empty if a row is one sequence."""
     prompts: Sequence[int] = ()
     """The tokens of each row's prompt if training generates answers although the rows have answers; else empty."""
-
-
-def pair_lengths(first: Sequence[int], second: Sequence[int]) -> RowLengths:
-    """Returns the tokens of the longer and the shorter sequence of each pair."""
-    pairs = list(zip(first, second, strict=True))
-    return RowLengths(longer=[max(pair) for pair in pairs], shorter=[min(pair) for pair in pairs])
 
 
 def processes(rows: int, given: int | None) -> int | None:
@@ -123,20 +119,42 @@ def list_lengths(rows: Any, column: str) -> list[int]:
     return found
 
 
-def prepared_lengths(rows: Any) -> list[int] | None:
+_SIDES = (
+    ("completion_ids", "KL_completion_ids"),
+    ("chosen_ids", "rejected_ids"),
+    ("chosen_input_ids", "rejected_input_ids"),
+    ("input_ids",),
+)
+"""Columns of tokens in TRL's prepared data; the second one may be missing. A column ``prompt_ids`` precedes both."""
+
+
+def prepared_lengths(rows: Any) -> RowLengths | None:
     """Returns the tokens of every row of prepared data; None if the columns are unknown.
 
-    A pair counts with its longer sequence. In KTO a prompt counts with the longer of its two completions.
+    In KTO a prompt counts with the longer of two completions: its own and the previous row's, with which TRL estimates
+    the KL divergence. For the first row of a micro-batch the previous one is the last row.
     """
-    columns = set(rows.column_names)
-    if {"prompt_ids", "completion_ids"} <= columns:
-        completions = list_lengths(rows, "completion_ids")
-        if "KL_completion_ids" in columns:
-            completions = list(map(max, completions, list_lengths(rows, "KL_completion_ids")))
-        return list(map(add, list_lengths(rows, "prompt_ids"), completions))
-    if {"chosen_ids", "rejected_ids"} <= columns:
-        sides = list(map(max, list_lengths(rows, "chosen_ids"), list_lengths(rows, "rejected_ids")))
-        return list(map(add, list_lengths(rows, "prompt_ids"), sides)) if "prompt_ids" in columns else sides
-    if {"chosen_input_ids", "rejected_input_ids"} <= columns:  # their prompts are in them
-        return list(map(max, list_lengths(rows, "chosen_input_ids"), list_lengths(rows, "rejected_input_ids")))
-    return list_lengths(rows, "input_ids") if "input_ids" in columns else None
+    columns = rows.column_names
+    names = next((each for each in _SIDES if each[0] in columns), None)
+    if names is None:
+        return None
+    sides = [list_lengths(rows, name) for name in names if name in columns]
+    if "prompt_ids" in columns:
+        prompts = list_lengths(rows, "prompt_ids")
+        sides = [list(map(add, prompts, side)) for side in sides]
+    pairs = list(zip(*sides, strict=True))
+    are_pairs = len(sides) == 2 and names != _SIDES[0]
+    return RowLengths(longer=list(map(max, pairs)), shorter=list(map(min, pairs)) if are_pairs else ())
+
+
+def count_prepared(
+    trainer: Any, filled: Configs, split: Any, tokenizer: Any, *, limit: int | None = None, **more: Any
+) -> RowLengths:
+    """Counts the tokens of rows as a TRL trainer of this class prepares them. ``limit``: the ``max_length``; None for
+    no truncation. ``more``: further arguments of the constructor."""
+    args = copy.copy(filled.training)
+    args.max_length = limit
+    data = {"train_dataset": split, "processing_class": tokenizer}
+    lengths = prepared_lengths(trainer(**{"model": smallest_model(), "args": args, **data, **more}).train_dataset)
+    assert lengths is not None, "TRL's columns have unknown names"
+    return lengths

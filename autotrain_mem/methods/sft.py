@@ -1,13 +1,12 @@
 """Adapts supervised fine-tuning with TRL's SFTTrainer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs
-from autotrain_mem.methods.image_rows import Texts
 from autotrain_mem.methods.interface import AxolotlFacts, Basis, LlamaFactoryFacts
-from autotrain_mem.methods.row_lengths import RowLengths, list_lengths, smallest_model, without_labels
+from autotrain_mem.methods.row_lengths import RowLengths, count_prepared, without_labels
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, EditRows, shorten_last_row
 
 takes_transformers_arguments = True  # trl/trainer/sft_trainer.py: __init__
@@ -67,17 +66,12 @@ def row_lengths(
     """Counts the tokens of rows as the trainer prepares them, without truncation."""
     from trl import SFTTrainer
 
-    training = filled.training
-    training.max_length, training.packing, training.padding_free = None, False, False
-    rows = {"train_dataset": split, "formatting_func": formatting}
+    filled.training.packing, filled.training.padding_free = False, False
     with without_labels():
-        trainer = SFTTrainer(model=smallest_model(), args=training, processing_class=tokenizer, **rows)
-    return RowLengths(longer=list_lengths(trainer.train_dataset, "input_ids"))
+        return count_prepared(SFTTrainer, filled, split, tokenizer, formatting_func=formatting)
 
 
-def image_texts(filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
-    """Formats a conversation, a prompt with its completion, or plain text."""
-    return image_rows.conversation_texts(row, images, processor, filled.training.dataset_text_field)
+image_texts = image_rows.conversation_texts
 
 
 def loss_basis(trainer: Any, *, is_counted: bool) -> Basis:

@@ -35,6 +35,13 @@ def text_of(tokens: int) -> str:
     return f"t{ORDINARY_TOKEN} " * tokens
 
 
+def repeated(row: Mapping[str, Any], rows: int) -> Any:
+    """Makes a dataset of this many equal rows."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({name: [value] * rows for name, value in row.items()})
+
+
 def shorten_last_row(rows: list[Any]) -> list[Any]:
     """Removes the last token of the last of several rows, so that the batch is padded and has a real attention mask."""
     if len(rows) < 2:

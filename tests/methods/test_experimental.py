@@ -142,10 +142,13 @@ def test_rows_that_stay_longer_than_max_length_are_refused_and_auto_counts_them_
     model, data = model_folder("qwen2"), written(tmp_path, LONG_PROMPT, SHORT)
     whole = profile(job_of(method, model, data), str(tmp_path)).longest
     rows = Dataset.from_list([LONG_PROMPT, SHORT])
-    made = trained_on(job_of(method, model), rows, tmp_path, sys.maxsize)
-    assert whole == max(prepared_lengths(made) or ())
+    made, shorter = (trained_on(job_of(method, model), rows, tmp_path, limit) for limit in (sys.maxsize, 12))
+    lengths, cut_lengths = prepared_lengths(made), prepared_lengths(shorter)
+    assert lengths is not None
+    assert cut_lengths is not None
+    assert whole == max(lengths.longer)
     assert profile(job_of(method, model, data, max_length=whole), str(tmp_path)).longest == whole
-    cut = max(prepared_lengths(trained_on(job_of(method, model), rows, tmp_path, 12)) or ())
+    cut = max(cut_lengths.longer)
     assert cut > 12, "TRL cuts no prompt"
     with pytest.raises(DatasetError, match=f"1 rows stay longer than --max_length 12, the longest {cut} tokens"):
         profile(job_of(method, model, data, max_length=12), str(tmp_path))
