@@ -34,23 +34,6 @@ class ImageTokens:
     """Number of elements of its pixel tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Patch:
-    """Holds one patch's share of an image's tokens and elements."""
-
-    text: str
-    tokens: Fraction
-    elements: Fraction
-
-    @classmethod
-    def of(cls, image: ImageTokens, patches: int) -> _Patch:
-        return cls(image.text, Fraction(image.tokens, patches), Fraction(image.elements, patches))
-
-    def times(self, patches: int) -> ImageTokens:
-        tokens = int(self.tokens * patches)
-        return ImageTokens(self.text, tokens - 1, tokens, int(self.elements * patches))
-
-
 _TRIED = ((448, 336), (1100, 700))
 """Image sizes between the smallest and the largest default of every model family."""
 
@@ -67,19 +50,23 @@ class ImageCounter:
 
     def _of_size(self, size: Size) -> ImageTokens:
         key = self._kind_of(size)
-        if key in self._known:
-            return self._known[key]
-        if isinstance(key, int) and self._one_patch is not None:
-            made = self._one_patch.times(key)
-        else:
-            made = self._process(size)
-        self._known[key] = made
-        return made
+        if key not in self._known:
+            if isinstance(key, int) and self._one_patch is not None:
+                text, tokens_of_patch, elements_of_patch = self._one_patch
+                tokens = int(tokens_of_patch * key)
+                self._known[key] = ImageTokens(text, tokens - 1, tokens, int(elements_of_patch * key))
+            else:
+                self._known[key] = self._process(size)
+        return self._known[key]
 
     @functools.cached_property
-    def _one_patch(self) -> _Patch | None:
-        """Returns a patch's share if a small and a large image agree; then images of other sizes are not processed."""
-        of_two = {_Patch.of(self._process(size), self._kind_of(size)) for size in _TRIED}
+    def _one_patch(self) -> tuple[str, Fraction, Fraction] | None:
+        """Returns an image's text, and a patch's share of its tokens and elements, if a small and a large image agree;
+        then images of other sizes are not processed."""
+        of_two = set()
+        for size in _TRIED:
+            image, patches = self._process(size), self._kind_of(size)
+            of_two.add((image.text, Fraction(image.tokens, patches), Fraction(image.elements, patches)))
         return of_two.pop() if len(of_two) == 1 else None
 
     def _kind_of(self, size: Size) -> Any:

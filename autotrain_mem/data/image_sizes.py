@@ -19,7 +19,8 @@ IMAGE_COLUMNS = ("image", "images")
 CONVERSATIONS = ("messages", "prompt")
 """Columns whose messages may hold images of their own (``trl/data_utils.py: prepare_multimodal_messages``)."""
 
-_ROWS_AT_ONCE = 1000
+_ROWS_AT_ONCE = 100
+"""The most rows whose images are in memory at once, as in their files."""
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap width and height (``PIL/ImageOps.py: exif_transpose``)."""
 _TOLD_BY_HEAD = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "AVIF")
@@ -73,15 +74,16 @@ def _undecoded(rows: Any) -> Iterator[Mapping[str, Any]]:
     if formatted is None or formatted["type"] == "custom":  # a transform makes the rows that training gets
         yield from rows
         return
+    from datasets import Features
+
     names = [name for name in IMAGE_COLUMNS if name in rows.features][:1]
     names += [name for name in CONVERSATIONS if name in rows.features and _may_hold_images(rows.features[name])]
     kept = rows.select_columns(names)
     if not kept.column_names:
         return
+    undecoded = Features({name: _without_decoding(feature) for name, feature in kept.features.items()})
     for table in kept.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-        batch = {name: _values(table.column(name), rows.features[name]) for name in table.column_names}
-        for values in zip(*batch.values(), strict=True):
-            yield dict(zip(batch, values, strict=True))
+        yield from map(undecoded.decode_example, table.to_pylist())
 
 
 def _images(row: Mapping[str, Any]) -> Iterator[Any]:
@@ -123,18 +125,6 @@ def _may_hold_images(feature: Any) -> bool:
     return inner is not None and _may_hold_images(inner)
 
 
-def _values(column: Any, feature: Any) -> Iterator[Any]:
-    """Yields an Arrow column's values as Python objects; the bytes of images stay in Arrow's memory."""
-    from datasets import Features, Image
-
-    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
-    if isinstance(inner, Image):
-        yield from (_borrowed(value) for value in column)
-        return
-    undecoded = Features({"": _without_decoding(feature)})
-    yield from (undecoded.decode_example({"": value})[""] for value in column.to_pylist())
-
-
 def _without_decoding(feature: Any) -> Any:
     from datasets import Image, LargeList, List
 
@@ -145,16 +135,6 @@ def _without_decoding(feature: Any) -> Any:
     if isinstance(feature, list):
         return [_without_decoding(feature[0])]
     return type(feature)(_without_decoding(feature.feature)) if isinstance(feature, (List, LargeList)) else feature
-
-
-def _borrowed(value: Any) -> Any:
-    """Returns an Arrow scalar as a Python value, in which ``bytes`` is a view of Arrow's memory."""
-    if not value.is_valid:
-        return None
-    if not isinstance(value, Mapping):  # a list
-        return [_borrowed(each) for each in value.values]
-    content = value["bytes"]
-    return {"bytes": content.as_buffer() if content.is_valid else None, "path": value["path"].as_py()}
 
 
 def _each(value: Any) -> Iterator[Any]:
