@@ -130,9 +130,7 @@ class DrawnBatches:
     """The number of batches in an optimizer step."""
 
 
-def drawn_batches(
-    profile: DataProfile, *, rows: int, each_step: int, limit: int | None, longest: int, classes: int = CLASSES
-) -> DrawnBatches:
+def drawn_batches(profile: DataProfile, *, rows: int, each_step: int, limit: int | None, longest: int) -> DrawnBatches:
     """Draws the batches of as many steps as the last entry of :data:`STEPS`; every call draws the same.
 
     Args:
@@ -140,7 +138,6 @@ def drawn_batches(
         each_step: Batches in an optimizer step.
         limit: The length to which rows are truncated; None for no limit.
         longest: Tokens of the longest rows, as rehearsed; no batch is longer.
-        classes: The number of distinct lengths.
     """
     kept = profile.kept_lengths(limit)
     source, lengths, weights = random.Random(SEED), list(kept), list(kept.values())
@@ -149,7 +146,7 @@ def drawn_batches(
     tokens = [min(longest, max(drawn[at : at + rows])) for at in range(0, len(drawn), rows)]
     # Rounded to evenly spaced lengths; the longest and the shortest are unchanged.
     least, most = min(tokens), max(tokens)
-    width = max(1.0, (most - least) / (classes - 1))
+    width = max(1.0, (most - least) / (CLASSES - 1))
     rounded = [min(most, round(least + round((each - least) / width) * width)) for each in tokens]
     return DrawnBatches(tokens=rounded, each_step=each_step)
 

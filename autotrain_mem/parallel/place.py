@@ -44,9 +44,7 @@ class Place:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
-def place_of(
-    nodes: int | None, given: Mapping[str, Any], environment: Mapping[str, str], *, to_train: bool = True
-) -> Place | None:
+def place_of(nodes: int | None, given: Mapping[str, Any], environment: Mapping[str, str]) -> Place | None:
     """Returns this machine's place; None for a single machine, or if it is unknown. Raises UsageError if flags and
     environment contradict each other or themselves, or are not numbers.
 
@@ -58,7 +56,6 @@ def place_of(
     Args:
         nodes: The value of ``--nodes``; None if it is not given, so that a launcher's environment may decide.
         given: The values of ``FLAGS`` that are given.
-        to_train: If False, the environment is ignored, since a plan can be made on any machine.
     """
     flags = {name: value for name, value in given.items() if value is not None}
     if flags:
@@ -69,7 +66,7 @@ def place_of(
             lacking = "machine_rank" if "machine_rank" not in flags else "main_process_ip"
             raise UsageError(f"--nodes {nodes} needs --{lacking} too.", hint=how_to_start(nodes or 2))
         return _checked("--machine_rank", nodes or 1, flags["machine_rank"], flags["main_process_ip"], flags)
-    if not to_train or nodes == 1:
+    if nodes == 1:
         return None
     found = _slurm(environment) or _read(_LAUNCHERS, environment)
     if found is None and nodes is not None:

@@ -36,7 +36,6 @@ def test_a_launcher_says_it() -> None:
         (None, {}, None),
     ):
         assert place_of(nodes, {}, environment) == place
-        assert place_of(nodes, {}, environment, to_train=False) is None, environment
 
 
 def test_flags_win_over_a_launcher() -> None:
