@@ -22,17 +22,10 @@ class Refusal:
     reserved_bytes: int
     allowed_bytes: int | None = None
     """The most that the process may reserve; None without a limit."""
-    is_rejected: bool = False
-    """``throw_on_cudamalloc_oom`` rejected it without a request to the device."""
     outside_bytes: int | None = None
     """Bytes that the process holds outside the allocator; None if no driver reports them."""
 
     def message(self) -> str:
-        if self.is_rejected:
-            return (
-                "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
-                f"per_process_memory_fraction limit. Requested size: {format_size(self.requested_bytes)}"
-            )
         unallocated = self.reserved_bytes - self.allocated_bytes
         process = allowed = ""
         if self.outside_bytes is not None:

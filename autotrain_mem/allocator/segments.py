@@ -77,7 +77,7 @@ class AllocatorState:
         self.small = Pool(is_small=True)
         self.large = Pool(is_small=False)
         self.num_alloc_retries = self.num_ooms = self.num_sync_all_streams = 0
-        self.num_device_alloc = self.num_device_free = self.num_oom_rejections = 0
+        self.num_device_alloc = self.num_device_free = 0
         self.allowed_bytes: int | None = None
         if self.settings.per_process_memory_fraction < 1.0:
             self.set_memory_fraction(self.settings.per_process_memory_fraction)

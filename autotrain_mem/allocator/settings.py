@@ -27,9 +27,10 @@ _PLACES_NOTHING = (
     *("release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "graph_capture_record_stream_reuse"),
     *("pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_num_register_threads"),
     *("pinned_use_background_threads", "pinned_reserve_segment_size_mb", "pinned_free_catch_all"),
-    *("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb"),
+    *("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb", "throw_on_cudamalloc_oom"),
 )
-"""Accepted options for locks, pinned host memory and graphs, which do not affect device memory."""
+"""Accepted options for locks, pinned host memory and graphs, which do not affect device memory, and one that makes a
+request that exceeds the whole device fail without a retry: a run that needs one does not fit in any case."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +51,6 @@ class AllocatorSettings:
     """Share of the allowed memory above which old cached blocks are released; 0 for never."""
     per_process_memory_fraction: float = 1.0
     """Share of the device's memory that the process may reserve; 1 is no limit."""
-    throw_on_cudamalloc_oom: bool = False
-    """A request that would exceed the whole device fails at once, without releasing cached memory."""
 
     def divisions_for(self, size_bytes: int) -> int:
         """Returns the number of steps within the power of two below ``size_bytes``."""
@@ -154,7 +153,6 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
     "garbage_collection_threshold": ("garbage_collection_threshold", partial(_fraction, whole=False)),
     "per_process_memory_fraction": ("per_process_memory_fraction", partial(_fraction, whole=True)),
-    "throw_on_cudamalloc_oom": ("throw_on_cudamalloc_oom", _switch),
 }
 """Option -> its field, and the function that parses its value (option, text)."""
 

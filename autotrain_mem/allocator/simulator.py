@@ -93,7 +93,6 @@ class CachingAllocator(AllocatorState):
             "reserved_bytes.all.peak": self.peak_reserved_bytes,
             "num_alloc_retries": self.num_alloc_retries,
             "num_ooms": self.num_ooms,
-            "num_oom_rejections": self.num_oom_rejections,
             "num_sync_all_streams": self.num_sync_all_streams,
             "num_device_alloc": self.num_device_alloc,
             "num_device_free": self.num_device_free,
@@ -115,12 +114,6 @@ class CachingAllocator(AllocatorState):
         """Allocates from the device; if that fails, releases cached memory and retries (``malloc``)."""
         collect_garbage(self)
         asked = segment_size(self.settings, size)
-        wanted = self.reserved_bytes + asked
-        is_hopeless = self.total_bytes is not None and wanted > self.total_bytes
-        is_allowed = self.allowed_bytes is None or wanted <= self.allowed_bytes
-        if self.settings.throw_on_cudamalloc_oom and is_hopeless and is_allowed:
-            self.num_oom_rejections += 1
-            raise OutOfMemory(self.refusal(requested_bytes, asked, is_rejected=True))
         block = self._allocate_block(pool, size, stream, asked)
         if block is None and release_available_blocks(self, pool, size, stream):
             block = self._allocate_block(pool, size, stream, asked)
@@ -148,7 +141,7 @@ class CachingAllocator(AllocatorState):
         self.change_reserved("segment_alloc", block.address, asked, stream)
         return block
 
-    def refusal(self, requested_bytes: int, asked: int, *, is_rejected: bool = False) -> Refusal:
+    def refusal(self, requested_bytes: int, asked: int) -> Refusal:
         """Describes a failed request for ``requested_bytes``, which needed ``asked`` bytes from the device."""
         return Refusal(
             requested_bytes=requested_bytes,
@@ -158,7 +151,6 @@ class CachingAllocator(AllocatorState):
             allocated_bytes=self.allocated_bytes,
             reserved_bytes=self.reserved_bytes,
             allowed_bytes=self.allowed_bytes,
-            is_rejected=is_rejected,
             outside_bytes=self.outside_bytes,
         )
 

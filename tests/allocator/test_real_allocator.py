@@ -37,4 +37,3 @@ def test_the_recordings_cover_every_setting_and_every_ending() -> None:
     counted = [recording["at_the_end"] for recording in RECORDINGS]
     assert sum(one["num_alloc_retries"] - one.get("num_ooms", 0) for one in counted) > 20  # rescued
     assert sum(one.get("num_ooms", 0) for one in counted) > 20
-    assert any("num_oom_rejections" in one for one in counted)

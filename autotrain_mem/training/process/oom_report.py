@@ -38,7 +38,7 @@ def shortage_of(error: BaseException, trainer: Any, device: Device) -> Shortage:
         figures = _of_message(str(error), device)
     else:
         figures = asdict(refusal) | {"outside_bytes": refusal.outside_bytes or 0}
-        del figures["allowed_bytes"], figures["is_rejected"]
+        del figures["allowed_bytes"]
     return Shortage(phase=device.phase, step=trainer.state.global_step, measured=measured, **figures)
 
 
