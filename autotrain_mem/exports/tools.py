@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
@@ -11,56 +10,26 @@ from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types.methods_table import METHODS
 
 if TYPE_CHECKING:  # every command reads the tools' names
-    from autotrain_mem.methods.interface import Method
     from autotrain_mem.types import Job, Plan
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exporter:
-    """Describes how one tool's file is written."""
-
-    module: str
-    """A module of ``exports``. Its function with the tool's name makes the text from a plan and its job. The module is
-    imported on use, since every help lists the tools."""
-    lacks: str = ""
-    """The message for a method that the tool lacks."""
-    trains: Callable[[str], bool] = METHODS.__contains__
-    """Returns whether the tool can train a method."""
-
-    @property
-    def methods(self) -> Sequence[str]:
-        """Returns the methods that the tool can train."""
-        return [name for name in METHODS if self.trains(name)]
-
-
-def _method(name: str) -> Method:
-    from autotrain_mem.methods.interface import method_of
-
-    return method_of(name)
-
-
-EXPORTERS = {
-    "trl": Exporter(module="trl"),
-    "accelerate": Exporter(
-        module="accelerate",
-        trains=lambda name: METHODS[name].has_trl_command,
-        lacks="accelerate launches TRL's scripts, and TRL has none for",
-    ),
-    "axolotl": Exporter(
-        module="axolotl",
-        trains=lambda name: _method(name).axolotl is not None,
-        lacks="No file for Axolotl is written yet for",
-    ),
-    "llamafactory": Exporter(
-        module="llamafactory",
-        trains=lambda name: _method(name).llamafactory is not None,
-        lacks="No file for LLaMA-Factory is written yet for",
-    ),
-    **{name: Exporter(module="machines") for name in ("slurm", "kubernetes", "skypilot", "commands")},
-}
 
 OF_MACHINES = ("slurm", "kubernetes", "skypilot", "commands")
 """Tools whose files hold one autofit command, with our flags, for each machine."""
+EXPORTERS: Mapping[str, str] = {
+    **{name: name for name in ("trl", "accelerate", "axolotl", "llamafactory")},
+    **dict.fromkeys(OF_MACHINES, "machines"),
+}
+"""Tool -> a module of ``exports``, imported on use. Its function with the tool's name makes the text from a plan and
+its job."""
+
+
+def methods_of(name: str) -> list[str]:
+    """Returns the methods for which a tool's file can be written."""
+    from autotrain_mem.methods.interface import method_of
+
+    if name == "accelerate":  # it launches TRL's scripts
+        return [method for method, facts in METHODS.items() if facts.has_trl_command]
+    return [method for method in METHODS if getattr(method_of(method), name, "") is not None]
+
 
 _WITHOUT_ZERO = ("accelerate", "axolotl", "llamafactory")
 """Tools with their own keys for sharding. Their files do not support DeepSpeed's ZeRO yet."""
@@ -78,12 +47,10 @@ def check(name: str, method: str, *, is_zero: bool, token_shards: int, peft_conf
         token_shards: Number of GPUs that share the tokens of a row.
         peft_config: PEFT's own config; None or empty if TRL's flags describe the adapter.
     """
-    exporter = EXPORTERS[name]
-    if method not in exporter.methods:
-        known = ", ".join(exporter.methods)
+    if method not in (methods := methods_of(name)):
         raise UsageError(
-            f"{exporter.lacks} {method.upper()}.",
-            hint=f"--export {name} writes {known}; --export trl writes {method} in TRL's own keys.",
+            f"--export {name} does not write {method.upper()} yet.",
+            hint=f"It writes {', '.join(methods)}; --export trl writes {method} in TRL's own keys.",
         )
     if is_zero and name in _WITHOUT_ZERO:
         raise UsageError(
@@ -116,4 +83,4 @@ def export(name: str, plan: Plan, job: Job) -> str:
         token_shards=knobs.token_shards,
         peft_config=knobs.peft_config,
     )
-    return str(resolve_name(f"autotrain_mem.exports.{EXPORTERS[name].module}:{name}")(plan, job))
+    return str(resolve_name(f"autotrain_mem.exports.{EXPORTERS[name]}:{name}")(plan, job))

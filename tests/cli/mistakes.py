@@ -168,7 +168,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "snapshot_is_a_folder": (62, "estimate sft --model not-there --snapshot tiny", "--snapshot"),
     "snapshot_of_a_cpu": (2, "estimate sft --model tiny --max_length 64 --use_cpu --snapshot x", "--gpu"),
     "snapshot_of_a_plan": (2, f"{PLAN} --snapshot=run.pickle", "'autofit estimate METHOD ... --snapshot FILE'"),
-    "export_of_ppo": (2, "plan ppo --model none --export axolotl", "'No file for Axolotl is written yet for PPO'"),
+    "export_of_ppo": (2, "plan ppo --model none --export axolotl", "'--export axolotl does not write PPO yet'"),
     "export_as_json": (2, "plan sft --model none --export trl --json", "'--export trl' --json"),
     "export_and_dry_run": (2, "plan sft --model none --export trl --dry_run", "'--export trl' --dry_run"),
     "dry_run_for_all_cards": (2, "plan sft --model tiny --dry_run --gpu all", "'--gpu all'"),

@@ -22,7 +22,7 @@ from transformers import TrainingArguments
 
 from autotrain_mem.cli import flags
 from autotrain_mem.cli.plan_files import check_export
-from autotrain_mem.exports.tools import EXPORTERS, OF_MACHINES, export
+from autotrain_mem.exports.tools import EXPORTERS, OF_MACHINES, export, methods_of
 from autotrain_mem.exports.trl import dry_run
 from autotrain_mem.parallel.launch_environment import launch_environment
 from autotrain_mem.parallel.user_config import read_launch
@@ -41,7 +41,7 @@ KEYS = {tool: set(keys) for tool, keys in ALLOWED.items()}
 KEYS["llamafactory"] |= {field.name for field in fields(TrainingArguments)}
 IN_SHELL = ("slurm", "commands")
 OF_CLUSTERS = (*OF_MACHINES, "accelerate", "axolotl")
-TOOLS = [(name, method) for name in ("axolotl", "llamafactory") for method in EXPORTERS[name].methods]
+TOOLS = [(name, method) for name in ("axolotl", "llamafactory") for method in methods_of(name)]
 CARD = Hardware(name="rtx4090", origin="named", total_bytes=24 * GIB, free_bytes=24 * GIB, non_torch_bytes=255 * MIB)
 HOST = replace(CARD, name="cpu", origin="cpu")
 QLORA = replace(
