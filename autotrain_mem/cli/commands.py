@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rich.console import RenderableType
-
 from autotrain_mem import api
 from autotrain_mem.cli import flags, plan_files
 from autotrain_mem.cli.flags import CommandParser
@@ -31,6 +29,7 @@ from autotrain_mem.report.terminal import (
     warn,
     whole_lines,
 )
+from autotrain_mem.run.several_machines import without_flags
 from autotrain_mem.support import codec
 from autotrain_mem.types import Plan
 
@@ -64,7 +63,10 @@ def plan(workers: api.Workers, request: api.RunRequest, output: flags.Output) ->
         _say_example(console, rehearsals, to_train=False)
         with CardsProgress(console, len(cards)) as progress:
             compared = api.cards(rehearsals, cards, progress.tried, progress.counting)
-        return _print_table(compared, cards_view, output)
+        if output.json:
+            return _print_json(codec.to_json(compared))
+        whole_lines().print(cards_view(compared))
+        return 0
     with _waiting("importing TRL, looking at the model") as (_, note):
         rehearsals = api.begin(workers, request, note, to_train=False)
     chosen = _decide(rehearsals, request, output, to_train=False)
@@ -159,23 +161,12 @@ def _print_plan(chosen: Plan, request: api.RunRequest, output: flags.Output) -> 
         return _print_json(codec.to_json(chosen))
     # The command that trains with this plan: with the plan's file, or with the user's own flags.
     data = "" if chosen.job.names_data else " --dataset DATA"
-    kept, skips = list[str](), False
-    for word in (each for each in output.typed if each != "--plan_only"):
-        names_card = not request.simulate and word.partition("=")[0] == "--gpu"  # training uses this machine's card
-        if not (skips or names_card):
-            kept.append(word)
-        skips = names_card and not skips and word == "--gpu"
-    words = [*kept] if output.out is None else ["--plan", output.out]
+    typed = [word for word in output.typed if word != "--plan_only"]
+    kept = without_flags(typed, () if request.simulate else ("gpu",))  # training uses this machine's card
+    words = kept if output.out is None else ("--plan", output.out)
     to_train = f"{shlex.join(['autofit', chosen.method, *words])}{data}"
     view = explain_view(chosen) if output.verbose else first_screen(chosen, to_train)
     Console().print(view)
-    return 0
-
-
-def _print_table(noun: Any, view: Callable[[Any], RenderableType], output: flags.Output) -> int:
-    if output.json:
-        return _print_json(codec.to_json(noun))
-    whole_lines().print(view(noun))
     return 0
 
 

@@ -12,7 +12,7 @@ from autotrain_mem.exports.tools import EXPORTERS
 from autotrain_mem.planning.accelerate_config import with_accelerate
 from autotrain_mem.planning.read_request import with_peft_config
 from autotrain_mem.planning.run_request import RunRequest
-from autotrain_mem.run.several_machines import shared_words
+from autotrain_mem.run.several_machines import without_flags
 from autotrain_mem.settings.declaration import ESTIMATE, PLAN, TRAIN, Group, Setting, setting, settings_of
 from autotrain_mem.settings.own import OWN
 from autotrain_mem.support.errors import UsageError
@@ -191,7 +191,7 @@ def read(prog: str, argv: Sequence[str]) -> tuple[RunRequest, Output]:
         argv=tuple(rest),
         config=config,
         environment=environment,
-        command=shared_words(argv),
+        command=without_flags(argv),
         also_known=own_names(),
     )
     return with_accelerate(with_peft_config(request)), Output(**_fields_of(Output, ours), typed=tuple(argv))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -44,10 +44,10 @@ def placed(request: RunRequest, environment: Mapping[str, str] = os.environ) -> 
     return replace(request, place=place, autofit=replace(request.autofit, nodes=place.machines))
 
 
-def shared_words(argv: Sequence[str]) -> tuple[str, ...]:
-    """Drops the arguments that differ from machine to machine.
+def without_flags(argv: Sequence[str], names: Collection[str] = FLAGS) -> tuple[str, ...]:
+    """Drops flags with their values; by default those that differ from machine to machine.
 
-    >>> shared_words(["--nodes", "2", "--machine-rank", "1", "--main_process_ip=10.0.0.1", "--bf16"])
+    >>> without_flags(["--nodes", "2", "--machine-rank", "1", "--main_process_ip=10.0.0.1", "--bf16"])
     ('--nodes', '2', '--bf16')
     """
     kept: list[str] = []
@@ -56,7 +56,7 @@ def shared_words(argv: Sequence[str]) -> tuple[str, ...]:
         name, equals, _ = word.partition("=")
         if skips:
             skips = False
-        elif name.startswith("--") and name[2:].replace("-", "_") in FLAGS:
+        elif name.startswith("--") and name[2:].replace("-", "_") in names:
             skips = not equals
         else:
             kept.append(word)

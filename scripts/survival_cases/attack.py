@@ -16,7 +16,7 @@ from typing import Any
 
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.parallel.place import Place
-from autotrain_mem.run.several_machines import shared_words
+from autotrain_mem.run.several_machines import without_flags
 from autotrain_mem.support import codec
 from autotrain_mem.training.machines.lead import Hello
 from autotrain_mem.training.machines.link import introduced
@@ -37,7 +37,7 @@ def attack(kind: str, address: str, port: int, folder: pathlib.Path, words: Sequ
             with suppress(ConnectionResetError):
                 assert len(reached[0].makefile("rb").read()) < 100
         return reached
-    place, command = Place(rank=1, machines=2, address=address, port=port), shared_words(words)
+    place, command = Place(rank=1, machines=2, address=address, port=port), without_flags(words)
     hello = Hello(place=place, command=command if kind == OTHER_CARD else (), hardware=named("a100-80gb"))
     connection = introduced(reached[0], (folder / KEY_NAME).read_bytes(), leads=False)
     connection.send_bytes(json.dumps(codec.to_json(hello)).encode())
