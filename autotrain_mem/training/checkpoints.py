@@ -9,14 +9,11 @@ import json
 import os
 import re
 import shutil
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.files import is_ordinary, read_object, replace_file
@@ -34,11 +31,6 @@ _WEIGHTS = (
     *("pytorch_model_fsdp*/*.distcp", "global_step*/*_model_states.pt"),
 )
 """Weights of a model or adapter (``transformers/utils/__init__.py: WEIGHTS_NAME``), of FSDP and of DeepSpeed."""
-_PICKLED = (".pt", ".pth", ".bin")
-"""Files of torch.save: a zip archive with its directory at the end (``torch/serialization.py: save``)."""
-_ZIP = b"PK\x03\x04"
-_PICKLE = b"\x80"
-"""The first byte of torch.save's older format, which is not an archive and has no length in its header."""
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 """Errors of file systems that cannot sync (``man 2 fsync``), some for folders only."""
 _CHUNK_BYTES = 1 << 20
@@ -111,7 +103,8 @@ def rotate(output_dir: Path, *, step: int, limit: int | None, best: str | None) 
 
 
 def why_torn(checkpoint: Path) -> str:
-    """Returns what is missing in a checkpoint, judged by file names and sizes; empty for a complete one.
+    """Returns what is missing in a checkpoint, judged by file names, and by the sizes in its manifest, if it has one;
+    empty for a complete one.
 
     >>> why_torn(Path("checkpoint-that-is-not-there"))
     'trainer_state.json is missing'
@@ -271,14 +264,15 @@ def _against_manifest(checkpoint: Path) -> Iterator[str]:
 
 
 def _against_checksums(checkpoint: Path) -> Iterator[str]:
-    """Compares contents with the checksums. There are none without a manifest, or in one of an earlier version."""
-    sums = read_object(checkpoint / MANIFEST).get("crc32", {}) if (checkpoint / MANIFEST).is_file() else {}
+    """Compares contents with the checksums. There are none without a manifest."""
+    sums = read_object(checkpoint / MANIFEST)["crc32"] if (checkpoint / MANIFEST).is_file() else {}
     for name, value in sums.items():
         if _checksum(checkpoint / name) != value:
             yield f"{name} differs from its checksum"
 
 
 def _by_structure(checkpoint: Path) -> Iterator[str]:
+    """Looks for weights and the state, which transformers writes last, in a checkpoint of another tool."""
     if not (checkpoint / STATE).is_file():
         yield f"{STATE} is missing"
         return
@@ -287,24 +281,3 @@ def _by_structure(checkpoint: Path) -> Iterator[str]:
         yield f"{STATE} has step {step}"
     if not any(any(checkpoint.rglob(kind)) for kind in _WEIGHTS):
         yield "it holds no weights"
-    for file in _files(checkpoint):
-        if file.name.endswith(".index.json"):
-            shards = sorted(set(read_object(file)["weight_map"].values()))
-            yield from (f"{shard} is missing" for shard in shards if not (file.parent / shard).is_file())
-        elif not _is_complete(file):
-            yield f"{file.name} is cut short"
-
-
-def _is_complete(file: Path) -> bool:
-    """Compares a file's length with the length in its header. A file without such a header passes."""
-    if file.suffix == ".safetensors":
-        try:
-            with safe_open(file, "np"):  # ``safetensors/src/tensor.rs: SafeTensors::read_metadata`` checks the length
-                return True
-        except SafetensorError:
-            return False
-    if file.suffix not in _PICKLED:
-        return True
-    with file.open("rb") as opened:
-        start = opened.read(len(_ZIP))
-    return start.startswith(_PICKLE) or (start == _ZIP and zipfile.is_zipfile(file))
