@@ -17,7 +17,7 @@ from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST, read_lengt
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.store import Store
-from autotrain_mem.support.versions import local_key
+from autotrain_mem.support.versions import versions_key
 
 _RENAMED = {
     "evaluation_strategy": "eval_strategy",
@@ -341,4 +341,4 @@ def keep_flags(store: Store, tables: Mapping[str, TrlFlags]) -> None:
 
 def _key(*method: str) -> dict[str, Any]:
     """Returns the key of the stored flags; help texts depend on ``COLUMNS`` (``shutil.get_terminal_size``)."""
-    return {"installed": local_key(), "columns": os.environ.get("COLUMNS"), "method": method}
+    return {"installed": versions_key(), "columns": os.environ.get("COLUMNS"), "method": method}

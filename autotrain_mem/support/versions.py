@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "tokenizers"),
@@ -41,24 +41,14 @@ def versions_key() -> dict[str, str | None]:
 
     Equal for equal code on any machine. Imports none of the packages; takes about 30 ms.
     """
-    return _key(content_digest(OURS), read=OFTEN_EDITED)
-
-
-@functools.cache
-def local_key() -> dict[str, str | None]:
-    """Returns a key like :func:`versions_key` from sizes and dates of files: in 8 ms, but only for this machine."""
-    return _key(content_digest(OURS, read=False), read=())
-
-
-def _key(ours: str, *, read: Collection[str]) -> dict[str, str | None]:
     versions = installed_versions(PACKAGES)
-    key: dict[str, str | None] = {"python": sys.version.partition(" ")[0], "autotrain_mem": ours}
+    key: dict[str, str | None] = {"python": sys.version.partition(" ")[0], "autotrain_mem": content_digest(OURS)}
     for package, version in versions.items():
         key[package] = version
         if version is not None and (package in OFTEN_EDITED or DEVELOPMENT in version):
             spec = importlib.util.find_spec(package.replace("-", "_"))
             folders = (spec.submodule_search_locations or ()) if spec else ()
-            digests = [content_digest(pathlib.Path(folder), read=package in read) for folder in folders]
+            digests = [content_digest(pathlib.Path(folder), read=package in OFTEN_EDITED) for folder in folders]
             key[f"{package} files"] = " ".join(digests)
     return key
 
