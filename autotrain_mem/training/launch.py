@@ -16,9 +16,9 @@ from autotrain_mem.training.cuda_oom import HOST, kind_of_text
 from autotrain_mem.training.environment import ADDRESS, meeting_port, rank_environments
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.machines.lead import Machines, capitalized
-from autotrain_mem.training.rank_processes import Event, Progress, RankDied, RankProcesses, RankTimeout, most_read
+from autotrain_mem.training.rank_processes import Event, Progress, RankDied, RankProcesses, RankTimeout
 from autotrain_mem.training.run_folder import unwritable
-from autotrain_mem.training.task import Request, interrupted_before_training
+from autotrain_mem.training.task import Request, interrupted_before_training, largest
 from autotrain_mem.types import Phase
 from autotrain_mem.types.experience import PhasePeak, Probe
 
@@ -266,16 +266,12 @@ def most_of(probes: Sequence[Probe]) -> Probe:
     measured = [probe.measured for probe in probes if probe.measured is not None]
     peaks: dict[Phase, PhasePeak] = {}
     for phase, peak in (item for probe in probes for item in probe.phases.items()):
-        before = peaks.get(phase, peak)
-        peaks[phase] = PhasePeak(
-            allocated_bytes=max(before.allocated_bytes, peak.allocated_bytes),
-            reserved_bytes=max(before.reserved_bytes, peak.reserved_bytes),
-        )
+        peaks[phase] = largest([peaks.get(phase, peak), peak])
     names = ("row_tokens", "non_torch_bytes", "step_seconds")
     return replace(
         next((probe for probe in probes if probe.refused), probes[0]),
         fits=all(probe.fits for probe in probes),
-        measured=most_read(measured) if measured else None,
+        measured=largest(measured) if measured else None,
         phases=peaks,
         **{name: most(getattr(probe, name) for probe in probes) for name in names},
     )

@@ -16,6 +16,7 @@ from autotrain_mem.training.exit_causes import Ending, blames_others
 from autotrain_mem.training.machines.lead import StartRemote
 from autotrain_mem.training.machines.link import MachineLost, RemoteChild
 from autotrain_mem.training.pulses import Pulses
+from autotrain_mem.training.task import largest
 from autotrain_mem.types.report import MemoryReading
 
 LOOK_SECONDS = 0.5
@@ -203,7 +204,7 @@ class RankProcesses:
                 return self._once(rank, event)
             case "step" if event["memory"] is not None:
                 self._readings[rank] = codec.from_json(MemoryReading, event["memory"])
-                event = {**event, "memory": codec.to_json(most_read([*self._readings.values()]))}
+                event = {**event, "memory": codec.to_json(largest([*self._readings.values()]))}
             case "end":
                 self._done.add(rank)
         return None if rank else event
@@ -244,12 +245,6 @@ class RankProcesses:
             return RankTimeout(min(mute), "its process sends no heartbeats")
         behind = self._pulses.behind()
         return None if behind is None or behind[0] in gone else RankTimeout(*behind)
-
-
-def most_read(readings: Sequence[MemoryReading]) -> MemoryReading:
-    """Merges the readings of several allocators: the largest of each figure."""
-    figures: list[Mapping[str, Any]] = [codec.to_json(reading) for reading in readings]
-    return MemoryReading(**{name: max(each[name] for each in figures) for name in figures[0]})
 
 
 HOST_SECONDS = 1.0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 from autotrain_mem.support.errors import InterruptedByUser
 from autotrain_mem.training.pulses import SILENT_SECONDS
-from autotrain_mem.types import Hardware, Job, Knobs, LearnedLimits, Phase
+from autotrain_mem.types import Hardware, Job, Knobs, LearnedLimits, Phase, PhasePeak
+from autotrain_mem.types.report import MemoryReading
 
 Task = Literal["train", "probe"]
+Figures = TypeVar("Figures", MemoryReading, PhasePeak)
 
 SendEvent = Callable[[Mapping[str, Any]], None]
 """Sends one event from a run's process to its parent."""
@@ -21,6 +23,12 @@ def interrupted_before_training() -> InterruptedByUser:
     return InterruptedByUser(
         "Interrupted before training began; no step was trained.", hint="Run the command again at any time."
     )
+
+
+def largest(readings: Sequence[Figures]) -> Figures:
+    """Merges readings of several ranks or moments: the largest of each figure."""
+    names = [each.name for each in fields(readings[0])]
+    return replace(readings[0], **{name: max(getattr(each, name) for each in readings) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.trainers.template_limits import limit_templates
 from autotrain_mem.training.cuda_oom import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
-from autotrain_mem.training.task import Request
+from autotrain_mem.training.task import Request, largest
 from autotrain_mem.types import Hardware, Owner, Phase, PhasePeak
 from autotrain_mem.types.report import MemoryReading
 
@@ -77,11 +77,9 @@ class PhasePeaks(PhaseRecorder):
         )
 
     def _end_phase(self) -> None:
-        now, before = self._read(), self._peaks.get(self.phase, PhasePeak(allocated_bytes=0, reserved_bytes=0))
-        self._peaks[self.phase] = PhasePeak(
-            allocated_bytes=max(before.allocated_bytes, now.peak_allocated_bytes),
-            reserved_bytes=max(before.reserved_bytes, now.peak_reserved_bytes),
-        )
+        now = self._read()
+        peak = PhasePeak(allocated_bytes=now.peak_allocated_bytes, reserved_bytes=now.peak_reserved_bytes)
+        self._peaks[self.phase] = largest([self._peaks.get(self.phase, peak), peak])
         self._reset()
 
 
