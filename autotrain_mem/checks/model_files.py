@@ -1,6 +1,5 @@
 """Reads and checks a model's config, and reads the size of its weights."""
 
-import contextlib
 import hashlib
 import json
 import pathlib
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotrain_mem.methods.configs import is_in_mxfp4
+from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.support.errors import ModelConfigError, UnsupportedModelError, UsageError
 from autotrain_mem.support.sources import check_model_folder, check_sizes, saved_model
 from autotrain_mem.trainers.pretrained import load_config
@@ -200,23 +200,13 @@ def item_bytes(config: Any) -> int:
 def download(model: str, config: Any, revision: str | None = None) -> Download | None:
     """Returns the weights that training downloads from the hub, and their folder; None if they are on disk.
 
-    If the hub does not answer in time, the size follows from the config's parameters and dtype.
+    If the hub does not answer in time, the size follows from the config, for the types that ``parameters`` knows.
     """
     from huggingface_hub import constants
 
     if pathlib.Path(model).is_dir() or _cached_bytes(model, revision):
         return None
-    size_bytes = _bytes_on_hub(model, revision)
-    if size_bytes is None:
-        import torch
-        from transformers import AutoModelForCausalLM
-        from transformers.initialization import no_init_weights
-
-        size_bytes = 0
-        with contextlib.suppress(ValueError, ImportError), torch.device("meta"), no_init_weights():  # no such model
-            built = AutoModelForCausalLM.from_config(config)
-            built.tie_weights()  # which ``no_init_weights`` leaves out
-            size_bytes = sum(weight.numel() for weight in built.parameters()) * item_bytes(config)
+    size_bytes = _bytes_on_hub(model, revision) or (parameters(config.to_dict()) or 0) * item_bytes(config)
     return Download(size_bytes=size_bytes, folder=constants.HF_HUB_CACHE) if size_bytes else None
 
 
