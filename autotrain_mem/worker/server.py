@@ -5,7 +5,6 @@ hidden from it (see ``client``), so the results are the same on every machine.
 """
 
 import contextlib
-import functools
 import gc
 import os
 import pathlib
@@ -182,25 +181,18 @@ def answer(request: dict[str, Any], on_progress: OnProgress = lambda counting: N
 
 
 @contextlib.contextmanager
-def deferred_compile() -> Iterator[None]:
-    """Delays ``torch.compile`` of functions in this block to their first call.
+def uncompiled() -> Iterator[None]:
+    """Within the block, ``torch.compile`` returns functions as they are.
 
     bitsandbytes compiles its optimizers on import (``backends/default/ops.py: _try_torch_compile``). This makes
     torch import its inductor, which takes a sixth of the time of importing TRL. No rehearsal calls these functions.
     """
     import torch
 
-    compile_now = torch.compile
+    def as_it_is(function: Any = None, **options: Any) -> Any:
+        return function or as_it_is
 
-    def compile_later(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return functools.partial(compile_later, **options)
-        if not callable(model) or isinstance(model, torch.nn.Module):
-            return compile_now(model, **options)
-        compiled = functools.cache(lambda: compile_now(model, **options))
-        return functools.wraps(model)(lambda *arguments, **keywords: compiled()(*arguments, **keywords))
-
-    with mock.patch.object(torch, "compile", compile_later):
+    with mock.patch.object(torch, "compile", as_it_is):
         yield
 
 
@@ -257,7 +249,7 @@ def main() -> None:
 
     torch.set_num_threads(1)  # fake tensors compute nothing
     # Nearly every request needs these imports. If a library is broken, the first such request reports it.
-    with contextlib.suppress(Exception), deferred_compile():
+    with contextlib.suppress(Exception), uncompiled():
         from trl import SFTTrainer  # noqa: F401
 
         from autotrain_mem.rehearsal import fake_run, rehearse  # noqa: F401

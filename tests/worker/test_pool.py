@@ -25,7 +25,7 @@ from autotrain_mem.types import Counting, Job
 from autotrain_mem.worker import client, pool
 from autotrain_mem.worker.client import SCRATCH, Worker
 from autotrain_mem.worker.pool import Workers
-from autotrain_mem.worker.server import OPERATIONS, ScratchFolders, answer, deferred_compile
+from autotrain_mem.worker.server import OPERATIONS, ScratchFolders, answer, uncompiled
 from tests.forked import Forge
 from tests.support.test_processes import ends, parent
 
@@ -328,25 +328,8 @@ def test_a_worker_removes_the_folder_that_it_was_given_and_those_of_scripts(
     assert {*tmp_path.iterdir()} == {kept, everyones}
 
 
-def test_a_function_is_compiled_at_its_first_call_and_a_module_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = []
-
-    def compile_now(model: object, **options: object) -> object:
-        compiled.append((model, options))
-        return model
-
-    monkeypatch.setattr(torch, "compile", compile_now)
-
-    def double(number: int) -> int:
-        """Twice as much."""
-        return 2 * number
-
-    module = torch.nn.Identity()
-    with deferred_compile():
-        plain, with_options, whole = torch.compile(double), torch.compile(dynamic=False)(double), torch.compile(module)
+def test_a_function_is_left_uncompiled_while_libraries_are_imported() -> None:
+    compile_now = torch.compile
+    with uncompiled():
+        assert torch.compile(abs) is torch.compile(dynamic=False)(abs) is abs
     assert torch.compile is compile_now
-    assert compiled == [(module, {})]
-    assert whole is module
-    assert plain.__doc__ == "Twice as much."
-    assert [plain(2), plain(3), with_options(4)] == [4, 6, 8]
-    assert compiled == [(module, {}), (double, {}), (double, {"dynamic": False})]
