@@ -116,8 +116,7 @@ def make_plan(asked: PlannedCall) -> Plan:
 
 def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: Store, earlier: Plan | None) -> Plan:
     asked.autofit.headroom_bytes(hardware.total_bytes)  # raises before anything is started
-    with tempfile.TemporaryDirectory(prefix="autofit-") as folder, Workers() as workers:
-        workers.start()
+    with Workers() as workers, tempfile.TemporaryDirectory(dir=workers.first.scratch) as folder:
         rehearsals = _rehearsals(asked, launched, hardware, store, workers, pathlib.Path(folder))
         with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
             reports = (progress.tried, progress.counting)

@@ -230,7 +230,6 @@ class Channel:
 
     Args:
         ignore_interrupt: Whether to leave Ctrl-C to the parent, which stops this process itself.
-        on_message: Called in a reader thread with each object as it arrives.
         on_close: Called when the parent closes its end, before this process exits.
         on_loss: Called once for each stream when the log can no longer be written; later output is dropped.
     """
@@ -239,7 +238,6 @@ class Channel:
         self,
         *,
         ignore_interrupt: bool,
-        on_message: Callable[[Mapping[str, Any]], None] = lambda request: None,
         on_close: Callable[[], None] = lambda: None,
         on_loss: Callable[[OSError], None] = lambda error: None,
     ) -> None:
@@ -256,7 +254,7 @@ class Channel:
         self._in: TextIO = os.fdopen(os.dup(0), encoding="utf-8")
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
         self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._on_message, self._on_close = on_message, on_close
+        self._on_close = on_close
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -281,9 +279,7 @@ class Channel:
 
     def _read(self) -> None:
         for line in self._in:
-            request = json.loads(line)
-            self._on_message(request)
-            self._requests.put(request)
+            self._requests.put(json.loads(line))
         with contextlib.suppress(Exception):  # no parent is left to report it to
             self._on_close()
         if _HAS_GROUPS and os.getpgrp() == os.getpid():

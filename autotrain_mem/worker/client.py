@@ -31,7 +31,7 @@ HIDDEN_CUDA = {
 treats an empty value as unset (ROCm's ``clr``, ``rocclr/device/rocm/rocdevice.cpp: Device::init``)."""
 
 PREFIX = "autofit-"
-"""Prefix of our temporary folders; no other folder is removed."""
+"""Prefix of our temporary folders."""
 SCRATCH = "AUTOFIT_SCRATCH"
 """The variable with the path of the worker's own folder: TMPDIR may be shared."""
 
@@ -67,6 +67,11 @@ class Worker:
             self._over = True
             if self._child is not None:
                 self._child.kill()  # it holds nothing that needs saving
+
+    @property
+    def scratch(self) -> str:
+        """Returns a folder that exists until the worker ends, even if this process is killed."""
+        return self._scratch.name
 
     @property
     def pid(self) -> int:
@@ -148,7 +153,7 @@ class Worker:
             if self._child is None or not (self._child.alive or self._over):
                 if self._child is not None:
                     self._child.stop()
-                environment = {**HIDDEN_CUDA, "TMPDIR": self._scratch.name, SCRATCH: self._scratch.name}
+                environment = {**HIDDEN_CUDA, "TMPDIR": self.scratch, SCRATCH: self.scratch}
                 # Its children count tokens.
                 self._child = Child("autotrain_mem.worker.server", environment, has_children=True)
             return self._child

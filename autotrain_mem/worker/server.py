@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pkgutil import resolve_name
 from typing import Any, get_type_hints
 from unittest import mock
@@ -213,34 +213,16 @@ def leave_group() -> None:
         del os.environ[name]
 
 
-class ScratchFolders:
-    """Removes the temporary folders of a killed parent: the worker's own, and those with a script's rows."""
-
-    def __init__(self) -> None:
-        own = os.environ.get(SCRATCH)
-        self._folders = {pathlib.Path(own)} if own else set()
-
-    def note(self, request: Mapping[str, Any]) -> None:
-        """Records the folder of a script's file, if a request names one."""
-        call = (request.get("job") or {}).get("python_call")
-        if call is not None:
-            self._folders.add(pathlib.Path(call["path"]).parent)
-
-    def remove(self) -> None:
-        """Removes all recorded folders; other workers of the same parent may do the same."""
-        for folder in self._folders:
-            if folder.name.startswith(PREFIX):
-                # Renamed first, so that a process that still writes there finds no folder.
-                renamed = folder.with_name(f"{folder.name}-over-{os.getpid()}")
-                with contextlib.suppress(OSError):  # another worker was first; or Windows, where a file in it is open
-                    folder = folder.rename(renamed)
-                shutil.rmtree(folder, ignore_errors=True)
+def remove_scratch() -> None:
+    """Removes the folder that a killed parent gave to this worker, with the files of a script's calls in it."""
+    own = pathlib.Path(os.environ[SCRATCH])
+    # Renamed first, so that a process that still writes there finds no folder.
+    shutil.rmtree(own.rename(f"{own}-over"), ignore_errors=True)
 
 
 def main() -> None:
     """Serves until the parent ends."""
-    scratch_folders = ScratchFolders()
-    channel = Channel(ignore_interrupt=True, on_message=scratch_folders.note, on_close=scratch_folders.remove)
+    channel = Channel(ignore_interrupt=True, on_close=remove_scratch)
     leave_group()
     warnings.filterwarnings("ignore")
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # they would fill the end of the log

@@ -23,9 +23,9 @@ from autotrain_mem.support.errors import ModelNotFoundError, RehearsalError, Wor
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Counting, Job
 from autotrain_mem.worker import client, pool
-from autotrain_mem.worker.client import SCRATCH, Worker
+from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
-from autotrain_mem.worker.server import OPERATIONS, ScratchFolders, answer, uncompiled
+from autotrain_mem.worker.server import OPERATIONS, answer, uncompiled
 from tests.forked import Forge
 from tests.support.test_processes import ends, parent
 
@@ -236,7 +236,7 @@ def test_a_workers_error_is_raised_here_and_an_interrupted_counting_leaves_no_pr
     with Worker() as worker:
         with forge.children():
             worker.start()
-        first, folder = worker.pid, pathlib.Path(worker._scratch.name)
+        first, folder = worker.pid, pathlib.Path(worker.scratch)
         with pytest.raises(ModelNotFoundError) as caught:
             worker.describe(Job(method="sft", model=str(tmp_path / "nothing"), dataset=None), (8, 0))
         assert "Traceback" in str(caught.value.__cause__), "for --debug"
@@ -275,20 +275,18 @@ def members(group: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_worker_whose_parent_is_killed_exits_and_removes_the_parents_folders(tmp_path: pathlib.Path) -> None:
+def test_a_worker_whose_parent_is_killed_exits_and_removes_its_folder(tmp_path: pathlib.Path) -> None:
     code = """
-        import pathlib, tempfile, time
+        import pathlib, time
         from autotrain_mem.worker.client import Worker
         worker = Worker()
         worker.start()
-        call = pathlib.Path(tempfile.mkdtemp(prefix="autofit-"), "call")
-        call.write_text("rows")
-        worker._child.send({"operation": "describe", "job": {"python_call": {"path": str(call)}}})
+        pathlib.Path(worker.scratch, "call").write_text("rows")
         print(worker.pid, flush=True)
         time.sleep(600)
     """
     with parent(code, TMPDIR=str(tmp_path)) as (process, (worker,)):
-        assert len([*tmp_path.iterdir()]) == 2, "the worker's folder and the script's, or this test tests nothing"
+        assert len([*tmp_path.glob("*/call")]) == 1
         process.kill()
         process.wait()
         assert ends(worker)
@@ -304,28 +302,6 @@ def test_an_env_block_is_set_during_its_jobs_requests_alone_and_shows_no_gpu(mon
     asked = [{"environment": block}, {"job": codec.to_json(first)}, {"job": codec.to_json(second)}]
     seen = [answer({"operation": "check", **each})["ok"] for each in asked]
     assert seen == [["", "secret"], ["", "secret"], ["", None]]
-
-
-def test_a_worker_removes_the_folder_that_it_was_given_and_those_of_scripts(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ("autofit-own", "autofit-handed", "data", "autofit-everyones")
-    own, handed, kept, everyones = folders = [tmp_path / name for name in names]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "call").write_text("rows", encoding="utf-8")
-    monkeypatch.setenv(SCRATCH, str(own))
-    first, second = ScratchFolders(), ScratchFolders()
-    for scratch_folders in (first, second):  # two workers of one parent
-        scratch_folders.note({"operation": "parse"})
-        scratch_folders.note({"operation": "describe", "job": {"python_call": None}})
-        scratch_folders.note({"operation": "describe", "job": {"python_call": {"path": str(handed / "call")}}})
-        scratch_folders.note({"operation": "describe", "job": {"python_call": {"path": str(kept / "call")}}})
-    monkeypatch.delenv(SCRATCH)
-    monkeypatch.setenv("TMPDIR", str(everyones))
-    for scratch_folders in (first, second, ScratchFolders()):
-        scratch_folders.remove()
-    assert {*tmp_path.iterdir()} == {kept, everyones}
 
 
 def test_a_function_is_left_uncompiled_while_libraries_are_imported() -> None:
