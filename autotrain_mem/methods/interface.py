@@ -85,8 +85,7 @@ class Method(Protocol):
     learns_tokens: bool = False
     """Whether every token of an answer is a label; otherwise a whole row teaches about one bit."""
     adapter_rate: tuple[float, str] | None = None
-    """The learning rate of a LoRA adapter under Adam, and its source; None if it follows from TRL's default, or if each
-    token teaches (``search.adapter: adapter_learning_rate``)."""
+    """The learning rate of a LoRA adapter under Adam, and its source; None if ``search.adapter`` derives them."""
     joins_sides: bool = False
     """Whether a batch holds first all chosen sequences, then all rejected ones."""
     liger_since: str | None = ""

@@ -104,8 +104,8 @@ def adapter_learning_rate(knobs: Knobs, job: Job, facts: ModelFacts, profile: Da
     rows, steps = knobs.effective_batch_size, job.optimizer_steps(knobs, profile)
     counted = sorted((rows, FEWEST_ROWS, SWEPT_ROWS))[1]
     is_short = steps is not None and steps < SHORT_RUN
-    why = f"adapters of {family} models" if family else "not calibrated for this family; adapters of others"
-    why += f" learn best at about {best:.2g} with {SWEPT_ROWS} rows a step and {SWEPT_STEPS} steps (tinker-cookbook)"
+    why = f"{'' if family else 'not calibrated for this family; '}for {rows} rows a step; {family or 'other'} models "
+    why += f"learn best at {best:.2g} with {SWEPT_ROWS} rows a step and {SWEPT_STEPS} steps (tinker-cookbook)"
     if counted < SWEPT_ROWS:
         why += f", and the rate goes with the root of the rows down to {FEWEST_ROWS}"
     if is_short:
@@ -113,7 +113,7 @@ def adapter_learning_rate(knobs: Knobs, job: Job, facts: ModelFacts, profile: Da
     elif steps is None:
         why += f"; it is for at least {SHORT_RUN} steps"
     rate = best * math.sqrt(counted / SWEPT_ROWS) * (SHORT_RUN_FACTOR if is_short else 1)
-    return float(f"{rate:.2g}"), f"{why}; this is for {rows} rows"
+    return float(f"{rate:.2g}"), why
 
 
 def _rank(job: Job, facts: ModelFacts, profile: DataProfile | None) -> tuple[int, str]:

@@ -304,10 +304,10 @@ def test_lora_of_the_plan_is_on_all_layers_with_a_rate_of_its_own_and_the_users_
 
 def test_the_rate_of_an_adapter_is_that_of_method_family_width_rows_and_steps() -> None:
     for method, family, width, rows, steps, rate, why in (
-        ("sft", "qwen3", 4096, 128, 780, 4.7e-4, "adapters of qwen models learn best at about 0.00047 with 128 rows"),
-        ("sft", "qwen2", 896, 512, 780, 5e-4, "this is for 512 rows"),
+        ("sft", "qwen3", 4096, 128, 780, 4.7e-4, "qwen models learn best at 0.00047 with 128 rows"),
+        ("sft", "qwen2", 896, 512, 780, 5e-4, "for 512 rows a step; "),
         ("sft", "llama", 4096, 64, None, 2e-4, "it is for at least 100 steps"),
-        ("sft", "llama", 8192, 8, 100, 8.3e-5, "root of the rows down to 32; this is for 8 rows"),
+        ("sft", "llama", 8192, 8, 100, 8.3e-5, "root of the rows down to 32"),
         ("sft", "qwen2_5_vl", 2048, 32, 99, 3.7e-4, "1.5 times that in fewer than 100 steps"),
         ("gkd", "gemma3_text", 1152, 128, 780, 3e-4, "not calibrated for this family"),
         ("grpo", "qwen3", 4096, 128, 50, 1e-5, "10 times full fine-tuning's"),
