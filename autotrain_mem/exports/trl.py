@@ -71,15 +71,12 @@ def trl(plan: Plan, job: Job) -> str:
 class DryRun:
     """Describes what a run would start."""
 
-    json_form: ClassVar = Form(
-        schema="autofit.dry_run/1", derived={"config": "settings"}, hidden=("config", "short_command")
-    )
+    json_form: ClassVar = Form(schema="autofit.dry_run/1", derived={"config": "settings"}, hidden=("config",))
 
     config: str
     """TRL's YAML, with comments."""
     command: tuple[str, ...] | None
     """The command for the same training with TRL alone; None if TRL has no script for the method."""
-    short_command: str
     environment: Mapping[str, str]
     """The variables that autofit would set for the training process."""
 
@@ -94,8 +91,7 @@ class DryRun:
         """Returns one YAML file that TRL can read; all but the config is in comments."""
         lines = ["No command: TRL has no script for this method, and autofit trains with a trainer of its own."]
         if self.command is not None:
-            lines = [f"The command, with this text saved as {TRL_FILE} (in TRL's short form: {self.short_command}):"]
-            lines.append(f"  {one_line(shlex.join(self.command))}")
+            lines = [f"The command, with this text saved as {TRL_FILE}:", f"  {one_line(shlex.join(self.command))}"]
         lines.append(f"The environment that autofit would set for the process:{'' if self.environment else ' nothing'}")
         lines += [f"  {one_line(f'{name}={shlex.quote(value)}')}" for name, value in self.environment.items()]
         return self.config + "".join(f"# {line}\n" for line in lines)
@@ -108,14 +104,8 @@ def dry_run(plan: Plan, job: Job, environment: Mapping[str, str]) -> DryRun:
     single = ("--num_processes", "1", "--num_machines", "1", "--mixed_precision", draft.precision)
     several = draft.knobs.processes > 1
     launch = ("accelerate", "launch", *(("--config_file", ACCELERATE_FILE) if several else single))
-    short = f"trl {job.method} --config {TRL_FILE}{several * f' --accelerate_config {ACCELERATE_FILE}'}"
     if draft.knobs.zero_stage:
         launch = tuple(torchrun(draft))
-        short = shlex.join((*launch, *shlex.split(script(job.method))))
     has_script = job.method_facts.has_trl_command
-    return DryRun(
-        config=trl(plan, job),
-        command=(*launch, *shlex.split(script(job.method))) if has_script else None,
-        short_command=short,
-        environment=environment,
-    )
+    command = (*launch, *shlex.split(script(job.method))) if has_script else None
+    return DryRun(config=trl(plan, job), command=command, environment=environment)
