@@ -73,9 +73,6 @@ _PLACES = tuple(Path(__file__).parents[up] / "recipes" for up in (1, 2))
 _CARD = re.compile(r"^# card +(\S+)$", re.MULTILINE)
 _GPUS = re.compile(r"^# gpus +(\d+)$", re.MULTILINE)
 
-SIMILAR = 0.8
-"""Least similarity to the beginning of a name, where 1 is equal (``difflib.SequenceMatcher.ratio``)."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
@@ -122,7 +119,7 @@ def recipe(name: str) -> Recipe:
         return known[name]
     asked = name.removesuffix(".yaml")  # near names contain it, resemble it, or begin like it: sft-lama
     holding = [each for each in known if asked in each]
-    alike = [each for each in known if difflib.SequenceMatcher(None, asked, each[: len(asked)]).ratio() >= SIMILAR]
+    alike = [each for each in known if difflib.get_close_matches(asked, [each[: len(asked)]])]
     near = (holding or difflib.get_close_matches(asked, known, n=2) or alike)[:2]
     meant = f"Did you mean {' or '.join(near)}? " if near else ""
     raise UsageError(
