@@ -135,7 +135,7 @@ def drop_oldest(folder: pathlib.Path, limit_bytes: int) -> None:
         for entry in entries:
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                if entry.name.endswith((_SUFFIX, ".json")):  # an earlier version wrote .json
+                if entry.name.endswith(_SUFFIX):
                     pages = -(-status.st_size // PAGE_BYTES)
                     files.append((status.st_mtime, pages * PAGE_BYTES, entry.path))
                 elif entry.name.endswith(PARTIAL) and time.time() - status.st_mtime > ABANDONED_SECONDS:
