@@ -12,7 +12,6 @@ import io
 import os
 import pathlib
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ oom:save:N               the card is full in the middle of writing the Nth check
 disk:save:N              the disk is full in the middle of writing the Nth checkpoint
 torn:save:N[:FILE]       truncates a file of the Nth checkpoint, by default the largest, and kills the process
 rot:save:N[:FILE]        ... changes one byte of it, and kills the process
-clock:save:N             sets the clock back by an hour before the Nth checkpoint
 disk:N                   the disk is full from the Nth allocation until training ends, except for checkpoints
 stop:N                   stops the process at its Nth allocation, as SIGSTOP does
 rank:R:...               any of these in the process with that rank; without it, in the first
@@ -48,7 +46,6 @@ Every process counts its own allocations and checkpoints, from 1."""
 
 CHECKPOINTS = "checkpoint-*"
 STDERR = 2
-SET_BACK_SECONDS = 3600.0  # as when summer time ends on a machine that keeps local time
 OPTIMIZER_NAME = "optimizer.pt"
 """The checkpoint file that is written after the weights and before the trainer's state (``transformers/trainer.py:
 _save_checkpoint``): cut short, it leaves an incomplete checkpoint."""
@@ -62,7 +59,7 @@ class Fault:
 
     text: str
     """The fault as the user wrote it, without a rank; also the line that records that it occurred."""
-    kind: Literal["oom", "taken", "kill", "stop", "disk", "torn", "rot", "clock"]
+    kind: Literal["oom", "taken", "kill", "stop", "disk", "torn", "rot"]
     at: int
     """The number of the allocation, or of the checkpoint, at which it occurs."""
     phase: Phase | None = None
@@ -121,7 +118,7 @@ def _parse(parts: Sequence[str]) -> Fault:
             return fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
         case ["kill" | "stop" | "disk" as kind, at]:
             return fault(kind=kind, at=_count(at))
-        case ["oom" | "kill" | "disk" | "torn" | "rot" | "clock" as kind, "save", at]:
+        case ["oom" | "kill" | "disk" | "torn" | "rot" as kind, "save", at]:
             return fault(kind=kind, phase=Phase.SAVE, at=_count(at))
         case ["torn" | "rot" as kind, "save", at, file] if file and pathlib.PurePath(file).name == file:
             return fault(kind=kind, phase=Phase.SAVE, at=_count(at), file=file)
@@ -150,11 +147,10 @@ def injected_faults(
         return
     import torch  # only a run that already trains comes here
 
-    faults.save, faults.clock = torch.save, time.time
+    faults.save = torch.save
     gpu.before_allocation = faults.before_allocation
     with (
         patch.object(torch, "save", faults.saving),
-        patch.object(time, "time", lambda: faults.clock() - faults.set_back_seconds),
         full_disk(folder, lambda: faults.is_disk_full and phase() is not Phase.SAVE),
         open(os.dup(STDERR), "wb") as log,
     ):
@@ -192,8 +188,6 @@ class Faults:
 
     save: Callable[..., Any]
     """The original ``torch.save``."""
-    clock: Callable[[], float]
-    """The original ``time.time``."""
 
     def __init__(
         self,
@@ -203,7 +197,6 @@ class Faults:
         phase: Callable[[], Phase],
         faults: Sequence[Fault],
     ) -> None:
-        self.set_back_seconds = 0.0
         self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase
         self._marked = set(marks.read_text(encoding="utf-8").splitlines()) if marks.is_file() else set()
         self._held: dict[Fault, int] = {}
@@ -252,16 +245,9 @@ class Faults:
             self.save(value, file, *args, **kwargs)
             return
         self._saves, self._checkpoint = self._saves + 1, path.parent
-        at_save = [each for each in self.pending if each.phase is Phase.SAVE and each.at == self._saves]
-        due = {each.kind: each for each in at_save if not self._is_marked(each.text)}
-        if "clock" in due:
-            # Dates the earlier checkpoints into the future, since the system's clock cannot be set.
-            self._mark(due["clock"].text)
-            self.set_back_seconds = SET_BACK_SECONDS
-            then = self.clock() + SET_BACK_SECONDS
-            for earlier in set(self._checkpoint.parent.glob(CHECKPOINTS)) - {self._checkpoint}:
-                os.utime(earlier, (then, then))
-        fault = next((each for kind, each in due.items() if kind in ("oom", "kill", "disk")), None)
+        at_save = (each for each in self.pending if each.phase is Phase.SAVE and each.at == self._saves)
+        now = (each for each in at_save if each.kind not in ("torn", "rot"))
+        fault = next((each for each in now if not self._is_marked(each.text)), None)
         if fault is None:
             self.save(value, file, *args, **kwargs)
             return

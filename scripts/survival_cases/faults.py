@@ -53,7 +53,6 @@ FAULTS: Mapping[str, tuple[str, ...]] = {
     "disk:save": ("sft", "dpo", "ppo"),
     "torn:save": ("sft", "dpo", "ppo"),
     "rot:save": ("sft", "dpo", "grpo", "ppo"),
-    "clock:save": ("sft", "dpo", "grpo", "ppo"),
     "disk": ("sft", "dpo", "grpo", "ppo"),
     "second run": ("sft", "dpo", "grpo", "ppo"),
     "SIGHUP": ("sft", "dpo", "grpo", "ppo"),
@@ -127,7 +126,7 @@ def undisturbed(
 
 
 def cases(quiet: Mapping[str, Undisturbed]) -> list[Case]:
-    """Returns 300 cases: each fault at uniformly random moments of the undisturbed run. Files are corrupted in turn."""
+    """Returns 280 cases: each fault at uniformly random moments of the undisturbed run. Files are corrupted in turn."""
     random = Random(0)
     every = [
         Case(fault=fault, number=number, kind=method, mishap=drawn(random, fault, quiet[method]))
@@ -155,9 +154,6 @@ def drawn(random: Random, fault: str, quiet: Undisturbed) -> str:
     if fault == "disk":
         disk = random.randint(1, quiet.counts["all"])
         return f"disk:{disk} oom:backward:{random.randint(1, quiet.counts['backward'])}"
-    if kind == "clock":
-        save = random.randint(2, quiet.counts["checkpoints"])
-        return f"clock:save:{save} kill:{random.randint(1, quiet.counts['all'])}"
     is_last_spared = kind in ("torn", "rot")  # no run resumes from the last checkpoint
     save = random.randint(1, quiet.counts["checkpoints"] - is_last_spared)
     file = random.choice(TORN_FILES) if kind == "torn" else ""
@@ -175,7 +171,6 @@ def run(
     if case.fault in FROM_OUTSIDE:
         row, ended = _from_outside(case, argv, place, name, losses)
     else:
-        argv += ["--save_total_limit", "1"] if case.fault == "clock:save" else []
         module = "survival_cases.full_disk" if case.fault == "disk" else AUTOFIT
         ended = autofit(argv, place, name, {VARIABLE: case.mishap}, module=module)
         marks = ended.folder / MARKS_NAME

@@ -5,7 +5,6 @@ import os
 import pathlib
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -142,17 +141,6 @@ def test_a_complete_checkpoint_is_truncated(text: str, torn: str, tmp_path: path
     assert after == sizes | {name: sizes[name] // 2}
 
 
-def test_the_clock_is_set_back_between_two_checkpoints(tmp_path: pathlib.Path) -> None:
-    before = time.time()
-    with process("clock:save:2", tmp_path) as run:
-        run.save(tmp_path / "checkpoint-9")
-        run.save(tmp_path / "checkpoint-10")
-        assert time.time() < before - 3000
-    assert time.time() >= before
-    earlier, later = ((tmp_path / name).stat().st_mtime for name in ("checkpoint-9", "checkpoint-10"))
-    assert earlier > later + 3000
-
-
 def test_the_disk_is_full_except_for_checkpoints_until_the_training_ends(tmp_path: pathlib.Path) -> None:
     def write(name: str) -> None:
         (tmp_path / name).write_text("line")
@@ -180,7 +168,7 @@ def test_unknown_faults_are_listed_with_the_syntax_and_a_mark_is_the_users_own_w
     assert raised.value.message == f"{VARIABLE} holds unknown faults: {', '.join(wrong)}."
     assert "taken:SIZE:N[:until:M]" in raised.value.hint
     text = "oom:optimizer_step:4 taken:1048576B:5 taken:7B:5:until:6 kill:2 oom:save:2 kill:save:1 torn:save:3:a.pt "
-    text += "rot:save:2 rot:save:1:a.pt clock:save:2 disk:7"
+    text += "rot:save:2 rot:save:1:a.pt disk:7"
     assert " ".join(fault.text for fault in parse_mishaps(f"{text} count rank:1:kill:2", rank=0)) == text
 
 
