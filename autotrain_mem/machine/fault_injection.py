@@ -30,7 +30,7 @@ COUNT = "count"
 _PHASES = tuple(str(phase) for phase in Phase if phase not in (Phase.LOAD, Phase.SAVE))
 SYNTAX = f"""Separate faults by spaces:
 oom:PHASE:N              refuses the Nth allocation of that phase: {", ".join(_PHASES)}
-taken:SIZE:N[:until:M]   another process takes SIZE, such as 40MiB, from the Nth allocation on (until the Mth)
+taken:SIZE:N             another process takes SIZE, such as 40MiB, from the Nth allocation on
 kill:N                   kills the process at its Nth allocation
 kill:save:N              ... in the middle of writing its Nth checkpoint
 oom:save:N               the card is full in the middle of writing the Nth checkpoint
@@ -66,8 +66,6 @@ class Fault:
     """The phase whose allocations are counted. ``SAVE`` counts checkpoints, and None counts all allocations."""
     size_bytes: int = 0
     """Bytes that another process takes; it takes fewer if fewer are free."""
-    until: int | None = None
-    """The number of the allocation before which that process frees the bytes; None if it never does."""
     file: str = ""
     """The file that is damaged; empty for the largest."""
 
@@ -86,7 +84,7 @@ def parse_mishaps(text: str, rank: int | None = None) -> tuple[Fault, ...]:
     """Parses the text of ``AUTOFIT_MISHAPS``; with a rank, returns only the faults of that rank. Raises UsageError,
     with all words that are no fault; the hint gives the syntax.
 
-    >>> [(fault.kind, fault.at) for fault in parse_mishaps("oom:backward:37 taken:1MiB:500:until:900 disk:save:2")]
+    >>> [(fault.kind, fault.at) for fault in parse_mishaps("oom:backward:37 taken:1MiB:500 disk:save:2")]
     [('oom', 37), ('taken', 500), ('disk', 2)]
     """
     wrong: list[str] = []
@@ -114,8 +112,6 @@ def _parse(parts: Sequence[str]) -> Fault:
             return fault(kind="oom", phase=Phase(phase), at=_count(at))
         case ["taken", size, at]:
             return fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at))
-        case ["taken", size, at, "until", until] if _count(until) > _count(at):
-            return fault(kind="taken", size_bytes=parse_bytes(size), at=_count(at), until=_count(until))
         case ["kill" | "stop" | "disk" as kind, at]:
             return fault(kind=kind, at=_count(at))
         case ["oom" | "kill" | "disk" | "torn" | "rot" as kind, "save", at]:
@@ -199,7 +195,7 @@ class Faults:
     ) -> None:
         self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase
         self._marked = set(marks.read_text(encoding="utf-8").splitlines()) if marks.is_file() else set()
-        self._held: dict[Fault, int] = {}
+        self._begun: set[Fault] = set()
         self._allocations = 0
         self._of_phase = Counter[Phase]()
         self._saves, self._checkpoint = 0, pathlib.Path()
@@ -225,7 +221,7 @@ class Faults:
         self._of_phase[phase] += 1
         for fault in self.pending:
             if fault.lasts:
-                self._begin_or_end(fault)
+                self._begin(fault)
             elif self._is_marked(fault.text):
                 continue
             elif fault.kind in ("torn", "rot"):
@@ -272,20 +268,16 @@ class Faults:
             self._mark(f"all {self._allocations} allocations")
             self._mark(f"save {self._saves} checkpoints")
 
-    def _begin_or_end(self, fault: Fault) -> None:
-        """Takes or frees memory, or fills the disk; either may outlast this process."""
-        if self._is_marked(fault.over):
-            return
-        if fault not in self._held and (self._is_marked(fault.text) or self._allocations >= fault.at):
-            self._held[fault] = self._gpu.occupy(fault.size_bytes)
+    def _begin(self, fault: Fault) -> None:
+        """Takes memory or fills the disk; either outlasts this process."""
+        if fault not in self._begun and (self._is_marked(fault.text) or self._allocations >= fault.at):
+            self._begun.add(fault)
+            self._gpu.occupy(fault.size_bytes)
             self._mark(fault.text)
             if fault.kind == "disk":
                 self.is_disk_full = True
                 with open("/dev/full", "wb") as nowhere:
                     os.dup2(nowhere.fileno(), STDERR)
-        if fault.until is not None and self._allocations >= fault.until:
-            self._gpu.vacate(self._held.pop(fault))
-            self._mark(fault.over)
 
     def _damage(self, fault: Fault) -> None:
         files = [path for path in self._checkpoint.iterdir() if path.is_file()]

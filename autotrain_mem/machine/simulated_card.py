@@ -103,16 +103,10 @@ class SimulatedGpu:
         self.refusal = self._allocator.refusal(size_bytes, size_bytes)
         raise torch.OutOfMemoryError(self.refusal.message())
 
-    def occupy(self, size_bytes: int) -> int:
-        """Takes these bytes, or fewer if fewer are free, as another process would; returns the bytes taken."""
+    def occupy(self, size_bytes: int) -> None:
+        """Takes these bytes, or fewer if fewer are free, as another process would."""
         device = self._allocator.device
-        taken_bytes = min(size_bytes, device.free_bytes)
-        device.take(taken_bytes)
-        return taken_bytes
-
-    def vacate(self, size_bytes: int) -> None:
-        """Frees memory that another process took."""
-        self._allocator.device.taken_bytes -= size_bytes
+        device.take(min(size_bytes, device.free_bytes))
 
     def memory_stats(self) -> dict[str, int]:
         return self._allocator.memory_stats()
