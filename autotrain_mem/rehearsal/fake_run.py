@@ -167,7 +167,7 @@ class Watch:
         process = (
             nullcontext() if self._ranked is None else real_rank(self.recorder, self._ranked, self._compute_capability)
         )
-        with cuda_semantics(self.recorder, self._compute_capability, "real cpu"), process:
+        with cuda_semantics(self.recorder, self._compute_capability, are_fake=False), process:
             yield
 
     def train(self, trainer: Any, edit_rows: EditRows = list, **options: Any) -> None:

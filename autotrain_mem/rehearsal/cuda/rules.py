@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -27,12 +27,6 @@ from autotrain_mem.rehearsal.cuda import workspaces
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.types.hardware import Capability
 
-Tensors = Literal["fake cpu", "real cpu", "fake cuda"]
-"""The tensors on which a trainer runs: in a rehearsal, on a simulated card, and in a rehearsal on a machine with a GPU,
-where torch itself takes CUDA's paths (``scripts/gpu_records/native.py``)."""
-
-ON_CPU: tuple[Tensors, ...] = ("fake cpu", "real cpu")
-
 
 @dataclass(frozen=True, slots=True)
 class CudaRule:
@@ -40,8 +34,8 @@ class CudaRule:
 
     imitate: Callable[[Recorder, Capability], AbstractContextManager[None]]
     """Returns a context in which tensors behave as on a card of this compute capability."""
-    tensors: tuple[Tensors, ...] = ON_CPU
-    """The tensors that need the rule."""
+    fakes_only: bool = False
+    """Whether only fake tensors need the rule, and not those of a run on a simulated card."""
     not_counted: Callable[[Capability], tuple[str, ...]] = lambda card: ()
     """Lists the memory that the rule leaves out at a compute capability, each with its bound."""
 
@@ -151,7 +145,7 @@ RULES = (
     CudaRule(lambda recorder, card: one_hot_by_scattering()),
     CudaRule(lambda recorder, card: rows_of_svd()),
     CudaRule(lambda recorder, card: fp16_on_cpu()),
-    CudaRule(lambda recorder, card: recorded_empty_cache(recorder), (*ON_CPU, "fake cuda")),
+    CudaRule(lambda recorder, card: recorded_empty_cache(recorder)),
 )
 
 
@@ -163,11 +157,11 @@ def every_rule() -> tuple[CudaRule, ...]:
 
 
 @contextmanager
-def cuda_semantics(recorder: Recorder, compute_capability: Capability, tensors: Tensors = "fake cpu") -> Iterator[None]:
-    """Within the block, applies the rules that these tensors need: build and train the trainer there."""
+def cuda_semantics(recorder: Recorder, compute_capability: Capability, *, are_fake: bool = True) -> Iterator[None]:
+    """Within the block, applies the rules that fake or real CPU tensors need: build and train the trainer there."""
     with ExitStack() as stack:
         for rule in every_rule():
-            if tensors in rule.tensors:
+            if are_fake or not rule.fakes_only:
                 stack.enter_context(rule.imitate(recorder, compute_capability))
         yield
 

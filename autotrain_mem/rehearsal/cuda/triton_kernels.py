@@ -337,5 +337,5 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 RULES = (
     CudaRule(lambda recorder, card: fused_head_stand_ins()),
-    CudaRule(lambda recorder, card: liger_stand_ins(), ("fake cpu", "fake cuda")),
+    CudaRule(lambda recorder, card: liger_stand_ins(), fakes_only=True),
 )
