@@ -128,10 +128,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         fake = torch.Tensor._make_subclass(
             FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
         )
-        if self._allow_unsafe_data_ptr_access:
-            torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
-        else:
-            torch._C._set_throw_on_mutable_data_ptr(fake)
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
         fake.__dict__.update(state)
         return fake
 
