@@ -31,9 +31,8 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from autotrain_mem.rehearsal.cuda.host_offload import Streams
 from autotrain_mem.rehearsal.ranks.invariants import check_shards
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder, local, run_unseen, wrapped
-from autotrain_mem.rehearsal.trace.operator_costs import Cost
+from autotrain_mem.rehearsal.trace.operator_costs import host_copy
 from autotrain_mem.types import Owner, Phase
-from autotrain_mem.types.work import Kind
 
 _MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard, package)
 
@@ -172,15 +171,12 @@ def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
     inputs = FSDPParam.all_gather_inputs.fget
     reduce = _fsdp_param_group.foreach_reduce
 
-    def note(tensor: torch.Tensor) -> None:
-        recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
-
     def all_gather_inputs(param: Any) -> list[torch.Tensor]:
         if not param.offload_to_cpu or param.sharded_state != ShardedState.SHARDED:
             found: list[torch.Tensor] = inputs(param)
             return found
         shard = param._sharded_param_data
-        note(shard)
+        recorder.work.note(host_copy(shard).fixed())
         return [_to_dtype_if_needed(shard.clone(), param.param_dtype)]
 
     def foreach_reduce(fsdp_params: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +184,7 @@ def fsdp2_offload(recorder: RankRecorder) -> Iterator[None]:
         for param in fsdp_params:
             gradient = param.sharded_param.grad  # a view of the buffer that the whole unit reduced
             if param.offload_to_cpu and gradient is not None and not recorder.is_host(shard := local(gradient)):
-                note(shard)
+                recorder.work.note(host_copy(shard).fixed())
                 with recorder.unseen():
                     gradient._local_tensor = shard.clone()
                 recorder.disown(gradient._local_tensor)

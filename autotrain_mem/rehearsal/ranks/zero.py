@@ -49,9 +49,13 @@ _ROOM_BYTES = sys.maxsize
 class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyped
     """Behaves like CUDA's accelerator, except that its devices are named ``cpu``."""
 
+    Event = Streams.Event
+
     def __init__(self, recorder: RankRecorder, host: HostTensors | None) -> None:
         super().__init__()
         self._recorder, self._streams, self._host = recorder, Streams(recorder), host
+        self.stream, self.default_stream = self._streams.stream, self._streams.default_stream
+        self.current_stream = self._streams.current_stream
 
     def is_synchronized_device(self) -> bool:
         return False
@@ -77,19 +81,6 @@ class _Accelerator(CPU_Accelerator):  # type: ignore[misc]  # DeepSpeed is untyp
     @property
     def Stream(self) -> Any:  # CUDA's own name
         return self._streams.Stream
-
-    @property
-    def Event(self) -> Any:
-        return self._streams.Event
-
-    def stream(self, stream: Any) -> Any:
-        return self._streams.stream(stream)
-
-    def current_stream(self, device_index: Any = None) -> Any:
-        return self._streams.current_stream()
-
-    def default_stream(self, device_index: Any = None) -> Any:
-        return self._streams.default_stream()
 
 
 @contextmanager

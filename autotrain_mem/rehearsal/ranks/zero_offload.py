@@ -25,8 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autotrain_mem.rehearsal.known_values import tensors_in
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder
-from autotrain_mem.rehearsal.trace.operator_costs import Cost
-from autotrain_mem.types.work import Kind
+from autotrain_mem.rehearsal.trace.operator_costs import host_copy
 
 DEVICE_OF = torch.Tensor.device.__get__
 TO = torch.Tensor.to
@@ -101,7 +100,7 @@ class HostTensors:
         return arrived
 
     def note(self, tensor: torch.Tensor) -> None:
-        self._recorder.work.note(Cost(kind=Kind.OVERLAPPED_COPY, fixed_bytes=int(tensor.nbytes), launches=1))
+        self._recorder.work.note(host_copy(tensor).fixed())
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counts a tensor as pinned in place of the copy that CUDA would make: DeepSpeed drops the original."""
