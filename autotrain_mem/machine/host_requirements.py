@@ -78,10 +78,8 @@ class Load:
     @property
     def offloaded_bytes(self) -> int:
         """Returns the bytes that this machine's processes keep on the host during training, without FSDP's shards."""
-        held = self.memory.pinned_host_bytes
-        if self.by_deepspeed:
-            held += self.memory.unpinned_host_bytes
-        elif self.job.arguments.get("optimizer_offload"):
+        held = self.memory.pinned_host_bytes + self.memory.unpinned_host_bytes
+        if not self.by_deepspeed and self.job.arguments.get("optimizer_offload"):
             held += self.memory.saved_state_bytes
         return held * self.processes
 

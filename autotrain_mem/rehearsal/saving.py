@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.trainers.host_optimizer import HostOptimizer
+from autotrain_mem.trainers.host_optimizer import HostOptimizer, master_bytes
 from autotrain_mem.types import Owner, Phase
 
 
@@ -29,8 +29,10 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
     recorder.saved_model_bytes = _bytes(each for each in policy.parameters() if each.requires_grad or not is_adapter)
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     if isinstance(optimizer, HostOptimizer):  # this optimizer does not run here: count AdamW's two moments
+        moments = 2 if "betas" in optimizer.defaults else 0
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
-        recorder.saved_state_bytes = 2 * _bytes(weights) if "betas" in optimizer.defaults else 0
+        saved = (((moments + 1) * master_bytes(weight) or moments * weight.nbytes) for weight in weights)
+        recorder.saved_state_bytes = sum(saved)
     else:
         values = (value for state in optimizer.state.values() for value in state.values())
         recorder.saved_state_bytes = _bytes(value for value in values if torch.is_tensor(value))

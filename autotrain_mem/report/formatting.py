@@ -37,8 +37,6 @@ LEVELS = {
     "LoRA on an 8-bit base, offloading": "an adapter is trained on an 8-bit base, with activations on the host",
     "LoRA on a 4-bit base": "an adapter is trained on a base quantized to 4 bits",
     "LoRA on a 4-bit base, offloading": "an adapter is trained on a 4-bit base, with activations on the host",
-    "losing updates": "the whole model is trained, and most updates are rounded away",
-    "losing updates, offloading": "most updates are rounded away, and some tensors are in host memory",
     "shorter rows": "rows are cut to fewer tokens than they have",
     "smaller images": "images are made smaller than they are",
 }

@@ -13,6 +13,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.estimate_view import caches, verdict
 from autotrain_mem.report.layout import BAD, LOUD, QUIET, Indented, add, section, table
 from autotrain_mem.search.changes import against
+from autotrain_mem.search.space import loses_updates
 from autotrain_mem.settings.knobs import APPLIED, NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import WARNINGS
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS, flag_words
@@ -37,6 +38,9 @@ def plan_verdict(plan: Plan) -> Text:
 def decision(plan: Plan) -> list[Text]:
     """Returns the verdict, the warnings about changes to what is trained, and the questions to the user."""
     sentences = [Text(sentence, style=LOUD) for sentence in filter(None, map(loud, plan.levers))]
+    if loses_updates(plan.knobs):  # as the user asked: no plan chooses this
+        lost = "loses most updates, which are smaller than bfloat16 can add to a weight: see the advice"
+        sentences.append(Text(lost, style=LOUD))
     asked = [Text(f"a question: {each.why}; {each.flags} selects it", style=LOUD) for each in plan.questions]
     return [plan_verdict(plan), *sentences, *asked]
 

@@ -76,10 +76,9 @@ def advice(job: Job, knobs: Knobs, facts: ModelFacts, profile: DataProfile | Non
         why = (
             f"weights in bfloat16 lose small updates: a step of Adam is about {step:g}, which leaves weights above "
             f"{step * LOST_ABOVE:.2g} unchanged, and most are about {USUAL_WEIGHT:g}; float32 weights keep updates, "
-            f"as does --optim {KEEPS_UPDATES}, which adds up what is lost (Kahan summation; pip install torch-optimi)"
+            f"as does --optim {KEEPS_UPDATES}, which adds up what is lost (Kahan summation)"
         )
-        flags = "--dtype float32" if "dtype" in job.arguments else f"--optim {KEEPS_UPDATES}"
-        offers.append(Proposal(flags=flags, why=why))
+        offers.append(Proposal(flags=f"--optim {KEEPS_UPDATES}", why=why))
     return tuple(offers)
 
 

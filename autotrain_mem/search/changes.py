@@ -12,7 +12,7 @@ from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.guess import static_bytes
 from autotrain_mem.search.levels import harm_of, levels, lever_name
 from autotrain_mem.search.memo import Memo
-from autotrain_mem.search.space import Space, half_of, loses_updates
+from autotrain_mem.search.space import Space, half_of
 from autotrain_mem.settings.declaration import LeverRow
 from autotrain_mem.settings.levers import (
     BATCHES,
@@ -49,8 +49,6 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
         harm = harm_of(row, space)
         if _is_let_go(row, base, knobs) or _rounds_nothing(row, space, knobs):
             harm = Harm.NONE
-        elif row.name == HALF_WEIGHTS and loses_updates(knobs):
-            harm = Harm.WHAT_IS_TRAINED
         why = _why(row, space, knobs, memo, too_slow)
         levers.append(Lever(name=lever_name(row), before=before, after=after, harm=harm, why=why))
     of_adapter = []

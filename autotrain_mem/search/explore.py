@@ -129,7 +129,7 @@ def _may_hold(level: Level, memo: Memo, *, confirmed: bool) -> bool:
     """
     most, least = level.most, level.least
     likely_too_large = memo.any_weights_exceed if confirmed else memo.weights_exceed(most)
-    if not (level.lengths or level.offloads or likely_too_large):
+    if not (level.lengths or level.offloads or likely_too_large or memo.predictor.exceeds(most)):
         if not confirmed:
             return True
         memo.ask([most, least])
@@ -153,7 +153,8 @@ def surely_fits(memo: Memo, knobs: Knobs) -> bool:
 
 def _fastest(level: Level, memo: Memo, tie: float) -> Estimate | None:
     gentler = [each for each in levels(level.space) if each.harm <= level.harm and not each.lengths]
-    own, every = level.lines, tuple(line for each in gentler for line in each.lines)
+    every = tuple(line for each in gentler for line in each.lines)
+    own = tuple(line for line in level.lines if not memo.predictor.exceeds(line[0])) or level.lines
     while True:
         seen = sights(memo, own, every)
         # The fastest that fits; of equals the one with fewest levers, then with most headroom.

@@ -130,8 +130,6 @@ class _Step:
     name: str
     own: tuple[str, ...]
     offloads: tuple[str, ...] = ()
-    loses: bool = False
-    """Whether each of its settings loses updates that the requested job keeps (``space.loses_updates``)."""
 
 
 OFFLOADING_ADAPTERS = tuple(name for name in OFFLOADING if LEVERS[name].pays_for_adapters)
@@ -145,14 +143,12 @@ LEVELS = (
     _Step("LoRA on an 8-bit base", ("8bit_base",)),
     _Step("LoRA on a 4-bit base", ("4bit_base",)),
     _Step("LoRA on a 4-bit base, offloading", ("4bit_base",), OFFLOADING_ADAPTERS),
-    _Step("losing updates", ROUNDING, loses=True),
-    _Step("losing updates, offloading", ROUNDING, OFFLOADING, loses=True),
 )
 """Batches, sharding and checkpointing may change on each level.
 
 Offloading costs only time, but it depends on the host's memory and link, which a card's data sheet does not give, so
 plans without it come first. An adapter's optimizer state is too small to be worth offloading, and a quantized base is
-faster than offloaded activations. An adapter learns more than a whole model that loses most updates to rounding.
+faster than offloaded activations. No level has a setting that loses updates which the requested job keeps.
 """
 SHORTER_ROWS = "shorter rows"
 SMALLER_IMAGES_LEVEL = "smaller images"
@@ -180,8 +176,6 @@ class Level:
     lengths: tuple[int, ...] = ()
     offloads: bool = False
     """Whether each of its settings needs the host's memory."""
-    loses: bool = False
-    """Whether each of its settings loses updates; such a level is never chosen for its speed."""
     ranks: tuple[int, ...] = ()
     """Smaller ranks of the level's adapter, the largest first, to try if its own does not fit."""
 
@@ -244,19 +238,18 @@ def levels(space: Space) -> tuple[Level, ...]:
     trained = [name for name in TRAINED if moves(name, space)]
     if trained and trained[-1] != TRAINED[-1]:  # offloading comes after the adapters where there is no 4-bit base
         last = next(step for step in LEVELS if step.own == (trained[-1],))
-        steps = (*LEVELS[:-2], _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS), *LEVELS[-2:])
+        steps = (*LEVELS, _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS))
     for step in steps:
-        settings = tuple(setting for setting in _settings(space, step) if setting not in seen)
+        settings = tuple(dict.fromkeys(setting for setting in _settings(space, step) if setting not in seen))
         seen.update(settings)
         if settings:
             harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
             level = Level(
                 name=step.name,
                 space=space,
-                harm=Harm.WHAT_IS_TRAINED if step.loses else harm,
+                harm=harm,
                 settings=settings,
                 offloads=bool(step.offloads),
-                loses=step.loses,
                 ranks=_ranks(space, settings[0]),
             )
             climbed.append(level)
@@ -285,7 +278,9 @@ def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
         replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
         setting = pull_all(space, (*chosen, *offloaded))
         is_allowed = setting == space.base or can_scale(setting)
-        is_allowed &= step.loses is (loses_updates(setting) and not loses_updates(space.base))
+        is_allowed &= not loses_updates(setting) or loses_updates(space.base)
+        # A frozen base has no updates, and those of an adapter in float32 lose nothing.
+        is_allowed &= not (setting.use_peft and setting.sums_up_rounding) or space.base.sums_up_rounding
         if replaced.isdisjoint(chosen) and is_allowed and shared(space, setting):
             yield setting
 

@@ -80,8 +80,8 @@ class _Climb:
         for number, level in enumerate(self.levels):
             if level.name in self.too_large:
                 continue
-            if any(each.fits and (level.lengths or (level.loses and keeps(each))) for each in passed.values()):
-                break  # rows are cut, and updates lost, only to fit, not for speed
+            if level.lengths and any(each.fits for each in passed.values()):
+                break  # rows are cut only to fit, not for speed
             before, after = self.levels[:number], self.levels[number + 1 :]
             best = best_of(level, self.memo, meanwhile=partial(self._look_around, level, before, after))
             passed |= self._floors(self.levels[: number + (best is None)])
@@ -132,7 +132,7 @@ class _Climb:
 
     def _next_level(self, further: tuple[Level, ...]) -> dict[str, Estimate]:
         """Returns the fastest plan of the next level. Skips levels that offload or that are used only to fit."""
-        for level in takewhile(lambda level: level.harm is not Harm.DATA and not level.loses, further):
+        for level in takewhile(lambda level: level.harm is not Harm.DATA, further):
             if not level.offloads and (best := best_of(level, self.memo, confirmed=False)):
                 return {level.name: best}
         return {}

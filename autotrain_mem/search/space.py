@@ -288,9 +288,10 @@ def loses_nothing(base: Knobs, checkpoint_dtype: str | None) -> bool:
 
 def loses_updates(knobs: Knobs) -> bool:
     """Returns whether the trained weights are bfloat16 and mostly too large for Adam's steps to change them. A step is
-    about as large as the learning rate. Sharded weights have float32 copies (``search.shardings``)."""
+    about as large as the learning rate. Sharded weights have float32 copies (``search.shardings``), and so have those
+    that are stepped on the host (``trainers.host_optimizer``)."""
     is_half = knobs.dtype == "bfloat16" and not knobs.use_peft and not knobs.is_sharded
-    loses = knobs.is_adam and not knobs.sums_up_rounding
+    loses = knobs.is_adam and not (knobs.sums_up_rounding or knobs.optimizer_offload)
     return is_half and loses and (knobs.learning_rate or 1.0) * LOST_ABOVE < USUAL_WEIGHT
 
 

@@ -26,6 +26,7 @@ HALF_WEIGHTS = "bf16_weights"
 """The lever of 16-bit weights: float16 if the card has no bfloat16 (``search.space.half_of``)."""
 
 EIGHT_BIT = "8bit_optimizer"
+KAHAN_SUM = "kahan_sum"
 
 NESTED_QUANT = "use_bnb_nested_quant"
 SHARDING = "sharding"
@@ -102,10 +103,8 @@ _OF_TRLS = (
         knobs=("dtype",),
         moves_from=("float32",),
         to="bfloat16",
-        reason="weights, gradients and optimizer state take half the bytes and are rounded to bfloat16",
+        reason="weights and gradients take half the bytes and are rounded to bfloat16",
         without="without rounding it needs",
-        warning=f"loses most updates, as bfloat16 does below --learning_rate {USUAL_WEIGHT / LOST_ABOVE:.0e}: a higher "
-        f"rate keeps them, and so does --optim {KEEPS_UPDATES} (pip install torch-optimi)",
     ),
     LeverRow(
         name=EIGHT_BIT,
@@ -118,6 +117,18 @@ _OF_TRLS = (
         without="without rounding it needs",
         usual=Savings(taken=0.5),
         at_best=Savings(taken=0.75),  # float32 moments of 8 bytes become 2
+    ),
+    LeverRow(
+        name=KAHAN_SUM,
+        harm=Harm.ROUNDING,
+        knobs=("optim",),
+        moves_from=("adamw_torch", "adamw_torch_fused"),
+        to=KEEPS_UPDATES,
+        along=(HALF_WEIGHTS,),
+        needs={"optimizer_offload": (False,), "sharding": UNSHARDED},  # both keep float32 copies of the weights
+        reason="each step's rounding error is kept and added to the next step (Kahan summation in torch-optimi's "
+        "StableAdamW), so weights in bfloat16 lose no update",
+        without="without rounding it needs",
     ),
     LeverRow(
         name="nested_quant",
@@ -139,7 +150,7 @@ _OF_TRLS = (
         along=("bf16_weights",),  # a frozen base has no updates that rounding could lose
         turns_on_adapter=True,
         reason="a LoRA adapter is trained and the base model stays frozen",
-        without="full fine-tuning that keeps its updates needs",
+        without="full fine-tuning needs",
         warning="trains an adapter (LoRA), not the whole model",
     ),
     LeverRow(

@@ -51,7 +51,7 @@ class OwnSettings:
             harm=Harm.TIME,
             suits=lambda method: not method.builds_early,
             needs={"optim": OF_TORCH, "sharding": UNSHARDED},
-            instead_of=("8bit_optimizer",),
+            instead_of=("8bit_optimizer", "kahan_sum"),
             not_sharded=(
                 # trainers/host_optimizer.py makes its copies before accelerate divides the parameters
                 "it holds copies of whole parameters on the host",

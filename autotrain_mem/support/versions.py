@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 PACKAGES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "datasets", "tokenizers"),
-    *("liger-kernel", "flash-attn", "kernels", "vllm"),
+    *("torch-optimi", "liger-kernel", "flash-attn", "kernels", "vllm"),
 )
 """Packages whose code a rehearsal runs or replaces, or whose presence changes what runs."""
 TESTED = {

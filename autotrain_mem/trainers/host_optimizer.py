@@ -4,9 +4,11 @@ On one GPU, TRL and transformers offer this only with DeepSpeed, whose optimizer
 DeepSpeedCPUAdam``) compiles C++ on the user's machine. Here torch's own optimizer steps on host tensors, with the
 trainer's parameter groups. A run can be resumed from its checkpoints with or without the offload.
 
-Each trained parameter takes pinned host memory for its copy and its gradient, and unpinned memory for optimizer state.
-torch rounds each pinned tensor up to a power of two (``aten/src/ATen/core/CachingHostAllocator.h: allocate``).
-Qwen2.5-0.5B in bfloat16 with AdamW: 494 M parameters x (2 + 2 + 4) = 3.7 GiB, with rounding at most 5.5 GiB.
+Weights in half precision have a float32 copy on the host, which the optimizer updates, so rounding loses no update; the
+device gets the rounded copy. Each trained parameter takes pinned host memory for its gradient, and for its copy if that
+is sent as it is. torch rounds each pinned tensor up to a power of two (``aten/src/ATen/core/CachingHostAllocator.h:
+allocate``). Qwen2.5-0.5B in bfloat16 with AdamW: 494 M parameters x 2 bytes pinned, and x (4 + 4 + 8) for the copies,
+their gradients and the moments: 8.3 GiB.
 """
 
 from collections.abc import Callable
@@ -17,6 +19,9 @@ from torch.optim import Optimizer
 
 from autotrain_mem.settings.optimizer_verdicts import OF_TORCH, optimizer_of
 from autotrain_mem.support.errors import UsageError
+
+MASTERS = "masters"
+"""Key of the float32 copies in a saved state, in the order of the parameters. Other optimizers ignore it."""
 
 
 def on_host(work: Callable[[], None]) -> None:
@@ -48,27 +53,46 @@ def offload_to_host(trainer: Any) -> None:
 
 
 class _HostParameter:
-    """Holds a parameter on the device, its copy on the host, and a host buffer for its gradient."""
+    """Holds a parameter on the device, its copy on the host, and a host buffer in the device's precision."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
-        self.device = parameter
-        self.host, self._gradient = _room_on_host(parameter), _room_on_host(parameter)
+        self.device, self._buffer = parameter, _room_on_host(parameter)
+        self.is_rounded = master_bytes(parameter) > 0
+        self.host = torch.empty_like(self._buffer, dtype=torch.float32) if self.is_rounded else _room_on_host(parameter)
         self._version = -1
         """The value of ``device._version`` when both copies were last equal. Each write to ``device`` increases it."""
 
     def fetch(self) -> None:
         """Starts copying the gradient to the host, and also the parameter if it changed."""
         if self.device._version != self._version:
-            self.host.copy_(self.device, non_blocking=True)
-        self.host.grad = None
+            # With a cast, only a blocking copy takes no memory on the device (``aten/src/ATen/native/cuda/Copy.cu``).
+            self.host.copy_(self.device, non_blocking=not self.is_rounded)
         if self.device.grad is not None:
-            self.host.grad = self._gradient.copy_(self.device.grad, non_blocking=True)
+            self._buffer.copy_(self.device.grad, non_blocking=True)
+
+    def adopt(self, master: torch.Tensor) -> None:
+        """Takes a saved float32 copy if the parameter is that copy, rounded."""
+        if torch.equal(self._buffer.copy_(master), self.device.detach().cpu()):
+            self.host.copy_(master)
+            self._version = self.device._version
+
+    def take_gradient(self) -> None:
+        """Gives the fetched gradient to the copy, in the copy's precision."""
+        self.host.grad = None if self.device.grad is None else self._buffer.to(self.host.dtype)
 
     def send(self) -> None:
         """Starts copying the parameter to the device."""
         if self.host.grad is not None:
-            self.device.copy_(self.host, non_blocking=True)
+            rounded = self._buffer.copy_(self.host) if self.is_rounded else self.host
+            self.device.copy_(rounded, non_blocking=True)
+            self.host.grad = None
         self._version = self.device._version
+
+
+def master_bytes(parameter: torch.Tensor) -> int:
+    """Returns the bytes of a parameter's float32 copy on the host; 0 if it is not in half precision and needs none."""
+    is_half = parameter.dtype in (torch.bfloat16, torch.float16)
+    return parameter.numel() * torch.float32.itemsize if is_half else 0
 
 
 def _room_on_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,6 +139,8 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         for device in {twin.device.device for twin in self._twins}:
             if device.type != "cpu":
                 torch.accelerator.current_stream(device).synchronize()
+        for twin in self._twins:
+            twin.take_gradient()
         for name in ("grad_scale", "found_inf"):  # as torch/amp/grad_scaler.py: GradScaler.step sets for a fused one
             figure = getattr(self, name, None)
             setattr(inner, name, None if figure is None else figure.cpu())
@@ -141,14 +167,23 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that ``inner`` would have on the device, so that a run can resume without the offload."""
+        """Returns the state that ``inner`` would have on the device, so that a run can resume without the offload, and
+        the float32 copies of parameters in half precision."""
         state: dict[str, Any] = super().state_dict()
         if self._inner is not None:
             state["state"] = self._inner.state_dict()["state"]
+            state[MASTERS] = [twin.host if twin.is_rounded else None for twin in self._twins]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the groups' options here, and the state into the inner optimizer on the host."""
+        """Loads the groups' options here, and the state into the inner optimizer on the host. A float32 copy is loaded
+        if the parameter on the device is the one that it was saved with."""
         super().load_state_dict({**state_dict, "state": {}})
         if state_dict["state"]:
-            on_host(lambda: self._ready().load_state_dict(state_dict))
+            on_host(lambda: self._load(state_dict))
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        self._ready().load_state_dict(state_dict)
+        for twin, master in zip(self._twins, state_dict.get(MASTERS, ()), strict=False):
+            if twin.is_rounded and master is not None:
+                twin.adopt(master)

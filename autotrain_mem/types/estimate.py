@@ -132,7 +132,7 @@ class MemoryEstimate:
     pinned_host_bytes: int = 0
     """The bytes of pinned host memory per process, for offloaded activations and optimizer state."""
     unpinned_host_bytes: int = 0
-    """The peak bytes of other host memory per process, for DeepSpeed's offload."""
+    """The peak bytes of other host memory per process, for DeepSpeed's offload or float32 gradients on the host."""
     nvme_bytes: int = 0
     """The bytes of each process's files on NVMe if DeepSpeed offloads to it."""
     saved_model_bytes: int = 0

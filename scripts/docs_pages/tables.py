@@ -12,7 +12,7 @@ from autotrain_mem.cli.flags import make_parser
 from autotrain_mem.cli.main import HELP
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL
 from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict
-from autotrain_mem.settings.levers import HALF_WEIGHTS, LADDER, LEVERS
+from autotrain_mem.settings.levers import LADDER, LEVERS
 from autotrain_mem.support import errors
 from autotrain_mem.support.yaml_files import recipes
 from autotrain_mem.types import Harm
@@ -66,9 +66,7 @@ def levels() -> str:
     rows = []
     for number, step in enumerate(LEVELS, 1):
         given = f"One or more of {_listed(step.own)}." if len(step.own) > 1 else "Nothing but time."
-        if step.loses:
-            given = f"Most updates: `{HALF_WEIGHTS}` at a learning rate at which bfloat16 keeps few of them."
-        elif len(step.own) == 1:
+        if len(step.own) == 1:
             given = f"`{step.own[0]}`."
         more = f" With one or more of {_listed(step.offloads)}." if step.offloads else ""
         rows.append((str(number), step.name, f"{given}{more}"))

@@ -200,7 +200,7 @@ def test_how_far_to_go_is_compared_with_how_far_the_plan_went_and_a_length_it_fo
     assert reason(offloading, replace(JOB, fit="lossless"), SMALL) == ""
     card = replace(SMALL, total_bytes=8 * GIB, free_bytes=8 * GIB)
     no_lora = replace(JOB, forbid=frozenset({"lora"}))
-    for job, level in ((asking(learning_rate=1e-4), "rounding"), (no_lora, "losing updates")):
+    for job, level in ((asking(learning_rate=1e-4), "rounding"), (no_lora, "rounding, offloading")):
         plan = made(job, card=card)
         assert plan.level == level
         assert reason(plan, replace(job, fit="rounding"), card) == ""

@@ -128,6 +128,8 @@ SETTINGS: dict[str, Setting] = {
     "activations-offloaded": setting("sft", activation_offloading=True, **WHOLE),
     "activations-of-checkpoints-offloaded": setting("sft", activation_offloading=True, use_peft=True),
     "optimizer-offloaded": setting("sft", optimizer_offload=True, optim="adamw_torch"),
+    "optimizer-offloaded-from-bfloat16": setting("sft", optimizer_offload=True, dtype="bfloat16"),
+    "kahan-sum": setting("sft", optim="stable_adamw", dtype="bfloat16"),
     "optimizer-that-starts-with-state-offloaded": setting("sft", optimizer_offload=True, optim="adagrad"),
     "evaluated": setting("sft", EVALUATED),
     "dpo-precomputed": setting("dpo", {"precompute_ref_log_probs": True}),

@@ -202,7 +202,9 @@ class LinearMemory:
         trained = self.parameters // 100 if knobs.use_peft else self.parameters
         tokens = knobs.per_device_train_batch_size * self._length(knobs)
         activation = self.activation_bytes // (6 if knobs.gradient_checkpointing else 1)
-        moments = 0 if knobs.optimizer_offload else 2 if "8bit" in knobs.optim else 2 * width
+        moments = (
+            0 if knobs.optimizer_offload else 2 if "8bit" in knobs.optim else 2 * width + 2 * knobs.sums_up_rounding
+        )
         half_bytes = 1 if knobs.load_in_4bit else 2 if knobs.load_in_8bit else 2 * width
         weights = self.parameters * half_bytes // 2
         gathered = weights // (2 if width == 4 else 1) if knobs.is_sharded else 0

@@ -8,7 +8,7 @@ head follows 0.8.0. TRL 1.12's losses for GRPO, DPO and KTO (``liger_kernel.chun
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +27,8 @@ from autotrain_mem.trainers.model_support import LIGER_SWITCHES, why_not_liger
 
 _KEEPS_GRADIENT = ("gemma3_text",)
 """Models whose norms allocate a new gradient, since a residual still reads the old one (``monkey_patch.py``)."""
+
+stableadamw = importlib.import_module("optimi.stableadamw")  # in ``optimi``, a function has this name
 
 _IN_PLACE_FROM = (0, 8, 3)
 """The first version with ``ops/fused_linear_cross_entropy.py: _can_use_mm_out``."""
@@ -335,7 +337,30 @@ def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         total.addmm_(a.float(), b.float())
 
 
+@contextmanager
+def kahan_stand_in() -> Iterator[None]:
+    """Within the block, torch-optimi's StableAdamW allocates as on CUDA, where it steps in Triton kernels, one weight
+    at a time and without temporaries (``optimi/stableadamw.py: _triton_stableadamw``). Real tensors get true values."""
+    with (
+        patch.object(stableadamw, "_default_to_triton", lambda parameters: True),
+        patch.object(stableadamw, "_triton_stableadamw", _step_stably, create=True),
+    ):
+        yield
+
+
+def _step_stably(*tensors: list[torch.Tensor], **options: Any) -> None:
+    parameters, gradients, means, squares, _, lost = tensors
+    for each, gradient, mean, square, error in zip(parameters, gradients, means, squares, lost, strict=True):
+        # One kernel updates the moments; another one reads them and updates the parameter and its error.
+        moved = pass_through(gradient, *(mean, square) * 3, *(each, error) * 2)
+        note(replace(moved, bytes=0, fixed_bytes=moved.bytes, launches=3))
+    if not isinstance(parameters[0], FakeTensor):
+        with torch._C._DisableTorchDispatch():
+            stableadamw._single_stableadamw(*tensors, **options)
+
+
 RULES = (
     CudaRule(lambda recorder, card: fused_head_stand_ins()),
+    CudaRule(lambda recorder, card: kahan_stand_in()),
     CudaRule(lambda recorder, card: liger_stand_ins(), fakes_only=True),
 )

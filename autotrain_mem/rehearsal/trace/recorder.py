@@ -22,7 +22,7 @@ from autotrain_mem.rehearsal.cuda.inplace_accumulation import IN_PLACE, sole_hol
 from autotrain_mem.rehearsal.trace.flops import WorkCounter
 from autotrain_mem.rehearsal.trace.ledger import Ledger, PinnedMemory, SeenDevice, UnpinnedMemory
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
-from autotrain_mem.trainers.host_optimizer import HostOptimizer
+from autotrain_mem.trainers.host_optimizer import HostOptimizer, master_bytes
 from autotrain_mem.types import Owner, Phase, Trace
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -123,7 +123,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             return
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         stepped = [weight for weight in weights if weight.grad is not None]
-        pinned = [weight.nbytes for weight in weights for _ in ("copy", "gradient")]  # ``host_optimizer: _Twin``
+        # ``trainers/host_optimizer.py: _HostParameter``: a buffer each, and copies of those that are not rounded
+        pinned = [weight.nbytes for weight in weights for _ in range(1 if master_bytes(weight) else 2)]
+        self.unpinned.peak_bytes = max(self.unpinned.peak_bytes, sum(map(master_bytes, stepped)))  # their gradients
         fused, decays = (bool(optimizer.param_groups[0].get(option)) for option in ("fused", "weight_decay"))
         self.count_step(host_step(stepped, fused=fused, decays=decays), pinned)
 
