@@ -1,6 +1,7 @@
 """The table of levers, the levels of harm that a job has, and the points of each."""
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from autotrain_mem.search.levels import SHORTER_ROWS, check_forbid, levels, stro
 from autotrain_mem.settings.levers import LADDER, LEVERS
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
+from autotrain_mem.types import Knobs
 
 
 def test_the_table_is_in_the_order_of_harm_and_moves_knobs_that_exist() -> None:
@@ -99,6 +101,24 @@ def test_some_words_rule_levers_out_and_leave_others() -> None:
         changed = {name for setting in every(**words) for name in setting}
         assert not changed & never, words
         assert still <= changed, words
+
+
+def test_whoever_asks_for_some_of_a_plans_settings_can_get_the_others() -> None:
+    """A 70B model on a card of 48 GB needs scales in 8 bits and offloaded activations, whoever asked for its 4 bits."""
+    for defaults in (TRL, EIGHT):
+
+        def reached(defaults: Knobs = defaults, **asked: Any) -> list[dict[str, Any]]:
+            space = replace(space_of(defaults=defaults, **asked), checkpoint_dtype="bfloat16")
+            old, points = codec.to_json(defaults).items(), [each for level in levels(space) for each in level.settings]
+            changed = (dict(codec.to_json(point).items() - old) for point in points)
+            return [{name: each[name] for name in each if name not in ("learning_rate", "lora_r")} for each in changed]
+
+        for point in reached():
+            for size in range(1, len(point)):
+                for asked in map(dict, combinations(point.items(), size)):
+                    quantizes = asked.get("load_in_4bit") or asked.get("load_in_8bit")
+                    if asked.get("use_peft") or not quantizes:  # weights in few bits are not trained
+                        assert point in reached(**asked), (asked, point)
 
 
 FIRST = ("lossless", "lossless, offloading", "rounding", "rounding, offloading")
