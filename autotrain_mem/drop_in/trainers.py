@@ -17,6 +17,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import RehearsalError, UsageError
 from autotrain_mem.trainers.finish import finished
+from autotrain_mem.trainers.model_support import quantized_to_host
 from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.trainers.script_call import Call, Keywords, substitution
 from autotrain_mem.types import Plan
@@ -121,7 +122,8 @@ class Planned:
         if plan.data is not None and plan.data.images is not None:  # at the plan's image size
             revision = revision_of(plan.job)
             planned["processing_class"] = load_processor(plan.job.model, plan.knobs.max_pixels, **revision)
-        construct(**{**planned, "args": config})
+        with quantized_to_host():
+            construct(**{**planned, "args": config})
         finished(self, plan.knobs)
         self.plan = plan
         if ours.guard and plan.estimate.hardware.origin != "cpu":  # out of host memory, the kernel kills the process

@@ -54,9 +54,13 @@ class Load:
 
         Under DDP, ZeRO-1 and ZeRO-2 every process does: TRL loads to the host first (``trl/trainer/sft_trainer.py:
         __init__``, its ``device_map``). Under FSDP only the first does (``fsdp_cpu_ram_efficient_loading``), and under
-        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Quantized models count, though they load on the card.
+        ZeRO-3 each holds a part (``deepspeed.zero.Init``). Quantized models count, though they load on the card, or
+        on the host in each process if their shards are offloaded (``trainers.model_support: quantized_to_host``).
         """
-        return self.processes if self.job.arguments.get("sharding") in {"ddp", "zero1", "zero2"} else 1
+        given = self.job.arguments
+        is_whole = given.get("sharding") in {"ddp", "zero1", "zero2"}
+        is_whole |= bool(given.get("fsdp_offload_params") and given.get("load_in_4bit"))
+        return self.processes if is_whole else 1
 
     @property
     def loaded_bytes(self) -> int:
@@ -132,11 +136,13 @@ def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
         )
     kept: list[tuple[list[str], int, str]] = []
     if given.get("fsdp_offload_params"):
-        shards_bytes = load.loaded_bytes
+        shards_bytes = loaded_bytes
         if not given.get("use_peft"):  # float32 parameters and gradients, and the optimizer's state
             trained_bytes = load.loaded_bytes if given.get("bf16") is False else load.parameters * MASTER_BYTES
             shards_bytes = 2 * trained_bytes + load.memory.saved_state_bytes
         cure = "Remove --fsdp_offload_params, give more --gpus, or train an adapter: --use_peft."
+        if load.loaders > 1:
+            cure = "Give fewer --gpus: each process holds the whole 4-bit base until it is sharded."
         kept.append((["--fsdp_offload_params"], shards_bytes, cure))
     offloads = [name for name in OFFLOADING if given.get(name)]
     if load.by_deepspeed:
@@ -144,7 +150,7 @@ def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
         if load.on_nvme:
             cure += " A smaller zero_optimization.sub_group_size makes smaller buffers."
         kept.append(([f"--{name} {given[name]}" for name in load.by_deepspeed], load.offloaded_bytes, cure))
-    elif offloads:
+    elif offloads and not kept:
         cure = (
             f"Plan without offloading: --forbid {','.join(offloads)}. Smaller batches or a shorter --max_length keep "
             "fewer activations; --optim adamw_8bit keeps its state on the card, in a quarter of the bytes."

@@ -36,6 +36,7 @@ from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
 from autotrain_mem.settings.optimizer_verdicts import NOT_COUNTED, optimizer_of
 from autotrain_mem.support import codec
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
+from autotrain_mem.trainers.model_support import quantized_to_host
 from autotrain_mem.trainers.pretrained import revision_of
 from autotrain_mem.trainers.script_call import EVALUATED, Keywords, loading, read, substitution
 from autotrain_mem.types import Job, Knobs, Trace
@@ -128,7 +129,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         rows, evaluated = _repeated(rows, repeats), _repeated(evaluated, repeats)
 
     def build() -> Any:
-        with method.without_precomputing():
+        with method.without_precomputing(), quantized_to_host():
             if job.python_call is None:
                 trainer = method.build_trainer(filled, job.model, rows, evaluated, stub=tokenizer)
             else:

@@ -24,12 +24,6 @@ Line = tuple[str, str, int | None, str]
 def estimate_view(estimate: Estimate) -> RenderableType:
     """Shows one configuration on one device: verdict, budget, phases, modules, and what is not counted."""
     memory = estimate.memory
-    on_host = []
-    if memory.pinned_host_bytes:
-        each = " in each process" if estimate.knobs.processes > 1 else ""
-        other = f", and {format_bytes(memory.unpinned_host_bytes)} unpinned" if memory.unpinned_host_bytes else ""
-        words = "of pinned host memory, in blocks of powers of two"
-        on_host = [hanging(f"host      {format_bytes(memory.pinned_host_bytes)} {words}{other}{each}")]
     parts: list[RenderableType] = [
         verdict(estimate),
         *([hanging(f"  {reason}")] if (reason := why_not(estimate)) else []),
@@ -39,7 +33,7 @@ def estimate_view(estimate: Estimate) -> RenderableType:
         hanging(f"speed     {formatting.speed(estimate.time)}"),
         *([hanging(f"base      {estimate.unquantized}")] if estimate.unquantized else []),
         *([hanging(f"experts   {estimate.routed}")] if estimate.routed else []),
-        *on_host,
+        *([hanging(f"host      {estimate.on_host}")] if estimate.on_host else []),
         *memory_blocks(estimate),
         *not_counted(estimate),
     ]

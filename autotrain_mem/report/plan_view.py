@@ -99,6 +99,8 @@ def facts(plan: Plan) -> Iterator[Fact]:
     if knobs.processes > 1:
         count = f"{counted(knobs.processes, 'GPU')} ({formatting.sharing(knobs)})"
         yield Fact("GPUs", Text(f"{count}, one process each: bytes are per process"), 40)
+    if estimate.on_host:
+        yield Fact("host", Text(estimate.on_host), 40)
     for number, line in enumerate(_data(plan)):
         yield Fact("" if number else "data", line, 60 - number)
     for number, sentence in enumerate(_vllm_share(estimate) or vllm_server(plan)):

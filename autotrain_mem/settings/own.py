@@ -143,14 +143,17 @@ class OwnSettings:
         help="keep shards in host memory, where the optimizer steps too (FSDP)",
         lever=LeverRow(
             harm=Harm.TIME,
-            needs={"sharding": ("fsdp2", "hsdp"), "load_in_4bit": (False,), "load_in_8bit": (False,)},
+            needs={"sharding": ("fsdp2", "hsdp"), "load_in_8bit": (False,)},
             reason="shards of weights, gradients and optimizer state are in host memory, where the optimizer steps too",
             words="shards offloaded",
             offloads=True,
             pays_for_adapters=True,
             steps_on_host=True,
             usual=Savings(slower=2.0),
-            not_counted=("host memory: each process keeps its shards there, pinned, with the optimizer's state",),
+            not_counted=(
+                "host memory beside the pinned shards: gradients, the optimizer's state, and a whole 4-bit base in "
+                "each process until it is sharded",
+            ),
         ),
     )
     """Whether shards of parameters, gradients and optimizer state are offloaded to the host (FSDP)."""

@@ -1,7 +1,10 @@
-"""Decides which quantized models and kernels can be rehearsed, and finds the tensors of quantized weights."""
+"""Decides which quantized models and kernels can be rehearsed, where quantized weights go, and finds their tensors."""
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -54,6 +57,44 @@ def quantization_method(quantization: Any) -> str:
         return "bitsandbytes"  # older checkpoints do not name it (AutoQuantizationConfig.from_dict)
     method = quantization.get("quant_method") or "an unnamed method"
     return str(getattr(method, "value", method))
+
+
+def waits_on_host(quantizer: Any) -> bool:
+    """Returns whether a quantizer's model waits in host memory to be sharded: FSDP keeps its shards there, and 4-bit
+    weights in a floating-point storage are sharded (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
+    storage = getattr(quantizer.quantization_config, "bnb_4bit_quant_storage", torch.uint8)
+    is_sharded = storage.is_floating_point and not quantizer.pre_quantized
+    return is_sharded and os.environ.get("FSDP_OFFLOAD_PARAMS") == "true"
+
+
+@contextmanager
+def quantized_to_host() -> Iterator[None]:
+    """Within the block, a model that :func:`waits_on_host` is loaded there, each weight by way of the GPU.
+
+    transformers loads a quantized model onto the GPU as a whole (``quantizers/quantizer_bnb_4bit.py:
+    update_device_map``). ``fully_shard`` needs one unit at a time there (``torch/distributed/fsdp/_fully_shard/
+    _fsdp_init.py: _move_states_to_device``), so a model that is larger than the GPU can be sharded from the host.
+    """
+    from transformers.integrations.bitsandbytes import Bnb4bitQuantize
+    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+
+    place, convert = Bnb4BitHfQuantizer.update_device_map, Bnb4bitQuantize.convert
+
+    def device_map(quantizer: Any, asked: Any) -> Any:
+        return {"": "cpu"} if waits_on_host(quantizer) else place(quantizer, asked)
+
+    def quantize(operation: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        if not waits_on_host(operation.hf_quantizer):
+            return convert(operation, weights, *args, **kwargs)
+        gpu = place(operation.hf_quantizer, None)[""]
+        arrived = {name: [each.to(gpu) for each in found] for name, found in weights.items()}
+        return {name: each.to("cpu") for name, each in convert(operation, arrived, *args, **kwargs).items()}
+
+    with (
+        patch.object(Bnb4BitHfQuantizer, "update_device_map", device_map),
+        patch.object(Bnb4bitQuantize, "convert", quantize),
+    ):
+        yield
 
 
 def statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -24,8 +24,8 @@ class PhaseRecorder(Protocol):
     def enter_phase(self, phase: Phase) -> None:
         """Starts a phase."""
 
-    def adopt_model(self, model: torch.nn.Module) -> None:
-        """Records the model's parameters and buffers as weights."""
+    def adopt_model(self, model: torch.nn.Module, role: str = "") -> None:
+        """Records the model's parameters and buffers as weights. ``role`` names a model that is not trained."""
         return
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
@@ -51,10 +51,11 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
     models = {name: getattr(trainer, name, None) for name in ("ref_model", "reward_model", "teacher_model")}
     rewards = [each for each in getattr(trainer, "reward_funcs", None) or () if isinstance(each, torch.nn.Module)]
     models |= {f"reward_model_{number}" if number else "reward_model": model for number, model in enumerate(rewards)}
-    for name, model in models.items():
-        if isinstance(model, torch.nn.Module):  # names of untrained models' parameters begin with their role
-            _adopt(torch.nn.ModuleDict({name: model}), recorder)
-    _adopt(trainer.model, recorder)
+    for role, model in {**models, "": trainer.model}.items():
+        if isinstance(model, torch.nn.Module):
+            recorder.adopt_model(model, role)
+            for name, tensor in statistics(model):
+                recorder.mark(tensor, Owner.WEIGHTS, f"{role}.{name}" if role else name)
     trainer.compute_loss = _watched(trainer.compute_loss, recorder, Phase.FORWARD, Phase.FORWARD)
     trainer.evaluate = _watched(trainer.evaluate, recorder, Phase.EVALUATE)
     trainer._save_checkpoint = _watched(trainer._save_checkpoint, recorder, Phase.SAVE)
@@ -68,12 +69,6 @@ def follow(trainer: Any, recorder: PhaseRecorder) -> None:
         # A step of GKD begins with a generation by the student or the teacher, or without one.
         for model in (trainer.model, trainer.teacher_model):
             _follow_generation(trainer.accelerator.unwrap_model(model), recorder)
-
-
-def _adopt(model: torch.nn.Module, recorder: PhaseRecorder) -> None:
-    recorder.adopt_model(model)
-    for name, tensor in statistics(model):
-        recorder.mark(tensor, Owner.WEIGHTS, name)
 
 
 def _follow_groups(trainer: Any, recorder: PhaseRecorder) -> None:

@@ -130,7 +130,7 @@ class MemoryEstimate:
     parts_at_peak: tuple[tuple[str, int], ...] = ()
     """The bytes of each part of a vision-language model at the peak: vision tower, projector, language model, rest."""
     pinned_host_bytes: int = 0
-    """The bytes of pinned host memory per process, for offloaded activations and optimizer state."""
+    """The bytes of pinned host memory per process, for offloaded activations, optimizer state and shards."""
     unpinned_host_bytes: int = 0
     """The peak bytes of other host memory per process, for DeepSpeed's offload or float32 gradients on the host."""
     nvme_bytes: int = 0
@@ -293,6 +293,15 @@ class Estimate:
             "quantizes linear layers, and these experts are fused into one tensor per layer, which stays in "
             f"{self.knobs.dtype}{' (--dtype bfloat16 halves it)' if self.knobs.dtype == 'float32' else ''}"
         )
+
+    @property
+    def on_host(self) -> str:
+        """Returns a sentence on the pinned host memory that offloading takes; empty if there is none."""
+        pinned, other = self.memory.pinned_host_bytes, self.memory.unpinned_host_bytes
+        beside = f", and {format_bytes(other)} unpinned" if other else ""
+        each = " in each process" if self.knobs.processes > 1 else ""
+        words = f"{format_bytes(pinned)} of pinned host memory, in blocks of powers of two{beside}{each}"
+        return words if pinned else ""
 
     @property
     def routed(self) -> str:

@@ -42,8 +42,8 @@ class Marks:
             self._stack.clear()
             self._label()
 
-    def adopt_model(self, model: Any) -> None:
-        self._names |= {id(module): name for name, module in model.named_modules()}
+    def adopt_model(self, model: Any, role: str = "") -> None:
+        self._names |= {id(module): name for name, module in model.named_modules(prefix=role)}
 
     def mark(self, tensor: Any, owner: Owner, name: str) -> None: ...
 

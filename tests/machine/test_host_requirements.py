@@ -87,6 +87,8 @@ def test_several_loading_processes_are_a_warning_and_offloaded_shards_must_fit()
     finding = only_below(load(use_peft=False, memory=rehearsed(**ADAMW), **sharded), 4 * 28 * BILLIONS)
     assert (finding.kind, "--fsdp_offload_params: " in finding.message) == ("error", True)
     assert only_below(load(use_peft=True, **sharded), 14 * BILLIONS).kind == "error"
+    whole = only_below(load(**{**quantized, **sharded}), 4 * int(3.5 * BILLIONS))
+    assert "fewer --gpus: each process holds the whole 4-bit base" in whole.cure
 
 
 def test_offloaded_tensors_of_all_processes_must_fit() -> None:

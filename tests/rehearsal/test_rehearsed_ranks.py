@@ -23,6 +23,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from autotrain_mem.rehearsal import rehearse, vllm_stub
 from autotrain_mem.rehearsal.ranks.fsdp import Chunks
+from autotrain_mem.rehearsal.ranks.recording import RankRecorder
 from autotrain_mem.rehearsal.ranks.zero_offload import HostAdam
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
@@ -34,9 +35,11 @@ from autotrain_mem.types.work import Kind
 SMALL = 512
 """Bytes up to which blocks are told apart: scalars of metrics, which c10d boxes anew as it likes."""
 
-RANKS = [
+OF_4_BITS: dict[str, object] = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}
+RANKS: list[tuple[str, dict[str, object]]] = [
     ("sft", {"sharding": "ddp", "use_peft": True}),
-    ("sft", {"sharding": "fsdp2", "use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}),
+    ("sft", {**OF_4_BITS, "sharding": "fsdp2"}),
+    ("sft", {**OF_4_BITS, "sharding": "fsdp2", "use_bnb_nested_quant": True, "fsdp_offload_params": True}),
     ("sft", {"sharding": "fsdp2", "cp_size": 2, "fsdp_offload_params": True}),
     ("sft", {"sharding": "zero2", "offload_optimizer_device": "cpu"}),
     ("sft", {"sharding": "zero3", "sp_size": 2, "use_peft": True}),
@@ -56,6 +59,15 @@ def test_a_rehearsed_rank_is_real(method: str, knobs: dict[str, object], model_f
     assert (fake.unpinned_bytes, fake.pinned_bytes) == (real.unpinned_bytes, real.pinned_bytes)
     # Now and then gloo's own threads let go of what was gathered a little later.
     assert max(peaks(fake).values()) == pytest.approx(max(peaks(real).values()), rel=0.005)
+
+
+def test_only_the_trained_model_waits_on_the_host_for_its_shards() -> None:
+    for role, size_bytes in (("", 0), ("teacher_model", 10 * 30 * 4)):
+        with FakeTensorMode():
+            recorder = RankRecorder()
+            recorder.shards = True
+            recorder.adopt_model(torch.nn.Linear(10, 30, bias=False), role)
+            assert peak(recorder.trace(), Owner.WEIGHTS) == size_bytes
 
 
 AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto") | {

@@ -212,7 +212,7 @@ def test_each_setting_is_shared_in_the_ways_that_go_with_it_and_the_least_demand
         ("LoRA", {}, PLAIN),
         ("LoRA on an 8-bit base", {}, PLAIN[:1]),
         ("LoRA on a 4-bit base", {}, PLAIN),
-        ("LoRA on a 4-bit base, offloading", {}, PLAIN[:1]),
+        ("LoRA on a 4-bit base, offloading", {}, [PLAIN[0], PLAIN[2]]),
     ):
         nodes = words.pop("nodes", 1)
         space = replace(space_of(**{"defaults": EIGHT, **words}), nodes=nodes)

@@ -40,6 +40,7 @@ from trl.trainer import utils as trl_utils
 from autotrain_mem.rehearsal.cuda.rules import CudaRule
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.support.units import MIB
+from autotrain_mem.trainers.model_support import waits_on_host
 from autotrain_mem.types import Owner
 
 NOT_COUNTED = (
@@ -86,7 +87,8 @@ def cuda_loading(recorder: Recorder) -> Iterator[None]:
         finally:
             loading = underway.pop()
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        if device_map is not None or getattr(model, "hf_quantizer", None) is not None:
+        quantizer = getattr(model, "hf_quantizer", None)
+        if device_map is not None or (quantizer is not None and not waits_on_host(quantizer)):
             _arrive(model, loading, recorder, is_automatic=device_map == "auto")
         return loaded
 

@@ -32,6 +32,7 @@ from autotrain_mem.rehearsal.cuda.host_offload import Streams
 from autotrain_mem.rehearsal.ranks.invariants import check_shards
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder, local, run_unseen, wrapped
 from autotrain_mem.rehearsal.trace.operator_costs import host_copy
+from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.types import Owner, Phase
 
 _MODULES = (_fsdp_collectives, _fsdp_init, _fsdp_param, _fsdp_param_group, _fsdp_state, _fully_shard, package)
@@ -100,6 +101,8 @@ def _prepare(prepare: Callable[..., Any], recorder: RankRecorder, shards: int, a
     models = [each for each in args if isinstance(each, torch.nn.Module)]
     before = {name: parameter.numel() for each in models for name, parameter in each.named_parameters()}
     for model in models:
+        for name, scales in statistics(model):  # go to the GPU with their weight, which is then sharded
+            recorder.mark(scales, Owner.WEIGHTS, name)
         for parameter in model.parameters():
             recorder.work.know_weight(parameter)
             if isinstance(parameter, FakeTensor) and getattr(parameter, "quant_state", None) is not None:

@@ -79,16 +79,17 @@ class RankRecorder(Recorder):
         yield
         self.ledger.describe_unowned(first, owner, name)
 
-    def adopt_model(self, model: torch.nn.Module) -> None:
+    def adopt_model(self, model: torch.nn.Module, role: str = "") -> None:
         """Counts a model's parameters and buffers as weights, unless it is on the host and still to be sharded."""
-        if self.shards and not is_sharded(model) and any(each.requires_grad for each in model.parameters()):
+        if self.shards and not is_sharded(model) and not role:
             self.name_modules(model)
             return
         if self.offloads and is_sharded(model):
             for parameter in model.parameters():
                 self.disown(parameter)
+                self.pinned.take(parameter, local(parameter).nbytes)
             self._stepped_on_host += [each for each in model.parameters() if each.requires_grad]
-        super().adopt_model(model)
+        super().adopt_model(model, role)
 
     def mark(self, tensor: torch.Tensor, owner: Owner, name: str) -> None:
         """Sets the owner of a tensor's storage, unless it lies on the host."""

@@ -90,16 +90,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
     def phase(self) -> Phase:
         return self.ledger.phase
 
-    def adopt_model(self, model: torch.nn.Module) -> None:
-        """Counts the model's parameters and buffers as weights, in order, and stores its modules' names."""
-        self.name_modules(model)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    def adopt_model(self, model: torch.nn.Module, role: str = "") -> None:
+        """Counts the model's parameters and buffers as weights, in order, and stores its modules' names. The names of
+        a model that is not trained begin with its ``role``."""
+        self.name_modules(model, role)
+        for name, tensor in (*model.named_parameters(role), *model.named_buffers(role)):
             self.mark(tensor, Owner.WEIGHTS, name)
             self.work.know_weight(tensor)
 
-    def name_modules(self, model: torch.nn.Module) -> None:
+    def name_modules(self, model: torch.nn.Module, role: str = "") -> None:
         """Stores the modules' names, for the blocks that their forward allocates."""
-        self._module_names |= {id(module): name for name, module in model.named_modules()}
+        self._module_names |= {id(module): name for name, module in model.named_modules(prefix=role)}
 
     def adopt_batch(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:

@@ -20,6 +20,7 @@ from autotrain_mem.parallel.config import sharding_arguments
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError, ModelNotFoundError
 from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
+from autotrain_mem.trainers.model_support import quantized_to_host
 from autotrain_mem.trainers.phases import PhaseRecorder, follow
 from autotrain_mem.trainers.pretrained import load_processor, revision_of
 from autotrain_mem.trainers.template_limits import limit_templates
@@ -204,7 +205,8 @@ def build(request: Request, placed: Placing, changes: Mapping[str, Any] | None =
         filled = replace(filled, processor=load_processor(job.model, knobs.max_pixels, **revision_of(job)))
     evaluated = splits[filled.script.dataset_test_split] if filled.is_evaluated else None
     try:
-        trainer = method_of(job.method).build_trainer(filled, job.model, train_rows, evaluated)
+        with quantized_to_host():
+            trainer = method_of(job.method).build_trainer(filled, job.model, train_rows, evaluated)
     except torch.OutOfMemoryError as error:
         raise GpuOutOfMemoryError(f"Out of memory while the models were loaded: {error}", hint=SMALLER) from error
     except OSError as error:
