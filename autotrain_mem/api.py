@@ -142,10 +142,10 @@ def train(
             write_run_report(folder.path, rehearsals.store, on_event)
 
 
-def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, checks: bool = True) -> Estimate:
+def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None) -> Estimate:
     """Estimates one configuration exactly as given (``verbs.estimate``). ``snapshot``: a file for the predicted history
     of allocations, in the format of ``torch.cuda.memory._dump_snapshot``; raises OutputFolderError if it cannot be
-    written. ``checks``: whether to check the model and tokenizer first, which takes half a second."""
+    written."""
     job = rehearsals.job
     if job.maximized is not None:
         raise UsageError(
@@ -157,8 +157,7 @@ def estimate(rehearsals: Rehearsals, snapshot: pathlib.Path | None = None, *, ch
             "--snapshot records the caching allocator of a GPU, and the CPU has none.",
             hint="Name a card, such as --gpu a100-80gb, or remove --snapshot.",
         )
-    if checks:
-        check_preflight(rehearsals, reads_data=False)
+    check_preflight(rehearsals, reads_data=False)
     facts = rehearsals.describe()
     counted = rehearsals.lengths_to_estimate(facts)
     subject = rehearsals.subject(facts, counted)
