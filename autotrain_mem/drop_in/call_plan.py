@@ -12,7 +12,7 @@ from typing import Any
 from autotrain_mem import api
 from autotrain_mem.checks.model_objects import check_loading, check_model_object
 from autotrain_mem.drop_in.config_merge import given_arguments
-from autotrain_mem.drop_in.device import device_of
+from autotrain_mem.drop_in.device import device_of, why_fixed
 from autotrain_mem.drop_in.launched import Launched, agreed, is_first, read_launched, smallest
 from autotrain_mem.machine.prices import prices
 from autotrain_mem.methods.interface import method_of
@@ -59,8 +59,6 @@ class PlannedCall:
     config_class: type
     call: Call
     autofit: AutoFit
-    lost: tuple[str, ...]
-    """Levers that this process can no longer use (``device.lost_levers``)."""
 
     @property
     def models(self) -> tuple[Any, ...]:
@@ -100,8 +98,8 @@ def make_plan(asked: PlannedCall) -> Plan:
     earlier = None
     if asked.autofit.plan is not None:
         earlier = read_plan(asked.autofit.plan, asked.method, f"Here, {_AGAIN}.")
-        if earlier.estimate.grows and asked.lost:
-            message = f"The plan cannot be followed in this process. {asked.lost[0]}"
+        if earlier.estimate.grows and (why := why_fixed()):
+            message = f"The plan cannot be followed in this process. {why}"
             raise UsageError(message, hint=f"Or {_AGAIN}, to plan again.")
     store = Store(
         cache_folder(),
@@ -126,7 +124,7 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
                 if not isinstance(asked.call.model, str) and method_of(asked.method).takes_model_name:
                     error.hint = "\n".join(filter(None, (error.hint, _BY_NAME)))
                 raise
-    warnings = [f"Not available in this process: {lost}" for lost in asked.lost]
+    warnings = [f"Not available in this process: {why}"] if (why := why_fixed()) else []
     if any(getattr(model, _PREPARED, False) for model in asked.models):
         warnings.append(
             "The model was trained in this process before: accelerate prepares a model once, and a second trainer may "
@@ -172,7 +170,7 @@ def _rehearsals(
         digest=_digest(asked),
     )
     arguments |= {"use_cpu": True} if hardware.origin == "cpu" else {}
-    if asked.lost and EXPANDABLE not in arguments:
+    if why_fixed() and EXPANDABLE not in arguments:
         arguments[EXPANDABLE] = False
     name = model if isinstance(model, str) else str(model.config._name_or_path or type(model).__name__)
     request = RunRequest(method=asked.method, model=name, autofit=autofit, config=arguments, accelerate=launched.config)

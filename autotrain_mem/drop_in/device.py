@@ -66,16 +66,14 @@ def with_own_use(card: Hardware, device: Any, models: Iterable[Any]) -> Hardware
     return replace(card, free_bytes=min(card.total_bytes, card.free_bytes + own_bytes))
 
 
-def lost_levers() -> tuple[str, ...]:
-    """Returns the levers that this process can no longer use, each with the reason and the remedy."""
+def why_fixed() -> str:
+    """Returns why this process's segments cannot become expandable, and the remedy; empty if they can, or are."""
     import torch
 
-    if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved():
-        return ()
-    if environment_settings({}).grows:
-        return ()  # segments are expandable already
+    if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved() or environment_settings({}).grows:
+        return ""
     cure = f"Set {variable_that_counts(os.environ)}=expandable_segments:True before Python starts."
-    return (f"expandable_segments: this process's allocator holds segments of fixed size already. {cure}",)
+    return f"expandable_segments: this process's allocator holds segments of fixed size already. {cure}"
 
 
 def grow_segments(device: Any) -> None:

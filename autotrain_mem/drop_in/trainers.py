@@ -10,7 +10,7 @@ import trl
 
 from autotrain_mem.drop_in.call_plan import PlannedCall, make_plan
 from autotrain_mem.drop_in.config_merge import default_config, planned_config
-from autotrain_mem.drop_in.device import grow_segments, lost_levers
+from autotrain_mem.drop_in.device import grow_segments
 from autotrain_mem.drop_in.guarded_methods import guard, guard_methods
 from autotrain_mem.methods.configs import with_knobs
 from autotrain_mem.methods.interface import method_of
@@ -104,7 +104,7 @@ class Planned:
             config = config_class(**{**config.to_dict(), "hub_token": config.hub_token})
         keywords["args"] = config
         call = Call(trainer=type(self), args=outer_args, kwargs=outer_kwargs, keywords=keywords)
-        asked = PlannedCall(method=method, config_class=config_class, call=call, autofit=ours, lost=lost_levers())
+        asked = PlannedCall(method=method, config_class=config_class, call=call, autofit=ours)
         try:
             with python_errors(config_class.__name__):
                 plan = make_plan(asked)

@@ -18,7 +18,7 @@ from accelerate.utils import DeepSpeedPlugin
 from autotrain_mem import AutoFit
 from autotrain_mem.drop_in import device, launched
 from autotrain_mem.drop_in.config_merge import given_arguments
-from autotrain_mem.drop_in.device import device_of, lost_levers, with_own_use
+from autotrain_mem.drop_in.device import device_of, why_fixed, with_own_use
 from autotrain_mem.drop_in.launched import Launched, read_launched
 from autotrain_mem.machine.catalog import named
 from autotrain_mem.parallel.launch_environment import launch_environment
@@ -339,13 +339,11 @@ def test_tensors_of_the_models_are_theirs_and_all_others_stay(monkeypatch: pytes
 
 
 def test_segments_cannot_grow_any_more_once_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lost_levers() == ()
+    assert why_fixed() == ""
     use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=0)
-    assert lost_levers() == ()  # open, but empty
+    assert why_fixed() == ""  # open, but empty
     use_cuda(monkeypatch, allocated_bytes=0, reserved_bytes=2 * MIB)
-    (lost,) = lost_levers()
-    assert lost.startswith("expandable_segments: ")
-    assert "Set PYTORCH_ALLOC_CONF=expandable_segments:True" in lost
+    assert why_fixed().startswith("expandable_segments: ")
+    assert "Set PYTORCH_ALLOC_CONF=expandable_segments:True" in why_fixed()
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")  # then torch reads the other no longer
-    (lost,) = lost_levers()
-    assert "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in lost
+    assert "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in why_fixed()

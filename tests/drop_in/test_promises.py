@@ -217,7 +217,7 @@ def test_a_script_with_classes_and_functions_of_its_own(tiny_qwen: Path, tmp_pat
 def digest(trainer: type = autotrain_mem.SFTTrainer, **keywords: Any) -> str:
     words = {"model": "NAME", **keywords}
     call = Call(trainer=trainer, args=(), kwargs=words, keywords=words)
-    return _digest(PlannedCall(method="sft", config_class=trl.SFTConfig, call=call, autofit=AutoFit(), lost=()))
+    return _digest(PlannedCall(method="sft", config_class=trl.SFTConfig, call=call, autofit=AutoFit()))
 
 
 def lora(**more: Any) -> Any:
