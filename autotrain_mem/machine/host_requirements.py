@@ -95,7 +95,7 @@ def room_findings(
     if free_disk_bytes is None:
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
     available_bytes = (memory or host_memory()).available_bytes
-    on_host = (_on_cpu if load.on_cpu else _beside_the_card)(load, available_bytes)
+    on_host = (_on_cpu if load.on_cpu else beside_the_card)(load, available_bytes)
     return (*on_host, *_disk(load, free_disk_bytes), *_download(load), *_nvme(load))
 
 
@@ -120,7 +120,7 @@ def _on_cpu(load: Load, available_bytes: int) -> Iterator[Finding]:
         )
 
 
-def _beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
+def beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
     """Checks host memory for several processes that load at once, and for what is offloaded. A single process needs
     almost no host memory: tensors go from the mapped file to the card."""
     given, available = load.job.arguments, f"{format_bytes(available_bytes)} are available"

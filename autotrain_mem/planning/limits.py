@@ -1,4 +1,4 @@
-"""Applies ``--within`` and ``--budget``, a plan's limits of time and cost.
+"""Applies a plan's limits of time, cost (``--within``, ``--budget``) and this machine's host memory.
 
 On each level of harm the fastest plan is also the cheapest, so if it exceeds a limit, every plan of the level does.
 """
@@ -7,11 +7,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from autotrain_mem.machine.host_requirements import beside_the_card
+from autotrain_mem.planning.preflight import load_of
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.support.errors import LimitError, UsageError
+from autotrain_mem.support.host import host_memory
 from autotrain_mem.support.units import brief, duration, money
 from autotrain_mem.types import Estimate, Knobs
-from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_SLOW
+from autotrain_mem.types.findings import Finding, settle
+from autotrain_mem.types.gpu_comparison import TOO_DEAR, TOO_LITTLE_HOST, TOO_SLOW
 
 
 @dataclass(kw_only=True, slots=True)
@@ -19,6 +23,8 @@ class RunLimits:
     """Implements :class:`autotrain_mem.search.search.Limits` for one job on one device."""
 
     subject: Subject
+    host_bytes: int | None = None
+    """Bytes of host memory available for what a plan offloads; None if the card is not this machine's."""
     refusals: list[str] = field(default_factory=list)
 
     def keeps(self, estimate: Estimate) -> bool:
@@ -27,13 +33,19 @@ class RunLimits:
             self.refusals.append(TOO_SLOW)
         elif budget is not None and self._cost(estimate) > budget:
             self.refusals.append(TOO_DEAR)
+        elif self._lacking(estimate):
+            self.refusals.append(TOO_LITTLE_HOST)
         else:
             return True
         return False
 
     def broken(self, fitting: Sequence[Estimate]) -> LimitError:
-        """Returns the error with the fastest plan's time and cost, and the limits that this plan would meet."""
-        fastest = min(fitting, key=self._seconds)
+        """Returns the error with the fastest plan's time and cost, and the limits that this plan would meet. Raises
+        HostMemoryError if host memory is too small for each of them."""
+        offloading = [each for each in fitting if self._lacking(each)]
+        if len(offloading) == len(fitting):
+            settle(self._lacking(fitting[-1]))
+        fastest = min((each for each in fitting if each not in offloading), key=self._seconds)
         seconds, cost, job, price = self._seconds(fastest), self._cost(fastest), self.subject.job, self.subject.price
         steps, share = self._steps(fastest.knobs), 1.0
         wishes, flags = [], []
@@ -58,6 +70,13 @@ class RunLimits:
             hint="\n".join(["any of these would suffice:", *ways]),
         )
 
+    def _lacking(self, estimate: Estimate) -> list[Finding]:
+        """Returns the errors of a plan that offloads more than host memory holds."""
+        if self.host_bytes is None:
+            return []
+        load = load_of(self.subject.job, estimate, parameters=self.subject.facts.parameters or 0)
+        return [each for each in beside_the_card(load, self.host_bytes) if each.kind == "error"]
+
     def _steps(self, knobs: Knobs) -> int:
         return self.subject.job.optimizer_steps(knobs, self.subject.lengths.profile) or 0
 
@@ -74,8 +93,10 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
     job = subject.job
     wished = (("--within", job.within_seconds), ("--budget", job.budget))
     flags = " and ".join(flag for flag, given in wished if given is not None)
+    is_here = subject.hardware.origin == "detected"
+    limits = RunLimits(subject=subject, host_bytes=host_memory().available_bytes if is_here else None)
     if not flags:
-        return RunLimits(subject=subject)
+        return limits
     if job.optimizer_steps(knobs, subject.lengths.profile) is None:
         raise UsageError(
             f"{flags}: the number of optimizer steps is unknown.",
@@ -93,4 +114,4 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
             f"--budget: the price of {card.name} is unknown.",
             hint="Give --prices FILE, a CSV with the columns gpu,per_hour and a row for this card.",
         )
-    return RunLimits(subject=subject)
+    return limits

@@ -3,6 +3,7 @@
 import pathlib
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from autotrain_mem.machine.host_requirements import Load, room_findings
 from autotrain_mem.planning.kept_answers import answered
@@ -12,7 +13,7 @@ from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.levers import OFFLOADING
 from autotrain_mem.settings.own import OFFLOADED
 from autotrain_mem.support.errors import DatasetNotFoundError
-from autotrain_mem.types import Estimate
+from autotrain_mem.types import Estimate, Job
 from autotrain_mem.types.findings import Finding, Preflight, settle
 
 _OUT_OF_REACH = DatasetNotFoundError.__name__
@@ -70,17 +71,27 @@ def check_room(
     """Returns all warnings for a plan. Raises AutofitError if this machine lacks memory or disk for it."""
     if checked.trains_on_cpu is None or checked.result.parameters is None:
         return checked.warnings
-    job, knobs = rehearsals.job, planned.knobs
-    names = ("use_peft", "dtype", "sharding", *OFFLOADED, *OFFLOADING, *BASE_BITS)
-    decided = {name: getattr(knobs, name) for name in names}
-    load = Load(
-        job=replace(job, arguments={**job.arguments, **decided}),
+    load = load_of(
+        rehearsals.job,
+        planned,
         parameters=checked.result.parameters,
         on_cpu=checked.trains_on_cpu,
-        output_dir=pathlib.Path(output_dir(job)),
-        memory=planned.memory,
         optimizer_steps=optimizer_steps,
-        processes=rehearsals.hardware.topology.devices,
         download=checked.result.download,
     )
     return settle((*checked.warnings, *room_findings(load)))
+
+
+def load_of(job: Job, planned: Estimate, *, parameters: int, on_cpu: bool = False, **of_run: Any) -> Load:
+    """Returns what a plan needs of this machine besides its card; ``of_run``: further fields of :class:`Load`."""
+    names = ("use_peft", "dtype", "sharding", *OFFLOADED, *OFFLOADING, *BASE_BITS)
+    decided = {name: getattr(planned.knobs, name) for name in names}
+    return Load(
+        job=replace(job, arguments={**job.arguments, **decided}),
+        parameters=parameters,
+        on_cpu=on_cpu,
+        output_dir=pathlib.Path(output_dir(job)),
+        memory=planned.memory,
+        processes=planned.hardware.topology.devices,
+        **of_run,
+    )

@@ -261,6 +261,8 @@ def passed_over(each: Candidate, plan: Plan) -> str:
         return f"{each.level} fits, but takes {duration(slower * seconds)}"
     if budget is not None and plan.cost is not None and plan.price is not None and slower * plan.cost > budget:
         return f"{each.level} fits, but costs {money(slower * plan.cost, plan.price.currency)}"
+    if slower <= plan.job.max_slowdown:
+        return f"{each.level} fits the card, but offloads more than host memory holds"
     return f"{each.level} fits, but takes {slower:.1f} times as long: --max_slowdown {math.ceil(slower)} selects it"
 
 

@@ -15,8 +15,9 @@ GIVING_UP = (*("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "LoRA on
 NOTHING_FITS = "nothing fits"
 TOO_SLOW = "takes too long"
 TOO_DEAR = "costs too much"
+TOO_LITTLE_HOST = "too little host memory"
 NO_PRICE = "no price known"
-BRIEF = (NOTHING_FITS, TOO_SLOW, TOO_DEAR, NO_PRICE)
+BRIEF = (NOTHING_FITS, TOO_SLOW, TOO_DEAR, TOO_LITTLE_HOST, NO_PRICE)
 """The refusals that are short enough for a table cell."""
 OFFLOADING = ", offloading"
 """The suffix of a level that offloads to host memory, and does no more harm than the level without the suffix."""

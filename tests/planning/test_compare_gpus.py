@@ -3,15 +3,23 @@
 import re
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
-from autotrain_mem.report.plan_view import passed_over
+from autotrain_mem.report.plan_view import gentler_levels, passed_over
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import DatasetNotFoundError, DoesNotFitError, LimitError, RehearsalError, UsageError
+from autotrain_mem.support.errors import (
+    DatasetNotFoundError,
+    DoesNotFitError,
+    HostMemoryError,
+    LimitError,
+    RehearsalError,
+    UsageError,
+)
+from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import DataProfile, Hardware, Job, Knobs, Plan
 from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, TOO_DEAR, TOO_SLOW, Cards
@@ -103,6 +111,8 @@ def test_attempts_are_reported_card_by_card_with_the_budget_of_each() -> None:
 
 CARD = toy(16.2, "toy", origin="named", compute_capability=(8, 9), **SPEEDS)
 """On which a billion parameters train in float32 with their activations recomputed, and without in bfloat16."""
+JOB = Job(method="sft", model="m", dataset=None, arguments={"max_length": 512})
+ACTIVATIONS = frozenset({"activation_offloading"})
 PRICES = {"toy": Price(gpu="toy", per_hour=36.0, seen="2026-01-01")}
 
 
@@ -115,6 +125,20 @@ def asked(steps: int | None = 1000, card: Any = CARD, prices: Any = PRICES, **li
 
 def planned(**limits: Any) -> Plan:
     return api.plan(asked(**limits))
+
+
+def test_a_plan_that_offloads_more_than_this_machines_host_memory_holds_is_passed_over() -> None:
+    here = replace(SMALL, origin="detected")
+    for gib, level in ((9, "lossless, offloading"), (7, "rounding")):
+        memory = HostMemory(total_bytes=64 * GIB, available_bytes=gib * GIB, source="made up")
+        with patch("autotrain_mem.planning.limits.host_memory", lambda memory=memory: memory):
+            plan = api.plan(replace(asked(card=here), job=replace(JOB, forbid=ACTIVATIONS)))
+            assert plan.level == level
+            if gib < 8:
+                told = "lossless, offloading fits the card, but offloads more than host memory holds"
+                assert gentler_levels(plan) == [told]
+                with pytest.raises(HostMemoryError, match=r"--optimizer_offload: 8\.00 GiB are needed"):
+                    api.plan(replace(asked(card=here), job=replace(JOB, forbid=ACTIVATIONS, fit="lossless")))
 
 
 FREE = planned()
