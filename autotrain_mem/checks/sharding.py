@@ -12,13 +12,13 @@ from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.checks.model_files import ModelOnCard
 from autotrain_mem.search.shardings import NOT_WITH, WAYS, SharedTokens
 from autotrain_mem.settings.knobs import BASE_BITS, ZEROS
-from autotrain_mem.settings.levers import LADDER, SHARED_SEQUENCE
+from autotrain_mem.settings.levers import LADDER, OFFLOADING, SHARED_SEQUENCE
 from autotrain_mem.settings.own import SHARE_TOKENS
 from autotrain_mem.types.findings import Problems
 from autotrain_mem.types.methods_table import METHODS
 
 FSDP = ("fsdp2-no-reshard", "fsdp2", "hsdp")
-_OFFLOADS = {row.knobs[0]: row.not_sharded for row in LADDER if row.not_sharded}
+_UNDIVIDED = {row.knobs[0]: row.not_sharded for row in LADDER if row.not_sharded}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Incompatible:
 
 
 REFUSED = (
-    *(Incompatible(names=[name], reason=reason, cure=cure) for name, (reason, cure) in _OFFLOADS.items()),
+    *(Incompatible(names=[name], reason=reason, cure=cure) for name, (reason, cure) in _UNDIVIDED.items()),
     Incompatible(  # bitsandbytes/backends/cuda/ops.py: custom operators on pointers, unknown to DTensor
         names=["optim"],
         values=r".*(8bit|bnb|paged|ademamix|lion).*",
@@ -47,7 +47,7 @@ REFUSED = (
         cure="Remove --save_only_model, or give --save_strategy no: the trained model is written whole at the end.",
     ),
     Incompatible(
-        names=_OFFLOADS,
+        names=[name for name in OFFLOADING if name in _UNDIVIDED],
         shardings=ZEROS,
         reason="it is not rehearsed together with DeepSpeed's own offload",
         cure="--offload_optimizer_device cpu has DeepSpeed keep the optimizer's state on the host.",

@@ -75,8 +75,8 @@ def cards_view(cards: Cards) -> RenderableType:
 
 
 def _short_level(level: str | None) -> str:
-    """Returns ``4-bit LoRA``, so that a line fits 80 columns; offloading has its own sign."""
-    name = (level or "").removesuffix(OFFLOADING)
+    """Returns ``4-bit LoRA``, so that a line fits 80 columns; what follows a comma has its own sign."""
+    name = (level or "").partition(",")[0]
     return re.sub(r"LoRA on an? (\d-bit) base", r"\1 LoRA", name)
 
 

@@ -28,6 +28,7 @@ HARMS = {
 LEVELS = {
     "as given": "one configuration, without a search",
     "lossless": "the training that was asked for, unchanged",
+    "lossless, precomputed reference": "the training that was asked for, with the reference's scores computed first",
     "lossless, offloading": "the training that was asked for, with some tensors in host memory",
     "rounding": "numbers are rounded more coarsely, but the same weights are trained",
     "rounding, offloading": "numbers are rounded more coarsely, and some tensors are in host memory",

@@ -178,7 +178,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
             each
             for each in memo.estimates
             if not (_value(row, each.knobs) or each.fits)
-            and _alike(each.knobs, knobs, but=time)
+            and _alike(each.knobs, knobs, but=(*time, *row.knobs))
             and all(getattr(each.knobs, name) for name in others)
             and _rows(each) <= knobs.per_device_train_batch_size
         ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import combinations, product
 from typing import Any
 
@@ -35,6 +35,7 @@ from autotrain_mem.settings.levers import (
     MICRO_BATCH,
     OFFLOADED_SHARDS,
     OFFLOADING,
+    PRECOMPUTING,
     ROUNDING,
     SHARDING,
     TRAINED,
@@ -136,6 +137,7 @@ OFFLOADING_ADAPTERS = tuple(name for name in OFFLOADING if LEVERS[name].pays_for
 
 LEVELS = (
     _Step("lossless", ()),
+    _Step("lossless, precomputed reference", (PRECOMPUTING,)),
     _Step("lossless, offloading", (), OFFLOADING),
     _Step("rounding", ROUNDING),
     _Step("rounding, offloading", ROUNDING, OFFLOADING),
@@ -146,6 +148,7 @@ LEVELS = (
 )
 """Batches, sharding and checkpointing may change on each level.
 
+A precomputed reference saves a forward pass in each step, but costs one of all rows before the first.
 Offloading costs only time, but it depends on the host's memory and link, which a card's data sheet does not give, so
 plans without it come first. An adapter's optimizer state is too small to be worth offloading, and a quantized base is
 faster than offloaded activations. No level has a setting that loses updates which the requested job keeps.
@@ -269,6 +272,8 @@ def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
     """Yields every set of the level's levers with every set of offloading levers, fewest offloading levers first."""
     free = [name for name in ROUNDING if harm_of(LEVERS[name], space) is Harm.NONE and moves(name, space)]
     own = tuple(name for name in step.own if name not in free)
+    if space.base.processes == 1 and step not in LEVELS[:2] and not {*TRAINED}.intersection(own):
+        free += filter(partial(moves, space=space), [PRECOMPUTING])
     pulled = [chosen for chosen in _sets(own, space) if chosen or not step.own]
     if free:  # levers that cost nothing are always pulled, except in the job as requested
         pulled = [*([()] if step == LEVELS[0] else []), *((*free, *chosen) for chosen in pulled)]
@@ -293,7 +298,7 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 def _least(space: Space) -> Knobs:
     """Returns the settings that need the least memory, over all levels."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
-    most = (*trained, *OFFLOADING_ADAPTERS) if trained else (*ROUNDING, *OFFLOADING)
+    most = (*trained, *OFFLOADING_ADAPTERS) if trained else (PRECOMPUTING, *ROUNDING, *OFFLOADING)
     names = [name for name in most if moves(name, space)]
     replaced = {other for each in names for other in LEVERS[each].instead_of}
     moving: list[str] = []

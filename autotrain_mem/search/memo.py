@@ -10,7 +10,7 @@ from autotrain_mem.search.levels import Line, allowed
 from autotrain_mem.search.shardings import SAVES
 from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import BASE_BITS
-from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_QUANT, SLOWING, is_pulled
+from autotrain_mem.settings.levers import EIGHT_BIT, EXPANDABLE, LEVERS, NESTED_QUANT, PRECOMPUTING, SLOWING, is_pulled
 from autotrain_mem.types import Candidate, Estimate, Knobs, Owner, Phase
 
 OnAttempt = Callable[[Candidate], None]
@@ -142,9 +142,10 @@ def _is_beyond_loading(estimate: Estimate) -> bool:
 
 
 _weights = attrgetter(
-    *("use_peft", "dtype", *BASE_BITS, "use_bnb_nested_quant", "sharding", "dp_replicate_size", "fsdp_offload_params")
+    *("use_peft", PRECOMPUTING, "dtype", *BASE_BITS, "use_bnb_nested_quant"),
+    *("sharding", "dp_replicate_size", "fsdp_offload_params"),
 )
-"""Reads the knobs that decide the bytes of all weights. ``use_peft`` can make a reference model unnecessary."""
+"""Reads the knobs that decide the bytes of all weights. The first two can make a reference model unnecessary."""
 
 
 def candidate(
@@ -227,7 +228,7 @@ def shares_alike(one: Knobs, other: Knobs) -> bool:
     return one.sharding == other.sharding
 
 
-_others = attrgetter("use_peft", "lora_r", "dtype", "base_bits", "use_bnb_nested_quant")
+_others = attrgetter("use_peft", PRECOMPUTING, "lora_r", "dtype", "base_bits", "use_bnb_nested_quant")
 
 
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:

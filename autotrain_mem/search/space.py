@@ -134,11 +134,10 @@ def make_space(
     if job.effective_batch_size is not None:
         counts["effective_batch_size"] = job.effective_batch_size
     check_positive(counts)
-    # DPO's reference model scores the data in batches of the evaluation's size (trl/trainer/dpo_trainer.py:
-    # _precompute_ref_logps).
-    evaluates = job.is_evaluated or job.arguments.get("precompute_ref_log_probs")
-    used = defaults if evaluates else replace(defaults, per_device_eval_batch_size=None)
+    used = defaults if job.is_evaluated else replace(defaults, per_device_eval_batch_size=None)
     overlaid = replace(used, **given)
+    if _keeps_reference(job, overlaid, profile) and not overlaid.precompute_ref_log_probs:
+        overlaid = replace(overlaid, precompute_ref_log_probs=None)
     if job.effective_batch_size is not None:
         rows = _base_rows(defaults, job.effective_batch_size, given, nodes)
         overlaid = with_rows(overlaid, rows, job.effective_batch_size)
@@ -188,6 +187,20 @@ def make_space(
         adapter=None if overlaid.use_peft else adapter_for(overlaid, job, facts, profile),
         checkpoint_dtype=facts.checkpoint_dtype,
     )
+
+
+_SCORES_LATER = ("sync_ref_model", "dataset_streaming", "streaming", "bf16_full_eval", "fp16_full_eval")
+"""Arguments with which TRL refuses to precompute the reference's scores (``trl/trainer/dpo_trainer.py: __init__,
+_precompute_ref_logps``), or transformers leaves the model on the host until training (``trainer.py: __init__``)."""
+
+
+def _keeps_reference(job: Job, knobs: Knobs, profile: DataProfile | None) -> bool:
+    """Returns whether a reference must score the rows as they are trained on. TRL does so for images. A script may hold
+    a reference of its own, or evaluate other rows later. Outside autocast, flash-attention takes no float32."""
+    shows_images = bool(job.images) or (profile is not None and profile.images is not None)
+    is_flash = "flash" in str(job.arguments.get("attn_implementation")) and knobs.dtype not in HALF
+    is_given = job.python_call is not None or any(job.arguments.get(name) for name in _SCORES_LATER)
+    return shows_images or is_flash or is_given
 
 
 _COUNTS = (ROWS, STEPS, EVALUATED_ROWS, *COMPLETION_KNOBS, "num_generations", "local_rollout_forward_batch_size")

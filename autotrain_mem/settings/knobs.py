@@ -45,6 +45,8 @@ class TrainerKnobs:
     load_in_8bit: bool = False
     use_bnb_nested_quant: bool = False
     """Double quantization: whether the scales of 4-bit blocks are themselves held in 8 bits."""
+    precompute_ref_log_probs: bool | None = None
+    """Whether the reference scores all rows before training, and is not loaded for it; None where it cannot."""
     activation_offloading: bool = False
     """Whether activations for the backward pass are offloaded to the host."""
     lora_r: int = 16

@@ -28,6 +28,8 @@ HALF_WEIGHTS = "bf16_weights"
 EIGHT_BIT = "8bit_optimizer"
 KAHAN_SUM = "kahan_sum"
 
+PRECOMPUTING = "precompute_ref_log_probs"
+"""The lever of the reference's scores: pulled on every level after its own, except with an adapter."""
 NESTED_QUANT = "use_bnb_nested_quant"
 SHARDING = "sharding"
 SHARED_TOKENS = "cp_size"
@@ -71,6 +73,26 @@ _OF_TRLS = (
         let_go="the activations fit without recomputing them, which is faster",
         usual=Savings(kept=0.25),
         at_best=Savings(kept=0.1),
+    ),
+    LeverRow(
+        name=PRECOMPUTING,
+        harm=Harm.TIME,
+        knobs=(PRECOMPUTING,),
+        moves_from=(False,),
+        to=True,
+        needs={"use_peft": (False,), "sharding": UNSHARDED},  # an adapter has no second model as its reference
+        not_sharded=(
+            # transformers/trainer.py: __init__ leaves the model on the host until accelerate has divided it
+            "TRL scores the rows before FSDP has placed the model on the GPUs",
+            "Remove --precompute_ref_log_probs, or give --sharding ddp.",
+        ),
+        reason="the untrained model scores all rows before training, so that no reference model is held: the same loss",
+        words="reference precomputed",
+        not_counted=(
+            # trl/trainer/dpo_trainer.py: _precompute_ref_logps runs before the trainer prepares the model
+            "the reference's pass over all rows before training: it needs less memory than training, and a forward "
+            "pass of every row in the weights' dtype, which is slow in float32 (without autocast or tensor cores)",
+        ),
     ),
     LeverRow(
         name="activation_offloading",
@@ -224,8 +246,8 @@ FREE = (*BATCHES, CHECKPOINTING)
 OFFLOADING = tuple(row.name for row in LADDER if row.offloads)
 ROUNDING = tuple(row.name for row in LADDER if row.harm is Harm.ROUNDING)
 TRAINED = tuple(row.name for row in LADDER if row.harm is Harm.WHAT_IS_TRAINED)
-SLOWING = tuple(row.name for row in LADDER if row.harm is Harm.TIME and row.moves_from)
-"""Levers that save memory and cost nothing but time."""
+SLOWING = (CHECKPOINTING, *OFFLOADING)
+"""Levers that save memory and make each step slower, but cost nothing else."""
 
 HARM_FIRST = tuple(sorted(LADDER, key=lambda row: -row.harm))
 """The levers in order of display: most harm first."""

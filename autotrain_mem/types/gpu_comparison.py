@@ -8,10 +8,10 @@ from autotrain_mem.support.lazy_names import html_of
 from autotrain_mem.types.estimate import Estimate
 from autotrain_mem.types.hardware import Hardware, Price
 
-LOSSLESS = ("lossless", "lossless, offloading")
+LOSSLESS = ("lossless", "lossless, precomputed reference", "lossless, offloading")
 """The names of the levels of harm that change nothing but speed, the faster one first (``search.levels``)."""
 GIVING_UP = (*("lossless", "rounding", "LoRA", "LoRA on an 8-bit base", "LoRA on a 4-bit base", "shorter rows"),)
-"""The names of the levels of harm without offloading, least harm first (``search.levels``)."""
+"""The names of the levels of harm, least harm first (``search.levels``). What follows a comma does no more harm."""
 NOTHING_FITS = "nothing fits"
 TOO_SLOW = "takes too long"
 TOO_DEAR = "costs too much"
@@ -153,7 +153,7 @@ class Cards:
 
 
 def _harm(verdict: CardVerdict) -> int:
-    name = (verdict.level or "").removesuffix(OFFLOADING)
+    name = (verdict.level or "").partition(",")[0]
     return GIVING_UP.index(name) if name in GIVING_UP else len(GIVING_UP)
 
 

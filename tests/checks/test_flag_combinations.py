@@ -28,7 +28,8 @@ def problems(method: str = "sft", **given: Any) -> list[str]:
 
 def test_what_needs_whole_models_is_refused_with_shards_and_not_with_ddp() -> None:
     optimizers: list[dict[str, Any]] = [{"optim": "adamw_8bit"}, {"optim": "paged_adamw_32bit"}]
-    switches = [{name: True} for name in ("optimizer_offload", "save_only_model", "activation_offloading")]
+    names = ("optimizer_offload", "save_only_model", "activation_offloading", "precompute_ref_log_probs")
+    switches = [{name: True} for name in names]
     for given in ({"load_in_8bit": True, "use_peft": True}, *optimizers, *switches):
         (message,) = problems(**given, sharding="fsdp2")
         assert message.startswith(f"--{next(iter(given))} ")
@@ -48,7 +49,7 @@ def test_supported_combinations_are_accepted(kind: str) -> None:
 @pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "ppo"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_search_combines_only_what_is_accepted(method: str, nodes: int) -> None:
-    defaults = {"sft": TRL, "dpo": TRL, "grpo": ONLINE, "ppo": PPO}[method]
+    defaults = {"sft": TRL, "dpo": replace(TRL, precompute_ref_log_probs=False), "grpo": ONLINE, "ppo": PPO}[method]
     four = replace(defaults, processes=4 * nodes, sharding="ddp")
     space = replace(space_of(method=method, defaults=four, longest=100), nodes=nodes)
     ways = [way for level in levels(space) for setting in level.settings for way in shared(space, setting)]

@@ -107,7 +107,8 @@ def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
     every: list[list[str]] = []
     for forbid in (set(), {"4bit_base"}, {"4bit_base", "8bit_base"}):
         job = Job(method="sft", model="m", dataset=None, forbid=frozenset(forbid))
-        space = make_space(TRL_DEFAULTS, job, ModelFacts(context_length=None, is_quantized=False), longest=None)
+        defaults = replace(TRL_DEFAULTS, precompute_ref_log_probs=False)
+        space = make_space(defaults, job, ModelFacts(context_length=None, is_quantized=False), longest=None)
         every.append([level.name for level in levels(space)])
     assert all([name for name in formatting.LEVELS if name in names] == names for names in every)
     assert {"as given", SMALLER_IMAGES_LEVEL}.union(*every) == set(formatting.LEVELS)

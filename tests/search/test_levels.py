@@ -82,6 +82,30 @@ def test_levels_climb_from_time_to_data() -> None:
     assert harms == sorted(harms)
 
 
+PRECOMPUTED = {"precompute_ref_log_probs": True}
+PAIRS: dict[str, Any] = {"method": "dpo", "defaults": replace(TRL, precompute_ref_log_probs=False)}
+
+
+def test_a_second_model_that_only_scores_is_given_up_before_memory_of_the_host_is_used() -> None:
+    found = climbed(**PAIRS)
+    assert list(found)[:3] == ["lossless", "lossless, precomputed reference", "lossless, offloading"]
+    gone = {name: [PRECOMPUTED.items() <= each.items() for each in settings] for name, settings in found.items()}
+    assert [name for name, each in gone.items() if not all(each)] == ["lossless", *LORA]
+    assert not any(flag for name in LORA for flag in gone[name])
+    assert levels(space_of(**PAIRS, use_peft=False))[-1].settings[-1].precompute_ref_log_probs
+    for words in (
+        *({name: True} for name in ("sync_ref_model", "dataset_streaming", "bf16_full_eval", "use_peft")),
+        {"attn_implementation": "flash_attention_2"},  # the scores are computed in the weights' dtype
+        {"forbid": frozenset({"precompute_ref_log_probs"})},
+        {"precompute_ref_log_probs": False},
+    ):
+        assert not any(PRECOMPUTED.items() <= each.items() for each in every(**PAIRS, **words)), words
+    assert every(**PAIRS, attn_implementation="flash_attention_2", dtype="bfloat16")[1] == PRECOMPUTED
+    shared = PAIRS | {"defaults": replace(PAIRS["defaults"], processes=8, sharding="ddp")}
+    assert {way.sharding for line in levels(space_of(**shared))[1].lines for way in line} == {"ddp"}
+    assert any(way.sharding == "fsdp2" for line in levels(space_of(**shared))[2].lines for way in line)
+
+
 def test_some_words_rule_levers_out_and_leave_others() -> None:
     for words, never, still in (
         ({"method": "ppo", "defaults": PPO}, {"activation_offloading", "optimizer_offload"}, {"dtype", "optim"}),
