@@ -58,13 +58,11 @@ def attention(subject: ModelOnCard) -> Problems:
 FLASH = "flash_attention_2"
 
 
-def why_no_flash_attention(job: Job, config: Any, compute_capability: Capability) -> str:
-    """Returns why a plan for a card of this machine cannot choose flash-attention; empty if it can."""
-    if job.arguments.get("use_cpu"):
-        return "flash-attention runs on a GPU only"
-    if command := flash_package_missing(FLASH):
-        return f"flash-attention is not installed here ({command})"
-    return _why_not(FLASH, job, config, compute_capability) or ""
+def flash_attention(job: Job, config: Any, compute_capability: Capability) -> str | None:
+    """Returns the command that installs flash-attention; empty if it is installed, None if the card cannot run it."""
+    if job.arguments.get("use_cpu") or _why_not(FLASH, job, config, compute_capability):
+        return None
+    return flash_package_missing(FLASH)
 
 
 def _why_not(name: str, job: Job, config: Any, compute_capability: Capability) -> str | None:
@@ -100,6 +98,31 @@ def flash_package_missing(name: str) -> str:
     return "" if any(importlib.util.find_spec(package) for package in packages) else command
 
 
+_NOT_WITH_LIGER = (
+    *("liger_kernel_config", "peft_config", "lora_target_modules", "lora_modules_to_save", "torch_compile"),
+    *("use_kernels", "use_cpu"),
+)
+"""Arguments with which no plan chooses Liger. Its loss reads the weights of the model's head, not those of an adapter
+of the head (``liger_kernel/transformers/model/llama.py: lce_forward``)."""
+
+
+def takes_liger(job: Job, config: Any, compute_capability: Capability) -> bool:
+    """Returns whether a plan can choose Liger: it is installed, and rehearsed for this trainer, model and card. A
+    script's config has its ``loss_type`` already, so it must choose Liger itself."""
+    from autotrain_mem.trainers.model_support import LIGER_MODELS
+
+    given = job.arguments
+    return (
+        job.method_facts.has_chunked_loss
+        and job.python_call is None
+        and compute_capability >= (8, 0)
+        and config.model_type in LIGER_MODELS
+        and given.get("loss_type") in (None, "nll")
+        and not any(given.get(name) for name in _NOT_WITH_LIGER)
+        and importlib.util.find_spec("liger_kernel") is not None
+    )
+
+
 def liger(subject: ModelOnCard) -> Problems:
     """Refuses Liger for models and methods that are not rehearsed with it."""
     import trl
@@ -115,6 +138,9 @@ def liger(subject: ModelOnCard) -> Problems:
     if since is None:
         reason = f"Liger's loss for {job.method} is not supported yet"
     elif since and Version(trl.__version__) < Version(since):
-        reason = f"Liger's loss for {job.method} is not supported yet with trl {trl.__version__}"
+        reason = (
+            f"trl {trl.__version__} computes the loss of {job.method} with liger-kernel's own, which is not rehearsed; "
+            f"trl {since} computes it itself"
+        )
     if reason is not None:
         yield f"--use_liger_kernel: {reason}.", "Remove --use_liger_kernel."

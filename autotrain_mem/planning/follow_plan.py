@@ -21,7 +21,7 @@ from autotrain_mem.search.nearest import budget_line, needs_line
 from autotrain_mem.search.search import SearchResult
 from autotrain_mem.search.space import Space, precise_for
 from autotrain_mem.settings.knobs import COMPLETION_KNOBS, NOT_REHEARSED, ROWS, STEPS
-from autotrain_mem.settings.levers import LEVERS
+from autotrain_mem.settings.levers import LEVERS, LIGER
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_maximized
 from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.units import format_bytes
@@ -58,6 +58,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
             hint=f"Remove what differs to train with the plan, or plan again: {again}",
         )
     anew = [*(name for name in GIVEN_ANEW if _may_be_given(name, plan, space)), *({NOT_REHEARSED} & space.pinned)]
+    anew += [LIGER] if space.base.use_liger_kernel is None else []  # not installed here, or a simulated card
     given = {name: getattr(space.base, name) for name in anew}
     knobs = precise_for(replace(plan.knobs, **given), subject.job.arguments, subject.hardware.capability)
     reasons = (*differing, *_changed(plan, knobs, subject))
@@ -103,7 +104,8 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
         warnings = (f"The earlier plan was rehearsed again, since this has changed: {changed}.",)
         # These were measured in another setup.
         alternatives, experience = (), replace(experience, learned=LearnedLimits(), probes=())
-    levers = tuple(lever for lever in plan.levers if lever.name != "fp16")  # make_plan adds it if this card needs it
+    left = {"fp16", *anew} & {"fp16", LIGER}  # make_plan adds fp16 if this card needs it
+    levers = tuple(lever for lever in plan.levers if lever.name not in left)
     result = SearchResult(
         level=plan.level, estimate=estimate, attempts=tuple(attempts), levers=levers, alternatives=(), most=plan.most
     )
@@ -198,7 +200,7 @@ def _changed_arguments(plan: Plan, job: Job, knobs: Knobs) -> Iterator[str]:
     before, now = plan.job, as_recorded(job)
     if before.dataset != now.dataset:
         yield f"dataset {before.dataset or 'not given'} -> {now.dataset or 'not given'}"
-    for name in GIVEN_ANEW:
+    for name in (*GIVEN_ANEW, LIGER):
         if getattr(knobs, name) != getattr(plan.knobs, name):
             yield f"{name} {getattr(plan.knobs, name)} -> {getattr(knobs, name)}"
     for name in sorted((before.arguments.keys() | now.arguments.keys()) - UNSEEN - _COMPARED_BY_EFFECT):

@@ -13,7 +13,7 @@ from autotrain_mem.planning.maximum import question_of
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, Subject
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
-from autotrain_mem.search.advice import FLASH_ATTENTION, advice, context_cut, proposals, questions
+from autotrain_mem.search.advice import advice, context_cut, proposals, questions
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.largest import find_most
 from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
@@ -61,7 +61,6 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
     job, knobs, facts, profile = subject.job, best.estimate.knobs, subject.facts, subject.lengths.profile
     limit = job.row_limit(knobs)
     rows, levers, cut = knobs.per_device_train_batch_size, best.levers, None
-    flash_attention = None if facts.flash_attention else FLASH_ATTENTION[0]
     if knobs.fp16 and "fp16" not in job.arguments:
         capability = ".".join(map(str, subject.hardware.capability))
         why = (
@@ -80,7 +79,7 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
         attempts=best.attempts,
         alternatives=best.alternatives,
         data=None if profile is None else summary(profile, limit=limit, rows=rows, pads=knobs.pads_rows),
-        proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=flash_attention),
+        proposals=() if profile is None else proposals(profile, knobs, job, flash_attention=facts.flash_attention),
         warnings=(
             *filter(None, (cut, subject.lengths.why_not, best.estimate.unquantized)),
             *machine_warnings(job, knobs, subject.hardware.topology),

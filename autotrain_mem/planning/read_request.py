@@ -149,6 +149,8 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
         environment=request.environment,
         warn=warn,
     )
+    if request.simulate or hardware.origin == "cpu":
+        defaults = replace(defaults, use_liger_kernel=None)  # its kernels run on no CPU
     return Rehearsals(
         workers=workers,
         job=replace(request, model=str(model)).job(given),

@@ -101,20 +101,21 @@ MEGA_BATCHES = 50
 
 def proposals(profile: DataProfile, knobs: Knobs, job: Job, *, flash_attention: str | None) -> tuple[Proposal, ...]:
     """Lists the proposals that the data suggest, unless the user has decided on them. ``flash_attention`` is the
-    implementation of :data:`FLASH_ATTENTION` that this card, dtype and model support."""
+    command that installs it, empty if it is installed, or None if the card, dtype or model does not support it."""
     if job.is_online or not knobs.pads_rows:
         return ()
     offers, limit, given = [], job.row_limit(knobs), job.arguments
     padding = profile.padding_fraction(knobs.per_device_train_batch_size, limit)
     is_padded = job.method_facts.is_packable and padding >= PADDING_PAYS
-    if is_padded and flash_attention and limit is not None and given.keys().isdisjoint(("packing", "padding_free")):
+    is_open = flash_attention is not None and given.keys().isdisjoint(("packing", "padding_free"))
+    if is_padded and is_open and limit is not None:
         in_use = given.get("attn_implementation") in FLASH_ATTENTION
-        flags = "--packing" if in_use else f"--packing --attn_implementation {flash_attention}"
+        flags = "--packing" if in_use else f"--packing --attn_implementation {FLASH_ATTENTION[0]}"
         rows, step = limit / (profile.kept_tokens(limit) / profile.rows), knobs.effective_batch_size
         why = (
             f"{_percent(padding)} of what a step computes is padding, and packed blocks have none; a block of "
             f"{limit} tokens holds {rows:.1f} rows on average, so a step trains on about {rows * step:.0f} rows "
-            f"in place of {step}"
+            f"in place of {step}{flash_attention and f'; first {flash_attention}'}"
         )
         offers.append(Proposal(flags=flags, why=why))
     left = _padding_of_groups(profile, knobs, limit or profile.longest) if is_padded else padding

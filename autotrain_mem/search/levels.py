@@ -32,6 +32,7 @@ from autotrain_mem.settings.levers import (
     HALF_WEIGHTS,
     LADDER,
     LEVERS,
+    LIGER,
     MICRO_BATCH,
     OFFLOADED_SHARDS,
     OFFLOADING,
@@ -148,6 +149,7 @@ LEVELS = (
 )
 """Batches, sharding and checkpointing may change on each level.
 
+Liger's kernels are tried on each level: they save memory, but its loss is slow for few tokens and a large vocabulary.
 A precomputed reference saves a forward pass in each step, but costs one of all rows before the first.
 Offloading costs only time, but it depends on the host's memory and link, which a card's data sheet does not give, so
 plans without it come first. An adapter's optimizer state is too small to be worth offloading, and a quantized base is
@@ -269,7 +271,8 @@ def strongest(climbed: Sequence[Level]) -> Level:
 
 
 def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
-    """Yields every set of the level's levers with every set of offloading levers, fewest offloading levers first."""
+    """Yields every set of the level's levers with every set of offloading levers, fewest offloading levers first; then
+    the same with Liger's kernels."""
     free = [name for name in ROUNDING if harm_of(LEVERS[name], space) is Harm.NONE and moves(name, space)]
     own = tuple(name for name in step.own if name not in free)
     if space.base.processes == 1 and step not in LEVELS[:2] and not {*TRAINED}.intersection(own):
@@ -279,9 +282,9 @@ def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
         pulled = [*([()] if step == LEVELS[0] else []), *((*free, *chosen) for chosen in pulled)]
     offloads = [chosen for chosen in _sets(step.offloads, space) if chosen or not step.offloads]
     offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # the last setting must need least
-    for offloaded, chosen in product(offloads, pulled):
+    for kernels, offloaded, chosen in product(_sets((LIGER,), space), offloads, pulled):
         replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
-        setting = pull_all(space, (*chosen, *offloaded))
+        setting = pull_all(space, (*kernels, *chosen, *offloaded))
         is_allowed = setting == space.base or can_scale(setting)
         is_allowed &= not loses_updates(setting) or loses_updates(space.base)
         # A frozen base has no updates, and those of an adapter in float32 lose nothing.
@@ -299,7 +302,7 @@ def _least(space: Space) -> Knobs:
     """Returns the settings that need the least memory, over all levels."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
     most = (*trained, *OFFLOADING_ADAPTERS) if trained else (PRECOMPUTING, *ROUNDING, *OFFLOADING)
-    names = [name for name in most if moves(name, space)]
+    names = [name for name in (LIGER, *most) if moves(name, space)]
     replaced = {other for each in names for other in LEVERS[each].instead_of}
     moving: list[str] = []
     for name in (each for each in names if each not in replaced):

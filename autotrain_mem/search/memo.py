@@ -228,7 +228,9 @@ def shares_alike(one: Knobs, other: Knobs) -> bool:
     return one.sharding == other.sharding
 
 
-_others = attrgetter("use_peft", PRECOMPUTING, "lora_r", "dtype", "base_bits", "use_bnb_nested_quant")
+_others = attrgetter(
+    "use_peft", PRECOMPUTING, "use_liger_kernel", "lora_r", "dtype", "base_bits", "use_bnb_nested_quant"
+)
 
 
 def _otherwise(knobs: Knobs) -> tuple[object, ...]:

@@ -136,6 +136,8 @@ def make_space(
     check_positive(counts)
     used = defaults if job.is_evaluated else replace(defaults, per_device_eval_batch_size=None)
     overlaid = replace(used, **given)
+    if overlaid.has_group or not (facts.takes_liger or overlaid.use_liger_kernel):
+        overlaid = replace(overlaid, use_liger_kernel=given.get("use_liger_kernel"))
     if _keeps_reference(job, overlaid, profile) and not overlaid.precompute_ref_log_probs:
         overlaid = replace(overlaid, precompute_ref_log_probs=None)
     if job.effective_batch_size is not None:

@@ -47,6 +47,8 @@ class TrainerKnobs:
     """Double quantization: whether the scales of 4-bit blocks are themselves held in 8 bits."""
     precompute_ref_log_probs: bool | None = None
     """Whether the reference scores all rows before training, and is not loaded for it; None where it cannot."""
+    use_liger_kernel: bool | None = None
+    """Whether Liger's fused layers and loss replace the model's own; None where no plan may choose them."""
     activation_offloading: bool = False
     """Whether activations for the backward pass are offloaded to the host."""
     lora_r: int = 16

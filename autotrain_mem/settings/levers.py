@@ -28,6 +28,8 @@ HALF_WEIGHTS = "bf16_weights"
 EIGHT_BIT = "8bit_optimizer"
 KAHAN_SUM = "kahan_sum"
 
+LIGER = "use_liger_kernel"
+"""The lever of Liger's kernels: each setting is tried without and with them."""
 PRECOMPUTING = "precompute_ref_log_probs"
 """The lever of the reference's scores: pulled on every level after its own, except with an adapter."""
 NESTED_QUANT = "use_bnb_nested_quant"
@@ -48,6 +50,16 @@ _OF_TRLS = (
         # online methods evaluate whole groups, or only write a few samples
         suits=lambda method: not method.is_online,
         reason="evaluation takes no more rows at once than training does: the same results, in more batches",
+    ),
+    LeverRow(
+        name=LIGER,
+        harm=Harm.NONE,
+        knobs=(LIGER,),
+        moves_from=(False,),
+        to=True,
+        suits=lambda method: method.has_chunked_loss,
+        reason="Liger's fused layers keep fewer activations and no logits: the same training, in other kernels",
+        words="Liger's kernels",
     ),
     LeverRow(
         name="micro_batch",

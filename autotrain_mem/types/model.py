@@ -94,8 +94,10 @@ class ModelFacts:
     """The most tokens that the model can attend to; None if the config does not state it."""
     is_quantized: bool
     """Whether the checkpoint holds quantized weights. They cannot be quantized again."""
-    flash_attention: str = "it was not checked"
-    """Why a plan for a card of this machine cannot choose ``flash_attention_2`` by itself; empty if it can."""
+    flash_attention: str | None = None
+    """The command that installs ``flash_attention_2``; empty if it is installed, None if the card cannot run it."""
+    takes_liger: bool = False
+    """Whether a plan for a card of this machine may choose Liger's kernels by itself."""
     shares_tokens: bool = False
     """Whether all layers attend to all earlier tokens, as ring attention requires."""
     digest: str = ""

@@ -44,7 +44,7 @@ def flags() -> dict[str, TrlFlags]:
 def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     """Reads the model's config, and refuses settings that do not work with it."""
     from autotrain_mem.checks import table
-    from autotrain_mem.checks.compatibility import why_no_flash_attention
+    from autotrain_mem.checks.compatibility import flash_attention, takes_liger
     from autotrain_mem.checks.model_files import ModelOnCard, config_digest, read_config
     from autotrain_mem.checks.sharding import other_layers
     from autotrain_mem.methods.configs import default_targets, planned_targets
@@ -63,7 +63,8 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
         is_quantized=bool(checkpoint_quantization(config)),
         digest=config_digest(job, config),
         shares_tokens=not other_layers(config),
-        flash_attention=why_no_flash_attention(job, config, compute_capability),
+        takes_liger=takes_liger(job, config, compute_capability),
+        flash_attention=flash_attention(job, config, compute_capability),
         pattern=pattern_of(job, config),
         model_type=config.model_type,
         hidden_size=getattr(config.get_text_config(), "hidden_size", None),

@@ -17,7 +17,7 @@ from tiny import tiny_config
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
 from autotrain_mem.checks import compatibility, preflight_checks, table
-from autotrain_mem.checks.compatibility import why_no_flash_attention
+from autotrain_mem.checks.compatibility import flash_attention, takes_liger
 from autotrain_mem.checks.model_files import ModelOnCard, download, parameters_on_disk
 from autotrain_mem.checks.preflight_checks import UNFORESEEN, Setup, setup_of
 from autotrain_mem.cli import word_problems
@@ -103,18 +103,25 @@ def test_what_a_card_or_installation_lacks_is_then_found(model_folder: Folder, m
             assert not found(model_folder("qwen2"), **words | change)
 
 
-def test_flash_attention_is_chosen_where_all_allow_it(model_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def why(card: tuple[int, int], **words: Any) -> str:
-        one = setup(model_folder("qwen2"), card=card, **words)
-        return why_no_flash_attention(one.job, one.config, card)
+def test_flash_attention_and_ligers_kernels_are_chosen_where_all_allow_it(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(card: tuple[int, int], family: str = "qwen2", **words: Any) -> tuple[str | None, bool]:
+        one = setup(model_folder(family), card=card, **words)
+        return flash_attention(one.job, one.config, card), takes_liger(one.job, one.config, card)
 
     monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: None)
-    assert "not installed" in why((8, 0))
+    assert asked((8, 0)) == ("pip install flash-attn --no-build-isolation", False)
     monkeypatch.setattr(compatibility.importlib.util, "find_spec", lambda name: name)
-    assert why((8, 0)) == ""
-    assert "7.5" in why((7, 5))
-    assert "float32" in why((8, 0), bf16=False)
-    assert "GPU only" in why((8, 0), use_cpu=True)
+    assert asked((8, 0)) == asked((8, 0), loss_type="nll") == ("", True)
+    assert asked((7, 5)) == asked((8, 0), use_cpu=True) == (None, False)
+    assert asked((8, 0), bf16=False) == (None, True)
+    assert asked((8, 0), "mixtral") == asked((8, 0), method="dpo") == asked((8, 0), loss_type="dft") == ("", False)
+    assert asked((8, 0), lora_target_modules=["lm_head"]) == ("", False)
+    pairs = setup(model_folder("qwen2"), "dpo", use_liger_kernel=True)
+    ((message, _),) = compatibility.liger(ModelOnCard(job=pairs.job, config=pairs.config, compute_capability=(8, 0)))
+    assert "the loss of dpo with liger-kernel's own" in message
+    assert "trl 1.16" in message
 
 
 def test_targets_are_matched_as_peft_matches_them_and_depend_on_architecture_and_method(model_folder: Folder) -> None:

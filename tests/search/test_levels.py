@@ -106,6 +106,16 @@ def test_a_second_model_that_only_scores_is_given_up_before_memory_of_the_host_i
     assert any(way.sharding == "fsdp2" for line in levels(space_of(**shared))[2].lines for way in line)
 
 
+def test_ligers_kernels_are_tried_with_each_setting_after_all_without_them() -> None:
+    space = space_of()
+    fused = replace(space, base=replace(space.base, use_liger_kernel=False))
+    for plain, level in zip(levels(space), levels(fused), strict=True):
+        both = tuple(replace(each, use_liger_kernel=on) for on in (False, True) for each in plain.settings)
+        assert level.settings == both[len(both) // 2 if level.lengths else 0 :]
+    pairs = levels(replace(fused, method="dpo"))
+    assert not any(setting.use_liger_kernel for level in pairs for setting in level.settings)
+
+
 def test_some_words_rule_levers_out_and_leave_others() -> None:
     for words, never, still in (
         ({"method": "ppo", "defaults": PPO}, {"activation_offloading", "optimizer_offload"}, {"dtype", "optim"}),

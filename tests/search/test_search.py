@@ -385,7 +385,7 @@ def knobs(max_length: int | None = 1000, **changes: Any) -> Knobs:
     return replace(TRL, max_length=max_length, **changes)
 
 
-def proposed(profile: DataProfile, planned: Knobs, *method: str, flash: str | None = FLASH, **words: Any) -> list[str]:
+def proposed(profile: DataProfile, planned: Knobs, *method: str, flash: str | None = "", **words: Any) -> list[str]:
     return [each.flags for each in proposals(profile, planned, job_of(*method, **words), flash_attention=flash)]
 
 
@@ -399,6 +399,8 @@ HUNDRED_LONG = DataProfile(rows_by_length={500: 9950, 1000: 50})
 def test_what_saves_padding_or_the_worst_batch_is_proposed() -> None:
     assert proposed(SPREAD, knobs()) == [f"--packing --attn_implementation {FLASH}", GROUPED]
     assert proposed(SPREAD, knobs(), flash=None) == [GROUPED]
+    packed, _ = proposals(SPREAD, knobs(), job_of(), flash_attention="pip install it")
+    assert packed.why.endswith("; first pip install it")
     assert proposed(SPREAD, knobs(), attn_implementation=FLASH) == ["--packing", GROUPED]
     assert proposed(SPREAD, knobs(packing=True)) == []
     assert proposed(SPREAD, ONE_ROW) == [], "a batch of one row has no padding"
@@ -427,7 +429,7 @@ def test_the_reason_for_a_shorter_length_says_what_it_saves_and_what_it_cuts_or_
         "the tokens"
     )
     pairs = replace(ONE_LONG, shorter_sides={500: 9995 * 100, 1000: 5 * 100}, drops=True)
-    (found,) = proposals(pairs, knobs(), job_of("reward"), flash_attention=FLASH)
+    (found,) = proposals(pairs, knobs(), job_of("reward"), flash_attention="")
     assert found.flags == "--max_length p99.9"
     assert "drops 5 of 10,000 pairs" in found.why
 
