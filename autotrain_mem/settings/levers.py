@@ -102,8 +102,8 @@ _OF_TRLS = (
         words="reference precomputed",
         not_counted=(
             # trl/trainer/dpo_trainer.py: _precompute_ref_logps runs before the trainer prepares the model
-            "the reference's pass over all rows before training: it needs less memory than training, and a forward "
-            "pass of every row in the weights' dtype, which is slow in float32 (without autocast or tensor cores)",
+            "the time to score all rows before training: a forward pass of each row in the dtype of the weights, "
+            "without autocast, so float32 weights are slow. It needs less memory than training",
         ),
     ),
     LeverRow(

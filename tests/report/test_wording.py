@@ -100,7 +100,7 @@ def test_trl_reads_the_flags_back_as_the_same_settings(max_length: int | None) -
     flags = " ".join(line.removesuffix("\\") for line in formatting.flag_lines("sft", knobs)).split()
     parsed = make_parser(prog="trl sft").parse_args([*flags, "--model_name_or_path", "any", "--output_dir", "any"])
     read = {each.name: getattr(parsed, each.name) for each in fields(Knobs) if hasattr(parsed, each.name)}
-    assert replace(Knobs(**read), per_device_eval_batch_size=None) == knobs
+    assert replace(Knobs(**read), per_device_eval_batch_size=None, use_liger_kernel=None) == knobs
 
 
 def test_levels_are_told_by_their_planners_names_least_harm_first() -> None:
