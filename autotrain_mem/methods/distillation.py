@@ -48,6 +48,9 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
     yield
 
 
+optimizer_steps = online.optimizer_steps
+
+
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
     """Returns the number of micro-steps in an optimizer step of the plan."""
     return knobs.gradient_accumulation_steps

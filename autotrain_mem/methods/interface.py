@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from autotrain_mem.methods.configs import LORA_TASK, Configs, build, experimenta
 from autotrain_mem.methods.image_rows import RowImages, Texts
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows
+from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Job, Knobs
+from autotrain_mem.types import DataProfile, Job, Knobs
 from autotrain_mem.types.findings import Finding
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
@@ -187,6 +189,11 @@ class Method(Protocol):
         """Returns how many passes train on the sampled completions. A rehearsal makes one."""
         return 1
 
+    def optimizer_steps(self, rows: int, epochs: float, knobs: Knobs, arguments: Mapping[str, Any]) -> int:
+        """Counts the optimizer steps of a training without ``max_steps``, as transformers does (``trainer.py:
+        set_initial_training_values``). ``rows``: those that the trainer keeps, or the packed blocks."""
+        return math.ceil(epochs * max(1, math.ceil(rows / knobs.effective_batch_size)))
+
     def micro_steps_per_generation(self, filled: Configs, knobs: Knobs) -> int:
         """Returns how many micro-steps train on the completions of one generation; 0 if nothing is generated."""
         return 0
@@ -247,3 +254,18 @@ def method_of_trainer(trainer: Any) -> Method | None:
     found = (names[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in names)
     name = next(found, None)
     return None if name is None else method_of(name)
+
+
+def steps_of(job: Job, knobs: Knobs, profile: DataProfile | None, rows: int | None = None) -> int | None:
+    """Returns the optimizer steps of the whole training; None if neither ``max_steps`` nor the data determine them.
+    ``rows``: their number if tokens were not counted; it gives the most, as none is dropped or packed with others."""
+    asked = job.arguments.get("max_steps", -1)
+    if isinstance(asked, int) and asked > 0:
+        return asked
+    if profile is not None:
+        limit = job.row_limit(knobs)
+        rows = profile.rows - (profile.truncated_rows(limit) if profile.drops else 0)
+        if not knobs.pads_rows and limit:
+            rows = math.ceil(profile.kept_tokens(None) / limit)
+    epochs = float(job.arguments.get("num_train_epochs", EPOCHS))
+    return None if rows is None else method_of(job.method).optimizer_steps(rows, epochs, knobs, job.arguments)

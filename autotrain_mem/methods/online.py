@@ -1,5 +1,6 @@
 """Provides the functions that methods with sampled completions share: GRPO, RLOO, distillation, online DPO, PPO."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -99,6 +100,17 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
         knobs.gradient_accumulation_steps, trainer._generate_and_score_completions, trainer.args
     )
     yield
+
+
+def optimizer_steps(rows: int, epochs: float, knobs: Knobs, arguments: Mapping[str, Any]) -> int:
+    """Counts as TRL's sampler does, which drops the prompts of an incomplete generation and repeats each generation
+    ``num_iterations`` times (trl/trainer/utils.py: RepeatSampler; grpo_trainer.py: _get_train_sampler)."""
+    micro_batch, accumulation = knobs.per_device_train_batch_size * knobs.processes, knobs.gradient_accumulation_steps
+    asked = arguments.get("generation_batch_size")
+    each = asked // micro_batch if asked else arguments.get("steps_per_generation") or accumulation
+    generations = rows // (micro_batch * each // (knobs.num_generations or 1))
+    micro_steps = generations * each * (arguments.get("num_iterations") or 1)
+    return math.ceil(epochs * max(1, math.ceil(micro_steps / accumulation)))
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:

@@ -1,5 +1,6 @@
 """Adapts proximal policy optimization with our subclass of TRL 1.12's PPOTrainer."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -162,6 +163,11 @@ def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[No
 def passes(arguments: Mapping[str, Any]) -> int:
     """Returns ``num_ppo_epochs``. A rehearsal makes one epoch."""
     return int(arguments.get("num_ppo_epochs") or _config_type().num_ppo_epochs)
+
+
+def optimizer_steps(rows: int, epochs: float, knobs: Knobs, arguments: Mapping[str, Any]) -> int:
+    """Counts the rollouts of ``total_episodes`` completions (trl/experimental/ppo/ppo_trainer.py: __init__)."""
+    return math.ceil((arguments.get("total_episodes") or int(epochs * rows)) / knobs.effective_batch_size)
 
 
 def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:

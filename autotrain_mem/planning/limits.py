@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotrain_mem.machine.host_requirements import beside_the_card
+from autotrain_mem.methods.interface import steps_of
 from autotrain_mem.planning.preflight import load_of
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.support.errors import LimitError, UsageError
@@ -78,7 +79,7 @@ class RunLimits:
         return [each for each in beside_the_card(load, self.host_bytes) if each.kind == "error"]
 
     def _steps(self, knobs: Knobs) -> int:
-        return self.subject.job.optimizer_steps(knobs, self.subject.lengths.profile) or 0
+        return optimizer_steps(self.subject, knobs) or 0
 
     def _seconds(self, estimate: Estimate) -> float:
         return self._steps(estimate.knobs) * estimate.time.step_seconds
@@ -97,10 +98,10 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
     limits = RunLimits(subject=subject, host_bytes=host_memory().available_bytes if is_here else None)
     if not flags:
         return limits
-    if job.optimizer_steps(knobs, subject.lengths.profile) is None:
+    if optimizer_steps(subject, knobs) is None:
         raise UsageError(
             f"{flags}: the number of optimizer steps is unknown.",
-            hint="Name the data with --dataset, or give --max_steps N.",
+            hint="Name the data with --dataset, or give --max_steps N, or for a plan --tokens N.",
         )
     card = subject.hardware
     rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
@@ -115,3 +116,11 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
             hint="Give --prices FILE, a CSV with the columns gpu,per_hour and a row for this card.",
         )
     return limits
+
+
+def optimizer_steps(subject: Subject, knobs: Knobs) -> int | None:
+    """Returns the optimizer steps of the whole training: those for ``--tokens``, or ``steps_of`` the data."""
+    job, lengths = subject.job, subject.lengths
+    if job.tokens is not None:
+        return math.ceil(job.tokens / (knobs.effective_batch_size * subject.row_tokens(knobs)))
+    return steps_of(job, knobs, lengths.profile, lengths.rows)

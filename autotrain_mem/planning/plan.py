@@ -8,16 +8,17 @@ from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting
 from autotrain_mem.machine.prices import price_of
-from autotrain_mem.planning.limits import limits_of
+from autotrain_mem.planning.limits import limits_of, optimizer_steps
 from autotrain_mem.planning.maximum import question_of
-from autotrain_mem.planning.predictions import Predictions
+from autotrain_mem.planning.predictions import Footprints, Predictions
 from autotrain_mem.planning.rehearsals import Lengths, Rehearsals, Subject
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.search.advice import advice, context_cut, proposals, questions
 from autotrain_mem.search.changes import against
 from autotrain_mem.search.largest import find_most
-from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed
+from autotrain_mem.search.levels import LEVELS, SHORTER_ROWS, SMALLER_IMAGES_LEVEL, allowed, levels
 from autotrain_mem.search.memo import Memo, OnAttempt
+from autotrain_mem.search.nearest import nearest, suggestion
 from autotrain_mem.search.search import Limits, SearchResult, find, no_plan
 from autotrain_mem.search.shardings import degrees, way_of
 from autotrain_mem.search.space import Space
@@ -26,12 +27,13 @@ from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import DoesNotFitError, RehearsalError, UsageError
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Candidate, Estimate, Footprint, Hardware, Harm, Job, Knobs, Lever, Plan, Topology
+from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, Lever, Plan, Topology
 from autotrain_mem.types.data import summary
 from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, Cards, CardVerdict
+from autotrain_mem.types.hardware import Capability, kernel_class, lacks_bf16
 
 
-def searched(subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None) -> SearchResult:
+def searched(subject: Subject, on_attempt: OnAttempt, footprints: Footprints | None = None) -> SearchResult:
     """Returns the best settings that fit.
 
     ``footprints``: results of an earlier search's rehearsals; new ones are added.
@@ -86,7 +88,7 @@ def make_plan(subject: Subject, best: SearchResult, *, seconds: float) -> Plan:
         ),
         questions=questions(best.level, best.estimate.knobs, best.alternatives),
         advice=advice(job, knobs, facts, profile),
-        optimizer_steps=job.optimizer_steps(knobs, profile),
+        optimizer_steps=optimizer_steps(subject, knobs),
         seconds=round(seconds, 3),
         row_tokens=subject.row_length(knobs),
         versions=versions_key(),
@@ -132,7 +134,7 @@ FLASH_CAPABILITY = (8, 0)
 
 
 def with_shared_tokens(
-    subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: dict[Any, Footprint]
+    subject: Subject, space: Space, limits: Limits, on_attempt: OnAttempt, footprints: Footprints
 ) -> SearchResult | None:
     """Returns the plan that costs only time and shares each row among the fewest GPUs: 2, 4 or 8 of 8 GPUs.
 
@@ -175,7 +177,7 @@ MOST_STEPS = 4
 
 
 def searched_with_images(
-    subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None = None
+    subject: Subject, on_attempt: OnAttempt, footprints: Footprints | None = None
 ) -> tuple[Subject, SearchResult]:
     """Searches; if nothing fits without cutting rows, searches again with the largest images that fit.
 
@@ -210,7 +212,7 @@ def searched_with_images(
 
 
 def _with_smaller_images(
-    subject: Subject, on_attempt: OnAttempt, footprints: dict[Any, Footprint] | None
+    subject: Subject, on_attempt: OnAttempt, footprints: Footprints | None
 ) -> tuple[Subject, SearchResult] | None:
     """Tries smaller images step by step, without cutting rows; None if that is forbidden or does not help."""
     facts, images = subject.facts, subject.lengths.images
@@ -240,36 +242,61 @@ def compare_cards(
         UsageError: no card supports the job; the error is that of the smallest card.
         ModelError, DatasetError, RehearsalError: the job fails, whatever the card.
     """
-    shared: dict[Any, Footprint] = {}
+    shared: Footprints = {}
+    classes = [kernel_class(card.capability) for card in cards if not lacks_bf16(card.capability)]
+    usual = max(classes, key=classes.count, default=None)
     ordered = sorted(cards, key=lambda card: (card.topology.processes * card.total_bytes, card.name))
     refused: list[UsageError] = []
     verdicts = []
     for card in ordered:
         try:
-            verdicts.append(_judged(rehearsals, card, lengths, shared, partial(on_attempt, card)))
+            verdicts.append(_judged(rehearsals.on(card), lengths, shared, usual, partial(on_attempt, card)))
         except UsageError as error:  # such as a kernel that the card lacks
             refused.append(error)
             verdicts.append(CardVerdict(hardware=card, refusal=error.message, price=price_of(card, rehearsals.prices)))
     if refused and len(refused) == len(ordered):
         raise refused[0]
-    return Cards(verdicts=tuple(verdicts))
+    return Cards(verdicts=tuple(verdicts), at_most=rehearsals.job.bounds_time(is_counted=lengths.profile is not None))
+
+
+NEARLY = 0.9
+"""The share of the least demanding settings' bytes from which a card without a plan lacks little."""
 
 
 def _judged(
-    rehearsals: Rehearsals, card: Hardware, lengths: Lengths, shared: dict[Any, Footprint], on_attempt: OnAttempt
+    rehearsals: Rehearsals, lengths: Lengths, shared: Footprints, usual: Capability | None, on_attempt: OnAttempt
 ) -> CardVerdict:
-    """Returns one card's plan, or the reason why there is none. Raises UsageError if the card cannot run it."""
-    rehearsals = rehearsals.on(card)
+    """Returns one card's plan, or the reason why there is none. Raises UsageError if the card cannot run it.
+
+    A card with bfloat16 is searched with rehearsals for the ``usual`` class of cards, and the plan is then rehearsed
+    for its own class; it is searched again if that does not fit."""
+    card = rehearsals.hardware
     if rehearsals.job.budget is not None and rehearsals.price is None:
         return CardVerdict(hardware=card, refusal=NO_PRICE, price=None)
     subject = rehearsals.subject(lengths=lengths)
     question = question_of(subject)
     space = subject.space() if question is None else question.space(question.values[0])
     limits = limits_of(subject, space.base)
-    memo = Memo(space, Predictions(subject, shared, confirms=False), on_attempt)
-    best = find(space, memo, limits) if question is None else find_most(question, memo, limits)
+    kind = kernel_class(card.capability)
+    own = Predictions(subject, shared, kind)
+    every = {
+        knobs.growing(False).as_rehearsed(): knobs for level in levels(space) for line in level.lines for knobs in line
+    }
+    for predictions in (Predictions(subject, shared, kind if lacks_bf16(kind) else usual), own):
+        memo = Memo(space, predictions, on_attempt)
+        memo.ask([every[key[0]] for key in shared if key[0] in every and key[-1] == predictions.kernels])
+        best = find(space, memo, limits, brief=True) if question is None else find_most(question, memo, limits)
+        there = [] if best is None else own.rehearse([best.estimate.knobs], whole=False)
+        if all(each.fits for each in there):
+            break
     if best is None:
         refusal = next(reversed(limits.refusals), NOTHING_FITS)
-        return CardVerdict(hardware=card, refusal=refusal, price=subject.price)
-    found, steps = best.estimate, subject.job.optimizer_steps(best.estimate.knobs, lengths.profile)
+        least = min(memo.estimates, key=lambda each: each.required_bytes, default=None)
+        if least is None or refusal != NOTHING_FITS:
+            return CardVerdict(hardware=card, refusal=refusal, price=subject.price)
+        lacks_little = least.budget_bytes >= NEARLY * least.required_bytes
+        fitting = nearest(space, memo) if lacks_little else None
+        flags = "" if fitting is None else suggestion(space, fitting.knobs)
+        return CardVerdict(hardware=card, refusal=refusal, least=least, nearest=flags, price=subject.price)
+    (found,), steps = there, optimizer_steps(subject, best.estimate.knobs)
     return CardVerdict(hardware=card, level=best.level, estimate=found, optimizer_steps=steps, price=subject.price)

@@ -22,7 +22,7 @@ from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.versions import versions_key
 from autotrain_mem.types import Estimate, Footprint, Knobs, Phase, StepTime, Trace, Workload
 from autotrain_mem.types.estimate import MixedLengths
-from autotrain_mem.types.hardware import kernel_class
+from autotrain_mem.types.hardware import Capability, kernel_class
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker
 
@@ -34,18 +34,22 @@ TRACES_KEPT = 6
 """The number of traces to keep; each takes a few megabytes."""
 
 
-class Predictions:
-    """Implements ``Predictor`` for one job on one device. ``shared``: footprints of other cards with the same kernels;
-    new ones are added. ``confirms``: whether to rehearse the whole model on request; False when cards are compared."""
+Footprints = dict[Any, Footprint]
+"""Footprints by settings, layers and kernel class."""
 
-    def __init__(self, subject: Subject, shared: dict[Any, Footprint] | None = None, *, confirms: bool = True) -> None:
-        self._confirms = confirms
+
+class Predictions:
+    """Implements ``Predictor`` for one job on one device. ``shared``: footprints of other cards; new ones are added.
+    ``kind``: the kernel class to rehearse, if cards are compared, which never rehearses the whole model."""
+
+    def __init__(self, subject: Subject, shared: Footprints | None = None, kind: Capability | None = None) -> None:
+        self._confirms = kind is None
         self._subject = subject
-        self._footprints: dict[Any, Footprint] = {} if shared is None else shared
+        self._footprints: Footprints = {} if shared is None else shared
         self._unclear: set[Any] = set()
         self._begun: dict[Any, Future[Trace]] = {}
         """Rehearsals of the whole model that were started in advance."""
-        self._kernels = kernel_class(subject.hardware.capability)
+        self.kernels = kind or kernel_class(subject.hardware.capability)
 
     def rehearse(self, points: Sequence[Knobs], *, whole: bool) -> list[Estimate]:
         """Returns the estimates of these points, in the same order. Raises RehearsalError if a rehearsal fails."""
@@ -71,10 +75,11 @@ class Predictions:
 
     def exceeds(self, knobs: Knobs) -> bool:
         """Returns whether the weights, plus all gradients in full fine-tuning, exceed the budget by themselves."""
-        if self._subject.facts.parameters is None or knobs.base_bits or knobs.has_group:
+        if self._subject.facts.parameters is None or knobs.has_group:
             return False
+        each_bytes = knobs.base_bits / 8 if knobs.base_bits else ITEM_BYTES.get(knobs.dtype, 0)
         copies = 1 if knobs.use_peft else 2
-        least = self._subject.facts.parameters * ITEM_BYTES.get(knobs.dtype, 0) * copies
+        least = self._subject.facts.parameters * each_bytes * copies
         return least + self._subject.outside_bytes(knobs) > self._subject.budget_bytes
 
     def foresee(self, knobs: Knobs) -> None:
@@ -158,7 +163,7 @@ class Predictions:
         hardware = self._subject.hardware
         try:
             there = self._subject.on(replace(hardware, topology=replace(hardware.topology, devices=devices)))
-            return Predictions(there, self._footprints, confirms=False).rehearse([knobs], whole=False)[0]
+            return Predictions(there, self._footprints, self.kernels).rehearse([knobs], whole=False)[0]
         except AutofitError:  # planning continues without it
             return None
 
@@ -187,7 +192,7 @@ class Predictions:
         self._subject.footprint_store.put("footprint", self._stored_key(knobs, layers), codec.to_json(footprint))
 
     def _key(self, knobs: Knobs, layers: int | None) -> Any:
-        return knobs.growing(False).as_rehearsed(), layers, self._kernels
+        return knobs.growing(False).as_rehearsed(), layers, self.kernels
 
     def _stored_key(self, knobs: Knobs, layers: int | None) -> dict[str, Any]:
         profile = self._subject.lengths.profile
@@ -199,7 +204,7 @@ class Predictions:
             "images": list(self._subject.lengths.images),
             "answers": [] if profile is None else [profile.longest_prompt, profile.longest_answer],
             "layers": layers,
-            "kernels": self._kernels,
+            "kernels": self.kernels,
             "allocator": asdict(self._subject.endless_room),
             "versions": versions_key(),
         }
@@ -235,7 +240,7 @@ class Predictions:
     ) -> Trace:
         tokens = self._subject.row_length(knobs) if tokens is None else tokens
         job = self._subject.rehearsed_job
-        return worker.rehearse(job, knobs, tokens, self._kernels, layers=layers, chunks=chunks)
+        return worker.rehearse(job, knobs, tokens, self.kernels, layers=layers, chunks=chunks)
 
 
 def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:

@@ -61,7 +61,7 @@ def examine(
     reads = reads_dataset(job, to_train=to_train)
     checked = check_preflight(rehearsals, to_train=to_train, simulate=simulate, reads_data=reads)
     if reads and not any(finding.error == _OUT_OF_REACH for finding in checked.warnings):
-        return checked, rehearsals.count_lengths(on_counting)
+        return checked, replace(rehearsals.count_lengths(on_counting), rows=checked.result.rows)
     return checked, Lengths(longest=job.prompt_length, images=job.images)
 
 

@@ -39,8 +39,10 @@ class Lengths:
     """Tokens of the longest row, or prompt in online methods; None if unknown: rows then fill ``max_length``."""
     profile: DataProfile | None = None
     """The lengths of all rows; None if the data were not read."""
+    rows: int | None = None
+    """The number of rows; None if the data were not read."""
     why_not: str = ""
-    """Why the job's data were not read."""
+    """Why the tokens of the job's data were not counted."""
     images: tuple[str, ...] = ()
     """Image sizes of the row with most images; empty if rows are text."""
 

@@ -153,6 +153,7 @@ class RunRequest:
             max_slowdown=autofit.max_slowdown,
             within_seconds=autofit.within_seconds,
             budget=autofit.budget,
+            tokens=autofit.tokens,
             accelerate=self.accelerate,
             python_call=python_call,
         )

@@ -1,7 +1,7 @@
 """Compares one job on many cards: what fits on each, and what the training costs."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -9,9 +9,9 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, scale_for, section, table
 from autotrain_mem.settings.levers import pulled
-from autotrain_mem.support.units import amount, duration, rate
+from autotrain_mem.support.units import amount, duration, format_bytes, rate
 from autotrain_mem.types import Knobs
-from autotrain_mem.types.gpu_comparison import BRIEF, OFFLOADING, Cards
+from autotrain_mem.types.gpu_comparison import BRIEF, NOTHING_FITS, OFFLOADING, Cards, CardVerdict
 
 SMALLEST = ">"
 
@@ -35,7 +35,8 @@ _BATCH_OF_SEVERAL = "Batch: rows at once x accumulation on each GPU; memory and 
 
 
 def cards_view(cards: Cards) -> RenderableType:
-    """Shows a line for each card, smallest first, with a column of row lengths if they differ."""
+    """Shows a line for each card, smallest first, with a column of row lengths if they differ. Cards on which nothing
+    fits share a line."""
     smallest, scale = cards.smallest_lossless, scale_for(max(each.hardware.total_bytes for each in cards.verdicts))
     refused = dict.fromkeys(each.refusal for each in cards.verdicts if each.refusal and each.refusal not in BRIEF)
     reasons = {reason: f"[{number}]" for number, reason in enumerate(refused, start=1)}  # too long for a line
@@ -43,7 +44,8 @@ def cards_view(cards: Cards) -> RenderableType:
     lengths = len(set(map(_tokens, knobs))) > 1
     length_column = ["length"] if lengths else []
     grid = table("", "card", "memory", "level", "batch", *length_column, "needs", "tokens/s", right=(2, 5, 6, 7))
-    for verdict in cards.verdicts:
+    none = [each for each in cards.verdicts if each.refusal == NOTHING_FITS]
+    for verdict in (each for each in cards.verdicts if each not in none):
         card, estimate = verdict.hardware, verdict.estimate
         cells: list[str | Text] = [formatting.cards(card), scale.size(card.total_bytes)]
         if estimate is None:
@@ -63,7 +65,9 @@ def cards_view(cards: Cards) -> RenderableType:
     if smallest is not None:
         how = "with the host's memory" if (smallest.level or "").endswith(OFFLOADING) else "in its own memory"
         card_or_set = "set of cards" if any(each.hardware.topology.processes > 1 for each in cards.verdicts) else "card"
+        card_or_set += " with a known price" if smallest.price is not None else ""
         legend = [f"{SMALLEST}  the smallest {card_or_set} that trains what was asked for, unchanged, {how}"]
+    legend = [*nothing_fits(none), *legend]
     legend += [f"{sign}  {meaning}" for sign, (has, meaning) in _MARKS.items() if any(map(has, knobs))]
     if any(each.estimate is not None and not formatting.has_speed(each.estimate.time) for each in cards.verdicts):
         legend.append("-  unknown, since the card's rates are unknown")
@@ -71,7 +75,30 @@ def cards_view(cards: Cards) -> RenderableType:
     if knobs:
         legend.append(_BATCH_OF_SEVERAL if any(each.processes > 1 for each in knobs) else _BATCH)
     note = Text(_CARDS_NOTE, style=QUIET)
-    return Indented(Group(heading, Text(), grid, Text(), *map(hanging, legend), note, *costs(cards)))
+    fitting: list[RenderableType] = [grid, Text()] if grid.row_count else []
+    return Indented(Group(heading, Text(), *fitting, *map(hanging, legend), note, *costs(cards)))
+
+
+def nothing_fits(verdicts: Sequence[CardVerdict]) -> Iterator[str]:
+    """Yields a line for the cards on which nothing fits, and one for those that lack little."""
+    known = [(each, each.least) for each in verdicts if each.least is not None]
+    if verdicts:
+        needed = min((least.required_bytes for _, least in known), default=None)
+        needs = "the weights alone are larger" if needed is None else f"at least {format_bytes(needed)} are needed"
+        yield f"nothing fits on {_named(verdicts)}: {needs}"
+    for each, least in known:
+        if each.nearest:
+            missing = format_bytes(least.required_bytes - least.budget_bytes)
+            yield f"{formatting.cards(each.hardware)} lacks {missing}: {each.nearest} would fit"
+
+
+_ENTRIES = 12
+"""The most cards without a plan or a price that are named; if there are more, they are counted."""
+
+
+def _named(verdicts: Sequence[CardVerdict]) -> str:
+    names = [formatting.cards(each.hardware) for each in verdicts]
+    return ", ".join(names) if len(names) <= _ENTRIES else f"{len(names)} cards"
 
 
 def _short_level(level: str | None) -> str:
@@ -82,10 +109,6 @@ def _short_level(level: str | None) -> str:
 
 def _tokens(knobs: Knobs) -> str:
     return str(knobs.completion_length or knobs.max_length or "whole")
-
-
-_ENTRIES = 12
-"""The most cards without a price that are named; the rest are counted."""
 
 
 def costs(cards: Cards) -> list[RenderableType]:
@@ -117,9 +140,9 @@ def costs(cards: Cards) -> list[RenderableType]:
     lines = [f"{sign}  {meaning}{among}" for sign, (_, meaning) in best.items()]
     listed = ", ".join(f"{provider} ({', '.join(names)})" for provider, names in sources.items())
     lines.append(f"prices  for one card and hour, as listed by {listed}; they change: --prices FILE replaces them")
-    fitting = [each for each in cards.verdicts if each.estimate is not None]
-    if without := [formatting.cards(each.hardware) for each in fitting if each.price is None]:
-        more = f" and {len(without) - _ENTRIES} more" if len(without) > _ENTRIES else ""
-        lines.append(f"no price is known for {', '.join(without[:_ENTRIES])}{more}")
-    what = "the training" if whole else "a million trained tokens (with --dataset or --max_steps: the whole training)"
-    return section(f"what {what} costs at rental prices, in {currency}", Text(), grid, Text(), *lines, indent=0)
+    if without := [each for each in cards.verdicts if each.estimate is not None and each.price is None]:
+        lines.append(f"no price is known for {_named(without)}")
+    flags = "--dataset, --max_steps or --tokens"
+    what = "the training" if whole else f"a million trained tokens (with {flags}: the whole training)"
+    most = " at most" if whole and cards.at_most else ""
+    return section(f"what {what} costs{most} at rental prices, in {currency}", Text(), grid, Text(), *lines, indent=0)

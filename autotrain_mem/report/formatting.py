@@ -10,7 +10,7 @@ from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
 from autotrain_mem.settings.own import flag_words
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_SLOWDOWN
-from autotrain_mem.support.units import brief, counted, format_bytes, millions, percent, rate
+from autotrain_mem.support.units import brief, counted, duration, format_bytes, millions, percent, rate
 from autotrain_mem.types import Candidate, Hardware, Harm, Job, Knobs, Owner, Phase, Plan, StepTime, Trained
 from autotrain_mem.types.methods_table import METHODS
 
@@ -82,6 +82,15 @@ def speed(time: StepTime) -> str:
         return f"{rate(time.tokens_per_second)} tokens/s, {brief(time.step_seconds)} a step"
     ranked = f": rates of {time.assumed} stand in for this device's, to rank plans only" if time.assumed else ""
     return f"not known{ranked}"
+
+
+def run_time(plan: Plan) -> str:
+    """Returns ``about 1 h 43 min`` for the whole training, or ``at most`` if only the longest rows or completions are
+    known; empty if steps or speed are unknown."""
+    if not plan.run_seconds:
+        return ""
+    is_bound = plan.job.bounds_time(is_counted=plan.data is not None)
+    return f"{'at most' if is_bound else 'about'} {duration(plan.run_seconds)}"
 
 
 def needs(required_bytes: int, budget_bytes: int) -> str:

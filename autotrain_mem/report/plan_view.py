@@ -35,14 +35,24 @@ def plan_verdict(plan: Plan) -> Text:
     return verdict(plan.estimate, f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for")
 
 
+DAY_SECONDS = 86_400
+"""A training that takes longer is said first."""
+
+
 def decision(plan: Plan) -> list[Text]:
-    """Returns the verdict, the warnings about changes to what is trained, and the questions to the user."""
+    """Returns the verdict, a training of more than a day, the warnings about changes to what is trained, and the
+    questions to the user."""
+    long = []
+    if plan.run_seconds is not None and plan.run_seconds > DAY_SECONDS:
+        faster = "".join(f"; {each.flags} takes less" for each in plan.proposals)
+        sentence = f"the training takes {formatting.run_time(plan)}: --gpu all names faster cards{faster}"
+        long = [Text(sentence, style=LOUD)]
     sentences = [Text(sentence, style=LOUD) for sentence in filter(None, map(loud, plan.levers))]
     if loses_updates(plan.knobs):  # as the user asked: no plan chooses this
         lost = "loses most updates, which are smaller than bfloat16 can add to a weight: see the advice"
         sentences.append(Text(lost, style=LOUD))
     asked = [Text(f"a question: {each.why}; {each.flags} selects it", style=LOUD) for each in plan.questions]
-    return [plan_verdict(plan), *sentences, *asked]
+    return [plan_verdict(plan), *long, *sentences, *asked]
 
 
 def loud(lever: Lever) -> str:
@@ -78,9 +88,8 @@ def facts(plan: Plan) -> Iterator[Fact]:
     rows, steps = facts.rows(knobs.effective_batch_size), plan.optimizer_steps
     learned = formatting.schedule(knobs, plan.schedule, steps=steps, step_rows=rows, step_tokens=estimate.time.tokens)
     yield Fact("schedule", Text(learned))
-    is_known, whole = formatting.has_speed(estimate.time), ""
-    if is_known and steps is not None and plan.run_seconds is not None:
-        whole = f"; {counted(steps, 'step')} in about {duration(plan.run_seconds)}"
+    is_known, run = formatting.has_speed(estimate.time), formatting.run_time(plan)
+    whole = f"; {counted(steps, 'step')} in {run}" if steps is not None and run else ""
     yield Fact("speed", Text(f"{formatting.speed(estimate.time)}{whole}", style="" if is_known else QUIET), 60)
     if (mixed := estimate.mixed) is not None and caches(estimate.hardware):
         most = format_bytes(mixed[-1])

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.interface import method_of, steps_of
 from autotrain_mem.types import DataProfile, Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
@@ -101,7 +101,7 @@ def adapter_learning_rate(knobs: Knobs, job: Job, facts: ModelFacts, profile: Da
     family = next((name for name in FAMILIES if facts.model_type.startswith(name)), None)
     best, power = OTHER_FAMILY if family is None else FAMILIES[family]
     best *= (2000 / sorted((facts.hidden_size or 0, *SWEPT_WIDTHS))[1]) ** power
-    rows, steps = knobs.effective_batch_size, job.optimizer_steps(knobs, profile)
+    rows, steps = knobs.effective_batch_size, steps_of(job, knobs, profile)
     counted = sorted((rows, FEWEST_ROWS, SWEPT_ROWS))[1]
     is_short = steps is not None and steps < SHORT_RUN
     why = f"{'' if family else 'not calibrated for this family; '}for {rows} rows a step; {family or 'other'} models "

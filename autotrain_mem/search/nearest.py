@@ -81,7 +81,9 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
     for name in FREE:
         steps.append(_without(steps[-1], name, LEVERS[name].knobs))
     for level in levels(steps[-1]):
-        if memo.weights_exceed(level.least) or not (memo(level.least).fits or fits_at_once(level, memo)):
+        if memo.predictor.exceeds(level.least) or memo.weights_exceed(level.least):
+            continue
+        if not (memo(level.least).fits or fits_at_once(level, memo)):
             continue
         if level.lengths:
             return longest_rows(level, memo, turns=LENGTH_TURNS)

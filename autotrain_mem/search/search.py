@@ -47,12 +47,11 @@ def no_plan(space: Space, memo: Memo, limits: Limits | None) -> PlanError:
     return limits.broken(fitting) if fitting and limits else does_not_fit(space, memo)
 
 
-def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult | None:
+def find(space: Space, memo: Memo, limits: Limits | None = None, *, brief: bool = False) -> SearchResult | None:
     """Returns the fastest plan of the first level of harm at which anything fits, or of the next if that is far faster.
 
     None if nothing fits within the limits. Levels that are too large by the number of parameters alone are rehearsed
-    last; if one of them fits after all, the levels are climbed again. Raises UsageError if ``space.forbid`` names an
-    unknown lever.
+    last, unless ``brief``; if one of them fits after all, the levels are climbed again.
 
     Example: with an effective batch of 8, 4 rows fit without checkpointing. The search rehearses 8 rows without it (do
     not fit), 1 row with it (fits), and 4 rows without it (fit). No other point can be faster. Raises UsageError if
@@ -60,7 +59,7 @@ def find(space: Space, memo: Memo, limits: Limits | None = None) -> SearchResult
     climb = _Climb(space=space, memo=memo, limits=limits, levels=levels(space))
     floors = {level.name: level.least for level in climb.levels}
     too_large = {name: floor for name, floor in floors.items() if memo.predictor.exceeds(floor)}
-    found = replace(climb, too_large=too_large, passed={}).plan()
+    found = replace(climb, too_large=too_large, passed={}, brief=brief).plan()
     return climb.plan() if any(estimate.fits for estimate in memo.known([*too_large.values()])) else found
 
 
@@ -72,6 +71,7 @@ class _Climb:
     levels: tuple[Level, ...]
     too_large: Mapping[str, Knobs] = field(default_factory=dict)
     """Level -> its least demanding point, if the number of parameters alone is too large."""
+    brief: bool = False
     passed: dict[str, Estimate] = field(default_factory=dict)
     """Level -> its best plan if that is too slow or beyond a limit; its least demanding point if nothing fits."""
 
@@ -115,7 +115,7 @@ class _Climb:
 
     def _look_around(self, level: Level, before: tuple[Level, ...], after: tuple[Level, ...], choice: Estimate) -> None:
         memo = self.memo
-        larger = [self.too_large[each.name] for each in before if each.name in self.too_large]
+        larger = [self.too_large[each.name] for each in before if each.name in self.too_large and not self.brief]
         memo.ask(memo.of_each_weights(larger))
         memo.ask([floor for floor in larger if not memo.weights_exceed(floor)])
         if self._is_compared(level, choice):

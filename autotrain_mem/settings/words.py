@@ -91,6 +91,14 @@ def read_counts(text: str) -> int | tuple[int, ...]:
     return counts[0] if len(counts) == 1 else tuple(counts)
 
 
+def read_tokens(text: str) -> int:
+    """Reads a number of tokens, such as ``300000``, ``20M`` or ``1.5B``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmb]?)", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens such as 300000, 20M or 1.5B")
+    return round(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]])
+
+
 def size_or_share(text: str, total_bytes: int) -> int | None:
     """Reads ``"8%"`` of the device, or ``"500MiB"``, as bytes; None for anything else."""
     try:

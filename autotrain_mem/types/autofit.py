@@ -20,6 +20,7 @@ from autotrain_mem.settings.words import (
     is_image_size,
     read_counts,
     read_seconds,
+    read_tokens,
     size_or_share,
 )
 from autotrain_mem.support.errors import UsageError
@@ -167,6 +168,16 @@ class AutoFit(OwnSettings):
         help="find the least harmful plan that costs at most AMOUNT at the rental price; if none does, suggest changes",
     )
     """The highest cost of the whole training, in the currency of the prices; None for no limit."""
+    tokens: int | None = setting(
+        None,
+        check=up_to(10**18, "tokens"),
+        read=read_tokens,
+        metavar="N",
+        commands=(PLAN,),
+        elsewhere=("it predicts no training.", "autofit plan METHOD ... --tokens 20M predicts time and cost."),
+        help="predict the time and cost of training on N tokens in all, such as 20M, in place of the data's",
+    )
+    """The tokens to train on in all, to predict time and cost. None: those of the data, or of ``max_steps``."""
     prices: str | Path | None = setting(
         None,
         takes="the path of a file",

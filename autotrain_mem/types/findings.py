@@ -49,6 +49,8 @@ class Preflight:
     findings: tuple[Finding, ...]
     parameters: int | None
     """The model's number of parameters; None if neither local files nor the hub give it."""
+    rows: int | None = None
+    """The number of rows to train on; None if they were not read."""
     download: Download | None = None
     """The download of the weights; None if they are on disk, or if nothing is trained here, so that none is needed."""
 

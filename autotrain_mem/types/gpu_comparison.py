@@ -42,13 +42,14 @@ class CardVerdict:
             "knobs": "estimate.knobs",
             "required_bytes": "estimate.required_bytes",
             "budget_bytes": "estimate.budget_bytes",
+            "least_bytes": "least.required_bytes",
             "step_seconds": "estimate.time.known_step_seconds",
             "tokens_per_second": "estimate.time.known_tokens_per_second",
             "run_seconds": "run_seconds",
             "cost": "cost",
             "cost_per_million_tokens": "cost_per_million_tokens",
         },
-        hidden=("hardware", "estimate"),
+        hidden=("hardware", "estimate", "least"),
     )
 
     hardware: Hardware
@@ -58,6 +59,10 @@ class CardVerdict:
     """The card's best plan; None if nothing fits."""
     refusal: str | None = None
     """Why there is no plan, in a few words or a sentence; None if there is a plan."""
+    least: Estimate | None = None
+    """The least demanding settings, if nothing fits; None if the weights alone exceed the card."""
+    nearest: str = ""
+    """The flags with which the job would fit, if the card lacks little for ``least``; empty if there are none."""
     optimizer_steps: int | None = None
     """The optimizer steps of the whole training; None if neither the data nor ``max_steps`` determine them."""
     price: Price | None = None
@@ -106,6 +111,8 @@ class Cards:
     )
 
     verdicts: tuple[CardVerdict, ...]
+    at_most: bool = False
+    """Whether times and costs are the most: rows or completions may be shorter than the longest."""
 
     def _repr_html_(self) -> str:
         return html_of(self)
@@ -141,12 +148,13 @@ class Cards:
     def smallest_lossless(self) -> CardVerdict | None:
         """Returns the smallest set of cards that trains without harm; of equally small sets, the fastest.
 
-        The size of a set is the memory of all its cards. Plans that offload count only if no other plan fits.
+        The size of a set is the memory of all its cards. Plans that offload count only if no other plan fits, and
+        cards without a price only if no other card does.
         """
         for level in LOSSLESS:
             if fitting := [each for each in self.verdicts if each.level == level]:
                 return min(
-                    fitting,
+                    [each for each in fitting if each.price is not None] or fitting,
                     key=lambda each: (each.hardware.topology.processes * each.hardware.total_bytes, -_speed(each)),
                 )
         return None

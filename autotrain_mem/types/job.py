@@ -1,15 +1,13 @@
 """Defines the job that the user requested. Its ``max_length`` is a number of tokens or a word such as ``auto``."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from autotrain_mem.settings.adapter_config import without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, Knobs
-from autotrain_mem.settings.words import AUTO, EPOCHS, MAX_LENGTH, MAX_SLOWDOWN, MAXIMIZED, MOST, Fit, is_maximized
+from autotrain_mem.settings.words import AUTO, MAX_LENGTH, MAX_SLOWDOWN, MAXIMIZED, MOST, Fit, is_maximized
 from autotrain_mem.support.codec import Form
-from autotrain_mem.types.data import DataProfile
 from autotrain_mem.types.methods_table import METHODS, MethodFacts
 
 
@@ -39,7 +37,10 @@ class Job:
     """
 
     json_form: ClassVar = Form(
-        optional=("python_call", "unrecorded", "accelerate", "within_seconds", "budget", "images", "answer_length")
+        optional=(
+            *("python_call", "unrecorded", "accelerate", "within_seconds"),
+            *("budget", "tokens", "images", "answer_length"),
+        )
     )
 
     method: str
@@ -70,6 +71,8 @@ class Job:
     """The longest predicted duration of the whole training, in seconds; None for no limit."""
     budget: float | None = None
     """The highest cost of the whole training, in the currency of the prices; None for no limit."""
+    tokens: int | None = None
+    """The tokens to train on in all, to predict time and cost; None for those of the data or of ``max_steps``."""
     accelerate: Mapping[str, Any] | None = None
     """The keys of the user's config for ``accelerate launch``, which fixes processes, machines and sharding."""
     images: tuple[str, ...] = ()
@@ -102,23 +105,6 @@ class Job:
         """Returns the tokens to which rows are cut; None without a limit, and for prompts, which are never cut."""
         return None if self.is_online else knobs.max_length
 
-    def optimizer_steps(self, knobs: Knobs, profile: DataProfile | None) -> int | None:
-        """Returns the optimizer steps of the whole training; None if neither ``max_steps`` nor the data determine them.
-        Counts as transformers does (``trainer.py: set_initial_training_values``)."""
-        asked = self.arguments.get("max_steps", -1)
-        if isinstance(asked, int) and asked > 0:
-            return asked
-        if profile is None:
-            return None
-        epochs = float(self.arguments.get("num_train_epochs", EPOCHS))
-        limit = self.row_limit(knobs)
-        rows = float(profile.rows - (profile.truncated_rows(limit) if profile.drops else 0))
-        if not knobs.pads_rows and limit:
-            rows = math.ceil(profile.kept_tokens(None) / limit)
-        if self.is_online:
-            rows *= knobs.num_generations or 1
-        return math.ceil(epochs * math.ceil(rows / knobs.effective_batch_size))
-
     @property
     def maximized(self) -> str | None:
         """Returns the name of the argument with the value ``max``; None if there is none."""
@@ -129,6 +115,11 @@ class Job:
         """Returns the given arguments that TRL's configs have, except the model's name."""
         others = {*NOT_TRLS, "model_name_or_path"}
         return {name: value for name, value in without_said(self.arguments).items() if name not in others}
+
+    def bounds_time(self, *, is_counted: bool) -> bool:
+        """Returns whether the predicted time of the training is the most: rows, if their tokens are not counted, or
+        completions may be shorter than the longest."""
+        return self.tokens is None and (self.is_online or not is_counted)
 
     @property
     def method_facts(self) -> MethodFacts:

@@ -109,7 +109,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     """The findings that do not stop a run, each with its cure, and why a followed plan was rehearsed again."""
     optimizer_steps: int | None = None
-    """The optimizer steps of the whole run; None if neither the data nor ``max_steps`` determine them."""
+    """The optimizer steps of the whole run; None if neither the data nor the arguments determine them."""
     seconds: float
     """The time that planning took."""
     row_tokens: int
@@ -174,7 +174,8 @@ class Plan:
 
     @property
     def run_seconds(self) -> float | None:
-        """Computes the duration of the training in seconds; None if steps or speed are unknown."""
+        """Computes the duration of the training in seconds, or the most if tokens were not counted; None if steps or
+        speed are unknown."""
         if self.optimizer_steps is None or self.estimate.time.assumed:
             return None
         return self.optimizer_steps * self.estimate.time.step_seconds

@@ -119,7 +119,8 @@ def preflight(
         missing = download(job.model, config, revision)
         is_plain = getattr(config, "quantization_config", None) is None
         parameters = missing.size_bytes // item_bytes(config) if missing and is_plain else None
-    return Preflight(findings=findings, parameters=parameters, download=missing)
+    rows = None if setup.rows is None or isinstance(setup.rows, AutofitError) else len(setup.rows)
+    return Preflight(findings=findings, parameters=parameters, rows=rows, download=missing)
 
 
 def rehearse(

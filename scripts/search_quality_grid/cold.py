@@ -18,6 +18,7 @@ from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import OURS, content_digest
 from autotrain_mem.types import Estimate, Footprint, Knobs
+from autotrain_mem.types.hardware import kernel_class
 
 RELEVANT = ("allocator", "estimator", "rehearsal", "types", "trainers")
 """The packages that determine a rehearsal and its replay."""
@@ -55,7 +56,7 @@ class Kept:
 class Cold:
     def __init__(self, subject: Subject, kept: Kept) -> None:
         few, whole = (replace(subject, store=store) for store in (kept.few_layers, kept.whole))
-        self._few = Predictions(few, kept.footprints_of_few, confirms=False)
+        self._few = Predictions(few, kept.footprints_of_few, kernel_class(few.hardware.capability))
         self._whole = Predictions(whole, kept.footprints_of_whole)
         self._confirmed: set[Knobs] = set()
 

@@ -1,5 +1,6 @@
 """Methods of trl.experimental: what is refused, which rows are counted, and how long the worst of them are."""
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from datasets import Dataset
 from nouns import TRL_DEFAULTS
 from transformers import AutoTokenizer
 from trl.experimental.utils import DataCollatorForChatML
+from trl.trainer.utils import RepeatSampler
 
 from autotrain_mem.checks import table, trl_arguments
 from autotrain_mem.checks.flag_checks import Flags
@@ -110,6 +112,17 @@ def test_worst_rows_have_the_longest_prompt_of_the_data_and_one_token_of_an_answ
 
 def gkd_configs(folder: Path, **arguments: Any) -> Configs:
     return method_of("gkd").configs(counting_arguments(gkd_job(folder, **arguments), str(folder)))
+
+
+@pytest.mark.parametrize(("rows", "each", "iterations"), [(4000, 4, 1), (4001, 4, 1), (103, 2, 3), (3, 8, 1)])
+def test_steps_are_those_of_trls_sampler(rows: int, each: int, iterations: int) -> None:
+    knobs = replace(TRL_DEFAULTS, gradient_accumulation_steps=4, num_generations=4)  # 8 rows at once
+    prompts = 8 * each // 4
+    sampler = RepeatSampler(range(rows), mini_repeat_count=4, batch_size=prompts, repeat_count=iterations * each)
+    batches = len(sampler) // (8 * each)
+    for given in ({"steps_per_generation": each}, {"generation_batch_size": 8 * each}):
+        steps = method_of("grpo").optimizer_steps(rows, 1.5, knobs, given | {"num_iterations": iterations})
+        assert steps == math.ceil(1.5 * max(1, math.ceil(batches / 4)))
 
 
 def test_a_training_generates_as_often_as_chance_says(tmp_path: Path) -> None:

@@ -9,24 +9,29 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
-from autotrain_mem.report.plan_view import gentler_levels, passed_over
+from autotrain_mem.report.plan_view import decision, gentler_levels, passed_over
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import (
     DatasetNotFoundError,
     DoesNotFitError,
     HostMemoryError,
     LimitError,
+    ModelNotFoundError,
     RehearsalError,
     UsageError,
 )
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import DataProfile, Hardware, Job, Knobs, Plan
+from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, TOO_DEAR, TOO_SLOW, Cards
 from autotrain_mem.types.hardware import Price, Topology
+from autotrain_mem.types.model import ModelFacts
 from tests.fake_worker import FakeWorker, rehearsals, toy
 
 AMPERE, ADA, TURING = (8, 6), (8, 9), (7, 5)
+ON_HOST = frozenset({"optimizer_offload", "activation_offloading"})
+"""Levers that would be faster than others, with a toy's rates."""
 SPEEDS = {
     "bandwidth_bytes_per_second": 10**12,
     "bf16_flops_per_second": 10**14,
@@ -82,12 +87,39 @@ def test_a_verdict_is_what_the_card_alone_would_get_and_cards_of_one_kernel_clas
     alone = [rehearsed_for(each) for each in (TINY, SMALL, LARGE)]
     together = rehearsed_for(TINY, SMALL, LARGE)
     assert len(together) == len(set(together))
-    assert set(together) == set().union(*alone)
+    assert set(together) <= set().union(*alone)
     assert len(together) < sum(map(len, alone))
     near = [card(f"card{gib}", gib) for gib in (23, 24, 25)]
     assert len(rehearsed_for(*near)) < 1.5 * len(rehearsed_for(near[0]))
     turing = replace(LARGE, name="turing", compute_capability=TURING)
     assert {kernels for _, kernels in rehearsed_for(LARGE, turing)} == {ADA, (7, 0)}
+
+
+class Weighed(FakeWorker):
+    """Knows the number of parameters."""
+
+    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
+        return replace(super().describe(job, compute_capability), parameters=10**9)
+
+
+def test_a_class_of_cards_rehearses_only_the_plan_that_another_finds_and_no_weights_that_are_too_large() -> None:
+    hopper, none = card("hopper", 24, (9, 0)), card("none", 0.7)
+    worker = Weighed()
+    verdicts = compared(worker, LARGE, SMALL, hopper, none).verdicts
+    (alone,) = compared(Weighed(), hopper).verdicts
+    assert alone.estimate is not None
+    assert alone in verdicts
+    assert [each.knobs for each in worker.asked if each.kernels == (10, 0)] == [alone.estimate.knobs]
+    alone = compared(unasked := Weighed(), none).verdicts[0]
+    assert (alone.refusal, alone.least, unasked.asked) == (NOTHING_FITS, None, [])
+
+
+def test_a_card_that_lacks_little_is_told_which_flags_would_do() -> None:
+    job = Job(method="sft", model="m", dataset=None, arguments={"max_length": 512}, fit="lossless", forbid=ON_HOST)
+    near, far = card("near", 15.2), card("far", 12)
+    verdicts = api.cards(rehearsals(FakeWorker(), job, near), (near, far)).verdicts
+    assert [(each.hardware.name, each.nearest) for each in verdicts] == [("far", ""), ("near", "--optimizer_offload")]
+    assert verdicts[0].least == replace(verdicts[1].least, hardware=far, budget_bytes=far.budget_bytes())
 
 
 def test_a_card_that_refuses_the_job_does_not_end_the_others_unless_all_do() -> None:
@@ -118,8 +150,7 @@ PRICES = {"toy": Price(gpu="toy", per_hour=36.0, seen="2026-01-01")}
 
 def asked(steps: int | None = 1000, card: Any = CARD, prices: Any = PRICES, **limits: Any) -> api.Rehearsals:
     arguments: dict[str, Any] = {"max_length": 512} | ({} if steps is None else {"max_steps": steps})
-    forbid = frozenset({"optimizer_offload", "activation_offloading"})  # which would be faster, with a toy's rates
-    job = Job(method="sft", model="m", dataset=None, arguments=arguments, forbid=forbid, **limits)
+    job = Job(method="sft", model="m", dataset=None, arguments=arguments, forbid=ON_HOST, **limits)
     return replace(rehearsals(FakeWorker(), job, card), prices=prices)
 
 
@@ -183,6 +214,34 @@ def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed() -> None:
         with pytest.raises(UsageError, match=said):
             api.plan(rehearsals)
         assert not rehearsals.workers.first.asked
+
+
+class Uncounted(FakeWorker):
+    """Counts a hundred million rows, but not their tokens."""
+
+    def preflight(self, job: Job, compute_capability: tuple[int, int], **facts: bool) -> Preflight:
+        return Preflight(findings=(), parameters=None, rows=10**8)
+
+    def profile(self, job: Job, on_counting: object) -> DataProfile:
+        raise ModelNotFoundError("m has no tokenizer.")
+
+
+def test_the_time_of_a_training_is_bounded_without_a_tokenizer_and_predicted_for_tokens_without_data() -> None:
+    words = {"num_train_epochs": 2, "max_length": 512}
+    per_step = 8 * 512
+    for method, arguments, steps, tokens, told in (
+        ("sft", words, 2 * 10**8 // 8, None, "at most"),
+        ("grpo", words | {"num_generations": 4, "num_iterations": 2}, 2 * 10**8, None, "at most"),
+        ("ppo", words | {"total_episodes": 10**8}, 10**8 // 8, None, "at most"),
+        ("sft", words, 10**9, 10**9 * per_step, "about"),
+        ("sft", words | {"max_steps": 10**8}, 10**8, None, "at most"),
+    ):
+        job = Job(method=method, model="m", dataset="d", arguments=arguments, prompt_length=512, tokens=tokens)
+        defaults = replace(TRL_DEFAULTS, num_generations=arguments.get("num_generations"))
+        plan = api.plan(rehearsals(Uncounted(), job, CARD, defaults))
+        assert plan.optimizer_steps == steps
+        (_, first, *_) = decision(plan)
+        assert str(first).startswith(f"the training takes {told} "), "more than a day"
 
 
 def test_of_many_cards_those_that_break_a_limit_say_which() -> None:

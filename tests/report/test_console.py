@@ -64,7 +64,9 @@ def refused(name: str, gib: float, refusal: str) -> CardVerdict:
 
 
 SMALL = (
-    refused("rtx3050", 5.8, NOTHING_FITS),
+    replace(
+        refused("rtx3050", 5.8, NOTHING_FITS), least=estimate(card("rtx3050", 5.8), scale=0.65), nearest="--use_peft"
+    ),
     verdict("rtx4060", 7.63, "LoRA on a 4-bit base, offloading", FOUR_BIT, scale=0.8),
     verdict("rtx3060", 11.63, "LoRA", CHOSEN),
     refused("t4", 14.56, NO_FLASH),

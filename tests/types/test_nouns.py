@@ -33,7 +33,7 @@ from autotrain_mem.types import (
 )
 from autotrain_mem.types.findings import Finding, settle
 from autotrain_mem.types.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
-from autotrain_mem.types.hardware import Topology
+from autotrain_mem.types.hardware import Price, Topology
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.report import MemoryReading
 from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
@@ -261,6 +261,7 @@ def verdict(name: str, gib: int, level: str, speed: float = 1.0, gpus: int = 1) 
     return CardVerdict(hardware=card, level=level, estimate=cast(Estimate, SimpleNamespace(tokens_per_second=speed)))
 
 
+PRICE = Price(gpu="rented", per_hour=1.0)
 REFUSED = replace(verdict("a", 8, ""), level=None, estimate=None, refusal=NOTHING_FITS)
 OFFLOADING = verdict("small", 12, "lossless, offloading")
 
@@ -276,6 +277,8 @@ def test_the_smallest_card_that_changes_nothing_is_marked() -> None:
         # Of sets of cards the one with least memory in all.
         ([verdict("four", 24, "lossless", 4.0, gpus=4), verdict("one", 80, "lossless")], "one"),
         ([verdict("two", 24, "lossless", gpus=2), verdict("one", 80, "lossless", 9.0)], "two"),
+        # One that nobody is known to rent out counts only where no other fits.
+        ([verdict("rare", 24, "lossless"), replace(verdict("rented", 80, "lossless"), price=PRICE)], "rented"),
         ([REFUSED, verdict("b", 12, "LoRA"), verdict("c", 24, "rounding, offloading")], None),
     ):
         smallest = Cards(verdicts=tuple(verdicts)).smallest_lossless

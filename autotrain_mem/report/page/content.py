@@ -76,9 +76,8 @@ def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]
     if formatting.has_speed(estimate.time):
         step = brief(estimate.time.step_seconds)
         figures.append(("speed", f"{rate(estimate.time.tokens_per_second)} tokens/s", f"{step} a step"))
-    if plan.run_seconds is not None and plan.optimizer_steps is not None:
-        steps = counted(plan.optimizer_steps, "step")
-        figures.append(("time", duration(plan.run_seconds), f"predicted for {steps}"))
+    if plan.optimizer_steps is not None and (run := formatting.run_time(plan)):
+        figures.append(("time", run, f"predicted for {counted(plan.optimizer_steps, 'step')}"))
     if report is not None and report.has_trained:
         steps = counted(report.steps - report.began_at, "step")
         figures.append(("trained", duration(report.seconds), steps))
