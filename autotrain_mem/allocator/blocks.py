@@ -34,7 +34,7 @@ class DeviceBlock:
     stream: int
     pool: Pool
     segment: Segment | None = None
-    """The expandable segment that contains it; None in a segment of fixed size."""
+    """The expandable segment that contains it; None in a fixed-size segment."""
     mapped: bool = True
     requested: int = 0
     allocated: bool = False

@@ -88,7 +88,7 @@ def _decide(rehearsals: api.Rehearsals, request: api.RunRequest, output: flags.O
     if request.plan is None:
         _say_example(console, rehearsals, to_train=to_train)
     again = plan_files.command(rehearsals.job, request.autofit, out=str(request.autofit.plan))
-    with SearchProgress(console) as progress:
+    with SearchProgress(console, rehearsals.job, rehearsals.defaults) as progress:
         reports = (progress.tried, progress.counting)
         chosen = api.plan(
             rehearsals, *reports, to_train=to_train, simulate=request.simulate, earlier=request.plan, again=again

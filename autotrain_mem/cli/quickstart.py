@@ -80,7 +80,7 @@ def quickstart(argv: Sequence[str]) -> int:
         else:
             raise AutofitError(f"TRL's defaults were expected to run out of memory on {CARD}, and did not.")
         _chapter(console, "3. What fits: the real trainer, rehearsed on fake tensors")
-        with SearchProgress(Console(stderr=True)) as progress:
+        with SearchProgress(Console(stderr=True), rehearsals.job, rehearsals.defaults) as progress:
             chosen = api.plan(rehearsals, progress.tried, progress.counting, to_train=True, simulate=True)
     console.print(first_screen(chosen))
     _chapter(console, f"4. {STEPS} real steps with that plan, on the same card")

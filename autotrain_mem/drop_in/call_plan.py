@@ -116,7 +116,8 @@ def _planned(asked: PlannedCall, launched: Launched, hardware: Hardware, store: 
     asked.autofit.headroom_bytes(hardware.total_bytes)  # raises before anything is started
     with Workers() as workers, tempfile.TemporaryDirectory(dir=workers.first.scratch) as folder:
         rehearsals = _rehearsals(asked, launched, hardware, store, workers, pathlib.Path(folder))
-        with SearchProgress(Console(stderr=True, quiet=not asked.autofit.show)) as progress:
+        console = Console(stderr=True, quiet=not asked.autofit.show)
+        with SearchProgress(console, rehearsals.job, rehearsals.defaults) as progress:
             reports = (progress.tried, progress.counting)
             try:
                 plan = api.plan(rehearsals, *reports, to_train=True, earlier=earlier, again=_AGAIN)

@@ -73,7 +73,7 @@ def why_fixed() -> str:
     if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved() or environment_settings({}).grows:
         return ""
     cure = f"Set {variable_that_counts(os.environ)}=expandable_segments:True before Python starts."
-    return f"expandable_segments: this process's allocator holds segments of fixed size already. {cure}"
+    return f"expandable_segments: this process's allocator holds fixed-size segments already. {cure}"
 
 
 def grow_segments(device: Any) -> None:

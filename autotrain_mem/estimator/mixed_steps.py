@@ -5,7 +5,7 @@ cached for one length do not fit the next. Two rehearsals, of the longest rows a
 grows with the length (:class:`BlockSizes`), so that a step of any length can be replayed. A step that leaves the
 allocator's state unchanged is replayed once.
 
-Example: Qwen2.5-0.5B with LoRA, without checkpointing, with 8 rows of up to 1,024 tokens and segments of fixed size
+Example: Qwen2.5-0.5B with LoRA, without checkpointing, with 8 rows of up to 1,024 tokens and fixed-size segments
 reserves 11.6 GiB for its worst batch, 15.6 GiB after 300 steps in any order, 11.6 GiB if the longest rows run first.
 
 Known limits: the micro-batches of a step have the same length, except for small blocks. More than :data:`CLASSES`

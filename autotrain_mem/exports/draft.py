@@ -242,7 +242,8 @@ def heading(draft: Draft, tool: Tool, environment: Mapping[str, str]) -> str:
     topology, name = estimate.hardware.topology, estimate.hardware.name
     machines = f" on each of {topology.nodes} machines" if topology.nodes > 1 else ""
     cards = f"one {name}" if topology.processes == 1 else f"{topology.devices} x {name}{machines}"
-    needs = f"{format_bytes(estimate.required_bytes)} of a budget of {format_bytes(estimate.budget_bytes)}"
+    sizes = format_bytes(estimate.required_bytes), format_bytes(estimate.budget_bytes)
+    needs = f"{' of a budget of '.join(sizes)}{estimate.segments}"
     each = " on each" if topology.processes > 1 else ""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     lost = {name: value for name, value in draft.settings.items() if name not in draft.answered}

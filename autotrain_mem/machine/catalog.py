@@ -27,7 +27,7 @@ import csv
 import difflib
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,8 @@ def link_of(card: Hardware) -> tuple[str, int] | None:
 
 
 def _imagined(text: str) -> Hardware:
-    """Returns a card with only a size: all of it free, no context, unknown speeds."""
+    """Returns a card with only a size: all of it free, speeds unknown, outside torch the most of any card of up to this
+    size. A size below all cards', which only a simulated one has, holds no CUDA context."""
     try:
         size_bytes = parse_bytes(text)
     except ValueError as error:
@@ -185,7 +186,7 @@ def _imagined(text: str) -> Hardware:
     if not 0 < size_bytes <= MOST_BYTES:
         raise UnknownGpuError(f"No GPU has {text}.", hint=_LIST_COMMAND)
     number, unit = re.findall(r"[\d.]+|[a-z]+", text.lower())
-    return Hardware(
+    card = Hardware(
         name=f"{number}{_UNIT_SPELLING[unit]}",
         origin="imagined",
         total_bytes=size_bytes,
@@ -193,6 +194,12 @@ def _imagined(text: str) -> Hardware:
         non_torch_bytes=0,
         source="imagined by its size",
     )
+    smaller = [each for each in catalog() if each.total_bytes <= size_bytes]
+    if not smaller:
+        return card
+    like = max(smaller, key=lambda each: each.non_torch_bytes)
+    held = {name: getattr(like, name) for name in ("non_torch_bytes", "communicator_bytes")}
+    return replace(card, source=f"{card.source}; a CUDA context is assumed, as on {like.name}", **held)
 
 
 def _normal(name: str) -> str:

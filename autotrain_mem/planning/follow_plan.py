@@ -98,7 +98,7 @@ def follow_plan(subject: Subject, plan: Plan, on_attempt: OnAttempt, *, again: s
                 f"{plan.model} with the settings of its plan does not fit {estimate.hardware.name}.",
                 needs_line(estimate),
                 budget_line(estimate),
-                f"  planned {planned} on {before.hardware.name}; since then: {changed}",
+                f"  planned {planned}{before.segments} on {before.hardware.name}; since then: {changed}",
             )
             raise DoesNotFitError("\n".join(lines), hint=f"Plan again: {again}")
         warnings = (f"The earlier plan was rehearsed again, since this has changed: {changed}.",)

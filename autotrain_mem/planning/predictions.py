@@ -239,7 +239,7 @@ class Predictions:
         tokens: int | None = None,
     ) -> Trace:
         tokens = self._subject.row_length(knobs) if tokens is None else tokens
-        job = self._subject.rehearsed_job
+        job = self._subject.rehearsed_job(knobs, tokens)
         return worker.rehearse(job, knobs, tokens, self.kernels, layers=layers, chunks=chunks)
 
 

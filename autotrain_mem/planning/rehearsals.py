@@ -272,10 +272,14 @@ class Subject(Rehearsals):
         answers = sequences if job.is_online else 1  # the profile already counts both sides of a pair
         return answers * (profile.kept_tokens(limit) / max(rows, 1) + knobs.completion_length)
 
-    @property
-    def rehearsed_job(self) -> Job:
-        """Returns the job with the most images that a row has, and with the longest prompt and answer if known."""
+    def rehearsed_job(self, knobs: Knobs, tokens: int) -> Job:
+        """Returns the job with the most images that a row has, and with the longest prompt and answer if known. Rows to
+        evaluate are to rows of ``tokens`` as the longest are to each other: their lengths scale alike."""
         shown, profile = replace(self.job, images=self.lengths.images), self.lengths.profile
+        if profile is not None and profile.longest_evaluated and knobs.pads_rows and not shown.images:
+            longest = self.row_length(knobs)
+            evaluated = -(-min(longest, profile.longest_evaluated) * tokens // longest)
+            shown = replace(shown, evaluated_length=evaluated)
         if profile is None or not profile.longest_prompt:
             return shown
         return replace(shown, prompt_length=profile.longest_prompt, answer_length=profile.longest_answer)
@@ -283,7 +287,8 @@ class Subject(Rehearsals):
     def rehearse(self, knobs: Knobs) -> Trace:
         """Rehearses one configuration on the whole model; returns its allocations and frees in order."""
         kernels = kernel_class(self.hardware.capability)
-        return self.workers.first.rehearse(self.rehearsed_job, knobs, self.row_length(knobs), kernels)
+        length = self.row_length(knobs)
+        return self.workers.first.rehearse(self.rehearsed_job(knobs, length), knobs, length, kernels)
 
     def space(self) -> Space:
         """Returns the search space. Raises as ``make_space``, :func:`check_lengths` and :attr:`settings` do."""

@@ -105,7 +105,7 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
     rows_of_a_step = knobs.effective_batch_size if knobs.completion_length else rows_of_a_step
     side = "left" if job.is_online else "right"
     tokenizer = stub_tokenizer(side)
-    made = partial(method.worst_rows, filled, length)
+    made = partial(method.worst_rows, filled)
     edit_rows = method.rows_editor(filled)
     if job.images:
         from transformers import AutoConfig
@@ -114,16 +114,16 @@ def trainer_spec(job: Job, knobs: Knobs, length: int, output_dir: str, layers: i
         config = AutoConfig.from_pretrained(job.model, **options)
         tokenizer = rehearsed_processor(job.model, config, side, max_pixels=knobs.max_pixels, **options)
         images = RowImages(processor=tokenizer, sizes=job.images)
-        made = partial(method.worst_image_rows, filled, length, images=images)
+        made = partial(method.worst_image_rows, filled, images=images)
         edit_rows = method.image_rows_editor(filled)
     repeats = math.ceil(knobs.processes / PROCESSES_WITH_ROWS)
-    rows = made(math.ceil(rows_of_a_step * REHEARSED_STEPS / repeats))
+    rows = made(length, math.ceil(rows_of_a_step * REHEARSED_STEPS / repeats))
     evaluated = None
     if filled.is_evaluated:
         # Each prompt of an online method yields a group of completions.
         group = getattr(filled.training, "num_generations_eval", None) or knobs.num_generations or 1
         count = filled.training.per_device_eval_batch_size * EVALUATED_BATCHES * knobs.processes
-        evaluated = made(math.ceil(max(1, count // group) / repeats))
+        evaluated = made(job.evaluated_length or length, math.ceil(max(1, count // group) / repeats))
     draws_early = job.method_facts.builds_early
     if draws_early:
         rows, evaluated = _repeated(rows, repeats), _repeated(evaluated, repeats)

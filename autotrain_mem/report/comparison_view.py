@@ -22,7 +22,7 @@ _MARKS: dict[str, tuple[Callable[[Knobs], bool], str]] = {
         "activations or optimizer state are in the host's memory",
     ),
     "s": (lambda knobs: knobs.is_sharded, "weights, gradients and optimizer state are divided among the GPUs (FSDP)"),
-    "+": (lambda knobs: knobs.expandable_segments, f"with {formatting.segments(expandable=True)}"),
+    "+": (lambda knobs: knobs.expandable_segments, "expandable segments; without this sign, fixed-size segments"),
 }
 """Sign beside a batch -> a function that returns whether knobs get the sign, and the sign's meaning."""
 

@@ -59,7 +59,7 @@ def memory_blocks(estimate: Estimate) -> list[RenderableType]:
             refused = "none" if mode.largest_refused_bytes is None else format_bytes(mode.largest_refused_bytes)
             cells += [str(mode.num_alloc_retries), refused] if stumbles else []
             mark = Text("counted above" if counted else "", style=f"not bold {QUIET}")
-            add(grid, "expandable" if expandable else "fixed size", *cells, mark, style="bold" if chosen else "")
+            add(grid, "expandable" if expandable else "fixed-size", *cells, mark, style="bold" if chosen else "")
         blocks += section("peak reserved, by kind of segments; slack is the part not allocated at that moment", grid)
     is_known = formatting.has_speed(time)
     grid = table("", "", "", "", right=(1, 2, 3), show_header=False)
@@ -78,8 +78,8 @@ def memory_blocks(estimate: Estimate) -> list[RenderableType]:
 def verdict(estimate: Estimate, how: str = "") -> Text:
     """Returns ``fits rtx3060: needs 8.41 GiB of 11.2 GiB``; ``how`` follows the card's name."""
     word, style = ("fits", GOOD) if estimate.fits else ("does not fit", BAD)
-    needs = formatting.needs(estimate.required_bytes, estimate.budget_bytes)
-    return Text.assemble((word, f"bold {style}"), (f" {estimate.hardware.name}{how}: {needs}", "bold"))
+    words = f" {estimate.hardware.name}{how}: {formatting.needs(estimate)}"
+    return Text.assemble((word, f"bold {style}"), (words, "bold"))
 
 
 def module_tables(estimate: Estimate) -> Iterator[tuple[str, str, Table]]:
@@ -134,10 +134,11 @@ def sum_table(estimate: Estimate) -> Table:
     lines: list[Line] = [("+", formatting.OWNERS[owner], owners[owner], "") for owner in Owner if owners.get(owner)]
     lines.append(("=", "peak allocated", None, f"in the {peak_phase} phase"))
     if caches(hardware):
-        mode = formatting.segments(expandable=estimate.grows)
-        cached = f"free blocks and split remainders, with {mode}"
+        cached = f"free blocks and split remainders{estimate.segments}"
         lines.append(("+", "cached by the allocator", estimate.cached_bytes, cached))
     note = "the CUDA context and its modules" if caches(hardware) else "the process itself"
+    if hardware.origin == "imagined" and hardware.non_torch_bytes:
+        note = "a CUDA context, assumed: the most of any card of up to this size"
     lines.append(("+", "outside torch", hardware.non_torch_bytes, note))
     if size := estimate.communicators_bytes:
         lines.append(("+", "NCCL", size, "its communicators, assumed until a probe measures them"))

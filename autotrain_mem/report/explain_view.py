@@ -49,6 +49,7 @@ def attempts(plan: Plan) -> tuple[str, Table, list[tuple[str, str]]]:
     # The chosen point may appear twice: rehearsed on few layers first, and on the whole model last.
     chosen = max((at for at, each in enumerate(plan.attempts) if each.knobs == plan.knobs), default=None)
     copies = [attempt.rehearsed_layers for attempt in plan.attempts]
+    asked = formatting.asked_for(plan.job, plan.defaults, plan.attempts)
     speeds = any(attempt.tokens_per_second for attempt in plan.attempts)
     grid = table("", "batch", "settings", "needs", "tokens/s" if speeds else "fits", right=(0, 3, 4))
     for index, attempt in enumerate(plan.attempts):
@@ -60,7 +61,7 @@ def attempts(plan: Plan) -> tuple[str, Table, list[tuple[str, str]]]:
             grid,
             Text(f">{index + 1}", style=GOOD) if index == chosen else str(index + 1),
             formatting.batch(attempt.knobs),
-            formatting.attempt(attempt, plan.attempts[0].knobs, has_copies=any(copies)),
+            formatting.attempt(attempt, asked, has_copies=any(copies)),
             scale.size(attempt.required_bytes),
             outcome,
             style="bold" if index == chosen else "",
@@ -68,7 +69,7 @@ def attempts(plan: Plan) -> tuple[str, Table, list[tuple[str, str]]]:
     legend = [] if chosen is None else [(">", "chosen")]
     if plan.attempts:
         names = [field.name for field in fields(Knobs) if field.name not in {*formatting.BATCHES, "sharding"}]
-        legend.append(("as asked for", formatting.settings(plan.attempts[0].knobs, names)))
+        legend.append(("as asked for", formatting.settings(asked, names)))
         if all(copies):
             legend.append(("", "all on copies with fewer layers, extrapolated to the full depth"))
     return f"needs are in {scale.unit}, the budget is {scale.size(plan.estimate.budget_bytes)}", grid, legend

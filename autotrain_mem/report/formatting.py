@@ -2,16 +2,17 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+from autotrain_mem.search.space import given_knobs
 from autotrain_mem.settings.adapter_config import LORA, PEFT_CONFIG, kind_of, name_of, without_said
 from autotrain_mem.settings.knobs import NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import HARM_FIRST, is_pulled
 from autotrain_mem.settings.own import flag_words
-from autotrain_mem.settings.words import CHECKPOINTING, MAX_SLOWDOWN
+from autotrain_mem.settings.words import CHECKPOINTING, MAX_LENGTH, MAX_SLOWDOWN
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, millions, percent, rate
-from autotrain_mem.types import Candidate, Hardware, Harm, Job, Knobs, Owner, Phase, Plan, StepTime, Trained
+from autotrain_mem.types import Candidate, Estimate, Hardware, Harm, Job, Knobs, Owner, Phase, Plan, StepTime, Trained
 from autotrain_mem.types.methods_table import METHODS
 
 OWNERS = {owner: str(owner).replace("_", " ") for owner in Owner} | {Owner.KV_CACHE: "KV cache"}
@@ -93,11 +94,12 @@ def run_time(plan: Plan) -> str:
     return f"{'at most' if is_bound else 'about'} {duration(plan.run_seconds)}"
 
 
-def needs(required_bytes: int, budget_bytes: int) -> str:
-    """Returns ``needs 12.4 GiB of 11.2 GiB, 1.20 GiB too much``."""
-    missing_bytes = required_bytes - budget_bytes
+def needs(estimate: Estimate) -> str:
+    """Returns ``needs 12.4 GiB of 11.2 GiB (fixed-size segments), 1.20 GiB too much``."""
+    missing_bytes = estimate.required_bytes - estimate.budget_bytes
     too_much = f", {format_bytes(missing_bytes)} too much" if missing_bytes > 0 else ""
-    return f"needs {format_bytes(required_bytes)} of {format_bytes(budget_bytes)}{too_much}"
+    sizes = f"{format_bytes(estimate.required_bytes)} of {format_bytes(estimate.budget_bytes)}"
+    return f"needs {sizes}{estimate.segments}{too_much}"
 
 
 def of_budget(size_bytes: int, budget_bytes: int | None) -> str:
@@ -107,11 +109,6 @@ def of_budget(size_bytes: int, budget_bytes: int | None) -> str:
         return size
     budget, (number, unit) = format_bytes(budget_bytes), size.split()
     return f"{number if budget.endswith(f' {unit}') else size} of {budget}"
-
-
-def segments(*, expandable: bool) -> str:
-    """Names the kind of segments that torch's caching allocator uses."""
-    return "expandable segments" if expandable else "segments of fixed size"
 
 
 def value(setting: Any) -> str:
@@ -185,6 +182,12 @@ def sharing(knobs: Knobs) -> str:
     return SHARINGS[knobs.sharding] + tokens if knobs.sharding is not None else ""
 
 
+def asked_for(job: Job, defaults: Knobs, attempts: Sequence[Candidate]) -> Knobs:
+    """Returns TRL's ``defaults`` with the user's arguments; if no length is among them, with the first attempt's."""
+    length = {MAX_LENGTH: attempts[0].knobs.max_length} if attempts else {}
+    return replace(defaults, **length | given_knobs(job))
+
+
 def attempt(tried: Candidate, asked: Knobs, *, has_copies: bool) -> str:
     """Describes how an attempt differs from ``asked``, apart from its batch: ``checkpointing off, LoRA, whole model``.
     ``has_copies``: whether other attempts were rehearsed on copies of few layers."""
@@ -204,7 +207,7 @@ def difference(knobs: Knobs, asked: Knobs) -> str:
         changed.add("max_length")
     words = settings(knobs, ["sharding", *changed])
     if asked.expandable_segments and not knobs.expandable_segments:
-        words = ", ".join(filter(None, [words, segments(expandable=False)]))
+        words = ", ".join(filter(None, [words, knobs.segments]))
     return words or "as asked for"
 
 

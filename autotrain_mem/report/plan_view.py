@@ -232,18 +232,19 @@ def elsewhere(plan: Plan) -> list[RenderableType]:
 
 def levels_table(plan: Plan) -> Table:
     """Returns a table of the other levels of harm."""
-    grid = table("level", "needs", "", right=(1,))
+    grid, asked = table("level", "needs", "", right=(1,)), formatting.asked_for(plan.job, plan.defaults, plan.attempts)
     for each in plan.alternatives:
         if each.fits:
             speed = ""
             if each.ratio is not None:  # a second digit if one would show 0.0
                 speed = f", {each.ratio:.{1 if each.ratio >= 0.095 else 2}f} x the speed"
-            others = formatting.difference(each.knobs, plan.defaults)  # what differs from TRL's settings
+            others = formatting.difference(each.knobs, asked)
             outcome = Text(f"fits{speed}: {formatting.batch(each.knobs)}, {others}")
         else:
             *cards, last = each.would_fit or ("",)
             where = f"; would fit on {' or '.join(filter(None, [', '.join(cards), last]))}" if last else ""
-            outcome = Text.assemble(("does not fit", BAD), where)
+            grown = "" if each.knobs.segments == plan.knobs.segments else f" with {each.knobs.segments}"
+            outcome = Text.assemble(("does not fit", BAD), grown, where)
         add(grid, each.level, format_bytes(each.required_bytes), outcome)
     return grid
 

@@ -189,8 +189,7 @@ def event_line(event: Mapping[str, Any]) -> str:
             change = f"changes to {is_so} (from {was_so})"
             if not (is_so and was_so):  # a switch that is off is not named
                 change = f"now uses {is_so}" if is_so else f"no longer uses {was_so}"
-            needs = formatting.needs(plan.estimate.required_bytes, plan.estimate.budget_bytes)
-            return f"the plan {change}: {needs}, corrected by the measurement"
+            return f"the plan {change}: {formatting.needs(plan.estimate)}, corrected by the measurement"
         case "restart":
             restart = event["restart"]
             step, resumed_at = counted(restart["step"], "step"), restart["resumed_at"]

@@ -36,7 +36,7 @@ def shortage_text(shortage: Shortage, plan: Plan) -> str:
     parts += [f"{format_bytes(estimate.hardware.free_bytes - estimate.budget_bytes)} headroom"]
     budget = f"  budget  {format_bytes(estimate.budget_bytes)} ({', '.join(parts)})"
     peak = formatting.PHASES[estimate.memory.peak_phase]
-    planned = f"  planned {format_bytes(estimate.required_bytes)}, most of it in phase {peak}"
+    planned = f"  planned {format_bytes(estimate.required_bytes)}{estimate.segments}, most of it in phase {peak}"
 
     expected, held = estimate.memory.owners_at_peak, shortage.measured
     apart = [owner for owner in Owner if owner in held or not shortage.rest_bytes]

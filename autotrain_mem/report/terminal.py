@@ -18,7 +18,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support.processes import LossyStream
 from autotrain_mem.support.units import counted, duration, format_bytes, printable
-from autotrain_mem.types import Candidate, Counting, Hardware, Knobs
+from autotrain_mem.types import Candidate, Counting, Hardware, Job, Knobs
 from autotrain_mem.types.report import REWARD_NAMES
 
 UNWRAPPED_COLUMNS = 4000
@@ -168,17 +168,18 @@ class LiveLine(Progress):
 class SearchProgress(LiveLine):
     """Shows the last rehearsal; without a terminal, prints a line for each."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, job: Job, defaults: Knobs) -> None:
         super().__init__(console, "rehearsing")
-        self._first: Knobs | None = None
+        self._job, self._defaults = job, defaults
+        self._asked: Knobs | None = None
         self._tried = 0
         self._has_copies = False
 
     def tried(self, attempt: Candidate) -> None:
         self._tried += 1
-        self._first = self._first or attempt.knobs
+        self._asked = self._asked or formatting.asked_for(self._job, self._defaults, [attempt])
         self._has_copies |= attempt.rehearsed_layers is not None
-        changed = formatting.attempt(attempt, self._first, has_copies=self._has_copies)
+        changed = formatting.attempt(attempt, self._asked, has_copies=self._has_copies)
         settings = f"micro-batch {attempt.knobs.per_device_train_batch_size}, {changed}"
         outcome = f"needs {format_bytes(attempt.required_bytes)}, {'fits' if attempt.fits else 'does not fit'}"
         self.show(f"rehearsing, {self._tried} tried: {outcome}: {settings}")

@@ -57,7 +57,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
         if knobs.lora_r < adapter.lora_r:
             larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == adapter.lora_r]
             alike = [each for each in larger if each.knobs.training == knobs.training]
-            needed = f"rank {adapter.lora_r} needs at least {_least(alike)}: " if alike else ""
+            needed = f"rank {adapter.lora_r} needs at least {_least(alike, knobs)}: " if alike else ""
             why_adapter["lora_r"] = f"{needed}the data need a larger rank, but it does not fit"
         moved = [(name, getattr(base, name), getattr(knobs, name)) for name in ADAPTED]
         of_adapter = [
@@ -102,7 +102,7 @@ def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequen
         native = replace(memo(knobs), knobs=knobs.growing(False))
         is_later = native.reserved_bytes > native.reserved.peak_reserved_bytes
         hours = ", over hours with rows of every length," if is_later else ""
-        needed = f"with segments of fixed size{hours} it needs {against(native.required_bytes, native.budget_bytes)}"
+        needed = f"with {native.knobs.segments}{hours} it needs {against(native.required_bytes, native.budget_bytes)}"
     elif row.name == MICRO_BATCH:
         needed = _why_no_more_rows(space, knobs, memo)
     else:
@@ -129,7 +129,7 @@ def _why_shared(knobs: Knobs, memo: Memo) -> str:
     if fitting := [each.tokens_per_second for each in whole if each.fits and each.tokens_per_second]:
         return f"DDP fits too, at {max(fitting) / chosen.tokens_per_second:.2f} x the speed: {reason}"
     if whole:
-        return f"DDP needs {_least(whole)}: {reason}"
+        return f"DDP needs {_least(whole, knobs)}: {reason}"
     static = static_bytes(chosen) * shards
     if static + chosen.outside_bytes <= chosen.budget_bytes:
         return reason
@@ -141,7 +141,7 @@ def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
     larger = [each for each in memo.estimates if _rows(each) > knobs.per_device_train_batch_size]
     alike = sorted((each for each in larger if _alike(each.knobs, knobs, but=())), key=_rows)
     if failed := [each for each in alike if not each.fits]:
-        return f"{_rows_need(space, failed[0])} {against(failed[0].required_bytes, failed[0].budget_bytes)}"
+        return f"{_rows_need(space, failed[0])} {_against(failed[0], knobs)}"
     return f"{METHODS[space.method].rows(_rows(alike[0]))} at once fit and are no faster" if alike else ""
 
 
@@ -167,7 +167,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     without = taken_back(row, knobs, space.base)
     found = next(iter(memo.known([without])), None) if without is not None else None
     if found is not None and not found.fits:
-        return f"without it {_rows_need(space, found)} {against(found.required_bytes, found.budget_bytes)}"
+        return f"without it {_rows_need(space, found)} {_against(found, knobs)}"
     ratio = found.tokens_per_second / memo(knobs).tokens_per_second if found and found.tokens_per_second else 1.0
     if ratio < 1 - TIE:
         return f"without it the plan fits at {ratio:.2f} x the speed"
@@ -185,7 +185,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
         if not alike:
             return ""
         least = min(alike, key=lambda estimate: estimate.required_bytes)
-        return f"without it {_rows_need(space, least)} {against(least.required_bytes, least.budget_bytes)}"
+        return f"without it {_rows_need(space, least)} {_against(least, knobs)}"
     if not row.without:
         return ""
     if row.harm is Harm.ROUNDING and knobs.use_peft and not space.base.use_peft:
@@ -199,17 +199,22 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     ]
     floors = memo.known([floor for level in gentler for floor in level.floors])
     tried = [floor for floor in floors if not floor.fits and _value(row, floor.knobs) == asked]
-    return f"{row.without} at least {_least(tried)}" if tried else ""
+    return f"{row.without} at least {_least(tried, knobs)}" if tried else ""
 
 
-def _least(estimates: Sequence[Estimate]) -> str:
-    least = min(estimates, key=lambda estimate: estimate.required_bytes)
-    return against(least.required_bytes, least.budget_bytes)
+def _least(estimates: Sequence[Estimate], knobs: Knobs) -> str:
+    return _against(min(estimates, key=lambda estimate: estimate.required_bytes), knobs)
 
 
-def against(required_bytes: int, budget_bytes: int) -> str:
+def _against(estimate: Estimate, knobs: Knobs) -> str:
+    """Returns need and budget, with the kind of segments if it is not that of the plan's ``knobs``."""
+    segments = "" if estimate.knobs.segments == knobs.segments else estimate.segments
+    return against(estimate.required_bytes, estimate.budget_bytes, segments)
+
+
+def against(required_bytes: int, budget_bytes: int, segments: str = "") -> str:
     """Returns ``31.2 GiB, the budget is 11.1 GiB``, or the missing bytes if both would read the same."""
     required, budget = format_bytes(required_bytes), format_bytes(budget_bytes)
     if required == budget:
         return f"{format_bytes(required_bytes - budget_bytes)} more than the budget of {budget}"
-    return f"{required}, the budget is {budget}"
+    return f"{required}{segments}, the budget is {budget}"

@@ -81,7 +81,9 @@ class Memo:
         """Checks whether a point that fits also fits over a whole run with rows of every length."""
         estimate = self(knobs)
         if estimate.fits and estimate.memory.mixed_lengths is None:
-            self._estimates[knobs.growing(False)] = self._expanded(self.predictor.over_steps(estimate))
+            judged, before = self._expanded(self.predictor.over_steps(estimate)), candidate(estimate)
+            self._estimates[knobs.growing(False)] = judged
+            self._attempts = [candidate(judged) if each == before else each for each in self._attempts]
 
     def known(self, points: Sequence[Knobs]) -> list[Estimate]:
         """Returns the known estimates of these points."""

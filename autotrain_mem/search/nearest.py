@@ -52,7 +52,8 @@ def does_not_fit(space: Space, memo: Memo) -> DoesNotFitError:
     if fitting is None:
         hint = "nothing that can be changed makes it fit here"
     else:
-        hint = f"nearest that fits: {suggestion(space, fitting.knobs)}  ({format_bytes(fitting.required_bytes)})"
+        size = f"({format_bytes(fitting.required_bytes)}){fitting.segments}"
+        hint = f"nearest that fits: {suggestion(space, fitting.knobs)}  {size}"
     elsewhere = memo.predictor.would_fit(least, rehearsed=True)
     where = f"\nthese settings would fit {' or '.join(elsewhere)}" if elsewhere else ""
     return DoesNotFitError(message, hint=hint + where)
@@ -136,7 +137,7 @@ def needs_line(least: Estimate) -> str:
     parts |= {"cached": least.cached_bytes, "outside torch": least.hardware.non_torch_bytes}
     parts |= {"NCCL": least.communicators_bytes, "vLLM's share": least.vllm_share_bytes}
     listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
-    return f"  needs   {format_bytes(least.required_bytes)} {_PHASES[memory.peak_phase]} ({listed})"
+    return f"  needs   {format_bytes(least.required_bytes)}{least.segments} {_PHASES[memory.peak_phase]} ({listed})"
 
 
 def _settings(space: Space, knobs: Knobs) -> str:

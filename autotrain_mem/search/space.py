@@ -112,6 +112,13 @@ def with_rows(knobs: Knobs, rows: int, effective_batch_size: int | None = None) 
     return replace(knobs, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
 
 
+def given_knobs(job: Job) -> dict[str, Any]:
+    """Returns the knobs that the user gave."""
+    names = {field.name for field in fields(Knobs)}
+    given = {name: value for name, value in without_maximized(job.arguments).items() if name in names}
+    return given | {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+
+
 def make_space(
     defaults: Knobs,
     job: Job,
@@ -125,9 +132,7 @@ def make_space(
     for numbers that are not positive integers, all in one message, BatchSplitError if the pinned sizes do not make up
     the effective batch, and ContextLengthError if the pinned max_length, or prompt and completion together, exceed the
     model's context."""
-    names, context_length = {field.name for field in fields(Knobs)}, facts.context_length
-    given = {name: value for name, value in without_maximized(job.arguments).items() if name in names}
-    given |= {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    given, context_length = given_knobs(job), facts.context_length
     counts = {name: given[name] for name in (*_COUNTS, "lora_r") if name in given}
     if given.get(MAX_LENGTH) is not None:
         counts[MAX_LENGTH] = given[MAX_LENGTH]

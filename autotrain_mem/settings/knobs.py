@@ -124,8 +124,13 @@ class Knobs(OwnSettings, TrainerKnobs):
         return replace(self, processes=1, sharding=None, dp_replicate_size=None, cp_size=1, sp_size=1)
 
     def growing(self, grows: bool = True) -> Knobs:
-        """Returns the same point with expandable allocator segments, or with segments of fixed size."""
+        """Returns the same point with expandable allocator segments, or with fixed-size segments."""
         return self if self.expandable_segments is grows else replace(self, expandable_segments=grows)
+
+    @property
+    def segments(self) -> str:
+        """Names the kind of segments of torch's caching allocator."""
+        return "expandable segments" if self.expandable_segments else "fixed-size segments"
 
     def as_rehearsed(self) -> Knobs:
         """Returns the same point without the knobs that no rehearsal depends on."""

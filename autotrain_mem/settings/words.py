@@ -28,6 +28,8 @@ MOST = "max"
 """Stands for the largest value that fits."""
 NO_LIMIT = "none"
 MAX_LENGTH = "max_length"
+MOST_TOKENS = 99_999_999
+"""A longer row is a typing error: the longest context of a published model is 10,485,760 tokens (Llama 4 Scout)."""
 MAXIMIZED = (MAX_LENGTH, "per_device_train_batch_size", "lora_r", "num_generations", "max_completion_length")
 """Arguments that may be ``max``; each is a knob."""
 
@@ -61,8 +63,10 @@ def read_length(text: str) -> int | str | None:
         if not 0 < float(match[1]) <= 100:
             raise ValueError(f"{text!r} is not a percentile of row lengths: it must be above p0, and at most p100")
         return word
-    if not word.isdigit() or int(word) < 1:
+    if not word.isdigit() or not word.strip("0"):
         raise ValueError(f"{text!r} is neither a number of tokens, nor auto, nor max, nor a percentile such as p99.9")
+    if len(word) > len(str(MOST_TOKENS)):
+        raise ValueError(f"{text!r} is more tokens than any model reads: give {MOST_TOKENS:,} or fewer")
     return int(word)
 
 

@@ -242,6 +242,11 @@ class Estimate:
         return self.knobs.expandable_segments
 
     @property
+    def segments(self) -> str:
+        """Returns `` (expandable segments)``, to follow a figure; empty on a host, which has none."""
+        return "" if self.hardware.origin == "cpu" else f" ({self.knobs.segments})"
+
+    @property
     def reserved(self) -> ReservedEstimate:
         """Returns the figures of the allocator mode that these knobs choose."""
         return self.memory.reserved.modes[self.grows]

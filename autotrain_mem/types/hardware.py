@@ -94,8 +94,8 @@ class Hardware:
     non_torch_bytes: int
     """The bytes that our process will hold on the device outside torch's allocator: the CUDA context and modules."""
     communicator_bytes: int = 0
-    """The bytes that NCCL holds for each communicator, also outside torch's allocator. 0 on the host, for a card given
-    only by its size, and if ``non_torch_bytes`` was measured with them."""
+    """The bytes that NCCL holds for each communicator, also outside torch's allocator. 0 on the host, for a simulated
+    card smaller than any real one, and if ``non_torch_bytes`` was measured with them."""
     compute_capability: tuple[int, int] | None = None
     """NVIDIA's compute capability as (major, minor); None if only the size is known."""
     bandwidth_bytes_per_second: int | None = None

@@ -39,7 +39,7 @@ class Job:
     json_form: ClassVar = Form(
         optional=(
             *("python_call", "unrecorded", "accelerate", "within_seconds"),
-            *("budget", "tokens", "images", "answer_length"),
+            *("budget", "tokens", "images", "answer_length", "evaluated_length"),
         )
     )
 
@@ -62,6 +62,8 @@ class Job:
     generates answers to its rows' prompts: the longest prompt of the data, in tokens."""
     answer_length: int | None = None
     """In a rehearsal of GKD: the longest answer of the data, in tokens. The user cannot set it."""
+    evaluated_length: int | None = None
+    """In a rehearsal: the longest row to evaluate, in tokens; None: as long as in training. The user cannot set it."""
     fit: Fit = "all"
     forbid: frozenset[str] = frozenset()
     """The names of levers that a plan must not use (see ``search.levels``)."""

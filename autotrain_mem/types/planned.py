@@ -141,7 +141,7 @@ class Plan:
 
     def __repr__(self) -> str:
         estimate = self.estimate
-        needs = f"{format_bytes(estimate.required_bytes)} of {format_bytes(estimate.budget_bytes)}"
+        needs = f"{format_bytes(estimate.required_bytes)} of {format_bytes(estimate.budget_bytes)}{estimate.segments}"
         fits = "fits" if estimate.fits else "does not fit"
         return f"<Plan of {self.method}, {self.model}: {fits} {estimate.hardware.name}, {needs}, {self.level}>"
 

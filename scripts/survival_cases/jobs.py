@@ -39,8 +39,8 @@ def flags(method: str, mode: str) -> list[str]:
     return f"{SHARED} {METHODS[method]} {MODES[mode]} {batch}".split()
 
 
-LARGE = "16GiB"
-"""A card that holds the whole effective batch of every job."""
+LARGE = "3.5GiB"
+"""A card that holds the whole effective batch of every job, and is too small to hold a CUDA context."""
 ROOMIER = 1.25
 """While nothing fits, the card is enlarged by this factor."""
 FILL = 0.93

@@ -176,13 +176,13 @@ def test_segments_are_expandable_where_only_that_fits_unless_the_user_fixed_them
     modes = before["reserved"]
     fixed_bytes, expanded_bytes = (modes[name]["peak_reserved_bytes"] for name in ("native", "expandable_segments"))
     size = math.ceil(expanded_bytes / (1 - HEADROOM_FRACTION) / MIB)
-    assert expanded_bytes <= size * MIB * (1 - HEADROOM_FRACTION) < fixed_bytes, "too small for segments of fixed size"
+    assert expanded_bytes <= size * MIB * (1 - HEADROOM_FRACTION) < fixed_bytes, "too small for fixed-size segments"
     plan = f"plan sft {SETTLED} {' '.join(SIMPLE)} --gpu {size}MiB --json"
     found = json.loads(autofit(*shlex.split(plan)).out)
     (lever,) = found["levers"]
     assert lever["name"] == "expandable_segments"
     assert (lever["before"], lever["after"], lever["harm"]) == (False, True, 0)
-    assert lever["why"].startswith("with segments of fixed size it needs")
+    assert lever["why"].startswith("with fixed-size segments it needs")
     estimate = found["estimate"]
     assert estimate["fits"]
     assert estimate["peak_reserved_bytes"] == expanded_bytes

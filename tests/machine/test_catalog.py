@@ -10,7 +10,7 @@ import pytest
 
 from autotrain_mem.machine import catalog as module
 from autotrain_mem.machine.catalog import catalog, named, recognise
-from autotrain_mem.machine.overhead import KERNELS_BYTES, overhead
+from autotrain_mem.machine.overhead import COMMUNICATOR_BYTES, KERNELS_BYTES, overhead
 from autotrain_mem.machine.prices import listed_prices, price_of, prices
 from autotrain_mem.support.errors import UnknownGpuError, UsageError
 from autotrain_mem.support.units import GIB, MIB
@@ -76,13 +76,16 @@ def test_a_name_may_be_written_in_many_ways() -> None:
         assert named(row.hardware.name.upper()).name == row.hardware.name
 
 
-def test_a_size_is_an_imagined_card_without_other_figures() -> None:
-    for written, name, size_bytes in (
-        *(("300MiB", "300MiB", 300 * MIB), ("0.5GiB", "0.5GiB", GIB // 2)),
-        (" 12 gib ", "12GiB", 12 * GIB),
+def test_a_size_is_an_imagined_card_with_a_context_if_a_real_one_is_as_small() -> None:
+    for written, name, size_bytes, like in (
+        *(("300MiB", "300MiB", 300 * MIB, None), ("0.5GiB", "0.5GiB", GIB // 2, None)),
+        *((" 12 gib ", "12GiB", 12 * GIB, "rtx3080ti"), ("20GiB", "20GiB", 20 * GIB, "v100-16gb")),
     ):
-        sizes = {"total_bytes": size_bytes, "free_bytes": size_bytes, "non_torch_bytes": 0}
-        assert named(written) == Hardware(name=name, origin="imagined", source="imagined by its size", **sizes)
+        card, sizes = named(written), {"total_bytes": size_bytes, "free_bytes": size_bytes}
+        held = {} if like is None else {"communicator_bytes": COMMUNICATOR_BYTES}
+        held |= {"non_torch_bytes": 0 if like is None else named(like).non_torch_bytes}
+        assert card == Hardware(name=name, origin="imagined", source=card.source, **sizes, **held)
+        assert card.source.endswith("imagined by its size" if like is None else f"is assumed, as on {like}")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from autotrain_mem.planning.rehearsals import Lengths, Subject
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.report.plan_view import vllm_server as shown
 from autotrain_mem.support.errors import DoesNotFitError
-from autotrain_mem.types import Hardware, Job, Plan, Topology
+from autotrain_mem.types import DataProfile, Hardware, Job, Plan, Topology
 from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.types.vllm import VllmServer
+from tests.nouns import TRL_DEFAULTS
 from tests.report.report_examples import GRPO_KNOBS, GRPO_PLAN
 
 QWEN_7B = ModelFacts(
@@ -45,6 +46,18 @@ def subject(job: Job, hardware: Hardware, facts: ModelFacts) -> Subject:
     return Subject(
         workers=nobody, store=nobody, job=job, defaults=KNOBS, hardware=hardware, facts=facts, lengths=lengths
     )
+
+
+def test_rows_to_evaluate_stay_in_proportion_to_rehearsed_rows_and_are_cut_and_packed_like_them() -> None:
+    counted = subject(Job(method="sft", model="m", dataset=None), named("l4"), QWEN_7B)
+    for longest_evaluated, packing, tokens, expected in (
+        *((529, False, 891, 529), (529, False, 100, 60), (2000, False, 891, 891)),
+        *((529, True, 512, None), (0, False, 891, None)),
+    ):
+        profile = DataProfile(rows_by_length={891: 1}, longest_evaluated=longest_evaluated)
+        known = replace(counted, lengths=Lengths(longest=max(891, longest_evaluated), profile=profile))
+        knobs = replace(TRL_DEFAULTS, max_length=891, packing=packing)
+        assert known.rehearsed_job(knobs, tokens).evaluated_length == expected
 
 
 def served(card: str = "a100-40gb", **given: Any) -> VllmServer:

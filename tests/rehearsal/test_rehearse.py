@@ -78,6 +78,15 @@ def test_the_worst_batch_fills_rows(rows: int, length: int, max_length: int | No
     assert {block.size_bytes for block in trace.blocks if block.module == "batch"} == {tokens * TOKEN_ID_BYTES}
 
 
+@pytest.mark.parametrize("evaluated", [20, None])
+def test_rows_to_evaluate_are_as_long_as_the_longest_of_them(evaluated: int | None, folder: Path) -> None:
+    given = {"eval_strategy": "steps", "per_device_eval_batch_size": 1}
+    job = Job(method="sft", model=str(folder), dataset=None, arguments=given, evaluated_length=evaluated)
+    trace = rehearsal_of(job, some_knobs(per_device_train_batch_size=1, per_device_eval_batch_size=1), LENGTH)
+    batches = {block.size_bytes for block in trace.blocks if block.module == "batch"}
+    assert batches == {LENGTH * TOKEN_ID_BYTES, (evaluated or LENGTH) * TOKEN_ID_BYTES}
+
+
 def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mask() -> None:
     rows = [{"input_ids": [5, 5, 5], "labels": [5, 5, 5]} for _ in range(3)]
     assert [len(row["input_ids"]) for row in shorten_last_row(rows)] == [3, 3, 2]

@@ -119,7 +119,7 @@ def estimate(hardware: Hardware = RTX3060, *, scale: float = 1.0, knobs: Knobs =
 
 
 def crowded(*, refused_bytes: int | None = 1_288_490_189, fits_expanded: bool = True) -> Estimate:
-    """What is allocated would fit, and what segments of fixed size take for it does not."""
+    """What is allocated would fit, and what fixed-size segments take for it does not."""
     tried = estimate(scale=1.3)
     peak, room = tried.memory.peak_allocated_bytes, tried.budget_bytes - tried.outside_bytes
     native = reserved(room + GIB, slack_bytes=room + GIB - peak, retries=7, refused_bytes=refused_bytes)

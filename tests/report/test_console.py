@@ -262,7 +262,9 @@ def test_a_shared_figure_is_never_a_whole_digit_off(sizes: list[int]) -> None:
 def test_a_shortfall_smaller_than_a_digit_is_still_named() -> None:
     fits = estimate()
     short = replace(fits, budget_bytes=fits.required_bytes - 3 * MIB)
-    assert "does not fit rtx3060: needs 8.51 GiB of 8.51 GiB, 3.00 MiB too much" in rendered(estimate_view(short))
+    assert "does not fit rtx3060: needs 8.51 GiB of 8.51 GiB (fixed-size segments), 3.00 MiB" in rendered(
+        estimate_view(short)
+    )
 
 
 def test_an_error_is_wrapped_below_its_text_on_a_terminal_and_whole_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +314,7 @@ def console_of(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.
 
 def test_a_search_prints_one_whole_line_per_attempt_without_a_terminal() -> None:
     console, file = console_of()
-    with SearchProgress(console) as progress:
+    with SearchProgress(console, PLAN.job, PLAN.defaults) as progress:
         progress.counting(Counting(done=10, rows=7473, doing="Tokenizing train dataset"))
         for attempt in PLAN.attempts:
             progress.tried(attempt)
@@ -356,7 +358,7 @@ def test_without_a_terminal_a_run_prints_about_ten_plain_lines(steps: int, monke
 def test_no_live_line_is_wrapped_and_the_cursor_returns(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     console, file = console_of(width, terminal=True)
-    with SearchProgress(console) as progress:
+    with SearchProgress(console, PLAN.job, PLAN.defaults) as progress:
         progress.counting(Counting(done=150_000, rows=200_000, doing="Tokenizing train dataset"))
         progress.refresh()
         progress.tried(PLAN.attempts[0])

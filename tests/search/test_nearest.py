@@ -39,13 +39,13 @@ def error_of(budget_gib: float, **words: object) -> DoesNotFitError:
 
 GOLDEN = """\
 toy-1B with full fine-tuning does not fit toy12.
-  needs   12.2 GiB in the backward pass (weights 1.86 GiB, gradients 1.86 GiB, optimizer state 5.59 GiB, \
-activations 781.2 MiB, temporary 1.53 GiB, cached 356.4 MiB, outside torch 300.0 MiB),
+  needs   12.2 GiB (fixed-size segments) in the backward pass (weights 1.86 GiB, gradients 1.86 GiB, \
+optimizer state 5.59 GiB, activations 781.2 MiB, temporary 1.53 GiB, cached 356.4 MiB, outside torch 300.0 MiB),
           at the least demanding settings allowed: 8 x 1 rows, max_length 1024, with gradient checkpointing, \
 bfloat16, stable_adamw
   budget  3.00 GiB (4.00 GiB total, 256.0 MiB used by others, 768.0 MiB headroom)
 nearest that fits: --effective_batch_size 8 --use_peft --dtype bfloat16, \
-without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB)"""
+without --per_device_train_batch_size and --gradient_accumulation_steps  (2.56 GiB) (fixed-size segments)"""
 
 
 def test_error_does_the_next_sum_for_the_user_and_its_parts_add_up() -> None:

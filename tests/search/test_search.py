@@ -206,14 +206,14 @@ def test_they_are_turned_on_where_native_segments_do_not_fit_for_no_rehearsal_an
     (lever,) = found.levers
     assert (lever.name, lever.before, lever.after, lever.harm) == (EXPANDABLE, False, True, Harm.NONE)
     assert lever.why == (
-        "with segments of fixed size it needs 19.5 GiB, the budget is 19.1 GiB: "
+        "with fixed-size segments it needs 19.5 GiB, the budget is 19.1 GiB: "
         "segments that grow page by page leave fewer gaps between tensors: the same training"
     )
 
 
 def test_the_reason_says_so_where_it_is_the_hours_after_that_do_not_fit() -> None:
     class Fragmenting(LinearMemory):
-        """Rows of every length leave 2 GiB more in segments of fixed size, in whichever order they come."""
+        """Rows of every length leave 2 GiB more in fixed-size segments, in whichever order they come."""
 
         def over_steps(self, estimate: Estimate) -> Estimate:
             peaks = {grows: each.peak_reserved_bytes for grows, each in estimate.memory.reserved.modes.items()}
@@ -224,7 +224,8 @@ def test_the_reason_says_so_where_it_is_the_hours_after_that_do_not_fit() -> Non
     found = search(ONE_POINT, Fragmenting(budget_bytes=needed.required_bytes + GIB, unmapped=SAVED))
     (lever,) = found.levers
     assert lever.name == EXPANDABLE
-    assert lever.why.startswith("with segments of fixed size, over hours with rows of every length, it needs 21.5 GiB")
+    assert lever.why.startswith("with fixed-size segments, over hours with rows of every length, it needs 21.5 GiB")
+    assert found.attempts == (candidate(found.estimate),), "the table and the verdict have one figure"
 
 
 def test_they_are_never_turned_on_against_the_users_words_or_vllm() -> None:

@@ -62,7 +62,7 @@ def page_of(material: Material) -> Page:
 def _key_figures(plan: Plan, report: Report | None) -> list[tuple[str, str, str]]:
     """Returns the name, the value and the comparison of each key number."""
     estimate, knobs = plan.estimate, plan.knobs
-    budget = f"of a budget of {format_bytes(estimate.budget_bytes)}"
+    budget = f"of a budget of {format_bytes(estimate.budget_bytes)}{estimate.segments}"
     figures = [("needed", format_bytes(estimate.required_bytes), budget)]
     for name, size, error in (
         ("allocated", estimate.reserved.peak_allocated_bytes, None if report is None else report.prediction_error),

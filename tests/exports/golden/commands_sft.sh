@@ -1,6 +1,6 @@
 # Made by autofit for a shell: sft of Qwen/Qwen3-8B.
 # Planned for one rtx4090, level of harm: LoRA on a 4-bit base.
-# Predicted peak: 18.2 GiB of a budget of 23.0 GiB.
+# Predicted peak: 18.2 GiB of a budget of 23.0 GiB (expandable segments).
 # Run: each command on its machine
 # Before it runs:
 # - autofit, the model and the data are found by these names on the machine

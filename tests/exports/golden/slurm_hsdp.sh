@@ -1,7 +1,7 @@
 #!/bin/bash
 # Made by autofit for Slurm: sft of Qwen/Qwen3-8B.
 # Planned for 4 x rtx4090 on each of 2 machines, level of harm: lossless.
-# Predicted peak: 18.2 GiB of a budget of 23.0 GiB on each.
+# Predicted peak: 18.2 GiB of a budget of 23.0 GiB (fixed-size segments) on each.
 # Run: sbatch FILE
 # Before it runs:
 # - autofit, the model and the data are found by these names on every machine, and output_dir is on a file system that all machines share

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Made by autofit for Slurm: sft of Qwen/Qwen3-8B.
 # Planned for one rtx4090, level of harm: LoRA on a 4-bit base.
-# Predicted peak: 18.2 GiB of a budget of 23.0 GiB.
+# Predicted peak: 18.2 GiB of a budget of 23.0 GiB (expandable segments).
 # Run: sbatch FILE
 # Before it runs:
 # - autofit, the model and the data are found by these names on the machine
