@@ -217,6 +217,7 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         ),
         "the time to read and write NVMe in each step: it depends on the disk, so the speed shown does not include "
         "it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
+        "what evaluation's shorter batches leave cached: only its longest are rehearsed": job.evaluated_length,
         "the fp16 gradient scaler: a few scalars": knobs.fp16,
         "cuSOLVER's workspace while the adapter is initialized from one weight after another, before training: "
         "up to a few copies of the largest weight in float32": (

@@ -85,6 +85,7 @@ def test_rows_to_evaluate_are_as_long_as_the_longest_of_them(evaluated: int | No
     trace = rehearsal_of(job, some_knobs(per_device_train_batch_size=1, per_device_eval_batch_size=1), LENGTH)
     batches = {block.size_bytes for block in trace.blocks if block.module == "batch"}
     assert batches == {LENGTH * TOKEN_ID_BYTES, (evaluated or LENGTH) * TOKEN_ID_BYTES}
+    assert any("evaluation" in sentence for sentence in trace.not_counted) is (evaluated is not None)
 
 
 def test_a_batch_of_several_rows_is_padded_by_one_token_so_that_it_carries_a_mask() -> None:
