@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
-from autotrain_mem.support.errors import RehearsalError, UsageError
+from autotrain_mem.support.errors import ModelNotFoundError, RehearsalError, UsageError
 from autotrain_mem.support.units import GIB
 from autotrain_mem.types import Block, DataProfile, Fingerprint, Hardware, Job, Knobs, Owner, Phase, Trace, Workload
 from autotrain_mem.types.findings import Preflight
@@ -46,6 +46,9 @@ class FakeWorker:
     refusing: frozenset[tuple[int, int]] = frozenset()
     """Cards' capabilities that refuse the job."""
     longest: int = 512
+    parameters: int | None = None
+    uncounted_rows: int | None = None
+    """Of data whose tokens cannot be counted."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of models, by their names."""
     asked: list[Rehearsed] = field(default_factory=list)
@@ -54,15 +57,18 @@ class FakeWorker:
         if compute_capability in self.refusing:
             raise UsageError(f"{compute_capability} has no such kernel.")
         digest = self.digests.get(job.model, "")
-        return ModelFacts(context_length=self.context_length, is_quantized=False, digest=digest)
+        facts = {"context_length": self.context_length, "parameters": self.parameters}
+        return ModelFacts(is_quantized=False, digest=digest, **facts)
 
     def preflight(self, job: Job, compute_capability: tuple[int, int], **facts: bool) -> Preflight:
-        return Preflight(findings=(), parameters=None)
+        return Preflight(findings=(), parameters=None, rows=self.uncounted_rows)
 
     def fingerprint(self, job: Job) -> Fingerprint:
         return Fingerprint(digest=str(self.longest), names_files=False)
 
     def profile(self, job: Job, on_counting: object) -> DataProfile:
+        if self.uncounted_rows is not None:
+            raise ModelNotFoundError("m has no tokenizer.")
         return DataProfile(rows_by_length={100: 9, self.longest: 1})
 
     def rehearse(self, job: Job, knobs: Knobs, length: int, kernels: tuple[int, int], **copies: None) -> Trace:

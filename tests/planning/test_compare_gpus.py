@@ -16,17 +16,14 @@ from autotrain_mem.support.errors import (
     DoesNotFitError,
     HostMemoryError,
     LimitError,
-    ModelNotFoundError,
     RehearsalError,
     UsageError,
 )
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import DataProfile, Hardware, Job, Knobs, Plan
-from autotrain_mem.types.findings import Preflight
 from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, TOO_DEAR, TOO_SLOW, Cards
 from autotrain_mem.types.hardware import Price, Topology
-from autotrain_mem.types.model import ModelFacts
 from tests.fake_worker import FakeWorker, rehearsals, toy
 
 AMPERE, ADA, TURING = (8, 6), (8, 9), (7, 5)
@@ -95,22 +92,15 @@ def test_a_verdict_is_what_the_card_alone_would_get_and_cards_of_one_kernel_clas
     assert {kernels for _, kernels in rehearsed_for(LARGE, turing)} == {ADA, (7, 0)}
 
 
-class Weighed(FakeWorker):
-    """Knows the number of parameters."""
-
-    def describe(self, job: Job, compute_capability: tuple[int, int]) -> ModelFacts:
-        return replace(super().describe(job, compute_capability), parameters=10**9)
-
-
 def test_a_class_of_cards_rehearses_only_the_plan_that_another_finds_and_no_weights_that_are_too_large() -> None:
     hopper, none = card("hopper", 24, (9, 0)), card("none", 0.7)
-    worker = Weighed()
+    worker = FakeWorker(parameters=10**9)
     verdicts = compared(worker, LARGE, SMALL, hopper, none).verdicts
-    (alone,) = compared(Weighed(), hopper).verdicts
+    (alone,) = compared(FakeWorker(parameters=10**9), hopper).verdicts
     assert alone.estimate is not None
     assert alone in verdicts
     assert [each.knobs for each in worker.asked if each.kernels == (10, 0)] == [alone.estimate.knobs]
-    alone = compared(unasked := Weighed(), none).verdicts[0]
+    alone = compared(unasked := FakeWorker(parameters=10**9), none).verdicts[0]
     assert (alone.refusal, alone.least, unasked.asked) == (NOTHING_FITS, None, [])
 
 
@@ -216,16 +206,6 @@ def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed() -> None:
         assert not rehearsals.workers.first.asked
 
 
-class Uncounted(FakeWorker):
-    """Counts a hundred million rows, but not their tokens."""
-
-    def preflight(self, job: Job, compute_capability: tuple[int, int], **facts: bool) -> Preflight:
-        return Preflight(findings=(), parameters=None, rows=10**8)
-
-    def profile(self, job: Job, on_counting: object) -> DataProfile:
-        raise ModelNotFoundError("m has no tokenizer.")
-
-
 def test_the_time_of_a_training_is_bounded_without_a_tokenizer_and_predicted_for_tokens_without_data() -> None:
     words = {"num_train_epochs": 2, "max_length": 512}
     per_step = 8 * 512
@@ -238,7 +218,7 @@ def test_the_time_of_a_training_is_bounded_without_a_tokenizer_and_predicted_for
     ):
         job = Job(method=method, model="m", dataset="d", arguments=arguments, prompt_length=512, tokens=tokens)
         defaults = replace(TRL_DEFAULTS, num_generations=arguments.get("num_generations"))
-        plan = api.plan(rehearsals(Uncounted(), job, CARD, defaults))
+        plan = api.plan(rehearsals(FakeWorker(uncounted_rows=10**8), job, CARD, defaults))
         assert plan.optimizer_steps == steps
         (_, first, *_) = decision(plan)
         assert str(first).startswith(f"the training takes {told} "), "more than a day"
