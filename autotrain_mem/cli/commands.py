@@ -162,7 +162,7 @@ def _print_plan(chosen: Plan, request: api.RunRequest, output: flags.Output) -> 
     # The command that trains with this plan: with the plan's file, or with the user's own flags.
     data = "" if chosen.job.names_data else " --dataset DATA"
     typed = [word for word in output.typed if word != "--plan_only"]
-    kept = without_flags(typed, () if request.simulate else ("gpu",))  # training uses this machine's card
+    kept = without_flags(typed, ("tokens", *([] if request.simulate else ["gpu"])))  # trains on this machine's card
     words = kept if output.out is None else ("--plan", output.out)
     to_train = f"{shlex.join(['autofit', chosen.method, *words])}{data}"
     view = explain_view(chosen) if output.verbose else first_screen(chosen, to_train)

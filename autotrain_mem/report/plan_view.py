@@ -172,7 +172,7 @@ def _data(plan: Plan) -> list[Text]:
         if plan.job.is_online:
             completions = f"completions of {plan.knobs.completion_length}"
             unknown = f"prompts of up to {plan.prompt_length} tokens and {completions} are assumed"
-        return [Text(f"not read{why}: {unknown}")]
+        return [Text(f"not counted{why}: {unknown}")]
     rows = counted(data.rows, "prompt") if plan.job.is_online else facts.rows(data.rows)
     lines = [Text(f"{rows}: {_percentiles(data.percentiles)}, max {data.longest} tokens")]
     if (images := data.images) is not None:

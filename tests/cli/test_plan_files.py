@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotrain_mem.cli import flags
+from autotrain_mem.cli import commands, flags
 from autotrain_mem.cli.plan_files import command
 from autotrain_mem.types import Job, Plan
 from autotrain_mem.types.autofit import AutoFit
@@ -46,6 +46,15 @@ def test_a_plan_that_still_holds_is_taken_as_it_is(autofit: Autofit, plan: Path)
         assert ran.code == 0, ran.err
         assert json.loads(ran.out) == json.loads(plan.read_text())
         assert rehearsed(ran) == 0
+
+
+def test_the_command_that_trains_with_a_plan_leaves_out_the_card_and_what_only_predicts(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request, output = flags.read("autofit plan sft", ["--model", "tiny", "--gpu=rtx3060", "--tokens", "20M"])
+    assert request.autofit.tokens == 20 * 10**6
+    commands._print_plan(Plan.load(plan), request, output)
+    assert "autofit sft --model tiny\n" in capsys.readouterr().out
 
 
 def test_an_export_is_all_there_is_on_stdout_and_names_what_lora_adapts(autofit: Autofit, plan: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_plan_that_did_not_read_the_data_says_why() -> None:
         (replace(unread, warnings=("The dataset could not be looked at.",)), "for the reason in the warnings"),
         (replace(unread, objects=""), "since a stream's rows are not known before they are trained on"),
     ):
-        assert f"not read, {why}: the truncated" in text_of(plan, 160)
+        assert f"not counted, {why}: the truncated" in text_of(plan, 160)
 
 
 def test_hours_are_shown_for_the_order_that_trains_and_targets_as_in_the_file() -> None:
