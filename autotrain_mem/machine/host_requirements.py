@@ -82,10 +82,7 @@ class Load:
     @property
     def offloaded_bytes(self) -> int:
         """Returns the bytes that this machine's processes keep on the host during training, without FSDP's shards."""
-        held = self.memory.pinned_host_bytes + self.memory.unpinned_host_bytes
-        if not self.by_deepspeed and self.job.arguments.get("optimizer_offload"):
-            held += self.memory.saved_state_bytes
-        return held * self.processes
+        return (self.memory.pinned_host_bytes + self.memory.unpinned_host_bytes) * self.processes
 
 
 def room_findings(

@@ -33,6 +33,7 @@ def rehearse_saving(trainer: Any, recorder: Recorder) -> None:
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         saved = (((moments + 1) * master_bytes(weight) or moments * weight.nbytes) for weight in weights)
         recorder.saved_state_bytes = sum(saved)
+        recorder.unpinned.peak_bytes += recorder.saved_state_bytes
     else:
         values = (value for state in optimizer.state.values() for value in state.values())
         recorder.saved_state_bytes = _bytes(value for value in values if torch.is_tensor(value))

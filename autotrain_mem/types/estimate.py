@@ -132,7 +132,7 @@ class MemoryEstimate:
     pinned_host_bytes: int = 0
     """The bytes of pinned host memory per process, for offloaded activations, optimizer state and shards."""
     unpinned_host_bytes: int = 0
-    """The peak bytes of other host memory per process, for DeepSpeed's offload or float32 gradients on the host."""
+    """The peak bytes of other host memory per process, that an optimizer on the host needs, with its state."""
     nvme_bytes: int = 0
     """The bytes of each process's files on NVMe if DeepSpeed offloads to it."""
     saved_model_bytes: int = 0
@@ -301,7 +301,7 @@ class Estimate:
 
     @property
     def on_host(self) -> str:
-        """Returns a sentence on the pinned host memory that offloading takes; empty if there is none."""
+        """Returns a sentence on the host memory that offloading takes; empty if there is none."""
         pinned, other = self.memory.pinned_host_bytes, self.memory.unpinned_host_bytes
         beside = f", and {format_bytes(other)} unpinned" if other else ""
         each = " in each process" if self.knobs.processes > 1 else ""

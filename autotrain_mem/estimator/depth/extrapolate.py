@@ -154,6 +154,7 @@ class _Expansion:
             work=self._work(),
             not_counted=short.not_counted,
             pinned_bytes=_extrapolated(depths, short.pinned_bytes, long.pinned_bytes),
+            unpinned_bytes=_extrapolated(depths, short.unpinned_bytes, long.unpinned_bytes),
             saved_model_bytes=_extrapolated(depths, short.saved_model_bytes, long.saved_model_bytes),
             saved_state_bytes=_extrapolated(depths, short.saved_state_bytes, long.saved_state_bytes),
             unquantized_bytes=_extrapolated(depths, short.unquantized_bytes, long.unquantized_bytes),
