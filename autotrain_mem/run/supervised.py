@@ -123,6 +123,7 @@ class SupervisedRun:
             simulate=self.simulate,
             output_dir=str(self.folder),
             run=self._number,
+            folder=self.output.identity,
             learned=attempt.learned,
             predicted=self.plan.estimate.memory.phases,
             predicted_reserved_bytes=self.plan.estimate.reserved_bytes,

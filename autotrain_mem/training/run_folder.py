@@ -72,6 +72,11 @@ class RunFolder:
     lock: int
     """The open file that holds the lock; the training process inherits it."""
 
+    @property
+    def identity(self) -> str:
+        """Identifies the lock file, for :func:`check_in_place`."""
+        return _identity(os.fstat(self.lock))
+
     def last_run(self) -> LastRun | None:
         """Returns the last run here; None if none is recorded."""
         record = _read_record(self.lock)
@@ -195,6 +200,25 @@ def check_folder(output_dir: str, *, resuming: bool, overwrite: bool = False) ->
         _check_is_free(Path(output_dir), overwrite=overwrite)
 
 
+def check_in_place(output_dir: str, identity: str) -> None:
+    """Raises OutputFolderError if the run's folder (:attr:`RunFolder.identity`) was moved and another run has begun at
+    the same path."""
+    with contextlib.suppress(FileNotFoundError):  # moved away and not replaced: the folder is created again
+        if _identity(os.stat(Path(output_dir) / LOCK_NAME)) != identity:
+            raise OutputFolderError(
+                f"The run's output folder was moved away, and another run has begun in {output_dir}.",
+                hint="The earlier files are in the moved folder. Resume there: "
+                "--output_dir THAT_FOLDER --resume_from_checkpoint.",
+            )
+
+
+def identity_of(folder: Path) -> str:
+    """Returns the identity of a folder's lock file on this machine; empty if there is none."""
+    with contextlib.suppress(OSError):
+        return _identity(os.stat(folder / LOCK_NAME))
+    return ""
+
+
 def is_held_by(folder: Path, pid: int, host: str) -> bool:
     """Returns whether the lock file names process ``pid`` on machine ``host`` as its last holder."""
     record = _record_in(folder)
@@ -286,6 +310,10 @@ def _try_lock(folder: Path, on_event: OnEvent) -> int | None:
         raise unwritable(folder, f"{LOCK_NAME}: {error.strerror}") from error
     os.close(file)
     return None
+
+
+def _identity(status: os.stat_result) -> str:
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _digest(command: Sequence[str]) -> str:

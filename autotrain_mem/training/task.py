@@ -43,6 +43,8 @@ class Request:
     output_dir: str
     run: str = ""
     """The id of the run, which goes into its checkpoints; empty for a probe."""
+    folder: str = ""
+    """The identity of the output folder (``run_folder.check_in_place``)."""
     learned: LearnedLimits = field(default_factory=LearnedLimits)
     """The limits that the guards of earlier runs learned."""
     predicted: Mapping[Phase, int] = field(default_factory=dict)

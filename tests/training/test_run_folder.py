@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,6 +14,7 @@ import pytest
 
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.training import run_folder
+from autotrain_mem.training.process.train import save_in_place
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, check_folder, hold_folder
 from tests.support.test_processes import parent
 
@@ -117,6 +119,22 @@ def test_a_lock_of_a_folder_that_was_moved_is_not_the_new_ones(tmp_path: Path, m
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 5.0)
     with hold_folder(str(folder), resuming=False) as held:
         assert os.path.samestat(os.fstat(held.lock), os.stat(folder / LOCK_NAME))
+
+
+def test_a_run_whose_folder_was_moved_saves_into_no_other_runs(tmp_path: Path) -> None:
+    folder, saved = tmp_path / "run", []
+    trainer = SimpleNamespace(_save_checkpoint=lambda: None, save_model=saved.append)
+    with hold_folder(str(folder), resuming=False) as held:
+        save_in_place(trainer, SimpleNamespace(output_dir=str(folder), folder=held.identity))
+        trainer.save_model("in place")
+        folder.rename(tmp_path / "moved")
+        trainer.save_model("with nothing in its place")
+        with (
+            hold_folder(str(folder), resuming=False),
+            pytest.raises(OutputFolderError, match="moved away, and another run has begun"),
+        ):
+            trainer.save_model("in another's")
+    assert saved == ["in place", "with nothing in its place"]
 
 
 @pytest.mark.parametrize("name", ["model-00001-of-00005.safetensors", "model.safetensors.index.json", "a.pt"])

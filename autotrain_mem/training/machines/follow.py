@@ -26,7 +26,7 @@ from autotrain_mem.training.environment import seen_cards
 from autotrain_mem.training.launch import RUN_PROCESS, SIMULATED_PROCESS
 from autotrain_mem.training.machines.lead import Hello, capitalized, how_to_reach, join_seconds
 from autotrain_mem.training.machines.link import Link, Message, introduced, unreadable
-from autotrain_mem.training.run_folder import KEY_NAME, LOCK_NAME, is_held_by
+from autotrain_mem.training.run_folder import KEY_NAME, LOCK_NAME, identity_of, is_held_by
 from autotrain_mem.training.task import Request
 from autotrain_mem.types import Hardware
 
@@ -211,12 +211,13 @@ class _Following:
         self._link.send({"attempt": key[0], "rank": key[1], **what})
 
     def _own(self, message: Message) -> Message:
-        """Returns the request with the device as this machine sees it."""
+        """Returns the request with the device and the output folder's identity as this machine sees them."""
         request = codec.from_json(Request, message)
         uuids = self._hardware.topology.uuids
         local = request.rank % max(1, request.hardware.topology.devices)
         device = replace(request.hardware, uuid=uuids[local] if uuids else None) if self._real else request.hardware
-        return dict(codec.to_json(replace(request, hardware=device)))
+        identity = identity_of(Path(request.output_dir)) if request.folder else ""
+        return dict(codec.to_json(replace(request, hardware=device, folder=identity)))
 
     def _is_shared(self, folder: Path, holder: Sequence[Any]) -> bool:
         deadline = time.monotonic() + SHARED_SECONDS

@@ -1,5 +1,6 @@
 """Builds the trainer, guards it, trains, saves, and reports the result."""
 
+import functools
 import signal
 import time
 import traceback
@@ -30,6 +31,7 @@ from autotrain_mem.training.process.longest_batch import attach_longest_batch
 from autotrain_mem.training.process.oom_report import shortage_of
 from autotrain_mem.training.process.resharding import read_other_forms
 from autotrain_mem.training.process.world import Moves, World
+from autotrain_mem.training.run_folder import check_in_place
 from autotrain_mem.training.task import Request, SendEvent
 from autotrain_mem.training.watch.callback import MemoryWatch
 from autotrain_mem.types.report import MemoryReading, Shortage
@@ -46,6 +48,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         for callback in (progress, Moves(), ResumedRun(trainer)):
             trainer.add_callback(callback)
         follow_saving(trainer, send, request.run, world)
+        save_in_place(trainer, request)
         started = time.perf_counter()
         _run(trainer, device, request, send, world)
         device.end_faults()
@@ -129,6 +132,20 @@ class Safeguards:
             self._shortage = shortage_of(error, self._trainer, self._device)
         except Exception:  # goes to the log, while the training raises the original error
             traceback.print_exc()
+
+
+def save_in_place(trainer: Any, request: Request) -> None:
+    """Makes a trainer check before each save that its folder has not been replaced (``run_folder.check_in_place``)."""
+
+    def saves(save: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(save)
+        def checked(*args: Any, **options: Any) -> None:
+            check_in_place(request.output_dir, request.folder)
+            save(*args, **options)
+
+        return checked
+
+    trainer._save_checkpoint, trainer.save_model = saves(trainer._save_checkpoint), saves(trainer.save_model)
 
 
 def keep_order(trainer: Any) -> None:
