@@ -17,7 +17,7 @@ from autotrain_mem.cli.flags import CommandParser
 from autotrain_mem.cli.tiny_model import quiet_libraries
 from autotrain_mem.cli.trained_run import TrainedRun, find_run
 from autotrain_mem.report.terminal import Console, waiting, warn
-from autotrain_mem.support.errors import OutputFolderError, TrainingError, UsageError
+from autotrain_mem.support.errors import ModelNotFoundError, OutputFolderError, TrainingError, UsageError
 from autotrain_mem.support.versions import installed_versions
 
 _CHAT = """\
@@ -101,9 +101,7 @@ def merge(argv: Sequence[str]) -> int:
         raise OutputFolderError(
             f"There is no folder {target.absolute().parent} to write to.", hint="Create it, or give another --out."
         )
-    run = replace(
-        run, base=os.path.expanduser(options.base or run.base), revision=None if options.base else run.revision
-    )
+    run = with_base(run, options.base)
     if run.base_bits is not None:
         warn(
             f"the adapter was trained on the base quantized to {run.base_bits} bits, and is merged into unquantized "
@@ -121,6 +119,19 @@ def merged_folder(run: TrainedRun) -> Path:
     """Returns where ``autofit merge`` writes by default: beside the run, with ``-merged`` appended to its name."""
     folder = run.folder.resolve()
     return folder.with_name(f"{folder.name}-merged")
+
+
+def with_base(run: TrainedRun, base: str | None) -> TrainedRun:
+    """Returns the run with the base model that the user names; raises ModelNotFoundError if its folder is missing."""
+    place = base or run.base
+    if place.startswith((".", "/", "~")) or place.count("/") != 1:  # it looks like a folder
+        if not Path(place).expanduser().is_dir():
+            raise ModelNotFoundError(
+                f"The adapter in {run.folder} belongs to the model {place}, and there is no such folder.",
+                hint="Give --base the folder or the hub id where that model is now.",
+            )
+        place = str(Path(place).expanduser())
+    return replace(run, base=place, revision=None if base is not None else run.revision)
 
 
 _PUSH = """\

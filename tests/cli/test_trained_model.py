@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autotrain_mem.cli import main, trained_model_commands
+from autotrain_mem.cli.trained_model_commands import with_base
 from autotrain_mem.cli.trained_run import TrainedRun, find_run
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import HostMemoryError, ModelNotFoundError, OutputFolderError, UsageError
@@ -76,6 +77,9 @@ def test_what_is_no_run_that_has_ended_is_refused_with_the_way_on(make_run: Make
 def test_nothing_is_merged_over_a_folder_out_of_a_whole_model_or_without_its_base(
     make_run: MakeRun, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    on_hub = find_run(str(make_run("two", *ADAPTER, model="Qwen/Qwen2.5-0.5B")))
+    assert with_base(on_hub, None).base == "Qwen/Qwen2.5-0.5B"
+    assert with_base(on_hub, "ORG/NAME").base == "ORG/NAME"
     whole, run = str(make_run("whole", "model.safetensors")), str(make_run("run", *ADAPTER, load_in_4bit=True))
     assert find_run(run).base_bits == 4
     (tmp_path / "run-merged").mkdir()
@@ -84,7 +88,7 @@ def test_nothing_is_merged_over_a_folder_out_of_a_whole_model_or_without_its_bas
         ([run], "run-merged exists"),
         ([run, "--out", whole], "exists already"),
         ([run, "--out", str(tmp_path / "no" / "such")], "There is no folder"),
-        ([run, "--out", str(tmp_path / "new")], "which cannot be loaded: "),
+        ([run, "--out", str(tmp_path / "new")], "there is no such folder. Give --base"),
     ]:
         assert main.run(["merge", *words]) != 0
         assert message in " ".join(capsys.readouterr().err.split())
