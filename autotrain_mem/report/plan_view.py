@@ -22,6 +22,7 @@ from autotrain_mem.types import Candidate, Estimate, Harm, Lever, Plan
 from autotrain_mem.types.data import PERCENTILES
 from autotrain_mem.types.estimate import STEPS
 from autotrain_mem.types.gpu_comparison import LargestValue
+from autotrain_mem.types.hardware import SECONDS_PER_HOUR
 from autotrain_mem.types.methods_table import METHODS
 
 
@@ -35,16 +36,12 @@ def plan_verdict(plan: Plan) -> Text:
     return verdict(plan.estimate, f" with {counted(len(plan.levers), 'change')}" if plan.levers else " as asked for")
 
 
-DAY_SECONDS = 86_400
-"""A training that takes longer is said first."""
-
-
 def decision(plan: Plan) -> list[Text]:
-    """Returns the verdict, a training of more than a day, the warnings about changes to what is trained, and the
-    questions to the user."""
+    """Returns the verdict, the time of a training of more than a day, the warnings about changes to what is trained,
+    and the questions to the user."""
     long = []
-    if plan.run_seconds is not None and plan.run_seconds > DAY_SECONDS:
-        faster = "".join(f"; {each.flags} takes less" for each in plan.proposals)
+    if plan.run_seconds is not None and plan.run_seconds > 24 * SECONDS_PER_HOUR:
+        faster = "".join(f"; {each.flags} takes less time" for each in plan.proposals)
         sentence = f"the training takes {formatting.run_time(plan)}: --gpu all names faster cards{faster}"
         long = [Text(sentence, style=LOUD)]
     sentences = [Text(sentence, style=LOUD) for sentence in filter(None, map(loud, plan.levers))]

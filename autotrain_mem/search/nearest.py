@@ -82,9 +82,8 @@ def nearest(space: Space, memo: Memo) -> Estimate | None:
     for name in FREE:
         steps.append(_without(steps[-1], name, LEVERS[name].knobs))
     for level in levels(steps[-1]):
-        if memo.predictor.exceeds(level.least) or memo.weights_exceed(level.least):
-            continue
-        if not (memo(level.least).fits or fits_at_once(level, memo)):
+        is_too_large = memo.predictor.exceeds(level.least) or memo.weights_exceed(level.least)
+        if is_too_large or not (memo(level.least).fits or fits_at_once(level, memo)):
             continue
         if level.lengths:
             return longest_rows(level, memo, turns=LENGTH_TURNS)
