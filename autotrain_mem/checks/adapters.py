@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import replace
+from typing import Any
 
 from autotrain_mem.checks.model_files import model_without_weights
 from autotrain_mem.checks.preflight_checks import Setup
@@ -63,6 +64,12 @@ CHUNKED = "chunked_nll"
 """TRL's name for its default loss, which processes the tokens in chunks."""
 
 
+def fused_experts(model: Any) -> tuple[str, ...]:
+    """Returns the names of fused experts that repeat in every layer: experts.down_proj, experts.gate_up_proj."""
+    fused = (name for name, weight in model.named_parameters() if weight.dim() == 3)
+    return tuple(sorted({".".join(name.split(".")[-2:]) for name in fused}))
+
+
 def adapted_experts(setup: Setup) -> Problems:
     """Yields an error if PEFT refuses to adapt the experts as asked, and a warning if an adapter leaves them unchanged.
 
@@ -95,8 +102,7 @@ def adapted_experts(setup: Setup) -> Problems:
         yield f"PEFT refuses --lora_target_modules: {error}", "Name gate_proj, up_proj and down_proj together."
         return
     names = [name for name, _ in model.named_parameters()]
-    # The names that repeat in every layer, such as experts.down_proj experts.gate_up_proj.
-    experts_flag = " ".join(sorted({".".join(name.split(".")[-2:]) for name in fused}))
+    experts_flag = " ".join(fused_experts(model))
     asked = sorted(converted.target_parameters or ())
     missing = [name for name in lora.target_parameters or () if not _matched(names, [name])]
     if missing:

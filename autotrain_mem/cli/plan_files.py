@@ -152,7 +152,7 @@ def write_export(rehearsals: api.Rehearsals, chosen: Plan, request: api.RunReque
     Console(stderr=True).print(first_screen(chosen))
     job = rehearsals.job
     defaults: dict[str, Any] = {"output_dir": api.output_dir(job)}
-    if chosen.knobs.use_peft and not job.arguments.get("lora_target_parameters"):
+    if chosen.knobs.use_peft and not chosen.knobs.lora_target_parameters:
         targets = rehearsals.describe().lora_targets
         if targets is None or isinstance(targets, str):
             defaults["lora_target_modules"] = [targets or "all-linear"]

@@ -68,6 +68,7 @@ def estimate_screen(estimate: Estimate) -> RenderableType:
         [
             Fact("", verdict(estimate), 90),
             *([Fact("", Text(reason), 80)] if reason else []),
+            *([Fact("  base", Text(estimate.unquantized), 60)] if estimate.unquantized else []),
             Fact("  settings", Text(formatting.settings(estimate.knobs)), 50),
             Fact("  trains", Text(formatting.trains(estimate.knobs, estimate.memory.trained)), 40),
             Fact("  speed", Text(formatting.speed(estimate.time)), 30),

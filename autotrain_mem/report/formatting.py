@@ -143,9 +143,8 @@ def settings(knobs: Knobs, names: Sequence[str] | None = None) -> str:
     return ", ".join(text for name, text in parts.items() if text and (names is None or name in names))
 
 
-def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | None = None) -> str:
-    """Returns ``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``.
-    ``parameters``: those of ``--lora_target_parameters``, which LoRA adapts besides or instead of layers."""
+def trains(knobs: Knobs, trained: Trained | None) -> str:
+    """Returns ``LoRA of rank 16, alpha 32, on all linear layers: 8.80 M of 503 M parameters (1.7 %), in float32``."""
     name = name_of(knobs.peft_config)
     if not knobs.use_peft:
         what = "the whole model"
@@ -154,7 +153,7 @@ def trains(knobs: Knobs, trained: Trained | None, parameters: Sequence[str] | No
     else:
         targets = knobs.lora_target_modules
         named = () if targets is None else ("all linear layers" if targets == ("all-linear",) else value(targets),)
-        where = " ".join((*named, *(parameters or ()))) or "PEFT's default layers"
+        where = " ".join((*named, *(knobs.lora_target_parameters or ()))) or "PEFT's default layers"
         what = f"{name} of rank {knobs.lora_r}, alpha {knobs.lora_alpha}, on {where}"
     if trained is None:
         return what

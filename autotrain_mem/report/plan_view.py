@@ -78,8 +78,7 @@ def facts(plan: Plan) -> Iterator[Fact]:
     yield Fact("level", Text(f"{plan.level}: {formatting.LEVELS.get(plan.level, 'unknown here')}"), 50)
     if plan.most is not None:
         yield Fact("most", Text(most_sentence(plan.most, estimate.budget_bytes, plan.level)), 70)
-    parameters = plan.job.arguments.get("lora_target_parameters")
-    yield Fact("trains", Text(formatting.trains(knobs, estimate.memory.trained, parameters)), 60)
+    yield Fact("trains", Text(formatting.trains(knobs, estimate.memory.trained)), 60)
     if estimate.routed:
         yield Fact("experts", Text(estimate.routed), 50)
     rows, steps = facts.rows(knobs.effective_batch_size), plan.optimizer_steps

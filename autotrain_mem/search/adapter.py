@@ -8,10 +8,11 @@ alpha / rank, with which the best learning rate is nearly the same at every rank
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotrain_mem.methods.interface import method_of, steps_of
+from autotrain_mem.settings.knobs import DROPOUT, EXPERTS
 from autotrain_mem.types import DataProfile, Job, Knobs
 from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.model import ModelFacts
@@ -58,15 +59,28 @@ class Adapter:
     lora_r: int
     lora_target_modules: tuple[str, ...] | None
     learning_rate: float | None
+    lora_target_parameters: tuple[str, ...] | None = None
+    lora_dropout: float | None = None
+    layers_rank: int = RANKS[0]
+    """The rank of an adapter on layers alone, which is used if adapted experts do not fit."""
     why: Mapping[str, str] = field(hash=False)
 
     def settings(self, pinned: Collection[str]) -> dict[str, Any]:
         """Returns the knobs to set, without those that the user gave."""
-        names = ("lora_r", "lora_target_modules", "learning_rate")
+        names = ("lora_r", "lora_target_modules", *EXPERTS, "learning_rate")
         return {name: getattr(self, name) for name in names if name not in pinned and getattr(self, name) is not None}
 
+    def on_layers(self, knobs: Knobs) -> Knobs | None:
+        """Returns a point whose adapter leaves experts as they are; None if this adapter has none."""
+        if not self.lora_target_parameters or not knobs.lora_target_parameters:
+            return None
+        return replace(knobs, lora_r=self.layers_rank, lora_target_parameters=None, lora_dropout=DROPOUT)
 
-ADAPTED = ("lora_r", "lora_alpha", "lora_target_modules", "learning_rate")
+
+ONLY_ATTENTION = ": the experts are not adapted, and an adapter on attention alone learns less (LoRA Without Regret)"
+ADAPTED = ("lora_r", "lora_alpha", "lora_target_modules", *EXPERTS, "learning_rate")
+PINNING = ("lora_r", "lora_target_modules", "lora_dropout", "use_dora", "lora_target_parameters", "peft_config")
+"""Arguments of users who choose themselves what is adapted, so that a plan adapts no experts by itself."""
 
 
 def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile | None) -> Adapter:
@@ -77,14 +91,34 @@ def adapter_for(base: Knobs, job: Job, facts: ModelFacts, profile: DataProfile |
     """
     rank, why_rank = _rank(job, facts, profile)
     rate, why_rate = adapter_learning_rate(base, job, facts, profile)
-    why_targets = "all attention layers: PEFT cannot adapt fused experts as layers"
-    if facts.adapted == "all-linear":
-        why_targets = "an adapter on attention alone learns less at any rank (LoRA Without Regret)"
+    layers_rank = base.lora_r if "lora_r" in job.arguments else rank
+    why_targets = "an adapter on attention alone learns less at any rank (LoRA Without Regret)"
+    experts = facts.experts if job.arguments.keys().isdisjoint(PINNING) else ()
+    if facts.adapted != "all-linear":
+        why_targets = f"all attention layers{', beside the experts' if experts else ONLY_ATTENTION}"
+    why_layers = why_rank
+    if experts:
+        rank = max(SMALLEST_RANK, layers_rank // facts.active_experts)
+        why_rank = (
+            f"{layers_rank} divided by the {facts.active_experts} experts of a token (LoRA Without Regret), but at "
+            f"least {SMALLEST_RANK}, since TRL has one rank for all: {why_rank}"
+        )
     return Adapter(
-        lora_r=base.lora_r if "lora_r" in job.arguments else rank,
+        lora_r=rank if experts else layers_rank,
+        layers_rank=layers_rank,
+        lora_target_parameters=experts or None,
+        lora_dropout=0.0 if experts else None,
         lora_target_modules=None if facts.adapted is None else (facts.adapted,),
         learning_rate=rate if base.is_adam else None,
-        why={"lora_r": why_rank, "lora_target_modules": why_targets, "learning_rate": why_rate},
+        why={
+            "lora_r": why_rank,
+            "layers_rank": why_layers,
+            "lora_target_modules": why_targets,
+            "lora_target_parameters": "most weights are experts, and an adapter on attention alone learns less at any "
+            "rank (LoRA Without Regret)",
+            "lora_dropout": "PEFT adapts parameters without dropout (peft/tuners/lora/layer.py: ParamWrapper)",
+            "learning_rate": why_rate,
+        },
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotrain_mem.search.adapter import ADAPTED
+from autotrain_mem.search.adapter import ADAPTED, ONLY_ATTENTION
 from autotrain_mem.search.explore import TIE
 from autotrain_mem.search.guess import static_bytes
 from autotrain_mem.search.levels import harm_of, levels, lever_name
@@ -53,11 +53,17 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
         levers.append(Lever(name=lever_name(row), before=before, after=after, harm=harm, why=why))
     of_adapter = []
     if adapter is not None and knobs.use_peft:
-        why_adapter = dict(adapter.why)
-        if knobs.lora_r < adapter.lora_r:
-            larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == adapter.lora_r]
+        why_adapter, rank = dict(adapter.why), adapter.lora_r
+        if knobs.lora_target_parameters != adapter.lora_target_parameters:
+            rank, larger = adapter.layers_rank, [each for each in memo.estimates if each.knobs.lora_target_parameters]
+            alike = [each for each in larger if not each.fits and each.knobs.base_bits == knobs.base_bits]
+            needed = f"with adapted experts it needs at least {_least(alike, knobs)}; " if alike else ""
+            why_adapter["lora_r"] = adapter.why["layers_rank"]
+            why_adapter["lora_target_modules"] = f"{needed}all attention layers{ONLY_ATTENTION}"
+        if knobs.lora_r < rank:
+            larger = [each for each in memo.estimates if not each.fits and each.knobs.lora_r == rank]
             alike = [each for each in larger if each.knobs.training == knobs.training]
-            needed = f"rank {adapter.lora_r} needs at least {_least(alike, knobs)}: " if alike else ""
+            needed = f"rank {rank} needs at least {_least(alike, knobs)}: " if alike else ""
             why_adapter["lora_r"] = f"{needed}the data need a larger rank, but it does not fit"
         moved = [(name, getattr(base, name), getattr(knobs, name)) for name in ADAPTED]
         of_adapter = [

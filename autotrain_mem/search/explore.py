@@ -38,7 +38,8 @@ def best_of(
     """Returns the plan of one level, or None if nothing on it fits.
 
     If a rehearsal of the whole model, or a run with rows of mixed lengths, rules the choice out, the next one is tried.
-    If an adapter that the level turns on is too large, the largest rank that should fit is taken. ``confirmed``:
+    If an adapter that the level turns on is too large, the largest rank that should fit is taken, and if that of
+    experts is too large at any rank, an adapter on layers alone. ``confirmed``:
     whether to rehearse the choice on the whole model, with those neighbours that nearly fit. ``meanwhile``: called with
     the choice before it is confirmed, to rehearse the points that it is compared with."""
     found = _best(level, memo, confirmed=confirmed)
@@ -61,9 +62,9 @@ def best_of(
     held = 0 if trained is None else 2 * trained.bytes + state
     adapter = held * kept.peak_reserved_bytes / max(1, kept.peak_allocated_bytes)
     saves = (rank for rank in level.ranks if adapter * (1 - rank / floor.knobs.lora_r) >= excess)
-    if (rank := next(saves, None)) is None:
-        return None
-    return best_of(level.of_rank(rank), memo, confirmed=confirmed, meanwhile=meanwhile)
+    rank = next(saves, None)
+    smaller = level.on_layers() if rank is None else level.of_rank(rank)
+    return None if smaller is None else best_of(smaller, memo, confirmed=confirmed, meanwhile=meanwhile)
 
 
 def _nearly_fits(estimate: Estimate) -> bool:

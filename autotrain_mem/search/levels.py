@@ -189,6 +189,13 @@ class Level:
         settings = tuple(replace(setting, lora_r=rank) for setting in self.settings)
         return replace(self, settings=settings, ranks=tuple(each for each in self.ranks if each < rank))
 
+    def on_layers(self) -> Level | None:
+        """Returns the level with an adapter on layers alone; None if it adapts no experts."""
+        adapter = self.space.adapter
+        moved = [] if adapter is None else [adapter.on_layers(setting) for setting in self.settings]
+        settings = tuple(setting for setting in moved if setting is not None)
+        return replace(self, settings=settings, ranks=_ranks(self.space, settings[0])) if settings else None
+
     @property
     def lines(self) -> tuple[Line, ...]:
         """Returns every line, those with the fewest levers that cost time first."""
@@ -310,6 +317,7 @@ def _least(space: Space) -> Knobs:
         if shared(space, setting) and least_shared(space, setting).sharding == least_shared(space, space.base).sharding:
             moving.append(name)
     least = pull_all(space, moving)
+    least = (space.adapter and space.adapter.on_layers(least)) or least
     return replace(least, lora_r=min(_ranks(space, least), default=least.lora_r))
 
 

@@ -17,6 +17,12 @@ ZEROS: tuple[Sharding, ...] = ("zero1", "zero2", "zero3")
 """DeepSpeed's shardings, by ZeRO stage. A single process can use them too, to offload."""
 
 
+DROPOUT = 0.05
+"""TRL's dropout before an adapter (``trl/trainer/model_config.py: lora_dropout``)."""
+EXPERTS = ("lora_target_parameters", "lora_dropout")
+"""Knobs that adapt fused experts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerKnobs:
     """Holds the settings that a plan decides, under TRL's names, and the number of processes.
@@ -52,11 +58,15 @@ class TrainerKnobs:
     activation_offloading: bool = False
     """Whether activations for the backward pass are offloaded to the host."""
     lora_r: int = 16
-    """The rank of the adapter's matrices. The three ``lora_`` knobs have no effect without ``use_peft``."""
+    """The rank of the adapter's matrices. The ``lora_`` knobs have no effect without ``use_peft``."""
     lora_alpha: int = 32
     """The adapter's output is multiplied by ``lora_alpha / lora_r``."""
     lora_target_modules: tuple[str, ...] | None = None
     """Layers to adapt, by the ends of their names; None for PEFT's default for the architecture."""
+    lora_target_parameters: tuple[str, ...] | None = None
+    """Parameters to adapt beside layers, by the ends of their names, such as fused experts."""
+    lora_dropout: float = DROPOUT
+    """The dropout before the adapter. Adapted parameters cannot have one."""
     learning_rate: float | None = None
     """The schedule's peak; None before TRL's parser has set it."""
     max_completion_length: int | None = None
@@ -102,7 +112,7 @@ class Knobs(OwnSettings, TrainerKnobs):
         optional=[
             each.name
             for each in (*fields(TrainerKnobs), *fields(OwnSettings))
-            if each.default is None and each.name != MAX_LENGTH
+            if each.default in (None, DROPOUT) and each.name != MAX_LENGTH
         ]
     )
     """The JSON also overrides TRL's arguments, so it leaves out knobs that do not apply; TRL's values then stay."""
@@ -255,6 +265,7 @@ def knob_names(of_method: Sequence[str], knobs: Knobs) -> tuple[str, ...]:
     evaluated = () if knobs.per_device_eval_batch_size is None else ("per_device_eval_batch_size",)
     is_lora = knobs.use_peft and kind_of(knobs.peft_config) in ("", LORA)
     adapter = ("lora_r", "lora_alpha", "lora_target_modules") if is_lora else ()
+    adapter = (*adapter, *EXPERTS) if knobs.lora_target_parameters else adapter
     adapter = (*adapter, PEFT_CONFIG) if knobs.peft_config else adapter
     rate = () if knobs.learning_rate is None else (NOT_REHEARSED,)
     told = (*_EVERY, *adapter, *rate, *of_method, *evaluated)

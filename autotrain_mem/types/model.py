@@ -112,6 +112,10 @@ class ModelFacts:
     """The modules that LoRA adapts by default; None if unknown."""
     adapted: str | None = None
     """The modules that a plan adapts when it turns LoRA on, as ``lora_target_modules`` takes them; None if unknown."""
+    experts: tuple[str, ...] = ()
+    """The parameters of fused experts, by the ends of their names; empty if a plan's LoRA cannot adapt them."""
+    active_experts: int = 1
+    """The number of experts that process each token."""
     adapter_width: int | None = None
     """The approximate parameters of a LoRA adapter of rank 1 on ``adapted``; None if the config does not fix them."""
     parameters: int | None = None

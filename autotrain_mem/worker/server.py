@@ -44,10 +44,11 @@ def flags() -> dict[str, TrlFlags]:
 def describe(job: Job, compute_capability: Capability) -> ModelFacts:
     """Reads the model's config, and refuses settings that do not work with it."""
     from autotrain_mem.checks import table
+    from autotrain_mem.checks.adapters import fused_experts
     from autotrain_mem.checks.compatibility import flash_attention, takes_liger
-    from autotrain_mem.checks.model_files import ModelOnCard, config_digest, read_config
+    from autotrain_mem.checks.model_files import ModelOnCard, config_digest, model_without_weights, read_config
     from autotrain_mem.checks.sharding import other_layers
-    from autotrain_mem.methods.configs import default_targets, planned_targets
+    from autotrain_mem.methods.configs import default_targets, has_experts, planned_targets
     from autotrain_mem.methods.parameter_count import adapter_width, checkpoint_dtype, kv_cache, parameters
     from autotrain_mem.rehearsal.truncated_depth import pattern_of
     from autotrain_mem.trainers.model_support import checkpoint_quantization
@@ -70,6 +71,8 @@ def describe(job: Job, compute_capability: Capability) -> ModelFacts:
         hidden_size=getattr(config.get_text_config(), "hidden_size", None),
         lora_targets=targets if isinstance(targets, str) else tuple(targets),
         adapted=planned_targets(config),
+        experts=fused_experts(model_without_weights(job)) if has_experts(config) and job.python_call is None else (),
+        active_experts=getattr(config.get_text_config(), "num_experts_per_tok", None) or 1,
         adapter_width=adapter_width(config),
         parameters=parameters(config.to_dict()),
         checkpoint_dtype=checkpoint_dtype(config),

@@ -186,6 +186,12 @@ def test_an_optimizer_that_holds_other_parameters_is_no_prediction(model_folder:
         rehearsed(one)
 
 
+def test_adapters_of_experts_alone_are_trained_although_their_layers_do_not_run(model_folder: Folder) -> None:
+    experts = {"lora_target_parameters": ["experts.gate_up_proj", "experts.down_proj"], "lora_dropout": 0.0}
+    one = case("sft", model_folder("qwen3_moe"), experts, processes=2, sharding="ddp", use_peft=True)
+    assert rehearsed(one).trained is not None
+
+
 RATE, BETAS, EPS, DECAY = 1e-2, (0.9, 0.98), 1e-6, 0.1
 
 

@@ -12,6 +12,7 @@ from autotrain_mem.search.levels import levels
 from autotrain_mem.search.memo import Memo, OnAttempt
 from autotrain_mem.search.search import Limits, SearchResult, find, no_plan
 from autotrain_mem.search.space import Space, make_space, micro_batches
+from autotrain_mem.settings.knobs import EXPERTS
 from autotrain_mem.settings.levers import EXPANDABLE, SLOWING
 from autotrain_mem.settings.own import OF_DEEPSPEED
 from autotrain_mem.support.units import GIB, MIB
@@ -228,9 +229,9 @@ class LinearMemory:
         )
 
     def _stray(self, knobs: Knobs) -> float:
-        """The same for both kinds of segments, and for DeepSpeed's knobs, which no search moves; in whatever order."""
+        """The same for both kinds of segments, and for knobs that no search of a dense model moves; in any order."""
         knobs = replace(knobs, expandable_segments=False)
-        names = sorted(each.name for each in fields(knobs) if each.name not in OF_DEEPSPEED)
+        names = sorted(each.name for each in fields(knobs) if each.name not in (*OF_DEEPSPEED, *EXPERTS))
         return zlib.crc32(", ".join(f"{name}={getattr(knobs, name)!r}" for name in names).encode()) / 2**32
 
 

@@ -340,6 +340,33 @@ def test_a_rank_that_the_card_has_no_memory_for_makes_way_for_the_largest_that_f
     assert search(adapted_space(10**9, lora_r=256), model).level != "LoRA"  # one that the user gave is kept
 
 
+FUSED = ("experts.down_proj", "experts.gate_up_proj")
+OF_MIXTURE = replace(FACTS, adapted=".*attn.*", experts=FUSED, active_experts=8)
+
+
+class Mixture(Ranked):
+    """Adapted experts are twenty times as many parameters as attention."""
+
+    def owners(self, knobs: Knobs) -> dict[Owner, int]:
+        return super().owners(replace(knobs, lora_r=knobs.lora_r * (20 if knobs.lora_target_parameters else 1)))
+
+
+def test_experts_are_adapted_where_they_fit_and_attention_alone_where_they_do_not() -> None:
+    space = replace(make_space(TRL, job_of(), OF_MIXTURE, longest=1024), fit="all")
+    for budget_bytes, adapted, why in (
+        (4 * GIB, (FUSED, 0.0, 8), "16 divided by the 8 experts of a token"),
+        (int(3.0 * GIB), (None, 0.05, 16), r"with adapted experts it needs at least \S+ GiB.*all attention layers"),
+    ):
+        found = search(space, Mixture(budget_bytes=budget_bytes))
+        knobs, whys = found.estimate.knobs, " ".join(lever.why for lever in found.levers)
+        assert found.level == "LoRA"
+        assert (knobs.lora_target_parameters, knobs.lora_dropout, knobs.lora_r) == adapted
+        assert re.search(why, whys)
+    for words in ({"lora_dropout": 0.1}, {"lora_target_modules": ["q_proj", "v_proj"]}, {"use_peft": True}):
+        own = make_space(TRL, job_of(**words), OF_MIXTURE, longest=1024)
+        assert own.adapter is None or own.adapter.lora_target_parameters is None, words
+
+
 def test_half_precision_of_frozen_weights_that_are_saved_so_is_no_harm() -> None:
     found = search(replace(adapted_space(use_peft=True), fit="lossless"), LinearMemory(budget_bytes=4 * GIB))
     assert found.level == "lossless"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 from torch.nn.modules import module as hooks
 
 from autotrain_mem.rehearsal.ranks.recording import local
@@ -34,6 +35,9 @@ def trained_in_full(trainer: Any) -> Iterator[None]:
             raise _without_gradient("some parameters") from error
         raise
     model = trainer.accelerator.unwrap_model(trainer.model)
+    for module in model.modules():
+        if isinstance(module, ParamWrapper) and id(module) in ran:  # it reads the weights of layers that do not run
+            ran |= {id(layer) for layers in (module.lora_A, module.lora_B) for layer in layers.values()}
     used = {
         name: parameter
         for prefix, module in model.named_modules()
