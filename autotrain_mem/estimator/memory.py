@@ -46,7 +46,6 @@ def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
         rehearsal_seconds=round(trace.seconds, 3),
         pinned_host_bytes=trace.pinned_bytes,
         unpinned_host_bytes=trace.unpinned_bytes,
-        nvme_bytes=trace.nvme_bytes,
         saved_model_bytes=trace.saved_model_bytes,
         saved_state_bytes=trace.saved_state_bytes,
         unquantized_bytes=trace.unquantized_bytes,

@@ -22,7 +22,6 @@ def machine_words(draft: Draft) -> list[str]:
     job, knobs = draft.job, draft.knobs
     launch = {name: getattr(knobs, name) for name in LAUNCHED if name not in ("processes", "dp_replicate_size")}
     single = {name: Knobs.__dataclass_fields__[name].default for name in launch}
-    single |= {name: "nvme" for name, value in launch.items() if value == "nvme"}  # only --deepspeed can set NVMe
     ours = {
         "model": job.model,
         "dataset": job.dataset,

@@ -1,7 +1,6 @@
 """Checks host memory for loading and offloading, and disk space for saving, once a plan is made."""
 
 import math
-import os
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ MASTER_BYTES = 4
 """Bytes per trained parameter under FSDP with mixed precision: accelerate converts it to float32
 (``accelerate/utils/fsdp_utils.py: fsdp2_prepare_model``)."""
 OF_DEEPSPEED = ("offload_optimizer_device", "offload_param_device")
-"""DeepSpeed's settings that keep tensors on the host, or on NVMe through buffers on the host."""
+"""DeepSpeed's settings that keep tensors on the host."""
 SAVE_STEPS = 500
 """transformers' default of ``save_steps`` (``training_args.py: TrainingArguments``)."""
 
@@ -75,11 +74,6 @@ class Load:
         return tuple(name for name in OF_DEEPSPEED if self.job.arguments.get(name))
 
     @property
-    def on_nvme(self) -> tuple[str, ...]:
-        """Returns the settings that offload to NVMe."""
-        return tuple(name for name in self.by_deepspeed if self.job.arguments.get(name) == "nvme")
-
-    @property
     def offloaded_bytes(self) -> int:
         """Returns the bytes that this machine's processes keep on the host during training, without FSDP's shards."""
         return (self.memory.pinned_host_bytes + self.memory.unpinned_host_bytes) * self.processes
@@ -93,7 +87,7 @@ def room_findings(
         free_disk_bytes = shutil.disk_usage(existing(load.output_dir)).free
     available_bytes = (memory or host_memory()).available_bytes
     on_host = (_on_cpu if load.on_cpu else beside_the_card)(load, available_bytes)
-    return (*on_host, *_disk(load, free_disk_bytes), *_download(load), *_nvme(load))
+    return (*on_host, *_disk(load, free_disk_bytes), *_download(load))
 
 
 def _refusal(error: type[AutofitError], message: str, cure: str) -> Finding:
@@ -144,8 +138,6 @@ def beside_the_card(load: Load, available_bytes: int) -> Iterator[Finding]:
     offloads = [name for name in OFFLOADING if given.get(name)]
     if load.by_deepspeed:
         cure = "Train an adapter (--use_peft), remove a flag, or give more --nodes: each then offloads less."
-        if load.on_nvme:
-            cure += " A smaller zero_optimization.sub_group_size makes smaller buffers."
         kept.append(([f"--{name} {given[name]}" for name in load.by_deepspeed], load.offloaded_bytes, cure))
     elif offloads and not kept:
         cure = (
@@ -217,24 +209,4 @@ def _download(load: Load) -> Iterator[Finding]:
             f"The weights of {load.job.model} do not fit into {load.download.folder}: {what} "
             f"{format_bytes(needed_bytes)}, and its disk has {format_bytes(free_bytes)} free.",
             "Free some space, or set the variable HF_HOME to a folder on another disk.",
-        )
-
-
-def _nvme(load: Load) -> Iterator[Finding]:
-    """Checks the folders that DeepSpeed creates for offloading to NVMe."""
-    zero = (load.job.arguments.get("deepspeed") or {}).get("zero_optimization") or {}
-    paths = {str(zero[name.removesuffix("_device")]["nvme_path"]) for name in load.on_nvme}
-    needed_bytes = load.memory.nvme_bytes * load.processes
-    for path in sorted(paths):
-        folder = existing(pathlib.Path(path))
-        free_bytes = shutil.disk_usage(folder).free
-        why = f"{folder} is not writable"
-        if os.access(folder, os.W_OK):
-            why = f"its disk has {format_bytes(free_bytes)} free"
-            if needed_bytes <= free_bytes:
-                continue
-        yield _refusal(
-            OutputFolderError,
-            f"DeepSpeed cannot offload {format_bytes(needed_bytes)} to {path} (nvme_path): {why}.",
-            "Change nvme_path in the file that --deepspeed names.",
         )

@@ -205,8 +205,7 @@ def _zero(config: Mapping[str, Any]) -> Iterator[Problem]:
     for part in ("optimizer", "param"):
         device = str(given.get(f"offload_{part}_device") or "none")
         if device not in ("none", "cpu"):
-            cure = f"offload_{part}_device: cpu; for NVMe, use DeepSpeed's own JSON: --deepspeed FILE."
-            yield f"offload_{part}_device {device} is not supported in this file", cure
+            yield f"offload_{part}_device {device} is not supported", f"offload_{part}_device: cpu"
     if given.get("deepspeed_moe_layer_cls_names"):
         yield "deepspeed_moe_layer_cls_names is not rehearsed", "Remove it."
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -157,12 +157,6 @@ def rehearsal_arguments(job: Job, knobs: Knobs, output_dir: str) -> dict[str, An
     evaluates, the rehearsal evaluates once, after the last step, when the optimizer's state exists."""
     left_out = only_for_real(job.method) | (frozenset() if job.python_call is None else _BY_SCRIPT)
     asked = {name: value for name, value in job.arguments.items() if name not in left_out}
-    if isinstance(config := asked.get("deepspeed"), Mapping):
-        # The scratch folder replaces the NVMe folders: DeepSpeed creates and clears them when its engine is built.
-        zero = dict(config["zero_optimization"])
-        parts = [name for name in ("offload_optimizer", "offload_param") if (zero.get(name) or {}).get("nvme_path")]
-        zero |= {name: {**zero[name], "nvme_path": output_dir} for name in parts}
-        asked["deepspeed"] = {**config, "zero_optimization": zero}
     ours = {} if job.python_call is not None else sharding_arguments(knobs)
     return {
         **on_cpu({**ours, **asked, **codec.to_json(knobs)}),
@@ -215,8 +209,6 @@ def not_counted(job: Job, knobs: Knobs) -> tuple[str, ...]:
         "the shard of one weight at a time, which is copied from host memory when weights are sent to vLLM": (
             given.get("use_vllm") and knobs.fsdp_offload_params
         ),
-        "the time to read and write NVMe in each step: it depends on the disk, so the speed shown does not include "
-        "it": "nvme" in (knobs.offload_optimizer_device, knobs.offload_param_device),
         "what evaluation's shorter batches leave cached: only its longest are rehearsed": job.evaluated_length,
         "the fp16 gradient scaler: a few scalars": knobs.fp16,
         "cuSOLVER's workspace while the adapter is initialized from one weight after another, before training: "

@@ -298,7 +298,7 @@ def flags(plan: Plan) -> list[RenderableType]:
         own.append(f"--sharding {knobs.sharding}")
         own += [f"--{name} {size}" for name in SHARE_TOKENS if (size := getattr(knobs, name)) > 1]
         own += ["--fsdp_offload_params"] if knobs.fsdp_offload_params else []
-        own += [f"--{name} cpu" for name in OF_DEEPSPEED if getattr(knobs, name) == "cpu"]  # NVMe has no flag
+        own += [f"--{name} cpu" for name in OF_DEEPSPEED if getattr(knobs, name)]
     more = [Text(f"autofit's own flags: {' '.join(own)}")] if own else []
     lines = map(Text, formatting.flag_lines(plan.method, knobs))
     return section(f"the same settings as flags of {command} {plan.method}", *lines, *more)

@@ -221,12 +221,12 @@ def up_to(most: int, noun: str) -> Check:
     return check
 
 
-def one_of(known: tuple[str, ...], told: tuple[str, ...] | None = None, prefix: str = "--") -> Check:
-    """Makes the check that a value is in ``known``. ``told``: the values that the cure lists; None for all."""
+def one_of(known: tuple[str, ...], prefix: str = "--") -> Check:
+    """Makes the check that a value is in ``known``."""
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         if value not in known:
-            yield f"{prefix}{name} does not take {value!r}", f"{prefix}{name} takes {', '.join(told or known)}."
+            yield f"{prefix}{name} does not take {value!r}", f"{prefix}{name} takes {', '.join(known)}."
 
     return check
 

@@ -31,8 +31,8 @@ Sharding = Literal["ddp", "fsdp2-no-reshard", "fsdp2", "hsdp", "zero1", "zero2",
 in each of several groups of processes. DeepSpeed's stages divide the optimizer's state (``zero1``), also gradients
 (``zero2``), and also weights (``zero3``)."""
 
-OffloadDevice = Literal["cpu", "nvme"]
-"""DeepSpeed's name of the device to which it offloads."""
+OffloadDevice = Literal["cpu"]
+"""DeepSpeed's name of the device to which it offloads; NVMe is not supported."""
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 UNSHARDED = (None, "ddp")
@@ -163,9 +163,9 @@ class OwnSettings:
         takes="'cpu'",
         where=TakenBy.LAUNCH,
         of_deepspeed=True,
-        choices=("cpu",),
-        help="keep the optimizer's state and step in host memory (ZeRO); NVMe: --deepspeed FILE",
-        check=one_of(get_args(OffloadDevice), told=("cpu",)),
+        choices=get_args(OffloadDevice),
+        help="keep the optimizer's state and step in host memory (ZeRO)",
+        check=one_of(get_args(OffloadDevice)),
     )
     """``cpu``: the optimizer's state and step are on the host (ZeRO); None: on the GPU."""
     offload_param_device: OffloadDevice | None = setting(
@@ -174,9 +174,9 @@ class OwnSettings:
         takes="'cpu'",
         where=TakenBy.LAUNCH,
         of_deepspeed=True,
-        choices=("cpu",),
-        help="keep shards of weights in host memory (ZeRO-3); NVMe: --deepspeed FILE",
-        check=one_of(get_args(OffloadDevice), told=("cpu",)),
+        choices=get_args(OffloadDevice),
+        help="keep shards of weights in host memory (ZeRO-3)",
+        check=one_of(get_args(OffloadDevice)),
     )
     """``cpu``: shards of weights are offloaded to the host (ZeRO-3); None: on the GPU."""
     peft_config: str | Path | Mapping[str, Any] | None = setting(

@@ -133,8 +133,6 @@ class MemoryEstimate:
     """The bytes of pinned host memory per process, for offloaded activations, optimizer state and shards."""
     unpinned_host_bytes: int = 0
     """The peak bytes of other host memory per process, that an optimizer on the host needs, with its state."""
-    nvme_bytes: int = 0
-    """The bytes of each process's files on NVMe if DeepSpeed offloads to it."""
     saved_model_bytes: int = 0
     """The bytes on disk of the saved model: all weights, or those of the adapter."""
     saved_state_bytes: int = 0

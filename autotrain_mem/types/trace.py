@@ -164,8 +164,6 @@ class Trace:
     """The bytes of pinned host memory for offloaded activations and optimizer state."""
     unpinned_bytes: int = 0
     """The peak bytes of other host memory that DeepSpeed's offload took."""
-    nvme_bytes: int = 0
-    """The bytes of the files of DeepSpeed's NVMe offload, which stay until training ends."""
     saved_model_bytes: int = 0
     """The bytes on disk of the trained weights: all weights, or those of the adapter."""
     saved_state_bytes: int = 0

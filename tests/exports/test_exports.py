@@ -440,15 +440,10 @@ def test_the_command_says_the_plans_settings_in_flags_that_autofit_takes(knobs: 
     assert ("--machine_rank" in text) is (nodes > 1)
 
 
-def test_deepspeeds_offload_is_said_of_one_gpu_too_and_nvme_by_its_config_alone() -> None:
+def test_deepspeeds_offload_is_said_of_one_gpu_too() -> None:
     zero = replace(FULL, sharding="zero3", offload_optimizer_device="cpu", offload_param_device="cpu")
     said = "--sharding zero3 --offload_optimizer_device cpu --offload_param_device cpu"
     assert said in written("commands", job(), zero)
-    nvme = replace(zero, offload_optimizer_device="nvme")
-    config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/disk"}}}
-    text = written("commands", job(arguments={"deepspeed": config}), nvme)
-    assert "--offload_optimizer_device" not in text
-    assert f"--deepspeed '{json.dumps(config)}'" in text
 
 
 @pytest.mark.parametrize(

@@ -109,22 +109,6 @@ def test_offloaded_tensors_of_all_processes_must_fit() -> None:
     assert "--use_peft" in finding.cure
 
 
-def test_offloads_to_nvme_must_fit_there_and_on_hosts(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=32 * GIB))
-    config = {"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "swap")}}}
-    words = {**FULL, "sharding": "zero3", "offload_optimizer_device": "nvme", "deepspeed": config}
-    fits = load(**words, memory=rehearsed(unpinned_host_bytes=5 * GIB, nvme_bytes=16 * GIB), processes=2)
-    finding = only_below(fits, 10 * GIB)
-    assert "--offload_optimizer_device nvme: 10.0 GiB are needed" in finding.message
-    assert "sub_group_size" in finding.cure
-    (finding,) = looked_at(load(**words, memory=rehearsed(nvme_bytes=16 * GIB + 1), processes=2))
-    assert (finding.error, "nvme_path" in finding.cure) == ("OutputFolderError", True)
-    assert f"offload 32.0 GiB to {tmp_path}/swap (nvme_path): its disk has 32.0 GiB free" in finding.message
-    monkeypatch.setattr("os.access", lambda folder, mode: False)
-    (finding,) = looked_at(fits)
-    assert f"{tmp_path} is not writable" in finding.message
-
-
 def test_a_download_must_fit_into_the_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=20 * GIB))
     at_hand = Download(size_bytes=20 * GIB, folder=str(tmp_path / "not" / "made"))

@@ -160,12 +160,11 @@ def of_stage(stage: int = 2, **more: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage, **more}}
 
 
-NVME = {"device": "nvme", "nvme_path": "/disk"}
-
-
 def test_a_stage_and_its_offload_are_read() -> None:
-    found = read_deepspeed(of_stage(3, offload_optimizer=NVME, offload_param={"device": "none"}), "ds.json")
-    assert (found.sharding, found.offload_optimizer_device, found.offload_param_device) == ("zero3", "nvme", None)
+    found = read_deepspeed(
+        of_stage(3, offload_optimizer={"device": "cpu"}, offload_param={"device": "none"}), "ds.json"
+    )
+    assert (found.sharding, found.offload_optimizer_device, found.offload_param_device) == ("zero3", "cpu", None)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +173,7 @@ def test_a_stage_and_its_offload_are_read() -> None:
         (of_stage(0), "stage is not 1, 2 or 3"),
         (of_stage() | {"optimizer": {"type": "AdamW"}}, "--optim makes the optimizer"),
         (of_stage(3, zero_quantized_weights=True), "ZeRO"),
-        (of_stage(2, offload_optimizer=NVME), "offload_optimizer to NVMe needs stage 3"),
-        (of_stage(3, offload_param={"device": "nvme"}), "offload_param has no nvme_path"),
-        (of_stage(3, offload_optimizer=NVME | {"buffer_count": 3}), "buffer_count 3 is too few"),
-        (of_stage(3, offload_optimizer=NVME) | {"aio": {"use_gds": True}}, "GPUDirect Storage"),
+        (of_stage(3, offload_param={"device": "nvme"}), "offload_param.device nvme is not supported"),
         (of_stage() | {"fp16": {"enabled": True}}, "fp16"),
         (of_stage() | {"tensor_parallel": {"autotp_size": 2}}, "tensor parallelism"),
     ],

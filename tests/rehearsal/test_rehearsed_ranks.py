@@ -14,7 +14,6 @@ import pytest
 import real_run
 import torch
 from accelerate import Accelerator, accelerator
-from deepspeed.runtime.swap_tensor import optimizer_utils, utils
 from real_run import Case, Folder, case, moves_in_order, peak, peaks, rehearsed, trained_by_ranks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
@@ -36,6 +35,13 @@ SMALL = 512
 """Bytes up to which blocks are told apart: scalars of metrics, which c10d boxes anew as it likes."""
 
 OF_4_BITS: dict[str, object] = {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16"}
+ON_HOST: dict[str, object] = {"offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
+CONFIG = {
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    **dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
+    "bf16": {"enabled": "auto"},
+    "gradient_clipping": "auto",
+}
 RANKS: list[tuple[str, dict[str, object]]] = [
     ("sft", {"sharding": "ddp", "use_peft": True}),
     ("sft", {**OF_4_BITS, "sharding": "fsdp2"}),
@@ -43,11 +49,13 @@ RANKS: list[tuple[str, dict[str, object]]] = [
     ("sft", {"sharding": "fsdp2", "cp_size": 2, "fsdp_offload_params": True}),
     ("sft", {"sharding": "zero2", "offload_optimizer_device": "cpu"}),
     ("sft", {"sharding": "zero3", "sp_size": 2, "use_peft": True}),
+    ("sft", {"sharding": "zero3", "processes": 1, **ON_HOST, "deepspeed": CONFIG}),
 ]
 
 
 def ranked(method: str, folder: Path, **knobs: object) -> Case:
-    return case(method, folder, **{"processes": 2, **knobs})
+    given = {name: knobs.pop(name) for name in ("deepspeed",) if name in knobs}
+    return case(method, folder, given, **{"processes": 2, **knobs})
 
 
 @pytest.mark.parametrize(("method", "knobs"), RANKS)
@@ -57,6 +65,7 @@ def test_a_rehearsed_rank_is_real(method: str, knobs: dict[str, object], model_f
     fake = rehearsed(one)
     real_run.assert_births_in_order(fake, real, SMALL)
     assert (fake.unpinned_bytes, fake.pinned_bytes) == (real.unpinned_bytes, real.pinned_bytes)
+    assert (Kind.COLLECTIVE in {work.kind for work in fake.work.work}) is (one.knobs.processes > 1)
     # Now and then gloo's own threads let go of what was gathered a little later.
     assert max(peaks(fake).values()) == pytest.approx(max(peaks(real).values()), rel=0.005)
 
@@ -68,39 +77,6 @@ def test_only_the_trained_model_waits_on_the_host_for_its_shards() -> None:
             recorder.shards = True
             recorder.adopt_model(torch.nn.Linear(10, 30, bias=False), role)
             assert peak(recorder.trace(), Owner.WEIGHTS) == size_bytes
-
-
-AUTO = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto") | {
-    "bf16": {"enabled": "auto"},
-    "gradient_clipping": "auto",
-}
-
-
-def test_what_zero_offloads_to_nvme_is_in_files_and_the_host_has_their_buffers(
-    tmp_path: Path, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (optimizer_utils, utils):
-        monkeypatch.setattr(module, "MIN_AIO_BYTES", 2**16)  # below which nothing is written, 1 MiB
-    disk = tmp_path / "disk"
-    offload = {"offload_optimizer": {"device": "nvme", "nvme_path": str(disk)}, "offload_param": {"device": "cpu"}}
-    config = {"zero_optimization": {"stage": 3, **offload}, "aio": {"block_size": 2**16}}
-    knobs = {"processes": 1, "sharding": "zero3"}
-    knobs |= {"offload_optimizer_device": "nvme", "offload_param_device": "cpu"}
-    one = case("sft", model_folder("qwen2"), {"deepspeed": {**AUTO, **config}}, **knobs)
-    (real,) = trained_by_ranks(one, tmp_path / "real")
-    fake = rehearsed(one)
-    real_run.assert_births_in_order(fake, real, SMALL)
-    # On a busy machine gloo's thread still holds the counter of tokens that was gathered last, one int64, when the
-    # backward pass begins (``ProcessGroupGloo.cpp: runLoop`` drops it after the work is done).
-    assert max(peaks(real).values()) - max(peaks(fake).values()) in (0, 8)
-    assert Kind.COLLECTIVE not in {work.kind for work in fake.work.work}, "nobody is there to talk to"
-    assert fake.trained is not None
-    assert fake.nvme_bytes == real.nvme_bytes
-    assert 3 * 4 < fake.nvme_bytes / fake.trained.parameters < 4 * 4.1, "a copy, two moments, and larger gradients"
-    assert (fake.unpinned_bytes, fake.pinned_bytes) == (real.unpinned_bytes, real.pinned_bytes)
-    assert not disk.exists(), "a rehearsal makes and clears nothing there"
-    written = sum(file.stat().st_size for file in (tmp_path / "real").rglob("*.swp"))
-    assert written == real.nvme_bytes
 
 
 def test_a_shard_is_its_part_of_weights_and_state(model_folder: Folder) -> None:

@@ -65,17 +65,13 @@ def _check_flat(optimizer: Any, model: torch.nn.Module, engine: Any) -> None:
     inner = optimizer.optimizer
     flat = [parameter for group in inner.param_groups for parameter in group["params"]]
     held = getattr(optimizer, "fp32_partitioned_groups_flat", None) or flat
-    # Parameters on NVMe are empty; their sizes are in runtime/swap_tensor/optimizer_utils.py: OptimizerStateSwapInfo.
-    swapped = getattr(getattr(optimizer, "optimizer_swapper", None), "swap_params_info", {})
-    parts, ranks = [swapped.get(getattr(each, "ds_id", None), each) for each in held], engine.seq_dp_world_size
-    count = sum(part.numel() for part in parts) * ranks
+    ranks = engine.seq_dp_world_size
+    count = sum(part.numel() for part in held) * ranks
     if not elements * (1 - LARGEST_PADDING) <= count <= elements * (1 + LARGEST_PADDING) + ranks * 1024:
         raise _broken(f"the optimizer holds {count} of {elements} parameters")
     if engine.skipped_steps or not engine.global_steps:
         raise _broken(f"{engine.skipped_steps} steps were skipped, and {engine.global_steps} made")
-    if not all(inner.state.get(parameter) for parameter in flat) or not all(
-        info.has_state_tensors for info in swapped.values()
-    ):
+    if not all(inner.state.get(parameter) for parameter in flat):
         raise _broken("the optimizer did not update some of its parameters")
 
 

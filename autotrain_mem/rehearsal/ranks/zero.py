@@ -35,7 +35,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from autotrain_mem.rehearsal.cuda.host_offload import Streams
 from autotrain_mem.rehearsal.ranks.recording import RankRecorder, run_unseen, wrapped
-from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_nvme, zero_offload
+from autotrain_mem.rehearsal.ranks.zero_offload import DeviceName, HostTensors, zero_offload
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.settings.own import OF_DEEPSPEED
@@ -107,8 +107,6 @@ def zero_rules(recorder: RankRecorder, knobs: Knobs, *, is_fake: bool) -> Iterat
     with ExitStack() as stack:
         offloads = any(getattr(knobs, name) for name in OF_DEEPSPEED)
         host = stack.enter_context(zero_offload(recorder)) if offloads else None
-        if host is not None and any(getattr(knobs, name) == "nvme" for name in OF_DEEPSPEED):
-            stack.enter_context(zero_nvme(recorder, host))
         accelerator = _Accelerator(recorder, host)
         stack.enter_context(patch.object(real_accelerator, "ds_accelerator", accelerator))
         on_host = knobs.offload_optimizer_device is not None

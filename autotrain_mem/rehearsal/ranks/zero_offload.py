@@ -4,7 +4,6 @@ Copies between device and host convert dtypes on the host (``aten/src/ATen/nativ
 only their result takes device memory.
 """
 
-import pathlib
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,11 +13,6 @@ from unittest.mock import patch
 
 import torch
 from deepspeed.ops.adam import cpu_adam
-from deepspeed.runtime.swap_tensor import (
-    partitioned_optimizer_swapper,
-    partitioned_param_swapper,
-    pipelined_optimizer_swapper,
-)
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -57,8 +51,6 @@ class HostTensors:
             weakref.WeakKeyDictionary()
         )
         """Maps each host storage to a function that removes it from the unpinned bytes."""
-        self.locked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        """Pinned storages, which a device can copy directly."""
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage() in self._storages
@@ -108,7 +100,6 @@ class HostTensors:
         self._recorder.disown(tensor)  # it was made without a device argument, and so recorded
         self.add(tensor)
         self._storages[tensor.untyped_storage()]()
-        self.locked.add(tensor.untyped_storage())
         return tensor
 
 
@@ -177,73 +168,8 @@ class HostAdam:
         if isinstance(tensors[0], FakeTensor):
             return 0
         settings = {"lr": rate, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
-        with _real():
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             lists = ([each] for each in tensors)  # parameter, gradient, and averages of the gradient and its square
             steps = [torch.tensor(float(step))]
             torch._fused_adamw_(*lists, [], steps, **settings, amsgrad=False, maximize=False)
         return 0
-
-
-_SWAPPERS = (partitioned_optimizer_swapper, partitioned_param_swapper, pipelined_optimizer_swapper)
-
-
-class _Handle:
-    """Replaces ``csrc/aio/py_lib/deepspeed_py_aio_handle.cpp``, which needs libaio, by synchronous reads and writes."""
-
-    def __init__(self, recorder: RankRecorder, host: HostTensors, sizes: dict[str, int]) -> None:
-        self._recorder, self._host, self._sizes = recorder, host, sizes
-        self._asked = 0
-
-    def new_cpu_locked_tensor(self, elements: int, like: torch.Tensor) -> torch.Tensor:
-        """Makes a buffer of exactly this size: ``csrc/pin_memory`` does not round up to a power of two."""
-        with self._recorder.unseen():
-            buffer: torch.Tensor = self._host.add(torch.zeros(int(elements), dtype=like.dtype))
-        self._host.locked.add(buffer.untyped_storage())
-        return buffer
-
-    def free_cpu_locked_tensor(self, buffer: torch.Tensor) -> bool:
-        return True
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage() in self._host.locked
-
-    def async_pwrite(self, tensor: torch.Tensor, path: str, offset: int) -> int:
-        self._sizes[path] = max(self._sizes.get(path, 0), int(tensor.nbytes))
-        self._asked += 1
-        if not isinstance(tensor, FakeTensor):
-            with _real():
-                pathlib.Path(path).write_bytes(tensor.detach().view(torch.uint8).numpy().tobytes())
-        return 0
-
-    def async_pread(self, tensor: torch.Tensor, path: str, offset: int) -> int:
-        self._asked += 1
-        if not isinstance(tensor, FakeTensor):
-            with _real():
-                read = torch.frombuffer(bytearray(pathlib.Path(path).read_bytes()), dtype=torch.uint8)
-                tensor.detach().view(torch.uint8).copy_(read)
-        return 0
-
-    def wait(self) -> int:
-        """Returns the number of reads and writes since the last call."""
-        done, self._asked = self._asked, 0
-        return done
-
-
-@contextmanager
-def _real() -> Iterator[None]:
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
-        yield
-
-
-@contextmanager
-def zero_nvme(recorder: RankRecorder, host: HostTensors) -> Iterator[None]:
-    """Within the block, DeepSpeed's swappers use files without libaio; a rehearsal writes no files."""
-
-    def aio_handle(**_: Any) -> _Handle:
-        return _Handle(recorder, host, recorder.files)
-
-    builder = SimpleNamespace(load=lambda verbose=False: SimpleNamespace(aio_handle=aio_handle))
-    with ExitStack() as stack:
-        for module in _SWAPPERS:
-            stack.enter_context(patch.object(module, "AsyncIOBuilder", lambda: builder))
-        yield

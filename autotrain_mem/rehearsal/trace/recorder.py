@@ -68,8 +68,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         self.ledger, self.work = Ledger(device), WorkCounter()
         self.pinned, self.unpinned = PinnedMemory(), UnpinnedMemory()
         """Pinned and unpinned host memory that offloading uses."""
-        self.files: dict[str, int] = {}
-        """Bytes of files on a disk during training, by path."""
         self.saved_model_bytes = self.saved_state_bytes = self.unquantized_bytes = 0
         self._execute = execute or (lambda operator, args, kwargs: operator(*args, **kwargs))
         self._workspace = workspace
@@ -326,7 +324,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self.ledger.trace(not_counted, self.work.workload()),
             pinned_bytes=self.pinned.peak_bytes,
             unpinned_bytes=self.unpinned.peak_bytes,
-            nvme_bytes=sum(self.files.values()),
             saved_model_bytes=self.saved_model_bytes,
             saved_state_bytes=self.saved_state_bytes,
             unquantized_bytes=self.unquantized_bytes,
