@@ -193,23 +193,10 @@ ROUND_LARGE_BYTES = 2 << 20
 
 
 def round_size(requested_bytes: int) -> int:
-    """Returns the size of the block for a request, with default settings: ``round_size(513) == 1024``."""
+    """Returns the size of the block for a request: ``round_size(513) == 1024``."""
     if requested_bytes < MIN_BLOCK_BYTES:
         return MIN_BLOCK_BYTES
     return -(-requested_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
-
-
-def round_size_by(settings: AllocatorSettings, requested_bytes: int) -> int:
-    """Returns the size of the block for a request, with ``roundup_power2_divisions`` if set (``round_size``).
-
-    Follows ``roundup_power2_next_division``: 1200 with 4 divisions gives 1280.
-    """
-    divisions = settings.divisions_for(requested_bytes)
-    if divisions <= 1 or requested_bytes <= MIN_BLOCK_BYTES * divisions:
-        return round_size(requested_bytes)
-    floor = 1 << (requested_bytes.bit_length() - 1)
-    step = floor >> (divisions.bit_length() - 1)
-    return -(-requested_bytes // step) * step
 
 
 def segment_size(settings: AllocatorSettings, block_bytes: int) -> int:

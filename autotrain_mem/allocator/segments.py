@@ -81,7 +81,6 @@ class AllocatorState:
         self.allowed_bytes: int | None = None
         if self.settings.per_process_memory_fraction < 1.0:
             self.set_memory_fraction(self.settings.per_process_memory_fraction)
-        self._rounds_to_blocks = not any(self.settings.roundup_power2_divisions)
         self._allocated: dict[int, DeviceBlock] = {}
         self._pending: dict[int, deque[tuple[int, DeviceBlock]]] = {}
         self._events = self._completed_events = 0

@@ -15,8 +15,6 @@ from autotrain_mem.support.units import MIB
 
 LARGE_SEGMENT_BYTES = 20 * MIB
 """``c10/core/AllocatorConfig.h: large_segment_size_``."""
-ROUNDUP_INTERVALS = 16
-"""``AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals``: number of powers of two, from 1 MiB on."""
 _SMALLEST_SEGMENT_MIB = 11
 """A segment must be larger than the largest request that may share it, which is below 10 MiB."""
 
@@ -45,17 +43,10 @@ class AllocatorSettings:
     """Unsplittable blocks serve requests at most this many bytes below their size (``max_non_split_rounding_mb``)."""
     large_segment_bytes: int = LARGE_SEGMENT_BYTES
     """Size of the segment that requests from 1 to 10 MiB share (``large_segment_size_mb``)."""
-    roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDUP_INTERVALS
-    """Number of steps within each power of two from 1 MiB on; requests are rounded up to the next step. 0: none."""
     garbage_collection_threshold: float = 0.0
     """Share of the allowed memory above which old cached blocks are released; 0 for never."""
     per_process_memory_fraction: float = 1.0
     """Share of the device's memory that the process may reserve; 1 is no limit."""
-
-    def divisions_for(self, size_bytes: int) -> int:
-        """Returns the number of steps within the power of two below ``size_bytes``."""
-        interval = size_bytes.bit_length() - MIB.bit_length()
-        return self.roundup_power2_divisions[min(max(interval, 0), ROUNDUP_INTERVALS - 1)]
 
 
 def variable_that_counts(environment: Mapping[str, str]) -> str:
@@ -65,7 +56,7 @@ def variable_that_counts(environment: Mapping[str, str]) -> str:
 
 def parse_settings(text: str) -> AllocatorSettings:
     """Parses ``"expandable_segments:True,max_split_size_mb:64"``; an option's last value counts. Raises ValueError
-    for an unknown option, or a value that torch refuses."""
+    for an option that is unknown or not simulated, or a value that torch refuses."""
     settings = AllocatorSettings()
     packed = re.sub(r"\s", "", text)
     for option in filter(None, re.split(r",(?![^\[]*\])", packed)):  # commas in brackets do not count
@@ -77,6 +68,8 @@ def parse_settings(text: str) -> AllocatorSettings:
             settings = replace(settings, **{field: read(name, value)})
         elif name == "backend" and value != "native":
             raise ValueError(f"backend:{value} is another allocator; only backend:native is simulated")
+        elif name == "roundup_power2_divisions":
+            raise ValueError(f"{name} is not supported; remove it")
         elif name not in (*_PLACES_NOTHING, "backend"):
             raise ValueError(f"{name} is not an option of the allocator")
     smallest = settings.large_segment_bytes  # parseMaxSplitSize, parseMaxNonSplitRoundingSize
@@ -95,17 +88,12 @@ def _switch(name: str, value: str) -> bool:
     return value == "True"
 
 
-def _number(name: str, value: str) -> int:
+def _mib(name: str, value: str, smallest: int = 0) -> int:
     if not re.fullmatch(r"\d+", value):
         raise ValueError(f"{name} takes a whole number, not {value}")
-    return int(value)
-
-
-def _mib(name: str, value: str, smallest: int = 0) -> int:
-    number = _number(name, value)
-    if number < smallest:
+    if int(value) < smallest:
         raise ValueError(f"{name} must be {smallest} or more, not {value}")
-    return number * MIB
+    return int(value) * MIB
 
 
 def _fraction(name: str, value: str, *, whole: bool) -> float:
@@ -118,39 +106,11 @@ def _fraction(name: str, value: str, *, whole: bool) -> float:
     return number
 
 
-def _divisions(name: str, value: str) -> tuple[int, ...]:
-    """Parses ``8`` for all sizes, or ``[256:1,512:2,1024:4,>:8]``: sizes in MiB, each with its number of steps. The
-    first number of steps also applies to all smaller sizes (``AllocatorConfig.cpp: parseRoundUpPower2Divisions``)."""
-    if not value.startswith("["):
-        return (_power_of_two(name, value),) * ROUNDUP_INTERVALS
-    divisions, last, first = [0] * ROUNDUP_INTERVALS, 0, True
-    for pair in value.strip("[]").split(","):
-        start, _, parts = pair.partition(":")
-        count = 0 if parts == "0" else _power_of_two(name, parts)
-        if start == ">":
-            divisions[last + 1 :] = [count] * (ROUNDUP_INTERVALS - last - 1)
-            continue
-        last = min(_power_of_two(name, start).bit_length() - 1, ROUNDUP_INTERVALS - 1)
-        if first:
-            divisions[:last] = [count] * last
-            first = False
-        divisions[last] = count
-    return tuple(divisions)
-
-
-def _power_of_two(name: str, text: str) -> int:
-    number = _number(name, text)
-    if number.bit_count() != 1:
-        raise ValueError(f"{name} takes powers of two, not {text}")
-    return number
-
-
 _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "expandable_segments": ("grows", _switch),
     "max_split_size_mb": ("max_split_bytes", _mib),
     "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _mib),
     "large_segment_size_mb": ("large_segment_bytes", partial(_mib, smallest=_SMALLEST_SEGMENT_MIB)),
-    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
     "garbage_collection_threshold": ("garbage_collection_threshold", partial(_fraction, whole=False)),
     "per_process_memory_fraction": ("per_process_memory_fraction", partial(_fraction, whole=True)),
 }

@@ -15,7 +15,6 @@ from autotrain_mem.allocator.blocks import (
     Pool,
     merge,
     round_size,
-    round_size_by,
     segment_size,
     shown_segments,
 )
@@ -41,7 +40,7 @@ class CachingAllocator(AllocatorState):
             return 0
         if self._pending:
             self._finish_events(self._completed_events)
-        size = round_size(requested_bytes) if self._rounds_to_blocks else round_size_by(self.settings, requested_bytes)
+        size = round_size(requested_bytes)
         pool = self.small if size <= SMALL_BYTES else self.large
         block = free_block_for(self, pool, size, stream)
         if block is None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from autotrain_mem.allocator.settings import ROUNDUP_INTERVALS
 from autotrain_mem.estimator.replay import DeviceCapacity, Replay
 from autotrain_mem.types import Owner, Phase, Trace
 
@@ -52,7 +51,7 @@ def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: s
     return {
         "device_traces": [[*history.entries, end]],
         "segments": segments,
-        "allocator_settings": {  # torch's defaults for pinned memory, locks and graphs
+        "allocator_settings": {  # torch's defaults for pinned memory, locks, graphs and rounding
             "PYTORCH_CUDA_ALLOC_CONF": setting,
             "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
             "garbage_collection_threshold": settings.garbage_collection_threshold,
@@ -63,9 +62,8 @@ def make_snapshot(trace: Trace, room: DeviceCapacity, *, grows: bool, setting: s
             "graph_capture_record_stream_reuse": False,
             "max_round_threshold": -1,
             "max_cached_size": -1,
-            "roundup_power2_divisions": {
-                str(1 << interval): settings.roundup_power2_divisions[interval] for interval in range(ROUNDUP_INTERVALS)
-            },
+            # AllocatorConfig.cpp: kRoundUpPowerOfTwoIntervals
+            "roundup_power2_divisions": {str(1 << interval): 0 for interval in range(16)},
         },
         "external_annotations": [],
     }

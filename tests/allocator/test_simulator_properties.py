@@ -7,8 +7,8 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, DeviceBlock, Pool, round_size_by
-from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, ROUNDUP_INTERVALS, AllocatorSettings
+from autotrain_mem.allocator.blocks import MIN_BLOCK_BYTES, SMALL_BYTES, DeviceBlock, Pool, round_size
+from autotrain_mem.allocator.settings import LARGE_SEGMENT_BYTES, AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
 from autotrain_mem.support.units import KIB, MIB
 
@@ -21,18 +21,12 @@ SIZES = st.one_of(
 )
 
 
-def divided() -> st.SearchStrategy[tuple[int, ...]]:
-    parts = st.sampled_from((0, 1, 2, 4, 8))
-    return parts.map(lambda each: (each,) * ROUNDUP_INTERVALS) | st.tuples(*[parts] * ROUNDUP_INTERVALS)
-
-
 ALLOCATOR_SETTINGS = st.builds(
     AllocatorSettings,
     grows=st.booleans(),
     max_split_bytes=st.sampled_from((None, None, 20 * MIB, 33 * MIB)),
     max_non_split_rounding_bytes=st.sampled_from((LARGE_SEGMENT_BYTES, 32 * MIB)),
     large_segment_bytes=st.sampled_from((LARGE_SEGMENT_BYTES, LARGE_SEGMENT_BYTES, 34 * MIB)),
-    roundup_power2_divisions=st.just((0,) * ROUNDUP_INTERVALS) | divided(),
     garbage_collection_threshold=st.sampled_from((0.0, 0.0, 0.3, 0.8)),
     per_process_memory_fraction=st.sampled_from((1.0, 1.0, 0.5, 0.9)),
 )
@@ -100,7 +94,7 @@ class AnyProgram(RuleBasedStateMachine):
             assert self.allocator.num_alloc_retries == retries + bool(requested)
             return
         block = next(each for each in self.allocator.active_blocks() if each.address == address)
-        asked = round_size_by(self.allocator.settings, requested)
+        asked = round_size(requested)
         assert block.size >= asked >= requested
         assert (block.stream, block.requested, block.pool.is_small) == (stream, requested, asked <= SMALL_BYTES)
         self.held[address] = block.size, stream

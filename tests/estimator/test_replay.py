@@ -39,7 +39,7 @@ def room(capacity_mib: int | None = None, settings: str = "", total_mib: int | N
 native = partial(reserve, grows=False)
 
 
-@given(LARGE_RUNS, st.booleans(), st.sampled_from(("", "max_split_size_mb:20", "roundup_power2_divisions:4")))
+@given(LARGE_RUNS, st.booleans(), st.sampled_from(("", "max_split_size_mb:20")))
 def test_a_replay_is_what_the_allocator_does_with_the_same_calls(run: Trace, grows: bool, text: str) -> None:
     allocator = CachingAllocator(None, replace(parse_settings(text), grows=grows))
     addresses: dict[int, int] = {}
