@@ -5,7 +5,6 @@ Processes that a script starts are forked off one that has imported everything (
 
 import csv
 import json
-import math
 import os
 import pathlib
 import re
@@ -318,15 +317,6 @@ def test_speed(script: Load, models: pathlib.Path, forge: Forge) -> None:
     with forge.commands(speed.names):
         ran = speed.run("--runs", 1, "--models", models)
     ran.assert_says(estimate.what, "  the same plan again", " rehearsals", "an unknown card", code=1)
-
-
-@pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="Chromium is not here")
-def test_page_speed(script: Load) -> None:
-    page_speed = script("page_speed", BAR_PAINT_MS=math.inf, BAR_FRAME_MS=math.inf, BAR_BYTES=1)
-    ran = page_speed.run("--events", 300, "--seconds", 0.3, "--runs", 1)
-    assert ran.code == 1
-    above = [line.split()[0] for line in ran.out.splitlines() if "ABOVE ITS LIMIT" in line]
-    assert above == ["file"], ran.out
 
 
 def test_ddp_speed(script: Load) -> None:
