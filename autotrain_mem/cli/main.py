@@ -152,7 +152,7 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
         return functools.partial(getattr(module, name), rest)
     if name in METHODS or name in ("plan", "estimate"):
         if name not in METHODS and rest and rest[0] in ("--help", "-h"):
-            return lambda: _say(_help_of(name))
+            return lambda: _say(HELP)
         from autotrain_mem.cli import method_command
 
         if name in METHODS:
@@ -165,19 +165,6 @@ def _command(argv: Sequence[str]) -> Callable[[], int]:
         return functools.partial(method_command.run, name, rest[0], rest[1:])
     meant = _meant("autofit", name, (*METHODS, "plan", "estimate", *WITHOUT_METHOD))
     raise UsageError(f"Unknown command {name!r}.", hint=f"{meant}See autofit --help.")
-
-
-def _help_of(command: str) -> str:
-    """Returns the lines of the help about one command, below their headings, and how to see its flags."""
-    lines: list[str] = []
-    heading = ""
-    for line in HELP.splitlines():
-        if line and not line.startswith((" ", "usage")):
-            heading = line
-        elif f"autofit {command} METHOD" in line or line.startswith(f"    autofit {command} "):
-            lines += [*([] if heading in lines else ["", heading]), line]
-    flags = f"{_METHOD_IS}\n\n  autofit {command} METHOD --help      all flags"
-    return "\n".join([f"usage: autofit {command} METHOD [FLAGS]", *lines, "", flags, ""])
 
 
 def _meant(before: str, name: str, known: Iterable[str]) -> str:
