@@ -440,10 +440,13 @@ def test_the_command_says_the_plans_settings_in_flags_that_autofit_takes(knobs: 
     assert ("--machine_rank" in text) is (nodes > 1)
 
 
-def test_deepspeeds_offload_is_said_of_one_gpu_too() -> None:
+def test_deepspeeds_offload_is_said_of_one_gpu_too_and_beside_a_users_config() -> None:
     zero = replace(FULL, sharding="zero3", offload_optimizer_device="cpu", offload_param_device="cpu")
     said = "--sharding zero3 --offload_optimizer_device cpu --offload_param_device cpu"
+    config = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+    text = written("commands", job(arguments={"deepspeed": config}), zero)
     assert said in written("commands", job(), zero)
+    assert f"--deepspeed '{json.dumps(config)}'" in text
 
 
 @pytest.mark.parametrize(
