@@ -18,7 +18,7 @@ from autotrain_mem.settings.knobs import APPLIED, NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import WARNINGS
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS, flag_words
 from autotrain_mem.support.units import amount, counted, duration, format_bytes, money, percent
-from autotrain_mem.types import Candidate, Estimate, Harm, Lever, Plan
+from autotrain_mem.types import Candidate, Estimate, Harm, Plan
 from autotrain_mem.types.data import PERCENTILES
 from autotrain_mem.types.estimate import STEPS
 from autotrain_mem.types.gpu_comparison import LargestValue
@@ -39,22 +39,15 @@ def plan_verdict(plan: Plan) -> Text:
 def decision(plan: Plan) -> list[Text]:
     """Returns the verdict, the time of a training of more than a day, the warnings about changes to what is trained,
     and the questions to the user."""
-    long = []
+    told = []
     if plan.run_seconds is not None and plan.run_seconds > 24 * SECONDS_PER_HOUR:
         faster = "".join(f"; {each.flags} takes less time" for each in plan.proposals)
-        sentence = f"the training takes {formatting.run_time(plan)}: --gpu all names faster cards{faster}"
-        long = [Text(sentence, style=LOUD)]
-    sentences = [Text(sentence, style=LOUD) for sentence in filter(None, map(loud, plan.levers))]
+        told.append(f"the training takes {formatting.run_time(plan)}: --gpu all names faster cards{faster}")
+    told += [WARNINGS[each.name] for each in plan.levers if each.name in WARNINGS]
     if loses_updates(plan.knobs):  # as the user asked: no plan chooses this
-        lost = "loses most updates, which are smaller than bfloat16 can add to a weight: see the advice"
-        sentences.append(Text(lost, style=LOUD))
-    asked = [Text(f"a question: {each.why}; {each.flags} selects it", style=LOUD) for each in plan.questions]
-    return [plan_verdict(plan), *long, *sentences, *asked]
-
-
-def loud(lever: Lever) -> str:
-    """Returns the warning of a pulled lever that changes what is trained; empty if it has none."""
-    return WARNINGS.get(lever.name, "") if lever.harm is Harm.WHAT_IS_TRAINED else ""
+        told.append("loses most updates, which are smaller than bfloat16 can add to a weight: see the advice")
+    told += [f"a question: {each.why}; {each.flags} selects it" for each in plan.questions]
+    return [plan_verdict(plan), *(Text(sentence, style=LOUD) for sentence in told)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +197,7 @@ def changes(plan: Plan) -> list[RenderableType]:
         moved = f"{lever.name}  {formatting.value(lever.before)} -> {formatting.value(lever.after)}"
         style = LOUD if lever.harm >= Harm.WHAT_IS_TRAINED else QUIET
         lines.append(Text.assemble((moved, "bold"), "  ", (formatting.HARMS[lever.harm], style)))
-        if sentence := loud(lever):
+        if sentence := WARNINGS.get(lever.name):
             lines.append(Indented(Text(sentence, style=style), 2))
         lines.append(Indented(Text(lever.why), 2))
     return section("changed, least harm first", *lines) if lines else []

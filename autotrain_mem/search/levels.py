@@ -256,15 +256,10 @@ def levels(space: Space) -> tuple[Level, ...]:
         seen.update(settings)
         if settings:
             harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
-            level = Level(
-                name=step.name,
-                space=space,
-                harm=harm,
-                settings=settings,
-                offloads=bool(step.offloads),
-                ranks=_ranks(space, settings[0]),
+            ranks, offloads = _ranks(space, settings[0]), bool(step.offloads)
+            climbed.append(
+                Level(name=step.name, space=space, harm=harm, settings=settings, offloads=offloads, ranks=ranks)
             )
-            climbed.append(level)
     may_cut = allowed(LEVERS[MAX_LENGTH], space)
     if may_cut and (lengths := lengths_below(space.row_tokens(space.base), space.least_length)):
         least = (_least(space),)
@@ -293,7 +288,7 @@ def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
         replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
         setting = pull_all(space, (*kernels, *chosen, *offloaded))
         is_allowed = setting == space.base or can_scale(setting)
-        is_allowed &= not loses_updates(setting) or loses_updates(space.base)
+        is_allowed &= loses_updates(setting) <= loses_updates(space.base)
         # A frozen base has no updates, and those of an adapter in float32 lose nothing.
         is_allowed &= not (setting.use_peft and setting.sums_up_rounding) or space.base.sums_up_rounding
         if replaced.isdisjoint(chosen) and is_allowed and shared(space, setting):
@@ -308,13 +303,14 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 def _least(space: Space) -> Knobs:
     """Returns the settings that need the least memory, over all levels."""
     trained = [name for name in TRAINED if moves(name, space)][-1:]
-    most = (*trained, *OFFLOADING_ADAPTERS) if trained else (PRECOMPUTING, *ROUNDING, *OFFLOADING)
+    most = (*trained, *OFFLOADING_ADAPTERS) if trained else (PRECOMPUTING, *OFFLOADING, *ROUNDING)
     names = [name for name in (LIGER, *most) if moves(name, space)]
     replaced = {other for each in names for other in LEVERS[each].instead_of}
     moving: list[str] = []
     for name in (each for each in names if each not in replaced):
         setting = pull_all(space, (*moving, name))
-        if shared(space, setting) and least_shared(space, setting).sharding == least_shared(space, space.base).sharding:
+        is_kept = shared(space, setting) and loses_updates(setting) <= loses_updates(space.base)
+        if is_kept and least_shared(space, setting).sharding == least_shared(space, space.base).sharding:
             moving.append(name)
     least = pull_all(space, moving)
     least = (space.adapter and space.adapter.on_layers(least)) or least

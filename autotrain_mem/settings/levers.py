@@ -26,7 +26,6 @@ HALF_WEIGHTS = "bf16_weights"
 """The lever of 16-bit weights: float16 if the card has no bfloat16 (``search.space.half_of``)."""
 
 EIGHT_BIT = "8bit_optimizer"
-KAHAN_SUM = "kahan_sum"
 
 LIGER = "use_liger_kernel"
 """The lever of Liger's kernels: each setting is tried without and with them."""
@@ -153,7 +152,7 @@ _OF_TRLS = (
         at_best=Savings(taken=0.75),  # float32 moments of 8 bytes become 2
     ),
     LeverRow(
-        name=KAHAN_SUM,
+        name="kahan_sum",
         harm=Harm.ROUNDING,
         knobs=("optim",),
         moves_from=("adamw_torch", "adamw_torch_fused"),

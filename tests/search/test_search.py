@@ -24,7 +24,7 @@ from autotrain_mem.search.changes import against
 from autotrain_mem.search.levels import allowed, levels
 from autotrain_mem.search.memo import Memo, candidate
 from autotrain_mem.search.nearest import budget_line
-from autotrain_mem.search.space import Space, make_space
+from autotrain_mem.search.space import Space, loses_updates, make_space
 from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support.errors import DoesNotFitError
@@ -99,6 +99,10 @@ def test_no_plan_loses_updates_that_the_job_keeps() -> None:
     host = space_of(use_peft=False, optim="adamw_torch", activation_offloading=False)
     found = search(host, LinearMemory(budget_bytes=5 * GIB))
     assert (found.level, found.estimate.knobs.dtype) == ("rounding, offloading", "bfloat16"), "float32 on the host"
+    for words in ({}, ON_THE_DEVICE, {"optimizer_offload": True}):
+        *_, shorter = levels(space_of(use_peft=False, longest=512, **words))
+        assert not loses_updates(shorter.settings[0])
+        assert (shorter.settings[0].dtype == "bfloat16") is (words != ON_THE_DEVICE), "an 8-bit optimizer needs as much"
 
 
 def test_rows_are_never_cut_for_speed() -> None:
