@@ -126,7 +126,6 @@ def test_accelerates_deepspeed_is_pinned(monkeypatch: pytest.MonkeyPatch) -> Non
         ({}, 1, "a single process", "num_processes 2"),
         ({"train_micro_batch_size_per_gpu": 8}, 8, "8 and per_device_train_batch_size=4", '"auto"'),
         ({"train_batch_size": 32}, 8, "32 and the 64 rows", '"auto"'),
-        ({"zero_optimization": {"stage": 0}}, 8, "stage is not 1, 2 or 3", "Write one of them"),
         ({"optimizer": {"type": "AdamW"}}, 8, "optimizer: TRL's --optim", "Remove optimizer"),
     ],
 )
