@@ -43,7 +43,6 @@ from autotrain_mem.run.report_material import (
 )
 from autotrain_mem.run.several_machines import leading
 from autotrain_mem.run.supervised import SupervisedRun, hold_output
-from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.search.memo import OnAttempt
 from autotrain_mem.settings.levers import LEVERS, SMALLER_IMAGES
 from autotrain_mem.settings.words import MOST, RESTARTS
@@ -198,7 +197,6 @@ def plan(
     if earlier is not None and SMALLER_IMAGES not in rehearsals.job.arguments:  # to count the tokens of its image size
         rehearsals = rehearsals.with_max_pixels(earlier.knobs.max_pixels)
     job = rehearsals.job
-    check_forbid(job.forbid)
     facts = rehearsals.describe()
     if earlier is not None:
         check_subject(earlier, job, facts, again)
@@ -222,7 +220,6 @@ def cards(
     on_counting: OnCounting = lambda counting: None,
 ) -> Cards:
     """Returns the best plan for each of many cards (``verbs.cards``)."""
-    check_forbid(rehearsals.job.forbid)
     newest = max(devices, key=lambda card: card.compute_capability or ASSUMED_CAPABILITY)  # the most capable
     _, lengths = examine(replace(rehearsals, hardware=newest), on_counting)
     return compare_cards(rehearsals, devices, lengths, on_attempt)

@@ -16,6 +16,7 @@ from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights, output_dir, resumes_in_folder
 from autotrain_mem.planning.run_request import RunRequest, check_launch, no_model
 from autotrain_mem.planning.vllm_server import gpus_served_here
+from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.trl_parser import kept_flags, kept_names, parser_of, read_given
 from autotrain_mem.support.errors import AutofitError, NoGpuError, PlanFileError, UsageError
@@ -57,6 +58,7 @@ def opened(
         count: The number of workers; None for as many as memory allows.
     """
     check_launch(is_placed=request.place is not None)
+    check_forbid(request.autofit.forbid)
     refuse_flags(request)
     if request.autofit.prices is not None:
         from autotrain_mem.machine.prices import prices  # only the user's own file can be invalid
