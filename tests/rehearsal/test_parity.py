@@ -130,6 +130,7 @@ SETTINGS: dict[str, Setting] = {
     "optimizer-offloaded": setting("sft", optimizer_offload=True, optim="adamw_torch"),
     "optimizer-offloaded-from-bfloat16": setting("sft", optimizer_offload=True, dtype="bfloat16"),
     "kahan-sum": setting("sft", optim="stable_adamw", dtype="bfloat16"),
+    "kahan-sum-of-an-adapter": setting("sft", **VARIANTS["lora"], optim="stable_adamw"),
     "optimizer-that-starts-with-state-offloaded": setting("sft", optimizer_offload=True, optim="adagrad"),
     "evaluated": setting("sft", EVALUATED),
     "dpo-precomputed": setting("dpo", {"precompute_ref_log_probs": True}),

@@ -354,7 +354,7 @@ def _step_stably(*tensors: list[torch.Tensor], **options: Any) -> None:
         # One kernel updates the moments; another one reads them and updates the parameter and its error.
         moved = pass_through(gradient, *(mean, square) * 3, *(each, error) * 2)
         note(replace(moved, bytes=0, fixed_bytes=moved.bytes, launches=3))
-    if not isinstance(parameters[0], FakeTensor):
+    if parameters and not isinstance(parameters[0], FakeTensor):  # an adapter leaves the group without decay empty
         with torch._C._DisableTorchDispatch():
             stableadamw._single_stableadamw(*tensors, **options)
 
