@@ -22,18 +22,18 @@ from autotrain_mem.support.units import GIB, format_bytes
 from autotrain_mem.types import Estimate, Knobs
 from autotrain_mem.types.gpu_comparison import LargestValue
 
-ON_THE_DEVICE: dict[str, object] = {"activation_offloading": False, "optimizer_offload": False}
-FULL: dict[str, object] = {"use_peft": False, "dtype": "float32", "optim": "adamw_torch"}
+ON_THE_DEVICE: dict[str, Any] = {"activation_offloading": False, "optimizer_offload": False}
+FULL: dict[str, Any] = {"use_peft": False, "dtype": "float32", "optim": "adamw_torch"}
 FULL |= {"max_length": 1024, "gradient_checkpointing": False}
 
 
-def refused(model: LinearMemory, **words: object) -> DoesNotFitError:
+def refused(model: LinearMemory, **words: Any) -> DoesNotFitError:
     with pytest.raises(DoesNotFitError) as raised:
-        search(space_of(**words), model)  # type: ignore[arg-type]
+        search(space_of(**words), model)
     return raised.value
 
 
-def error_of(budget_gib: float, **words: object) -> DoesNotFitError:
+def error_of(budget_gib: float, **words: Any) -> DoesNotFitError:
     return refused(LinearMemory(budget_bytes=int(budget_gib * GIB), frees_gradients=False), **words)
 
 
@@ -58,8 +58,8 @@ def test_error_does_the_next_sum_for_the_user_and_its_parts_add_up() -> None:
 
 
 KEPT = frozenset({"gradient_checkpointing", "8bit_base", "4bit_base", "activation_offloading"})
-NO_BITS: dict[str, object] = {"load_in_8bit": False, "load_in_4bit": False}
-ADAPTER: dict[str, object] = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024} | NO_BITS | ON_THE_DEVICE
+NO_BITS: dict[str, Any] = {"load_in_8bit": False, "load_in_4bit": False}
+ADAPTER: dict[str, Any] = {"use_peft": True, "dtype": "bfloat16", "max_length": 1024} | NO_BITS | ON_THE_DEVICE
 
 
 def test_the_hint_names_the_exact_flags() -> None:
@@ -99,7 +99,7 @@ def test_the_nearest_that_is_suggested_was_rehearsed_on_the_whole_model() -> Non
     assert f"({format_bytes(model.estimate(model.whole_calls[-1]).required_bytes)})" in error.hint
 
 
-def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, object]:
+def suggested(error: DoesNotFitError, words: dict[str, Any]) -> dict[str, Any]:
     """The job's words after the user followed the hint, read as a command line would."""
     flags, _, without = error.hint.removeprefix("nearest that fits: ").split("  (")[0].partition(", without ")
     followed = {name: value for name, value in words.items() if f"--{name}" not in without.split()}
@@ -108,7 +108,7 @@ def suggested(error: DoesNotFitError, words: dict[str, object]) -> dict[str, obj
     return followed
 
 
-EVALUATED: dict[str, object] = {"eval_strategy": "steps", "per_device_eval_batch_size": 8}
+EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "per_device_eval_batch_size": 8}
 PINS = FULL | ON_THE_DEVICE | NO_BITS | EVALUATED
 
 
@@ -126,18 +126,18 @@ PINS = FULL | ON_THE_DEVICE | NO_BITS | EVALUATED
 def test_following_the_hint_leads_to_a_plan_that_fits(
     budget: int, batch: dict[str, int], pins: set[str], forbid: frozenset[str], fit: str
 ) -> None:
-    words: dict[str, object] = {**batch, **{name: PINS[name] for name in pins}, "forbid": forbid, "fit": fit}
+    words: dict[str, Any] = {**batch, **{name: PINS[name] for name in pins}, "forbid": forbid, "fit": fit}
     if len(batch) == 3:
         del words["effective_batch_size"]
     model = LinearMemory(budget_bytes=budget, evaluated_bytes=400_000)
     try:
-        search(space_of(**words), model)  # type: ignore[arg-type]
+        search(space_of(**words), model)
     except DoesNotFitError as error:
         assert len(model.calls) <= 24
         if error.hint.startswith("nearest"):
-            followed = search(space_of(**suggested(error, words)), model)  # type: ignore[arg-type]
+            followed = search(space_of(**suggested(error, words)), model)
             assert followed.estimate.fits
-            assert followed.estimate.knobs.effective_batch_size == space_of(**words).effective_batch_size  # type: ignore[arg-type]
+            assert followed.estimate.knobs.effective_batch_size == space_of(**words).effective_batch_size
 
 
 def test_an_error_names_vllms_share_and_counts_what_the_method_trains_on_and_says_what_is_offloaded() -> None:
@@ -158,7 +158,7 @@ def test_a_shorter_length_drops_pairs_of_a_reward_model_where_others_truncate() 
     words = {"use_peft": True, "dtype": "bfloat16"} | NO_BITS | ON_THE_DEVICE
     why = {}
     for method in ("sft", "reward"):
-        found = search(space_of(method=method, **words), LinearMemory(budget_bytes=int(2.45 * GIB)))  # type: ignore[arg-type]
+        found = search(space_of(method=method, **words), LinearMemory(budget_bytes=int(2.45 * GIB)))
         why[method] = next(lever.why for lever in found.levers if lever.name == "max_length")
     assert why["sft"].endswith("rows are truncated to fewer tokens")
     assert why["reward"].endswith("pairs with a side of more tokens are dropped")
