@@ -253,11 +253,11 @@ def test_allocator_parity(script: Load, tmp_path: pathlib.Path) -> None:
 
 def test_search_quality(script: Load, models: pathlib.Path, forge: Forge) -> None:
     search_quality = script("search_quality")
-    small = replace(next(search_quality.names.questions()), max_length=64, effective_batch_size=1)
+    small = replace(next(search_quality.names.questions()), flags="--max_length 64", effective_batch_size=1)
     search_quality.replace(questions=lambda: [small])
     with forge.children():
         ran = search_quality.run("--models", models, "--jobs", 1)
-    ran.assert_says("Qwen2.5-0.5B sft 1 x 64, rtx3060", "skipped levels that have a plan 0")
+    ran.assert_says("Qwen2.5-0.5B sft 1 rows, max_length 64, rtx3060", "skipped levels that have a plan 0")
 
 
 def test_quality(script: Load) -> None:
