@@ -60,7 +60,7 @@ LAYERS = {
     "trainers": part(
         3,
         "support settings types",
-        "PIL accelerate bitsandbytes deepspeed dill huggingface_hub peft torch transformers trl",
+        "PIL accelerate bitsandbytes cloudpickle deepspeed huggingface_hub peft torch transformers trl",
     ),
     "methods": part(4, "support parallel settings types trainers", "datasets peft tokenizers torch transformers trl"),
     "rehearsal": part(

@@ -1,6 +1,6 @@
 """Serializes objects of the user's process for the rehearsal's process, without the values of tensors."""
 
-import enum
+import functools
 import importlib
 import io
 import os
@@ -8,10 +8,11 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import dill
+import cloudpickle
 import torch
 from accelerate.utils.operations import ConvertOutputsToFp32
 from torch._guards import detect_fake_mode
@@ -22,25 +23,34 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 from autotrain_mem.support.errors import UsageError
 
 
-def pack(value: Any) -> bytes:
+def pack(value: Any, parts: Mapping[str, Any] | None = None) -> bytes:
     """Serializes any value; :func:`unpack` rebuilds it in another process of the same environment.
 
     A tensor is written as its shape, stride, dtype and ``requires_grad``: Qwen2.5-0.5B takes 58 kB. Classes and
     functions from ``__main__``, a notebook or another function are written by value, with the globals that they use.
     Those from a module are written by reference, with this process's search path. Devices become the CPU, and
-    ``hf_device_map`` is left out. Raises UsageError if the value holds an object that cannot leave its process, such
-    as a generator or an open connection.
+    ``hf_device_map`` is left out. ``parts`` are those of the value that an error can name. Raises UsageError if the
+    value holds an object that cannot leave its process, such as a generator or an open connection.
     """
     stream = io.BytesIO()
     pickle.dump([os.path.abspath(place) for place in sys.path], stream)
     try:
         _Pickler(stream).dump(value)
-    except _StuckError as stuck:
+    except Exception as error:  # any error: objects have their own pickling methods
+        stuck = [name for name, part in (parts or {}).items() if _stays_here(part)]
         raise UsageError(
-            f"A {stuck.kind}{stuck.holder} cannot be sent to the process that rehearses: {stuck.__cause__}",
+            f"{stuck[0] if stuck else 'The call'} cannot be sent to the process that rehearses: {error}",
             hint="Create it inside the function or method that uses it, so that it is not passed to the trainer.",
-        ) from stuck.__cause__
+        ) from error
     return stream.getvalue()
+
+
+def _stays_here(value: Any) -> bool:
+    try:
+        _Pickler(io.BytesIO()).dump(value)
+    except Exception:  # as in pack
+        return True
+    return False
 
 
 def unpack(data: bytes) -> Any:
@@ -53,22 +63,28 @@ def unpack(data: bytes) -> Any:
     stream = io.BytesIO(data)
     theirs = pickle.load(stream)
     sys.path[:] = [*theirs, *(place for place in sys.path if place not in theirs)]
-    return _Unpickler(stream, ignore=True).load()
+    return _Unpickler(stream).load()
 
 
 _AS_ON_THE_CPU: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     torch.device: lambda device: (torch.device, ("cpu",)),
     torch.Generator: lambda generator: (torch.Generator, ()),  # its state is a tensor
     type(threading.Lock()): lambda lock: (threading.Lock, ()),
-    type(threading.RLock()): lambda lock: (threading.RLock, ()),  # dill's copy stays locked, without an owner
+    type(threading.RLock()): lambda lock: (threading.RLock, ()),
     torch.autocast: lambda autocast: (
         torch.autocast,
         ("cpu", autocast.fast_dtype, autocast._enabled, autocast._cache_enabled),
     ),
     ConvertOutputsToFp32: lambda forward: (ConvertOutputsToFp32, (forward.model_forward,)),
+    weakref.ref: lambda ref: (weakref.ref, (set() if ref() is None else ref(),)),  # to nothing, as the set is gone then
+    functools._lru_cache_wrapper: lambda cached: (
+        (functools.lru_cache, (cached.__wrapped__,))
+        if cached.__module__ == "__main__" or "<locals>" in cached.__qualname__
+        else cached.__qualname__  # by reference
+    ),
 }
 """Type that cannot be copied as it is -> its reducer. When accelerate prepares a model for mixed precision, it wraps
-the model's ``forward`` in objects of the last two types (``accelerate/accelerator.py: prepare_model``)."""
+the model's ``forward`` in ``autocast`` and ``ConvertOutputsToFp32`` (``accelerate/accelerator.py: prepare_model``)."""
 
 
 class _Tensor:
@@ -83,35 +99,11 @@ class _Tensor:
         return _blank, self.facts
 
 
-class _StuckError(Exception):
-    """Reports an object that cannot be serialized, and the object that holds it."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
-        self.holder = ""
-
-    def pass_through(self, value: Any) -> None:
-        """Records ``value`` as the holder, unless it is a built-in container or a closer holder is already recorded."""
-        named = value if isinstance(value, (type, types.FunctionType)) else type(value)
-        if not self.holder and named.__module__ != "builtins":
-            self.holder = f" (held by {named.__qualname__})"
-
-
-class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy here
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it is untyped
     def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL, recurse=True)
+        super().__init__(stream)
         self._tensors: dict[tuple[Any, ...], _Tensor] = {}
         self._of_a_parameter: set[tuple[Any, ...]] = set()
-
-    def save(self, value: Any, save_persistent_id: bool = True) -> None:
-        try:
-            super().save(value, save_persistent_id)
-        except _StuckError as stuck:
-            stuck.pass_through(value)
-            raise
-        except Exception as error:  # any error: objects have their own pickling methods
-            raise _StuckError(type(value).__qualname__) from error
 
     def reducer_override(self, value: Any) -> Any:
         """Returns our reduction of a value. ``pickle`` calls this method before its own reductions."""
@@ -121,16 +113,12 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
             trains = value.requires_grad and value.is_leaf
             arguments = (self._bytes_of(value, is_parameter), is_parameter, trains)
             return _tensor, arguments, vars(value) or None, None, None, _fill
-        if issubclass(kind, type) and _is_own(value):
-            return _reduce_class(value)
-        if issubclass(kind, type | types.FunctionType) and _is_in_its_module(value):
-            return value.__qualname__  # by reference
-        if issubclass(kind, types.ModuleType):  # dill would write the contents of a user's module
+        if issubclass(kind, types.ModuleType):
             return _module, (value.__name__,)
         if issubclass(kind, torch.nn.Module) and "hf_device_map" in vars(value):
             build, arguments, state, *rest = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return build, arguments, {name: state[name] for name in state if name != "hf_device_map"}, *rest
-        return _AS_ON_THE_CPU[kind](value) if kind in _AS_ON_THE_CPU else NotImplemented
+        return _AS_ON_THE_CPU[kind](value) if kind in _AS_ON_THE_CPU else super().reducer_override(value)
 
     def _bytes_of(self, tensor: torch.Tensor, is_parameter: bool) -> _Tensor:
         """Returns the storage of a tensor. Two parameters never share a storage: on a GPU each would get its own."""
@@ -142,16 +130,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]  # dill is untyped to mypy h
         return self._tensors[where]
 
 
-def _is_in_its_module(value: Any) -> bool:
-    """Returns whether a class or function is found under its name in its module. dill's own check fails for optimizers:
-    it follows attributes from the package, but ``torch/optim/__init__.py`` deletes the names of its modules."""
-    found: Any = sys.modules.get(value.__module__)
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value and value.__module__ != "__main__"
-
-
-class _Unpickler(dill.Unpickler):  # type: ignore[misc]
+class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         with _disable_current_modes():  # a module that is imported here may create real tensors
             found: Any = super().find_class(module, name)
@@ -176,38 +155,6 @@ def _tensor(blank: torch.Tensor, is_parameter: bool, trains: bool) -> torch.Tens
     if is_parameter:
         return torch.nn.Parameter(blank, requires_grad=trains)
     return blank.detach().requires_grad_(trains)
-
-
-_SET_BY_TYPE = frozenset({"__dict__", "__weakref__", "_abc_impl", "__module__", "__qualname__", "__slots__"})
-
-
-def _is_own(kind: type) -> bool:
-    """Returns whether a class was defined in a script, a notebook or a function. dill handles named tuples itself."""
-    is_named_tuple = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
-    return (kind.__module__ == "__main__" or "<locals>" in kind.__qualname__) and not is_named_tuple
-
-
-def _reduce_class(kind: type) -> tuple[Any, ...]:
-    """Returns the reduction of a class. It is rebuilt empty, so that its attributes can refer to it, and then gets
-    them. Its source is not run again: annotations may use names that exist only in the script."""
-    if issubclass(kind, enum.Enum):
-        body = {member.name: member.value for member in kind}
-        attributes = {name: value for name, value in vars(kind).items() if isinstance(value, _DEFINED)}
-    else:
-        slots = vars(kind).get("__slots__")
-        body = {} if slots is None else {"__slots__": slots}
-        left_out = {*_SET_BY_TYPE, *([slots] if isinstance(slots, str) else slots or ())}
-        attributes = {name: value for name, value in vars(kind).items() if name not in left_out}
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return _new_class, (type(kind), kind.__name__, kind.__bases__, names | body), attributes, None, None, _fill
-
-
-_DEFINED = (types.FunctionType, property, classmethod, staticmethod)
-
-
-def _new_class(metaclass: type, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> type:
-    # For an enumeration, ``update`` of the namespace registers each member (``enum.py: _EnumDict.update``).
-    return types.new_class(name, bases, {"metaclass": metaclass}, lambda namespace: namespace.update(body))
 
 
 def _fill(value: Any, attributes: dict[str, Any]) -> None:

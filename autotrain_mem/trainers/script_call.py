@@ -66,7 +66,7 @@ def write(call: Call, folder: pathlib.Path) -> str:
             f"There is no tokenizer for this {kind}: it was not loaded by a name, and processing_class is not given.",
             hint="Give the trainer the model's tokenizer: processing_class=AutoTokenizer.from_pretrained(...).",
         )
-    path, content = folder / _FILE, pickle_without_tensors.pack(call)
+    path, content = folder / _FILE, pickle_without_tensors.pack(call, call.keywords)
     try:
         path.write_bytes(content)
     except OSError as error:
