@@ -109,10 +109,6 @@ ROOMS_OF_TORCH = (
 """They are imported in the worker, in the training process or in a user's script alone."""
 
 
-def may_be_slow_to_import(module: str) -> bool:
-    return any(f"{module}.".startswith(f"autotrain_mem.{room}.") for room in ROOMS_OF_TORCH)
-
-
 def part_of(module: str) -> str:
     """``autotrain_mem.types.job`` -> ``types``; ``autotrain_mem`` itself is ``__init__``."""
     return module.split(".")[1] if "." in module else "__init__"
@@ -211,7 +207,8 @@ def may_import(module: str, name: str) -> bool:
 
 
 def test_slow_libraries_are_imported_inside_functions() -> None:
-    quick = {module: tree for module, tree in TREES.items() if not may_be_slow_to_import(module)}
+    slow = tuple(f"autotrain_mem.{room}." for room in ROOMS_OF_TORCH)
+    quick = {module: tree for module, tree in TREES.items() if not f"{module}.".startswith(slow)}
     every = [(module, line, name) for module, tree in quick.items() for line, name in import_time(tree)]
     assert [f"{module}:{line}: {name}" for module, line, name in every if name.split(".")[0] in SLOW_TO_IMPORT] == []
 
@@ -320,12 +317,9 @@ def test_no_module_class_or_function_has_a_banned_word_in_its_name() -> None:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     names = [module.split(".")[-1] for module in MODULES]
     names += [node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, kinds)]
-    assert [name for name in names if _is_banned(name)] == []
+    named = [name for name in names if words(name) & BANNED_WORDS or name.startswith("do_")]
+    assert set(named) <= PRESCRIBED
     assert (words("_GpuInfo_of"), words("MIN_BLOCK")) == ({"gpu", "info", "of"}, {"min", "block"})
-
-
-def _is_banned(name: str) -> bool:
-    return name not in PRESCRIBED and (bool(words(name) & BANNED_WORDS) or name.startswith("do_"))
 
 
 def test_no_work_is_left_for_later() -> None:

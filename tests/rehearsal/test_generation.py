@@ -95,10 +95,6 @@ def prompts(rows: int, length: int, padded: bool) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def model_of(family: str, dtype: str) -> Any:
-    return transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype))
-
-
 def run(
     family: str, rows: int, length: int, tokens: int, *, fake: bool, dtype: str = "float32", adapter: bool = False,
     autocast: bool = False, padded: bool = True, **options: Any,
@@ -113,7 +109,7 @@ def run(
             stack.enter_context(generation_by_its_ends(recorder))
             stack.enter_context(grouped_experts_of_bfloat16())
         with torch.device("meta") if fake else nullcontext():
-            model = model_of(family, dtype)
+            model = transformers.AutoModelForCausalLM.from_config(config(family), dtype=getattr(torch, dtype))
         if fake:
             model.tie_weights()
             model = materialize(model)

@@ -35,14 +35,6 @@ def of_adapter(name: str) -> See:
     return lambda trainer: getattr(trainer.model.peft_config["default"], name)
 
 
-def dropout(trainer: Any) -> bool:
-    return all(module.p == 0 for module in trainer.model.modules() if isinstance(module, torch.nn.Dropout))
-
-
-def syncs(trainer: Any) -> bool:
-    return "SyncRefModelCallback" in {type(each).__name__ for each in trainer.callback_handler.callbacks}
-
-
 SFT: Samples = {
     "neftune_noise_alpha": (5.0, attrgetter("neftune_noise_alpha")),
     "label_smoothing_factor": (0.25, lambda trainer: trainer.label_smoother.epsilon),
@@ -64,8 +56,8 @@ LORA: Samples = {
 DPO: Samples = {
     "ld_alpha": (0.5, attrgetter("ld_alpha")),
     "f_divergence_type": ("js_divergence", lambda trainer: str(trainer.f_divergence_type)),
-    "sync_ref_model": (True, syncs),
-    "disable_dropout": (True, dropout),
+    "sync_ref_model": (True, lambda trainer: "SyncRefModelCallback" in str(trainer.callback_handler.callbacks)),
+    "disable_dropout": (True, lambda trainer: "Dropout(p=0.1" not in str(trainer.model)),
 }
 GRPO: Samples = {
     "top_k": (7, attrgetter("generation_config.top_k")),

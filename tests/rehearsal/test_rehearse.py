@@ -8,6 +8,7 @@ the caching allocator were torch's own. The script compares a hundred larger cas
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -255,12 +256,8 @@ SIZES: dict[str, Any] = {
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 6, "head_dim": 4}
 
 
-def plain() -> PreTrainedModel:
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES))
-
-
-def mixture() -> PreTrainedModel:
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS))
+plain = partial(Qwen2ForCausalLM, Qwen2Config(**SIZES))
+mixture = partial(Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **EXPERTS))
 
 
 def trace_of(save: Callable[[Recorder], Any], model: torch.nn.Module) -> Trace:

@@ -55,10 +55,6 @@ def chats(*words: str) -> Any:
     )
 
 
-def shout(row: dict[str, Any]) -> str:
-    return f"{row.get('name', 'a row')}! " * 9
-
-
 NAMES = ["Ann", "Bartholomew"]
 FORMATTED: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
     "conversations, which it does not change": ({}, lambda: chats("What is it? " * 20, "Who?")),
@@ -73,7 +69,7 @@ FORMATTED: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
 @pytest.mark.parametrize("kind", FORMATTED)
 def test_formatted_rows_are_counted_as_the_trainer_does(kind: str, make_job: Make, tmp_path: pathlib.Path) -> None:
     arguments, data = FORMATTED[kind]
-    handed = {"train_dataset": data(), "formatting_func": shout}
+    handed = {"train_dataset": data(), "formatting_func": lambda row: f"{row.get('name', 'a row')}! " * 9}
     job = make_job(**handed, arguments=arguments)
     config = SFTConfig(str(tmp_path / "out"), use_cpu=True, report_to="none", max_length=None, **arguments)
     trainer = SFTTrainer(smallest_model(), config, **handed, processing_class=load_tokenizer(job.model))

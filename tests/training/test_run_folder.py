@@ -31,11 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def _enter(folder: str, **options: Any) -> None:
-    hold_folder(folder, **options).__enter__()
-
-
-CHECKS = (check_folder, _enter)
+CHECKS = (check_folder, lambda folder, **options: hold_folder(folder, **options).__enter__())
 
 
 def _refused(folder: Path) -> None:
