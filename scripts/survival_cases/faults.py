@@ -19,6 +19,7 @@ from random import Random
 
 from autotrain_mem import api
 from autotrain_mem.machine.fault_injection import COUNT, MARKS_NAME, VARIABLE
+from autotrain_mem.support.errors import TrainingError
 from autotrain_mem.support.units import KIB, MIB
 from survival_cases.command import AUTOFIT, Ended, Running, autofit
 from survival_cases.jobs import METHODS, filled_card
@@ -234,7 +235,9 @@ def hang_up(
 def judged(ended: Ended, *, came: bool, losses: Mapping[int, float]) -> Row:
     row: Row = {name: ended.count(name) for name in ("incidents", "restarts")}
     if not ended.finished:
-        return {"outcome": "reported" if ended.is_reported else "lost", "error": ended.error[:2000], **row}
+        # Errors of a plan have smaller codes: such a run met no fault.
+        is_of_training = ended.is_reported and (ended.code or 0) >= TrainingError.exit_code
+        return {"outcome": "reported" if is_of_training else "lost", "error": ended.error[:2000], **row}
     if any(OTHER_SAMPLES in incident["remedy"] for incident in ended.experience.get("incidents", ())):
         return {"outcome": "other samples", **row}
     found, run = ended.losses(), (ended.told or {}).get("run", {})

@@ -138,8 +138,8 @@ def test_a_run_survived_with_the_losses_of_the_undisturbed_one_is_reported_with_
         assert faults.missed({"kill 00 sft": judged}) is (outcome != "survived")
     reported = ended(tmp_path, losses={}, code=61)
     assert faults.judged(reported, came=True, losses={})["outcome"] == "reported"
-    for unclean in ("error: Unforeseen: TypeError: no\n", "error: The trainer raised KeyError: 'x'\n"):
-        assert faults.judged(replace(reported, error=unclean), came=True, losses={})["outcome"] == "lost"
+    for other in ({"error": "error: Unforeseen: no\n"}, {"error": "error: The trainer raised K"}, {"code": 42}):
+        assert faults.judged(replace(reported, **other), came=True, losses={})["outcome"] == "lost"
     row = faults.judged(replace(reported, code=-9, error=""), came=True, losses={})
     assert row["outcome"] == "lost"
     assert faults.table({"kill 00 sft": row})[-1] == "| kill | 1 | 0 | 0 | 1 lost | 0 | 0 | 0e+00 |"
