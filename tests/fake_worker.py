@@ -85,11 +85,11 @@ class FakeWorker:
             operators=1,
             pinned_bytes=8 * GIB if knobs.optimizer_offload else 0,
             seconds=0.0,
-            work=_work(knobs),
+            work=work_of(knobs),
         )
 
 
-def _work(knobs: Knobs) -> Workload:
+def work_of(knobs: Knobs) -> Workload:
     flops = (2 if knobs.gradient_checkpointing else 1) * knobs.per_device_train_batch_size * 10**12
     kind = {"phase": Phase.BACKWARD, "kind": Kind.MATMUL, "dtype": "bfloat16"}
     work = Work(flops=flops, bytes=0, fixed_bytes=0, launches=1, count=1, **kind)

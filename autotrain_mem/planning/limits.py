@@ -82,7 +82,7 @@ class RunLimits:
         return optimizer_steps(self.subject, knobs) or 0
 
     def _seconds(self, estimate: Estimate) -> float:
-        return self._steps(estimate.knobs) * estimate.time.step_seconds
+        return estimate.time.of_run(self._steps(estimate.knobs))
 
     def _cost(self, estimate: Estimate) -> float:
         cards = estimate.hardware.topology.processes

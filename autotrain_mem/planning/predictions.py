@@ -258,7 +258,7 @@ def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
 
 def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float = 1.0) -> StepTime:
     """Computes the average time of an optimizer step; ``ratio``: rows of ``knobs`` divided by those of ``work``."""
-    return step_time(
+    time = step_time(
         work if ratio == 1.0 else work.of_rows(ratio),
         subject.hardware,
         gradient_accumulation_steps=knobs.gradient_accumulation_steps,
@@ -266,6 +266,12 @@ def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float =
         share=subject.padded_share(knobs),
         overlaps=knobs.is_sharded,
     )
+    if not knobs.precompute_ref_log_probs:
+        return time
+    # TRL scores the rows in one pass, whatever the number of epochs (``dpo_trainer.py: _precompute_ref_logps``).
+    rows = subject.lengths.rows if subject.lengths.profile is None else subject.lengths.profile.rows
+    passes = (rows or 0) / knobs.effective_batch_size
+    return replace(time, scoring_seconds=passes * time.phases.get(Phase.FORWARD, 0.0))
 
 
 def judge_trace(subject: Subject, knobs: Knobs, trace: Trace) -> Estimate:

@@ -71,8 +71,9 @@ class CardVerdict:
     @property
     def run_seconds(self) -> float | None:
         """Computes the duration of the training in seconds; None if the steps or the card's speed are unknown."""
-        step = None if self.estimate is None else self.estimate.time.known_step_seconds
-        return None if step is None or self.optimizer_steps is None else self.optimizer_steps * step
+        if self.estimate is None or self.estimate.time.assumed or self.optimizer_steps is None:
+            return None
+        return self.estimate.time.of_run(self.optimizer_steps)
 
     @property
     def cost(self) -> float | None:

@@ -178,7 +178,7 @@ class Plan:
         speed are unknown."""
         if self.optimizer_steps is None or self.estimate.time.assumed:
             return None
-        return self.optimizer_steps * self.estimate.time.step_seconds
+        return self.estimate.time.of_run(self.optimizer_steps)
 
     @property
     def cost(self) -> float | None:

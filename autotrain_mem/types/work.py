@@ -138,7 +138,8 @@ class StepTime:
     """
 
     json_form: ClassVar = Form(
-        derived={"step_seconds": "known_step_seconds", "tokens_per_second": "known_tokens_per_second"}
+        derived={"step_seconds": "known_step_seconds", "tokens_per_second": "known_tokens_per_second"},
+        optional=("scoring_seconds",),
     )
 
     tokens: float
@@ -147,6 +148,12 @@ class StepTime:
     """The seconds of one optimizer step by phase."""
     assumed: str = ""
     """The GPU whose rates replace unknown ones, so that the seconds only rank plans. Empty if the rates are known."""
+    scoring_seconds: float = 0.0
+    """The seconds before the first step in which the reference scores all rows (``precompute_ref_log_probs``)."""
+
+    def of_run(self, optimizer_steps: int) -> float:
+        """Returns the seconds of a whole training."""
+        return self.scoring_seconds + optimizer_steps * self.step_seconds
 
     @property
     def step_seconds(self) -> float:

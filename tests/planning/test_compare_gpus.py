@@ -9,6 +9,8 @@ import pytest
 from nouns import TRL_DEFAULTS
 
 from autotrain_mem import api
+from autotrain_mem.planning.predictions import judge
+from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.report.plan_view import decision, gentler_levels, passed_over
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import (
@@ -21,10 +23,10 @@ from autotrain_mem.support.errors import (
 )
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import DataProfile, Hardware, Job, Knobs, Plan
+from autotrain_mem.types import DataProfile, Footprint, Hardware, Job, Knobs, Phase, Plan, Workload
 from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, TOO_DEAR, TOO_SLOW, Cards
 from autotrain_mem.types.hardware import Price, Topology
-from tests.fake_worker import FakeWorker, rehearsals, toy
+from tests.fake_worker import FakeWorker, rehearsals, toy, work_of
 
 AMPERE, ADA, TURING = (8, 6), (8, 9), (7, 5)
 ON_HOST = frozenset({"optimizer_offload", "activation_offloading"})
@@ -180,6 +182,15 @@ def test_the_gentlest_level_whose_plan_keeps_a_limit_is_taken_and_the_others_say
         assert said in passed_over(gentler, plan)
         assert "max_slowdown" not in passed_over(gentler, plan)
     assert cheaper.cost == pytest.approx((cheaper.run_seconds or 0.0) / 100)
+
+
+def test_the_time_of_a_run_holds_that_of_scoring_its_rows_once() -> None:
+    subject = asked().subject(lengths=Lengths(longest=None, rows=400))
+    forward = tuple(replace(each, phase=Phase.FORWARD) for each in work_of(FREE.knobs).work)
+    footprint = Footprint(memory=FREE.estimate.memory, work=Workload(work=forward, micro_steps=1, optimizer_steps=1))
+    times = [judge(subject, replace(FREE.knobs, precompute_ref_log_probs=on), footprint).time for on in (False, True)]
+    once = times[0].of_run(400) / FREE.knobs.effective_batch_size
+    assert times[1].of_run(10) == pytest.approx(times[0].of_run(10) + once)
 
 
 def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:
