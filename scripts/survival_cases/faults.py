@@ -64,6 +64,8 @@ ACCEPTED = (*PLAIN, "other samples", "never came")
 SIGNALS = {"SIGHUP": signal.SIGHUP, "SIGTERM": signal.SIGTERM}
 FROM_OUTSIDE = ("second run", *SIGNALS)
 """Faults that come from outside the process, at a moment ``step:N``."""
+ARRIVING_STEPS = 6
+"""The steps of 0.1 s that two busy ranks may take until they agree where to stop; the run must not end before."""
 SECOND = ((), ("--overwrite_output_dir",), ("--resume_from_checkpoint",))
 """Flags of the second run in addition to the first one's, in turn."""
 TORN_FILES = ("", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "model.safetensors")
@@ -146,7 +148,8 @@ def drawn(random: Random, fault: str, quiet: Undisturbed) -> str:
     if kind == "oom" and where != "save":
         return f"{fault}:{random.randint(1, quiet.counts[where])}"
     if fault in FROM_OUTSIDE:
-        return f"step:{random.randint(int(fault == 'SIGTERM'), max(quiet.losses) - 1)}"
+        last = max(1, max(quiet.losses) - (ARRIVING_STEPS if fault in SIGNALS else 1))
+        return f"step:{random.randint(int(fault == 'SIGTERM'), last)}"
     if kind in ("kill", "stop"):
         return f"{kind}:{random.randint(1, quiet.counts['all'])}"
     if kind == "taken":  # between 1 MiB and half of the card
