@@ -70,7 +70,9 @@ class _Rates:
 
     def flops(self, dtype: str) -> float:
         """Returns FLOP/s of products in this dtype; int8 is at least as fast as fp16 on every card that has it."""
-        return {"bfloat16": self.bf16, "float16": self.fp16, "int8": self.fp16}.get(dtype, self.fp32)
+        if dtype == "bfloat16":
+            return self.bf16
+        return self.fp16 if dtype in ("float16", "int8") else self.fp32
 
 
 _REFERENCE = "a100-80gb"
@@ -118,6 +120,7 @@ def step_time(
     gradient_accumulation_steps: int,
     tokens: float,
     share: float = 1.0,
+    rows: float = 1.0,
     overlaps: bool = True,
 ) -> StepTime:
     """Predicts one optimizer step: its micro-steps, the update, and its part of a generation.
@@ -126,6 +129,8 @@ def step_time(
         tokens: Tokens of one optimizer step, without padding.
         share: A padded row's mean tokens divided by those of the longest row, which was rehearsed. It scales FLOPs and
             bytes that grow with tokens; its square scales attention's FLOPs. Weights, launches and the update stay.
+        rows: The rows of a micro-batch divided by the rehearsed ones. The result never overestimates the time: each
+            chunk of a loss writes a gradient for all tokens (backward of its slices), which only fewer rows scale.
         overlaps: Whether collectives overlap with computation, as those of sharded processes do.
     """
     rates, assumed = _rates(hardware, {work.kind for work in workload.work})
@@ -148,9 +153,9 @@ def step_time(
     for phase, (times, rehearsed) in repeats.items():
         works = [work for work in workload.work if work.phase is phase]
         if times and works:
-            tokens_share = 1.0 if phase is Phase.OPTIMIZER_STEP else share
+            size = (1.0, 1.0) if phase is Phase.OPTIMIZER_STEP else (share, rows)
             every, last = (
-                _busy((work for work in works if work.of_step is of_step), rates, tokens_share, overlaps=overlaps)
+                _busy((work for work in works if work.of_step is of_step), rates, *size, overlaps=overlaps)
                 for of_step in (False, True)
             )
             one, updates = every.of_one(rehearsed), min(times, workload.passes)
@@ -184,13 +189,15 @@ def _rates(hardware: Hardware, kinds: set[Kind]) -> tuple[_Rates, str]:
     return _Rates(**speeds, host=host, link=link, network=network), ", ".join(assumed)
 
 
-def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool) -> _Busy:
-    """Sums the seconds of one phase, at a share of the rehearsed tokens."""
+def _busy(works: Iterable[Work], rates: _Rates, share: float, rows: float, *, overlaps: bool) -> _Busy:
+    """Sums the seconds of one phase, at a share of a row's rehearsed tokens and a multiple of the rehearsed rows."""
     busy = _Busy()
     for work in works:
-        # Fewer tokens make fewer chunks.
-        count, tokens = (work.count * share, 1.0) if work.of_chunk else (work.count, share)
-        moved = work.bytes * tokens + work.fixed_bytes
+        count, tokens, size, written = work.count, share, rows, rows
+        if work.of_chunk:  # fewer tokens or rows make fewer chunks
+            count, tokens, size = count * share * rows, 1.0, 1.0
+            written = 1.0 if work.flops else min(rows, 1.0)
+        moved = work.bytes * tokens * written + work.fixed_bytes
         busy.host += count * work.launches * LAUNCH_SECONDS
         match work.kind:
             case Kind.OVERLAPPED_COPY:
@@ -213,7 +220,7 @@ def _busy(works: Iterable[Work], rates: _Rates, share: float, *, overlaps: bool)
                     busy.network += count * seconds
             case _:
                 is_attention = work.kind is Kind.ATTENTION
-                flops = work.flops * (tokens * tokens if is_attention else tokens)
+                flops = work.flops * size * (tokens * tokens if is_attention else tokens)
                 efficiency = ATTENTION_EFFICIENCY if is_attention else MATMUL_EFFICIENCY
                 computing = flops / (rates.flops(work.dtype) * efficiency)
                 moving = moved / (rates.bandwidth * BANDWIDTH_EFFICIENCY)

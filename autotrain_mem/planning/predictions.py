@@ -259,11 +259,12 @@ def judge(subject: Subject, knobs: Knobs, footprint: Footprint) -> Estimate:
 def _step_time(subject: Subject, work: Workload, knobs: Knobs, *, ratio: float = 1.0) -> StepTime:
     """Computes the average time of an optimizer step; ``ratio``: rows of ``knobs`` divided by those of ``work``."""
     time = step_time(
-        work if ratio == 1.0 else work.of_rows(ratio),
+        work,
         subject.hardware,
         gradient_accumulation_steps=knobs.gradient_accumulation_steps,
         tokens=knobs.effective_batch_size * subject.row_tokens(knobs),
         share=subject.padded_share(knobs),
+        rows=ratio,
         overlaps=knobs.is_sharded,
     )
     if not knobs.precompute_ref_log_probs:

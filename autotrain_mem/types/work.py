@@ -107,21 +107,6 @@ class Workload:
         """Returns the operators that run for each chunk of a loss."""
         return frozenset(one for one in self.work if one.of_chunk)
 
-    def of_rows(self, ratio: float) -> Workload:
-        """Scales the work to a micro-batch with ``ratio`` times the rows. The result never overestimates the time.
-
-        Each chunk of a loss writes a gradient for all tokens (backward of its slices). Only a ratio below 1 scales it.
-        """
-        grown = []
-        for work in self.work:
-            if work.of_chunk and work.phase is not Phase.OPTIMIZER_STEP:
-                moved = work.bytes if work.flops or ratio > 1 else round(work.bytes * ratio)
-                work = replace(work, count=work.count * ratio, bytes=moved)
-            elif work.phase is not Phase.OPTIMIZER_STEP:  # an update does not grow with the rows
-                work = replace(work, flops=round(work.flops * ratio), bytes=round(work.bytes * ratio))
-            grown.append(work)
-        return replace(self, work=tuple(grown))
-
     def without_mask(self) -> Workload:
         """Returns the work for rows without padding: a causal kernel skips half of what a masked kernel computes."""
         halved = (replace(each, flops=each.flops // 2) if each.kind is Kind.ATTENTION else each for each in self.work)

@@ -38,11 +38,12 @@ def seconds(
     hardware: Hardware = CARD,
     accumulation: int = 1,
     share: float = 1.0,
+    rows: float = 1.0,
     overlaps: bool = True,
     **counts: int,
 ) -> float:
     options: dict[str, Any] = {"gradient_accumulation_steps": accumulation, "tokens": 1.0, "share": share}
-    options |= {"overlaps": overlaps}
+    options |= {"rows": rows, "overlaps": overlaps}
     return step_time(load(*works, **counts), hardware, **options).step_seconds
 
 
@@ -99,6 +100,11 @@ REDUCED = collective(4, 1.0, of_step=True)
         ([work(fixed_bytes=SECOND_OF_MEMORY)], {"share": 0.5}, 1),
         ([work(Phase.OPTIMIZER_STEP, bytes=SECOND_OF_MEMORY)], {"share": 0.5}, 1),
         ([work(kind=Kind.ATTENTION, flops=SECOND_OF_ATTENTION)], {"share": 0.5}, 0.25),
+        # More rows are larger operators and more chunks of a loss; only fewer chunks write less than all tokens.
+        ([ONE, replace(ONE, of_chunk=True), work(kind=Kind.ATTENTION, flops=SECOND_OF_ATTENTION)], {"rows": 2.0}, 6),
+        ([work(fixed_bytes=SECOND_OF_MEMORY), work(Phase.OPTIMIZER_STEP, bytes=SECOND_OF_MEMORY)], {"rows": 2.0}, 2),
+        ([work(bytes=SECOND_OF_MEMORY, of_chunk=True)], {"rows": 2.0}, 2),
+        ([work(bytes=SECOND_OF_MEMORY, of_chunk=True)], {"rows": 0.5}, 0.25),
         # Copies on a stream of their own hide behind computing and others do not.
         ([FIVE, work(Phase.BACKWARD, Kind.OVERLAPPED_COPY, bytes=SECOND_OF_LINK)], {}, 5),
         ([FIVE, work(Phase.BACKWARD, Kind.COPY, bytes=SECOND_OF_LINK)], {}, 6),
