@@ -238,8 +238,10 @@ def _formats(method: str, filled: Configs) -> list[tuple[str, ...]]:
 
 _GOOD_VALUES = """\
 Drop or fix these rows. Text is a string. A conversation is a list of at least one message:
-{"role": "user", "content": "..."} or {"from": "human", "value": "..."}; the prompt and the answers of a row are all
-strings, or all conversations. Tokenized rows are lists of at least one whole number, labels are true or false."""
+{"role": "user", "content": "..."} in a column messages (rename conversations to messages), or
+{"from": "human", "value": "..."} in either. Only a message with tool_calls has no content. The prompt and the
+answers of a row are all strings, or all conversations. Tokenized rows are lists of at least one whole number, labels
+are true or false."""
 _SHOWN_CHARACTERS = 40
 
 
@@ -289,9 +291,13 @@ def _shown(value: Any) -> str:
 def _is_conversation(value: Any) -> bool:
     if not isinstance(value, list) or not value:
         return False
-    return all(
-        isinstance(message, dict) and isinstance(message.get("role") or message.get("from"), str) for message in value
-    )
+    return all(isinstance(message, dict) and _is_message(message) for message in value)
+
+
+def _is_message(message: Mapping[str, Any]) -> bool:
+    said = message.get("value" if message.get("from") else "content")
+    is_said = isinstance(said, (str, list)) or bool(message.get("tool_calls"))
+    return is_said and isinstance(message.get("role") or message.get("from"), str)
 
 
 _ALIKE = ("prompt", "completion", "chosen", "rejected")
@@ -309,7 +315,8 @@ def _is_good(row: Mapping[str, Any]) -> bool:
         if column.endswith("_ids"):
             is_good = isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
         elif column in _CONVERSATIONS:
-            is_good = _is_conversation(value)
+            # TRL renames the column only if messages have "from" (trl/data_utils.py: is_conversational_from_value).
+            is_good = _is_conversation(value) and (column == "messages" or "from" in value[0])
         else:
             is_good = value in (True, False) if column == _LABEL else isinstance(value, str)
         if not is_good:

@@ -21,6 +21,8 @@ DATASETS = {
     "text_is_empty.jsonl": b'{"text": ""}\n{"text": ""}\n',
     "messages_empty.jsonl": b'{"messages": [{"role": "user", "content": "a"}]}\n{"messages": []}\n{"messages": []}\n',
     "messages_no_role.jsonl": b'{"messages": [{"rol": "user", "content": "a"}]}\n',
+    "messages_null.jsonl": b'{"messages": [{"role": "user", "content": null}]}\n',
+    "role_in_conversations.jsonl": b'{"conversations": [{"role": "user", "content": "a"}]}\n',
     "prompt_and_text.jsonl": b'{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}\n',
     "ids_empty.jsonl": b'{"input_ids": [5, 6]}\n{"input_ids": []}\n',
     "cut_short.json": b'[{"text": "a"},',

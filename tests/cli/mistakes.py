@@ -117,6 +117,8 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "data_text_is_empty": (31, f"{PLAN} --dataset text_is_empty.jsonl", "text_is_empty.jsonl"),
     "data_text_is_null": (33, f"{PLAN} --dataset text_is_null.jsonl", "'line 2' 'text is null'"),
     "data_messages_no_role": (33, f"{PLAN} --dataset messages_no_role.jsonl", "'line 1' messages role content"),
+    "data_messages_null": (33, f"{PLAN} --dataset messages_null.jsonl", "'line 1' content tool_calls"),
+    "data_conversations": (33, f"{PLAN} --dataset role_in_conversations.jsonl", "'rename conversations to messages'"),
     "data_ids_empty": (33, f"{PLAN} --dataset ids_empty.jsonl", "'line 2' input_ids"),
     "data_prompt_and_text": (33, f"{PLAN} --dataset prompt_and_text.jsonl", "'line 1' prompt completion"),
     "data_text_and_chat": (33, f"plan dpo {TINY} --dataset text_and_chat.jsonl", "'line 1' chosen rejected 3"),
