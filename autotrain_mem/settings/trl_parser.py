@@ -48,6 +48,18 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
 } | {old: (new,) for old, new in _RENAMED.items()}
 """Name that another trainer or method uses -> TRL's names, which a comparison of letters would not find."""
 
+_ANSWERS = {
+    "chat_template": "--chat_template_path FILE",
+    "dataset_mixer": "datasets: [{path: NAME, split: train}, ...] in a YAML file",
+    "mixed_precision": "--bf16 true or --fp16 true",
+    "num_machines": "--nodes N",
+    "num_processes": "--gpus N",
+    "tokenizer": "TRL loads the model's own; save another one into the model's folder",
+    "use_flash_attention_2": "--attn_implementation flash_attention_2",
+    "vllm_device": "--vllm_mode colocate or server",
+}
+"""Name of an older TRL, transformers or accelerate, or of a recipe -> what to write today, which is no mere name."""
+
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
 MethodsWith = Callable[[str], Sequence[str]]
@@ -168,6 +180,9 @@ def unknown_names(
         name = token.lstrip("-").split("=")[0].replace("-", "_")
         if name.startswith("no_") and name[3:] in known:
             lines.append(_WITH_A_VALUE.format(name[3:], name[3:]))
+            continue
+        if name in _ANSWERS:
+            lines.append(f"{token}: {_ANSWERS[name]}")
             continue
         # At most two similar names; underscores are ignored, as in ``batchsize``.
         similar = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)

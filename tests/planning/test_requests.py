@@ -337,6 +337,7 @@ def test_a_typo_is_told_by_kept_flags_before_anything_starts(tmp_path: Path, mon
         (("--packing_strategy", "bfdd"), {}, "Did you mean bfd"),
         (("--beta", "0.1"), {}, "a flag of dpo"),
         ((), {"learning_ratt": 1}, "did you mean learning_rate"),
+        (("--use-flash-attention-2",), {}, "--attn_implementation flash_attention_2"),
         ((), {"learning_rate": "abc"}, "invalid float value: 'abc'"),
         (("--bf16", "perhaps", "--learning_rate=1"), {}, ""),
         (("--bf16",), {"warmup_ratio": 0.03}, ""),
