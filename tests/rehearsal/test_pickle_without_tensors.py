@@ -231,8 +231,7 @@ def test_what_a_script_defines_itself_arrives_with_what_it_uses(
     there = unpack(packed.read_bytes())
     assert type(there["model"]).__qualname__ == "MyModel"
     assert isinstance(there["args"], SFTConfig)
-    assert there["args"].max_steps == 2
-    assert there["args"].scales == [4]
+    assert (there["args"].max_steps, there["args"].scales) == (2, [4])
     assert there["train_dataset"][0]["input_ids"] == [5] * 48
     assert there["processing_class"]("2+2").input_ids
     assert there["compute_loss_func"].__globals__["WEIGHTS"].device.type == "meta"

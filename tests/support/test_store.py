@@ -178,8 +178,7 @@ def test_of_two_processes_neither_reads_a_torn_value_and_a_killed_one_leaves_non
 
 
 def aged(path: pathlib.Path, seconds: float) -> None:
-    then = time.time() - seconds
-    os.utime(path, (then, then))
+    os.utime(path, (time.time() - seconds,) * 2)
 
 
 def test_the_least_recently_used_file_is_deleted_first(tmp_path: pathlib.Path, messages: list[str]) -> None:
@@ -216,8 +215,7 @@ def test_the_folder_is_the_users_cache_or_the_variables_or_none(
     assert cache_folder() == tmp_path / "mine"
     monkeypatch.setenv("AUTOFIT_CACHE", "")
     assert cache_folder() is None
-    nowhere = Store(None, on_damage=messages.append)
-    nowhere.put("kind", KEY, 1)
+    (nowhere := Store(None, on_damage=messages.append)).put("kind", KEY, 1)
     assert nowhere.get("kind", KEY) is None
     assert messages == []
 

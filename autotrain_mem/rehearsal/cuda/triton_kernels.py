@@ -50,6 +50,12 @@ def liger_stand_ins(multiprocessors: int = 132) -> Iterator[None]:
                 reason = "Liger's kernels run on a GPU only"
             if reason is not None:
                 raise UsageError(f"--use_liger_kernel: {reason}.", hint="Remove --use_liger_kernel.")
+            if switches["fused_linear_cross_entropy"] and not hasattr(model, "lm_head"):
+                raise UsageError(
+                    f"--use_liger_kernel fuses the loss with a head lm_head, which {type(model).__name__} lacks: its "
+                    "training would end in an AttributeError.",
+                    hint="Remove it, or write in a YAML file liger_kernel_config: {fused_linear_cross_entropy: false}.",
+                )
             if switches["rope"]:
                 modeling = importlib.import_module(type(model).__module__)
                 stack.enter_context(patch.object(modeling, "apply_rotary_pos_emb", Rotation.apply))

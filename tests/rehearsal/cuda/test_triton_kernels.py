@@ -14,7 +14,7 @@ from real_run import peak
 from tiny import tiny_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from trace_reading import sizes
-from transformers import AutoModelForCausalLM, GPT2Config, trainer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config, trainer
 from transformers.utils import import_utils
 
 from autotrain_mem.rehearsal.cuda import triton_kernels
@@ -187,14 +187,17 @@ def test_each_kernel_and_the_head_can_be_switched_off() -> None:
 
 def test_other_models_real_tensors_and_switches_are_refused() -> None:
     gpt2 = GPT2Config(n_layer=1, n_embd=64, n_head=4)
-    for mode, one, reason in ((FakeTensorMode(), gpt2, "not for gpt2"), (nullcontext(), config("llama"), "GPU only")):
+    for mode, kind, one, reason in (
+        (FakeTensorMode(), AutoModelForCausalLM, gpt2, "not for gpt2"),
+        (FakeTensorMode(), AutoModelForSequenceClassification, config("llama"), "LlamaForSequenceClassification lacks"),
+        (nullcontext(), AutoModelForCausalLM, config("llama"), "GPU only"),
+    ):
         with mode, liger_stand_ins():
-            model = AutoModelForCausalLM.from_config(one)
+            model = kind.from_config(one)
             with pytest.raises(UsageError, match=reason):
                 trainer.apply_liger_kernel(model, None)
     assert why_not_liger("llama") is why_not_liger("qwen3", {"rope": False, "cross_entropy": False}) is None
     assert "cross_entropy" in str(why_not_liger("llama", {"cross_entropy": True}))
-    assert "not for phi3" in str(why_not_liger("phi3"))
 
 
 HAS_FUSED_HEAD = importlib.util.find_spec("trl.kernels") is not None
