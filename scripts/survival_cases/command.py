@@ -70,10 +70,8 @@ class Ended:
         return json.loads(numbered[max(numbered)].read_text()) if numbered else {}
 
     def losses(self) -> dict[int, float]:
-        """Returns the logged losses by optimizer step (for PPO, the policy's)."""
-        history = self.state().get("log_history", ())
-        names = ("loss", "loss/policy_avg")
-        return {entry["step"]: float(entry[name]) for entry in history for name in names if name in entry}
+        """Returns the logged losses by optimizer step."""
+        return {entry["step"]: float(entry["loss"]) for entry in self.state().get("log_history", ()) if "loss" in entry}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
