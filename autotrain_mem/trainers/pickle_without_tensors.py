@@ -37,9 +37,9 @@ def pack(value: Any, parts: Mapping[str, Any] | None = None) -> bytes:
     try:
         _Pickler(stream).dump(value)
     except Exception as error:  # any error: objects have their own pickling methods
-        stuck = [name for name, part in (parts or {}).items() if _stays_here(part)]
+        stuck = next((name for name, part in (parts or {}).items() if _stays_here(part)), "The call")
         raise UsageError(
-            f"{stuck[0] if stuck else 'The call'} cannot be sent to the process that rehearses: {error}",
+            f"{stuck} cannot be sent to the process that rehearses: {str(error) or type(error).__name__}",
             hint="Create it inside the function or method that uses it, so that it is not passed to the trainer.",
         ) from error
     return stream.getvalue()
