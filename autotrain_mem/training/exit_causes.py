@@ -47,10 +47,6 @@ CAUSES: Mapping[str, Remedy] = {
 }
 """Maps the name of each cause, as in :class:`~autotrain_mem.types.experience.Restart`, to its remedy."""
 
-LOW_HOST_SHARES = {signal.SIGTERM: 0.1, signal.SIGKILL: 0.05}
-"""A process that such a signal ends while at most this share of host memory is available counts as out of memory. They
-are the limits of earlyoom, which was on by default in Fedora (earlyoom(1), ``-m PERCENT[,KILL_PERCENT]``)."""
-
 WHY_CHARACTERS = 120
 """The most characters of a library's error that a cause quotes; the error that stops a run quotes all of it."""
 
@@ -97,8 +93,6 @@ class Ending:
     """The folder of the checkpoint that it was writing; empty if it wrote none."""
     host_kills: int = 0
     """The number of processes that the kernel's OOM killer ended while this process ran."""
-    host_left_share: float = 1.0
-    """The lowest share of host memory that was available."""
     peak_reserved_bytes: int | None = None
     """Peak reserved bytes of the device's allocator at the last step; None if they cannot be measured."""
     rank: int | None = None
@@ -172,11 +166,9 @@ def _of_status(ending: Ending) -> Cause:
     number = -(ending.code or 0)
     if number == signal.SIGKILL and ending.host_kills:
         return Cause(name="host out of memory", why="the kernel's OOM killer ended it (signal 9)")
-    if number in LOW_HOST_SHARES:
-        is_low = ending.host_left_share <= LOW_HOST_SHARES[signal.Signals(number)]
-        left = f" with {ending.host_left_share:.0%} of the host's memory left" if is_low else ""
-        return Cause(name="host out of memory" if is_low else "killed", why=f"signal {number}{left}")
     how = f"signal {number}" if number > 0 else f"exit status {ending.code}"
+    if number in (signal.SIGTERM, signal.SIGKILL):
+        return Cause(name="killed", why=how)
     for line in reversed(ending.log_tail.splitlines()):
         name = _named_in(line)
         if name is not None:

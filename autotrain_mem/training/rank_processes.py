@@ -10,7 +10,7 @@ from typing import Any
 
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
-from autotrain_mem.support.host import host_memory, oom_kills
+from autotrain_mem.support.host import oom_kills
 from autotrain_mem.support.processes import GRACE_SECONDS, Child, ChildDied, ChildTimeout
 from autotrain_mem.training.exit_causes import Ending, blames_others
 from autotrain_mem.training.machines.lead import StartRemote
@@ -247,18 +247,12 @@ class RankProcesses:
         return None if behind is None or behind[0] in gone else RankTimeout(*behind)
 
 
-HOST_SECONDS = 1.0
-"""Seconds between two readings of host memory while a run reports steps; one reading takes 0.1 ms."""
-
-
 class Progress:
     """Follows a run's events, to report its progress if it ends without an ``end`` event."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
         self._kills = oom_kills()
-        self._looked = 0.0
-        self._host_left_share = 1.0
         self._began_at = self._step = 0
         self._saving = ""
         self._peak_reserved_bytes: int | None = None
@@ -274,9 +268,6 @@ class Progress:
                 self._saving = event["path"]
             case "checkpoint" | "save_failed":
                 self._saving = ""
-        if time.monotonic() - self._looked >= HOST_SECONDS:
-            self._looked, memory = time.monotonic(), host_memory()
-            self._host_left_share = min(self._host_left_share, memory.available_bytes / memory.total_bytes)
         self._on_event(event)
 
     def ending(self, error: AutofitError, **more: Any) -> Ending:
@@ -287,7 +278,6 @@ class Progress:
             began_at=self._began_at,
             saving=self._saving,
             host_kills=oom_kills() - self._kills,
-            host_left_share=self._host_left_share,
             peak_reserved_bytes=self._peak_reserved_bytes,
             **more,
         )

@@ -40,14 +40,12 @@ class Result:
     case: Case
     counted: bool
     allocated: float
-    other: float | None
-    """The error of allocated bytes in the other rehearsal, with ``--compare``."""
     reserved: float | None
     smi: float | None
 
 
 HEADER = (
-    f"{'id':12} {'family':78} {'size':>10} {'measured':>9} {'rehearsed':>9} {'error':>7} {'other':>7} "
+    f"{'id':12} {'family':78} {'size':>10} {'measured':>9} {'rehearsed':>9} {'error':>7} "
     f"{'reserved':>16} {'nvidia-smi':>16}  peak in"
 )
 
@@ -78,22 +76,16 @@ def counts(case: Case, predicted: Estimate) -> bool:
     return phases.get(Phase.OPTIMIZER_STEP, 0) > others + copies
 
 
-def run(case: Case, worker: api.Worker, compared_with: tuple[Case, api.Worker] | None) -> Result:
-    """Rehearses one case, and the other case that it is compared with, and prints its line."""
+def run(case: Case, worker: api.Worker) -> Result:
+    """Rehearses one case, and prints its line."""
     predicted, _ = predict(worker, case.job, case.knobs, case.longest, named(case.card))
     allocated = _error(case.row["alloc_gib"], predicted.reserved.peak_allocated_bytes)
     assert allocated is not None
-    other = None
-    if compared_with is not None:
-        alike, its_worker = compared_with
-        compared, _ = predict(its_worker, alike.job, alike.knobs, alike.longest, named(alike.card))
-        other = _error(case.row["alloc_gib"], compared.reserved.peak_allocated_bytes)
     states_smi = SMI_MODEL in case.row["model"]
     result = Result(
         case=case,
         counted=counts(case, predicted),
         allocated=allocated,
-        other=other,
         reserved=_error(case.row["reserved_gib"], predicted.reserved.peak_reserved_bytes),
         smi=_error(case.row["nvidia_smi_gib"], taken_bytes(predicted)) if states_smi else None,
     )
@@ -111,12 +103,11 @@ def _line(result: Result, predicted: Estimate) -> str:
     mark = "t" if ran_older_trl(row) else "*" if case.whole_logits else "f" if "foak" in framework(row) else " "
     label = f"{row['id'][:11]:11}{mark} {case.family[:78]:78} {row['batch'] + ' x ' + row['seq_len']:>10}"
     rehearsed = predicted.reserved.peak_allocated_bytes / GIB
-    beside = " " * 7 if result.other is None else f"{result.other:+7.2%}"
     reserved = _with_error(predicted.reserved.peak_reserved_bytes, result.reserved)
     smi = _with_error(taken_bytes(predicted), result.smi)
     verdict = predicted.memory.peak_phase.value + ("" if result.counted else ", not counted")
     return (
-        f"{label} {float(row['alloc_gib']):9.3f} {rehearsed:9.3f} {result.allocated:+7.2%} {beside} "
+        f"{label} {float(row['alloc_gib']):9.3f} {rehearsed:9.3f} {result.allocated:+7.2%} "
         f"{reserved:>16} {smi:>16}  {verdict}"
     )
 
@@ -135,12 +126,12 @@ def report(results: Iterable[Result], bars: Bars) -> bool:
         print("\nno row counts")
         return True
     print("\nper family: number of rows, then the median of absolute errors and the worst error of allocated bytes, of")
-    print("allocated bytes in the other rehearsal, of reserved bytes, of reserved plus non-torch bytes (nvidia-smi)")
+    print("reserved bytes, of reserved plus non-torch bytes (nvidia-smi)")
     medians: dict[str, list[float]] = defaultdict(list)
     every: dict[str, list[float]] = defaultdict(list)
     for family, rows in families.items():
         shown = []
-        for name in ("allocated", "other", "reserved", "smi"):
+        for name in ("allocated", "reserved", "smi"):
             errors = [error for row in rows if (error := getattr(row, name)) is not None]
             if errors:
                 every[name] += map(abs, errors)

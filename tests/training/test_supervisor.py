@@ -79,9 +79,6 @@ def test_a_silent_end_is_told_by_its_status_and_its_last_words() -> None:
     ends: list[tuple[int, dict[str, Any], str]] = [
         (-signal.SIGKILL, {}, "killed"),
         (-signal.SIGKILL, {"host_kills": 1}, "host out of memory"),
-        (-signal.SIGKILL, {"host_left_share": 0.04}, "host out of memory"),
-        (-signal.SIGTERM, {"host_left_share": 0.08}, "host out of memory"),
-        (-signal.SIGKILL, {"host_left_share": 0.08}, "killed"),
         (-signal.SIGTERM, {}, "killed"),
         (-signal.SIGSEGV, {"host_kills": 1}, "crashed"),
         (-signal.SIGBUS, {}, "crashed"),
