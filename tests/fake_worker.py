@@ -83,7 +83,7 @@ class FakeWorker:
             events=array("q", range(1, len(blocks) + 1)),
             phase_starts=((0, Phase.LOAD), (1, Phase.BACKWARD)),
             operators=1,
-            pinned_bytes=8 * GIB if knobs.optimizer_offload else 0,
+            pinned_host_bytes=8 * GIB if knobs.optimizer_offload else 0,
             seconds=0.0,
             work=work_of(knobs),
         )

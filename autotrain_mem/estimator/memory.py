@@ -3,12 +3,13 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import fields
 from itertools import islice
 
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.estimator.replay import DeviceCapacity, reserve
 from autotrain_mem.types import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types.trace import CACHE_EMPTIED, RunFacts
 
 LARGEST_MODULES = 5
 
@@ -42,15 +43,8 @@ def estimate_memory(trace: Trace, room: DeviceCapacity) -> MemoryEstimate:
         modules_at_peak=largest_modules(at_peak),
         parts_at_peak=parts_of(at_peak),
         reserved=ReservedByMode.of_both(lambda grows: reserve(trace, room, grows=grows)),
-        not_counted=trace.not_counted,
         rehearsal_seconds=round(trace.seconds, 3),
-        pinned_host_bytes=trace.pinned_bytes,
-        unpinned_host_bytes=trace.unpinned_bytes,
-        saved_model_bytes=trace.saved_model_bytes,
-        saved_state_bytes=trace.saved_state_bytes,
-        unquantized_bytes=trace.unquantized_bytes,
-        trained=trace.trained,
-        routing=trace.routing,
+        **{each.name: getattr(trace, each.name) for each in fields(RunFacts)},
     )
 
 

@@ -11,7 +11,7 @@ from autotrain_mem.support.codec import CodecError, Form
 from autotrain_mem.support.lazy_names import html_of
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types.hardware import Hardware
-from autotrain_mem.types.trace import Owner, Routing, Trained
+from autotrain_mem.types.trace import Owner, Routing, RunFacts
 from autotrain_mem.types.vllm import VllmSleep
 from autotrain_mem.types.work import Phase, StepTime, Workload
 
@@ -100,7 +100,7 @@ class ReservedByMode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryEstimate:
+class MemoryEstimate(RunFacts):
     """Holds the peaks of one rehearsed run, in bytes.
 
     ``sum(owners_at_peak.values()) == phases[peak_phase] == peak_allocated_bytes`` holds.
@@ -124,29 +124,13 @@ class MemoryEstimate:
     modules_at_peak: tuple[tuple[str, int], ...]
     """The modules with the most bytes of activations and temporaries at the peak, and these bytes, largest first."""
     reserved: ReservedByMode
-    not_counted: tuple[str, ...]
-    """The parts of a run's memory or time that this estimate leaves out, each described in a phrase."""
     rehearsal_seconds: float
     parts_at_peak: tuple[tuple[str, int], ...] = ()
     """The bytes of each part of a vision-language model at the peak: vision tower, projector, language model, rest."""
-    pinned_host_bytes: int = 0
-    """The bytes of pinned host memory per process, for offloaded activations, optimizer state and shards."""
-    unpinned_host_bytes: int = 0
-    """The peak bytes of other host memory per process, that an optimizer on the host needs, with its state."""
-    saved_model_bytes: int = 0
-    """The bytes on disk of the saved model: all weights, or those of the adapter."""
-    saved_state_bytes: int = 0
-    """The bytes on disk of the optimizer state in a checkpoint."""
-    unquantized_bytes: int = 0
-    """The bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
     rehearsed_layers: int | None = None
     """The layers of the larger truncated copy that this is extrapolated from; None if the whole model was rehearsed."""
     mixed_lengths: MixedLengths | None = None
     """The reserved memory over many steps; None if all rows are equally long, or if their lengths are unknown."""
-    trained: Trained | None = None
-    """The numbers of trained and of all parameters; None if no trainer was built."""
-    routing: Routing | None = None
-    """How tokens were routed to experts; None without experts, or if the model routes by code outside transformers."""
 
     @staticmethod
     def unfolded(values: Any) -> Any:

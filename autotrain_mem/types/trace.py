@@ -135,7 +135,29 @@ class Routing(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
+class RunFacts:
+    """Holds what a rehearsal finds out beside the allocations on the device; an estimate takes it over as it is."""
+
+    not_counted: tuple[str, ...] = ()
+    """The parts of the run's memory or time that are left out, each described in a phrase."""
+    pinned_host_bytes: int = 0
+    """The bytes of pinned host memory per process, for offloaded activations, optimizer state and shards."""
+    unpinned_host_bytes: int = 0
+    """The peak bytes of other host memory per process, that an optimizer on the host needs, with its state."""
+    saved_model_bytes: int = 0
+    """The bytes on disk of the saved model: all weights, or those of the adapter."""
+    saved_state_bytes: int = 0
+    """The bytes on disk of the optimizer state in a checkpoint."""
+    unquantized_bytes: int = 0
+    """The bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
+    trained: Trained | None = None
+    """The numbers of trained and of all parameters; None if no trainer was built."""
+    routing: Routing | None = None
+    """How tokens were routed to experts; None without experts, or if the model routes by code outside transformers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace(RunFacts):
     """Holds every allocation and free of one run, in order.
 
     In ``events``, ``+n`` is the allocation and ``-n`` the free of ``blocks[n - 1]``; ``0`` is ``CACHE_EMPTIED``.
@@ -152,28 +174,12 @@ class Trace:
     """The wall time of the recorded run."""
     stream_uses: tuple[StreamUse, ...] = ()
     """The uses of blocks on other streams, in order."""
-    not_counted: tuple[str, ...] = ()
-    """The parts of the run's memory or time that the trace leaves out, each described in a phrase."""
     work: Workload = field(default_factory=Workload)
     """The computation and transfers, from which time is estimated."""
     loss_chunks: tuple[int, ...] = ()
     """The real numbers of chunks of all losses that were rehearsed with fewer chunks, without duplicates."""
     loss_passes: tuple[LossPass, ...] = ()
     """The passes over the chunks of losses, in order; empty if the trace was extrapolated."""
-    pinned_bytes: int = 0
-    """The bytes of pinned host memory for offloaded activations and optimizer state."""
-    unpinned_bytes: int = 0
-    """The peak bytes of other host memory that DeepSpeed's offload took."""
-    saved_model_bytes: int = 0
-    """The bytes on disk of the trained weights: all weights, or those of the adapter."""
-    saved_state_bytes: int = 0
-    """The bytes on disk of the optimizer state in a checkpoint."""
-    unquantized_bytes: int = 0
-    """The bytes of experts that bitsandbytes leaves unquantized, since they are fused into one tensor."""
-    trained: Trained | None = None
-    """The numbers of trained and of all parameters; None if no trainer was built."""
-    routing: Routing | None = None
-    """How tokens were routed to experts; None without experts, or if the model routes by code outside transformers."""
     engine_marks: tuple[tuple[int, EngineMark], ...] = ()
     """Pairs of the next event's index and what a colocated engine does; empty if the engine never sleeps."""
 

@@ -64,7 +64,7 @@ def test_a_rehearsed_rank_is_real(method: str, knobs: dict[str, object], model_f
     real, *_ = trained_by_ranks(one, tmp_path)
     fake = rehearsed(one)
     real_run.assert_births_in_order(fake, real, SMALL)
-    assert (fake.unpinned_bytes, fake.pinned_bytes) == (real.unpinned_bytes, real.pinned_bytes)
+    assert (fake.unpinned_host_bytes, fake.pinned_host_bytes) == (real.unpinned_host_bytes, real.pinned_host_bytes)
     assert (Kind.COLLECTIVE in {work.kind for work in fake.work.work}) is (one.knobs.processes > 1)
     # Now and then gloo's own threads let go of what was gathered a little later.
     assert max(peaks(fake).values()) == pytest.approx(max(peaks(real).values()), rel=0.005)
@@ -110,8 +110,8 @@ def test_what_zero_offloads_is_not_on_the_device(model_folder: Folder) -> None:
     assert not [block for block in trace.blocks if block.owner is Owner.OPTIMIZER_STATE and block.size_bytes > SMALL]
     assert trace.trained is not None
     shard = trace.trained.parameters / 2
-    assert trace.unpinned_bytes == pytest.approx(8 * shard, rel=0.001), "Adam's two moments"
-    assert trace.pinned_bytes >= (4 + 4 + 4) * shard, "the weights, gradients to step with, those added up"
+    assert trace.unpinned_host_bytes == pytest.approx(8 * shard, rel=0.001), "Adam's two moments"
+    assert trace.pinned_host_bytes >= (4 + 4 + 4) * shard, "the weights, gradients to step with, those added up"
 
 
 def test_shared_tokens_are_a_part_of_the_work_and_go_around(model_folder: Folder) -> None:

@@ -16,7 +16,9 @@ Example: Qwen2.5-0.5B has 24 layers; rehearsing 1 and 3 of them takes a quarter 
 import gc
 from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterator
+from dataclasses import fields
 from functools import cached_property
+from typing import Any
 
 from autotrain_mem.estimator.depth.alignment import (
     NOWHERE,
@@ -31,7 +33,9 @@ from autotrain_mem.estimator.depth.alignment import (
 from autotrain_mem.estimator.depth.writer import Act, Birth, Pick, Picks, UnclearError, Use, Writer, agreed
 from autotrain_mem.types import Block, Phase, Trace, Trained, Workload
 from autotrain_mem.types.model import Depths
-from autotrain_mem.types.trace import EngineMark
+from autotrain_mem.types.trace import EngineMark, RunFacts
+
+SIZES = tuple(each.name for each in fields(RunFacts) if each.name.endswith("_bytes"))
 
 MOST_MISTAKES = 50
 """The most pairs of steps that look alike but differ, before the extrapolation is given up."""
@@ -143,6 +147,7 @@ class _Expansion:
             writer.write(acts, copies)
         of_loss = [sum(one.operators for one in trace.loss_passes) for trace in self._traces]
         others = [trace.operators - count for trace, count in zip(self._traces, of_loss, strict=True)]
+        sizes: Any = {name: _extrapolated(depths, getattr(short, name), getattr(long, name)) for name in SIZES}
         return Trace(
             blocks=tuple(writer.blocks),
             events=writer.events,
@@ -153,11 +158,7 @@ class _Expansion:
             seconds=short.seconds + long.seconds,
             work=self._work(),
             not_counted=short.not_counted,
-            pinned_bytes=_extrapolated(depths, short.pinned_bytes, long.pinned_bytes),
-            unpinned_bytes=_extrapolated(depths, short.unpinned_bytes, long.unpinned_bytes),
-            saved_model_bytes=_extrapolated(depths, short.saved_model_bytes, long.saved_model_bytes),
-            saved_state_bytes=_extrapolated(depths, short.saved_state_bytes, long.saved_state_bytes),
-            unquantized_bytes=_extrapolated(depths, short.unquantized_bytes, long.unquantized_bytes),
+            **sizes,
             routing=short.routing,
             trained=Trained.extrapolated(short.trained, long.trained, depths.copies, depths.all_copies),
         )

@@ -322,8 +322,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         """Returns the trace of the run so far, without disowned blocks."""
         return replace(
             self.ledger.trace(not_counted, self.work.workload()),
-            pinned_bytes=self.pinned.peak_bytes,
-            unpinned_bytes=self.unpinned.peak_bytes,
+            pinned_host_bytes=self.pinned.peak_bytes,
+            unpinned_host_bytes=self.unpinned.peak_bytes,
             saved_model_bytes=self.saved_model_bytes,
             saved_state_bytes=self.saved_state_bytes,
             unquantized_bytes=self.unquantized_bytes,
