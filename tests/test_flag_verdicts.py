@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import re
 from collections import Counter
 
 import pytest
@@ -17,6 +18,7 @@ from nouns import TRL_DEFAULTS
 from test_contract import TREES
 
 from autotrain_mem.checks import sharding
+from autotrain_mem.cli.flags import own_names
 from autotrain_mem.estimator import vllm_share
 from autotrain_mem.methods import configs
 from autotrain_mem.methods.interface import method_of
@@ -24,6 +26,7 @@ from autotrain_mem.rehearsal.rehearse import rehearsal_arguments
 from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_OFF, Verdict, group_of, only_for_real
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED, NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import LADDER
+from autotrain_mem.settings.old_names import old_names
 from autotrain_mem.types import Job, Knobs
 from autotrain_mem.types.job import PythonCall
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
@@ -64,6 +67,20 @@ def test_every_knob_that_is_told_or_moved_by_a_lever_is_a_field_of_the_installed
     }
     moved = {knob for row in rows for knob in (*row.knobs, *row.also)}
     assert sorted(moved - NOT_TRLS - absent - trl_fields(method)) == []
+
+
+def test_an_old_name_is_no_flag_of_today_and_what_it_stands_for_is() -> None:
+    """Some methods may still have a name that others replaced; a name that is taken is a flag of none."""
+    flags, everywhere = (
+        every_trl_field() | set(own_names()),
+        frozenset.intersection(*map(trl_fields, INSTALLED_METHODS)),
+    )
+    same, like, write = (old_names(kind) for kind in ("same", "like", "write"))
+    assert sorted(flags & set(same)) == sorted(everywhere & {*like, *write}) == []
+    assert len(same | like | write) == len(same) + len(like) + len(write)
+    meant = {*same.values(), *" ".join(like.values()).split(), *re.findall(r"--(\w+)", " ".join(write.values()))}
+    if HAS_PPO:
+        assert meant - flags == {"config_file", "output_file"}, "of accelerate"
 
 
 @pytest.mark.parametrize("method", INSTALLED_METHODS)

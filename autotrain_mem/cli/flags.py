@@ -14,6 +14,7 @@ from autotrain_mem.planning.read_request import with_peft_config
 from autotrain_mem.planning.run_request import RunRequest
 from autotrain_mem.run.several_machines import without_flags
 from autotrain_mem.settings.declaration import ESTIMATE, PLAN, TRAIN, Group, Setting, setting, settings_of
+from autotrain_mem.settings.old_names import old_value
 from autotrain_mem.settings.own import OWN
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.yaml_files import read_yaml, recipe
@@ -125,6 +126,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         """Raises argparse's message as a UsageError, in our wording."""
         reason, choose, choices = message.removeprefix("argument ").partition(" (choose from ")
         hint = f"It takes {choices.rstrip(')').replace(chr(39), '')}." if choose else f"See {prog} --help."
+        hint += old_value(reason.partition("'")[2].rstrip("'"))
         raise UsageError(f"{reason[0].upper()}{reason[1:]}.", hint=hint)
 
     parser.error = refuse  # type: ignore[method-assign]

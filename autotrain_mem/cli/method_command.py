@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from autotrain_mem.cli import flags
+from autotrain_mem.settings.old_names import notes
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.support.units import printable
 from autotrain_mem.support.versions import TESTED, installed_versions, untested
@@ -29,7 +30,7 @@ def run(command: str, method: str, argv: Sequence[str]) -> int:
     if output.help:
         _print_help(command, method, prog)
         return 0
-    for sentence in untested(installed_versions(TESTED)):
+    for sentence in (*untested(installed_versions(TESTED)), *notes({**request.flags, **request.config})):
         sys.stderr.write(f"note: {sentence}\n")
     # A typo in one of our flags is reported before these slow imports.
     from autotrain_mem.run.early import opened, refuse_to_follow

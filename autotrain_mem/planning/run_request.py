@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.planning.output_dir import default_dir
 from autotrain_mem.settings.declaration import PLAN, TRAIN, Group, setting
+from autotrain_mem.settings.old_names import spellings
 from autotrain_mem.settings.words import RESTARTS
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import Job
@@ -125,9 +126,9 @@ class RunRequest:
 
     def argument(self, name: str) -> object:
         """Returns the value of one of TRL's arguments in flags or keys; None if not given, or if the flag is false."""
-        value = self.flags.get(name)
-        if value is None:
-            return self.config.get(name)
+        flags, names = self.flags, spellings(name)
+        if (value := next((flags[each] for each in names if each in flags), None)) is None:
+            return next((self.config[each] for each in names if each in self.config), None)
         return None if value.lower() == "false" else value
 
     def names(self, *names: str) -> bool:

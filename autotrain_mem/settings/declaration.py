@@ -11,6 +11,8 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any
 
+from autotrain_mem.settings.old_names import old_value
+
 Problem = tuple[str, str]
 """What is wrong with a value, and its cure."""
 Check = Callable[[str, Any], Iterable[Problem]]
@@ -226,7 +228,10 @@ def one_of(known: tuple[str, ...], prefix: str = "--") -> Check:
 
     def check(name: str, value: Any) -> Iterable[Problem]:
         if value not in known:
-            yield f"{prefix}{name} does not take {value!r}", f"{prefix}{name} takes {', '.join(known)}."
+            yield (
+                f"{prefix}{name} does not take {value!r}",
+                f"{prefix}{name} takes {', '.join(known)}.{old_value(str(value))}",
+            )
 
     return check
 

@@ -13,52 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from autotrain_mem.settings.old_names import add_old_names, by_todays_names, old_names
 from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, MOST, read_length
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
-
-_RENAMED = {
-    "evaluation_strategy": "eval_strategy",
-    "group_by_length": "train_sampling_strategy",
-    "max_seq_length": MAX_LENGTH,
-    "torch_dtype": "dtype",
-    "warmup_ratio": "warmup_steps",
-}
-"""Old name in TRL or transformers 4 -> today's name of the same setting."""
-
-_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
-    "batch_size": ("per_device_train_batch_size",),
-    "max_completion_length": ("response_length", "max_new_tokens"),
-    "max_new_tokens": ("max_completion_length", "response_length"),
-    "max_prompt_length": ("prompt_length",),
-    "response_length": ("max_completion_length", "max_new_tokens"),
-    "reward_model": ("reward_model_path",),
-    "reward_model_path": ("reward_model_name_or_path",),
-    "reward_model_name_or_path": ("reward_model_path",),
-    "epochs": ("num_train_epochs",),
-    "lora": ("use_peft",),
-    "lora_rank": ("lora_r",),
-    "lr": ("learning_rate",),
-    "max_seq_len": (MAX_LENGTH,),
-    "no_cuda": ("use_cpu",),
-    "seq_len": (MAX_LENGTH,),
-    "steps": ("max_steps",),
-} | {old: (new,) for old, new in _RENAMED.items()}
-"""Name that another trainer or method uses -> TRL's names, which a comparison of letters would not find."""
-
-_ANSWERS = {
-    "chat_template": "--chat_template_path FILE",
-    "dataset_mixer": "datasets: [{path: NAME, split: train}, ...] in a YAML file",
-    "mixed_precision": "--bf16 true or --fp16 true",
-    "num_machines": "--nodes N",
-    "num_processes": "--gpus N",
-    "tokenizer": "TRL loads the model's own; save another one into the model's folder",
-    "use_flash_attention_2": "--attn_implementation flash_attention_2",
-    "vllm_device": "--vllm_mode colocate or server",
-}
-"""Name of an older TRL, transformers or accelerate, or of a recipe -> what to write today, which is no mere name."""
 
 _WITH_A_VALUE = "--{} has no opposite: give it a value, --{} false"
 
@@ -86,15 +46,11 @@ def read_given(
     parser.error = functools.partial(_refuse, method)  # type: ignore[method-assign]
     actions = actions_of(parser)
     known = [*actions, *also_known]
-    unknown = [name for name in config if name not in actions and _RENAMED.get(name) not in actions]
+    unknown = [name for name in config if name not in actions and old_names("same").get(name) not in actions]
     if unknown:
         raise unknown_names(method, unknown, known, "key", "", methods_with)
     _forget_defaults(parser)
-    for old, new in _RENAMED.items():
-        if new in actions:
-            bare: dict[str, Any] = {"nargs": "?", "const": old} if old == "group_by_length" else {}
-            action = parser.add_argument(f"--{old}", default=argparse.SUPPRESS, choices=actions[new].choices, **bare)
-            action.type = _READERS.get(old, actions[new].type)
+    add_old_names(parser, actions)
     spoken: list[str] = []  # ["--lora_r=8", "--lora_target_modules", "q_proj"]: checked like flags
     silent: dict[str, Any] = {}  # what no flag can express: {"max_length": None}
     actions = actions_of(parser)
@@ -113,7 +69,7 @@ def read_given(
         if flags_of_nobody:
             raise unknown_names(method, flags_of_nobody, known, "flag", "--", methods_with)
         raise UsageError(f"Unexpected arguments: {' '.join(extra)}.", hint="Put a value with spaces in quotes.")
-    given = _by_todays_names({**silent, **vars(keys)}) | _by_todays_names(vars(flags))
+    given = by_todays_names({**silent, **vars(keys)}) | by_todays_names(vars(flags))
     check_finite(given)
     asked = [name for name in MAXIMIZED if given.get(name) == MOST]
     if len(asked) > 1:
@@ -144,28 +100,6 @@ def check_finite(given: Mapping[str, Any]) -> None:
                 )
 
 
-def _ratio(text: str) -> float:
-    """Parses a share of all steps; ``warmup_steps`` below 1 means a share (``training_args.py: get_warmup_steps``)."""
-    if not 0 <= float(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share; --warmup_steps {text} counts steps, 0.03 is a share")
-    return float(text)
-
-
-_SAMPLING = {"true": "group_by_length", "false": "random"}
-_READERS = {"warmup_ratio": _ratio, "group_by_length": lambda text: _SAMPLING.get(text.lower(), text)}
-
-
-def _by_todays_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    read = {name: value for name, value in given.items() if name not in _RENAMED}
-    for old, new in _RENAMED.items():
-        if old in given and read.setdefault(new, given[old]) != given[old]:
-            raise UsageError(
-                f"--{old} and --{new} are an old and a new name of one setting, and contradict each other.",
-                hint=f"Remove --{old}.",
-            )
-    return read
-
-
 def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Returns the first action of each name: the flag itself. A later action of that name is its --no_ form."""
     return {action.dest: action for action in reversed(parser._actions) if action.dest != "help"}
@@ -175,23 +109,23 @@ def unknown_names(
     method: str, unknown: Sequence[str], known: Sequence[str], kind: str, prefix: str, methods_with: MethodsWith
 ) -> UsageError:
     """Returns one error for all unknown names, each with the nearest names that exist."""
-    lines, by_letters = [], {item.replace("_", ""): item for item in sorted({*known, *_ELSEWHERE})}
+    likely = {old: today.split() for kind in ("same", "like") for old, today in old_names(kind).items()}
+    lines, by_letters = [], {item.replace("_", ""): item for item in sorted({*known, *likely})}
     for token in unknown:
         name = token.lstrip("-").split("=")[0].replace("-", "_")
         if name.startswith("no_") and name[3:] in known:
             lines.append(_WITH_A_VALUE.format(name[3:], name[3:]))
             continue
-        if name in _ANSWERS:
-            lines.append(f"{token}: {_ANSWERS[name]}")
-            continue
         # At most two similar names; underscores are ignored, as in ``batchsize``.
         similar = difflib.get_close_matches(name.replace("_", ""), by_letters, n=3, cutoff=0.7)
         names = [by_letters[letters] for letters in similar]
-        meant = [each for item in names for each in ((item,) if item in known else _ELSEWHERE[item])]
+        meant = [each for item in names for each in ((item,) if item in known else likely[item])]
         near = [item for item in dict.fromkeys(meant) if item in known][:2]
         others = methods_with(name)
         facts = [f"a flag of {', '.join(others)}"] if others else []
-        if near:
+        if answer := old_names("write").get(name):
+            facts.append(answer)
+        elif near:
             facts.append(f"did you mean {' or '.join(prefix + item for item in near)}?")
         if facts:
             lines.append(f"{token}: {'; '.join(facts)}")

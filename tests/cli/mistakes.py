@@ -73,6 +73,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "other_machine_on_cpu": (2, f"{TRAIN} --use_cpu --nodes 2 --machine_rank 1 --main_process_ip here", "--use_cpu"),
     "link_unknown": (2, f"{PLAN} --gpus 2 --link nvlink", "nvlink nvlink4 ndr"),
     "sharding_unknown": (2, f"{PLAN} --gpus 2 --sharding zero4", "zero4 ddp fsdp2 hsdp zero3"),
+    "sharding_of_old": (
+        2,
+        f"{PLAN} --gpus 2 --sharding fsdp1",
+        "'--sharding fsdp2' 'accelerate to-fsdp2 --config_file'",
+    ),
     "deepspeed_not_there": (2, f"{PLAN} --gpus 2 --deepspeed ds.json", "ds.json 'No such file' JSON"),
     "offload_of_no_zero": (2, f"{PLAN} --gpus 2 --offload_optimizer_device cpu", "--offload_optimizer_device zero2"),
     "sharding_of_one": (2, f"{PLAN} --sharding fsdp2", "'--sharding fsdp2' '--gpus 2'"),

@@ -66,6 +66,8 @@ OLD_NAMES = {
     "max_seq_length": (512, {"max_length": 512}),
     "warmup_ratio": (0.03, {"warmup_steps": 0.03}),
     "group_by_length": (True, {"train_sampling_strategy": "group_by_length"}),
+    "no_cuda": (True, {"use_cpu": True}),
+    "use_liger": (False, {"use_liger_kernel": False}),
 }
 
 
@@ -79,6 +81,7 @@ def test_a_name_of_transformers_4_is_taken_as_a_flag_and_as_a_key(old: str, work
 
 def test_an_old_name_beside_todays_must_say_the_same_and_a_flag_of_either_wins_over_a_key(worker: Worker) -> None:
     assert _given(worker, "--group_by_length") == {"train_sampling_strategy": "group_by_length"}
+    assert _given(worker, "--no_cuda") == {"use_cpu": True}
     assert _given(worker, "--group_by_length", "false") == {"train_sampling_strategy": "random"}
     assert _given(worker, "--torch_dtype=bfloat16", "--dtype=bfloat16") == {"dtype": "bfloat16"}
     for flag in ("--dtype=float32", "--torch_dtype=float32"):

@@ -338,6 +338,7 @@ def test_a_typo_is_told_by_kept_flags_before_anything_starts(tmp_path: Path, mon
         (("--beta", "0.1"), {}, "a flag of dpo"),
         ((), {"learning_ratt": 1}, "did you mean learning_rate"),
         (("--use-flash-attention-2",), {}, "--attn_implementation flash_attention_2"),
+        (("--num_machines=2", "--past_index", "1"), {}, "--nodes N\n--past_index: removed in transformers 5"),
         ((), {"learning_rate": "abc"}, "invalid float value: 'abc'"),
         (("--bf16", "perhaps", "--learning_rate=1"), {}, ""),
         (("--bf16",), {"warmup_ratio": 0.03}, ""),
