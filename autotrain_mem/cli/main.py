@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 
 from autotrain_mem import __version__
-from autotrain_mem.support.errors import AutofitError, InterruptedByUser, UsageError
+from autotrain_mem.support.errors import AutofitError, InterruptedByUser, UsageError, described
 from autotrain_mem.support.processes import ENDING_SIGNALS
 from autotrain_mem.support.units import printable
 from autotrain_mem.types.methods_table import METHODS
@@ -125,7 +125,7 @@ def run(argv: Sequence[str]) -> int:
             return _report(_unwritten(unforeseen), argv, unforeseen)
         # Any other exception is a defect of autofit.
         defect = AutofitError(
-            f"Unforeseen: {type(unforeseen).__name__}: {unforeseen}",
+            f"Unforeseen: {described(unforeseen)}",
             hint="This is a defect of autofit. Run again with --debug and report the traceback.",
         )
         return _report(defect, argv, unforeseen)

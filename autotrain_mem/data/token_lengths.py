@@ -15,7 +15,13 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.settings.words import MAX_LENGTH
-from autotrain_mem.support.errors import AutofitError, DatasetFormatError, EmptyDatasetError, ModelNotFoundError
+from autotrain_mem.support.errors import (
+    AutofitError,
+    DatasetFormatError,
+    EmptyDatasetError,
+    ModelNotFoundError,
+    described,
+)
 from autotrain_mem.support.sources import check_image_packages
 from autotrain_mem.trainers.pretrained import why_unreachable
 from autotrain_mem.trainers.script_call import keyword_of
@@ -164,6 +170,6 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
     except Exception as error:  # TRL, the chat template and the tokenizer may raise anything
         where = "--debug shows where TRL failed." if job.python_call is None else "Also check formatting_func if given."
         raise DatasetFormatError(
-            f"TRL cannot prepare {name}: {type(error).__name__}: {error}",
+            f"TRL cannot prepare {name}: {described(error)}",
             hint=f"Check the values of its columns and the chat template. {where}",
         ) from error

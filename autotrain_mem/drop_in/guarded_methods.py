@@ -14,6 +14,7 @@ from autotrain_mem.drop_in import launched
 from autotrain_mem.drop_in.call_plan import OUR_LIBRARIES
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support import codec
+from autotrain_mem.support.errors import described
 from autotrain_mem.training.run_folder import lock_folder
 from autotrain_mem.types import Incident, LearnedLimits
 
@@ -151,7 +152,7 @@ def _run_longest_first(trainer: Any) -> None:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            _warn(f"the longest rows could not be run before the first step: {type(error).__name__}: {error}")
+            _warn(f"the longest rows could not be run before the first step: {described(error)}")
         return step(model, *args, **kwargs)
 
     trainer.training_step = first_step

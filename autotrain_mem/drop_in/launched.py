@@ -17,7 +17,7 @@ from autotrain_mem.planning.accelerate_config import deepspeed_content
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS
 from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support import codec, errors
-from autotrain_mem.support.errors import AutofitError, UsageError
+from autotrain_mem.support.errors import AutofitError, UsageError, described
 from autotrain_mem.types import Hardware, Plan
 from autotrain_mem.types.autofit import AutoFit
 
@@ -208,7 +208,7 @@ def agreed(make: Callable[[], Plan]) -> Plan:
     try:
         plan = make()
     except BaseException as error:  # the others are waiting for an answer
-        reason = f"Rank 0 failed while it planned: {type(error).__name__}: {error}"
+        reason = f"Rank 0 failed while it planned: {described(error)}"
         _broadcast((error if isinstance(error, AutofitError) else AutofitError(reason)).to_json())
         raise
     _broadcast(codec.to_json(plan))

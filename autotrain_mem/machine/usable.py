@@ -13,7 +13,7 @@ from typing import Any
 
 from autotrain_mem.allocator.settings import environment_setting, variable_that_counts
 from autotrain_mem.machine.nvml import nvidia_driver
-from autotrain_mem.support.errors import UnreadableGpuError
+from autotrain_mem.support.errors import UnreadableGpuError, described
 from autotrain_mem.support.processes import Channel, Child, ChildDied, ChildTimeout
 from autotrain_mem.types.hardware import TURING
 
@@ -162,7 +162,7 @@ def main() -> None:
             found["problem"] = " ".join(str(error).split())[:300]
         channel.send(found)
     except BaseException as error:
-        channel.send({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+        channel.send({"error": described(error)[:300]})
 
 
 if __name__ == "__main__":

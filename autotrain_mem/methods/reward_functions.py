@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotrain_mem.support.errors import MissingExtraError, RewardFunctionError, UsageError
+from autotrain_mem.support.errors import MissingExtraError, RewardFunctionError, UsageError, described
 
 RewardFunction = Callable[..., Any]
 
@@ -54,7 +54,7 @@ def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
         if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
             raise UsageError(f"--reward_funcs {name}: there is no module {error.name!r}.", hint=hint) from error
         raise UsageError(
-            f"--reward_funcs {name}: {module_name} cannot be imported: {type(error).__name__}: {error}",
+            f"--reward_funcs {name}: {module_name} cannot be imported: {described(error)}",
             hint=f"Fix {module_name}, or install what it imports.",
         ) from error
     function = getattr(module, function_name, None)
@@ -81,9 +81,7 @@ def _blaming(name: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise RewardFunctionError(
-            f"The reward function {name} raised {type(error).__name__}: {error}", hint=_SIGNATURE
-        ) from error
+        raise RewardFunctionError(f"The reward function {name} raised {described(error)}", hint=_SIGNATURE) from error
 
 
 def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:

@@ -41,6 +41,7 @@ The message states the problem, and the ``hint`` gives the fix with its exact fl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -80,6 +81,20 @@ class AutofitError(Exception):
         """Returns class name, message and hint, and details if there are any, for another process."""
         sent = {"error": type(self).__name__, "message": self.message, "hint": self.hint}
         return sent if self.details is None else {**sent, "details": self.details}
+
+
+def described(error: BaseException) -> str:
+    """Returns an exception's class and text in one line; the code that raised it if it has no text.
+
+    >>> described(ValueError("no such row"))
+    'ValueError: no such row'
+    """
+    import traceback
+
+    text = " ".join(str(error).split())
+    if not text and (frames := traceback.extract_tb(error.__traceback__)):
+        text = f"raised by {frames[-1].name} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class UsageError(AutofitError):

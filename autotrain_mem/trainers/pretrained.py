@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from autotrain_mem.support.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from autotrain_mem.support.errors import ModelNotFoundError, UnsupportedModelError, UsageError, described
 from autotrain_mem.support.sources import OFFLINE_HINT, no_id, no_model, unreachable
 from autotrain_mem.types import Job
 
@@ -217,7 +217,7 @@ def not_loaded(model: str, error: OSError) -> ModelNotFoundError:
         return no_id(model)
     if why := why_unreachable(error):
         return no_model(model, why, OFFLINE_HINT)
-    reason = str(error).strip().splitlines()[0].rstrip(".")
+    reason = next(iter(str(error).strip().splitlines()), described(error)).rstrip(".")
     return ModelNotFoundError(f"The model {model!r} cannot be loaded: {reason}.", hint=OFFLINE_HINT)
 
 

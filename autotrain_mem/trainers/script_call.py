@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotrain_mem.support.errors import RehearsalError, UsageError
+from autotrain_mem.support.errors import RehearsalError, UsageError, described
 from autotrain_mem.support.files import refusal
 from autotrain_mem.types import Job
 
@@ -84,7 +84,7 @@ def read(job: Job) -> Call:
         call = pickle_without_tensors.unpack(_content(job.python_call.path))
     except Exception as error:  # the user's classes may raise anything when they are imported or rebuilt
         raise RehearsalError(
-            f"The trainer's arguments cannot be rebuilt in the rehearsal's process: {type(error).__name__}: {error}",
+            f"The trainer's arguments cannot be rebuilt in the rehearsal's process: {described(error)}",
             hint="Move its classes and functions into a module that can be imported from the script's folder.",
         ) from error
     assert isinstance(call, Call)

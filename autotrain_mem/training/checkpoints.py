@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotrain_mem.support.errors import OutputFolderError
+from autotrain_mem.support.errors import OutputFolderError, described
 from autotrain_mem.support.files import is_ordinary, read_object, replace_file
 
 MANIFEST = "autofit.checkpoint.json"
@@ -229,7 +229,7 @@ def _first_of(problems: Callable[[Path], Iterator[str]], checkpoint: Path) -> st
     try:
         return next(problems(checkpoint), "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        return f"it cannot be read: {type(error).__name__}: {error}"
+        return f"it cannot be read: {described(error)}"
 
 
 def _set_aside(checkpoint: Path, why: str) -> str:

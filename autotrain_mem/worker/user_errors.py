@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from typing import Any
 
-from autotrain_mem.support.errors import RehearsalError
+from autotrain_mem.support.errors import RehearsalError, described
 
 _PACKAGES = ("site-packages", "dist-packages")
 """Folders of installed packages; the second is Debian's."""
@@ -18,11 +18,15 @@ _TYPED = ("<stdin>", "<ipython-input")
 def failure(step: str, error: Exception, *, from_python: bool) -> RehearsalError:
     """Turns an exception into an error that explains it to the user. ``step``: such as "Rehearsing the trainer".
     ``from_python``: whether the job comes from a script, which has arguments instead of flags."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    text = described(error)
     if from_python and (own := _hint_of_own(error)):
         return RehearsalError(f"{step} failed: {text}", hint=own)
     option = "argument" if from_python else "flag"
-    if isinstance(error, ImportError):
+    libraries = [library_of(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    importer = next((each for each in reversed(libraries) if each != "Python"), "")  # importlib is Python's
+    if isinstance(error, ModuleNotFoundError) and importer == "autotrain_mem":
+        hint = "autotrain_mem imports it: pip install --upgrade autotrain_mem, or in a checkout: pip install -e ."
+    elif isinstance(error, ImportError):
         hint = f"Install the package that it names, or remove the {option} that needs it."
     else:
         hint = f"Change the {option} that it names, if any." + ("" if from_python else " --debug shows the traceback.")

@@ -3,6 +3,7 @@
 import inspect
 import json
 import pathlib
+import re
 import sysconfig
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from peft import LoraConfig
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autotrain_mem.methods.configs import script_parser
+from autotrain_mem.support.errors import described
 from autotrain_mem.worker.client import _cause
 from autotrain_mem.worker.user_errors import failure, library_of, passed_on
 
@@ -70,6 +73,16 @@ def test_a_command_gets_hints_on_flags_and_a_script_on_arguments() -> None:
     assert "argument" in script.hint
     missing = failure(STEP, ImportError("no module x"), from_python=False)
     assert missing.hint.startswith("Install the package that it names")
+    ours = failure(STEP, raised_by(lambda: script_parser("nobody_has_this")), from_python=False)
+    assert "pip install --upgrade autotrain_mem" in ours.hint
+    assert "pip install -e ." in ours.hint
+
+
+def test_an_error_without_a_text_names_the_code_that_raised_it() -> None:
+    for error in (AssertionError(), ValueError("  \n")):
+        place = rf"{type(error).__name__}: raised by act \({pathlib.Path(__file__).name}:\d+\)"
+        assert re.fullmatch(place, described(raised_by(of_kind(error))))
+        assert described(error.with_traceback(None)) == type(error).__name__
 
 
 class Unmatched(ValueError):

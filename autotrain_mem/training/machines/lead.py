@@ -18,7 +18,7 @@ from pathlib import Path
 
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import AutofitError, InterruptedByUser, TrainingError, UsageError
+from autotrain_mem.support.errors import AutofitError, InterruptedByUser, TrainingError, UsageError, described
 from autotrain_mem.support.files import read_start, replace_file
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
@@ -207,7 +207,7 @@ class Machines:
         if isinstance(error, KeyboardInterrupt):
             error = InterruptedByUser("It was interrupted.")
         elif error is not None and not isinstance(error, AutofitError):
-            error = TrainingError(f"{type(error).__name__}: {error}")
+            error = TrainingError(described(error))
         self.stop_listening()
         with contextlib.suppress(OSError):
             if read_start(self._key_file, len(self._key)) == self._key:  # else it is another run's

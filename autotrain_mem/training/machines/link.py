@@ -22,6 +22,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
+from autotrain_mem.support.errors import described
 from autotrain_mem.support.processes import GRACE_SECONDS, ChildDied
 
 BEAT_SECONDS = 1.0
@@ -141,7 +142,7 @@ class Link:
 
 def unreadable(error: Exception) -> str:
     """Returns why a connection ended whose other end sent an object without the expected fields."""
-    return f"it sent something that autofit does not understand ({type(error).__name__}: {error})"
+    return f"it sent something that autofit does not understand ({described(error)})"
 
 
 OnLine = Callable[[str | None], None]

@@ -9,7 +9,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from autotrain_mem.support import codec
-from autotrain_mem.support.errors import AutofitError, OutputFolderError, TrainingError
+from autotrain_mem.support.errors import AutofitError, OutputFolderError, TrainingError, described
 from autotrain_mem.support.host import free_room
 from autotrain_mem.support.processes import Channel
 from autotrain_mem.training.task import Request, interrupted_before_training
@@ -67,8 +67,7 @@ def _failure(error: BaseException, output_dir: str) -> AutofitError:
             "incomplete; older checkpoints are complete.",
         )
     return TrainingError(
-        f"The trainer raised {type(error).__name__}: {reason}",
-        hint="If the message names a flag, change that flag.",
+        f"The trainer raised {described(error)}", hint="If the message names a flag, change that flag."
     )
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.trainer import OPTIMIZER_NAME
 
-from autotrain_mem.support.errors import OutputFolderError, TrainingError
+from autotrain_mem.support.errors import OutputFolderError, TrainingError, described
 from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, form_of, is_of_another_form
 from autotrain_mem.training.checkpoints import instead_of
 from autotrain_mem.training.task import SendEvent
@@ -169,7 +169,6 @@ def _named(checkpoint: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError) as error:
         raise OutputFolderError(
-            f"Cannot resume from {checkpoint}, because its files cannot be read: {type(error).__name__}: "
-            f"{' '.join(str(error).split())}",
+            f"Cannot resume from {checkpoint}, because its files cannot be read: {described(error)}",
             hint=instead_of(checkpoint),
         ) from error

@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from autotrain_mem.allocator.settings import environment_settings
 from autotrain_mem.support import codec
+from autotrain_mem.support.errors import described
 from autotrain_mem.support.files import JsonLines
 from autotrain_mem.support.host import HostMemory, host_memory
 from autotrain_mem.support.units import GIB
@@ -232,7 +233,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]  # transformers is unt
     def _excuse(self, error: Exception, what: str = "the memory watch failed; training continues") -> None:
         if what not in self._excused:
             self._excused.add(what)
-            logger.warning(f"{what}: {type(error).__name__}: {error}")
+            logger.warning(f"{what}: {described(error)}")
 
 
 class _Clock:
