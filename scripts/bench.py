@@ -1,7 +1,5 @@
 """Shared by the scripts: import paths, quiet processes, command lines, and error figures with their limits."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

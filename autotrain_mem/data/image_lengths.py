@@ -1,7 +1,5 @@
 """Counts tokens of rows with images: an image's size determines the number of its tokens."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

@@ -6,14 +6,12 @@ Forbidding a lever forbids its direction only: ``--forbid gradient_checkpointing
 ``--forbid micro_batch`` never shrinks the micro-batch. A knob that the user gave is pinned: no lever moves it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from itertools import combinations, product
-from typing import Any
+from typing import Any, Self
 
 from autotrain_mem.search.adapter import SMALLEST_RANK
 from autotrain_mem.search.shardings import least_shared, shardings, shared
@@ -184,12 +182,12 @@ class Level:
     ranks: tuple[int, ...] = ()
     """Smaller ranks of the level's adapter, the largest first, to try if its own does not fit."""
 
-    def of_rank(self, rank: int) -> Level:
+    def of_rank(self, rank: int) -> Self:
         """Returns the level with an adapter of a smaller rank."""
         settings = tuple(replace(setting, lora_r=rank) for setting in self.settings)
         return replace(self, settings=settings, ranks=tuple(each for each in self.ranks if each < rank))
 
-    def on_layers(self) -> Level | None:
+    def on_layers(self) -> Self | None:
         """Returns the level with an adapter on layers alone; None if it adapts no experts."""
         adapter = self.space.adapter
         moved = [] if adapter is None else [adapter.on_layers(setting) for setting in self.settings]

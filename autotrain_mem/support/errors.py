@@ -39,11 +39,9 @@ The message states the problem, and the ``hint`` gives the fix with its exact fl
 ``cli.main`` catches these errors for the user.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from autotrain_mem.support.units import printable
 
@@ -111,7 +109,7 @@ class UsageError(AutofitError):
     exit_code = 2
 
     @classmethod
-    def of(cls, problems: Iterable[tuple[str, str]], opening: str = "") -> UsageError:
+    def of(cls, problems: Iterable[tuple[str, str]], opening: str = "") -> Self:
         """Returns one error for all problems, each with its cure; ``opening`` precedes the first problem."""
         reasons, cures = zip(*problems, strict=True)
         return cls(f"{opening}{'; '.join(reasons)}.", hint="\n".join(dict.fromkeys(cures)))

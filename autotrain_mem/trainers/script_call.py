@@ -3,14 +3,12 @@
 In the repeated call, the drop-in classes apply :data:`substitution` before they call TRL.
 """
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from autotrain_mem.support.errors import RehearsalError, UsageError, described
 from autotrain_mem.support.files import refusal
@@ -38,7 +36,7 @@ class Call:
         """Returns the model's name, or the model object."""
         return self.keywords["model"]
 
-    def replacing(self, old: Any, new: Any) -> Call:
+    def replacing(self, old: Any, new: Any) -> Self:
         """Returns a copy of the call in which each argument that is ``old`` becomes ``new``."""
 
         def other(value: Any) -> Any:

@@ -4,10 +4,8 @@ DeepSpeed's dataloader adapter takes no epoch and cannot start in the middle of 
 needed to skip batches (``accelerate/data_loader.py: skip_first_batches``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import accelerate
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPDataLoaderAdapter
@@ -27,7 +25,7 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
         )
         self._left_out = left_out
 
-    def __iter__(self) -> SharedRows:
+    def __iter__(self) -> Self:
         """Begins an epoch with a new iterator. DeepSpeed's adapter would keep an exhausted one and end the epoch at
         once: a trainer never draws beyond an epoch's last batch (``transformers/trainer.py: get_batch_samples``)."""
         self.iter = iter(self.dl)
@@ -43,7 +41,7 @@ class SharedRows(UlyssesSPDataLoaderAdapter):  # type: ignore[misc]  # DeepSpeed
     def set_epoch(self, epoch: int) -> None:
         self.dl.set_epoch(epoch)
 
-    def without_first(self, micro_batches: int) -> SharedRows:
+    def without_first(self, micro_batches: int) -> Self:
         """Returns an adapter for the same rows that starts this many micro-batches later."""
         batches, left_out = divmod(micro_batches, self.sp_world_size)
         return SharedRows(self, accelerate.skip_first_batches(self.dl, batches), left_out)

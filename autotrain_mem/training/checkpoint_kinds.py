@@ -1,11 +1,9 @@
 """Determines the form in which a checkpoint stores model and optimizer, and which runs can resume from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from autotrain_mem.settings.optimizer_verdicts import OF_TORCH
 from autotrain_mem.support.errors import OutputFolderError
@@ -35,7 +33,7 @@ class Resumer:
     """The value of ``--optim``; None if it is not yet decided."""
 
     @classmethod
-    def of(cls, knobs: Knobs) -> Resumer:
+    def of(cls, knobs: Knobs) -> Self:
         return cls(sharding=knobs.sharding, processes=knobs.processes, optim=knobs.optim)
 
     @property

@@ -1,10 +1,8 @@
 """Defines the messages between the parent and a run's process: the request, and events."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from autotrain_mem.support.errors import InterruptedByUser
 from autotrain_mem.training.pulses import SILENT_SECONDS
@@ -68,7 +66,7 @@ class Request:
         """Seconds without progress after which a run of several processes counts as hung."""
         return float(self.job.arguments.get("ddp_timeout") or SILENT_SECONDS)
 
-    def of_rank(self, rank: int) -> Request:
+    def of_rank(self, rank: int) -> Self:
         """Returns the request for one process, with its own device; other machines fill in their devices."""
         uuids = self.hardware.topology.uuids
         if self.knobs.processes == 1 or rank >= len(uuids):

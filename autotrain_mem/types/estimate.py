@@ -1,10 +1,8 @@
 """Defines the estimate of a configuration: its memory, its time, and whether it fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support.codec import CodecError, Form
@@ -37,7 +35,7 @@ class MixedLengths:
     """The peak reserved bytes up to each of :data:`STEPS`, with ``expandable_segments:True``."""
 
     @classmethod
-    def of_both(cls, found: Callable[[bool], tuple[int, ...]]) -> MixedLengths:
+    def of_both(cls, found: Callable[[bool], tuple[int, ...]]) -> Self:
         return cls(native=found(False), expandable_segments=found(True))
 
     @property
@@ -91,7 +89,7 @@ class ReservedByMode:
     """The mode ``expandable_segments:True``: segments grow page by page."""
 
     @classmethod
-    def of_both(cls, found: Callable[[bool], ReservedEstimate]) -> ReservedByMode:
+    def of_both(cls, found: Callable[[bool], ReservedEstimate]) -> Self:
         return cls(native=found(False), expandable_segments=found(True))
 
     @property
@@ -301,7 +299,7 @@ class Estimate:
             Routing.EVEN: f"equally many tokens at every expert, {worst}",
         }[self.memory.routing]
 
-    def growing(self) -> Estimate:
+    def growing(self) -> Self:
         """Returns the estimate of the same run with expandable segments; no new rehearsal is needed."""
         return replace(self, knobs=self.knobs.growing())
 

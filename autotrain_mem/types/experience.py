@@ -1,9 +1,8 @@
 """Defines the records of probes and runs that a plan collects: out-of-memory errors, restarts and readings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.types.report import MemoryReading
@@ -133,13 +132,13 @@ class Experience:
     incidents: tuple[Incident, ...] = ()
     restarts: tuple[Restart, ...] = ()
 
-    def with_incident(self, incident: Incident) -> Experience:
+    def with_incident(self, incident: Incident) -> Self:
         return replace(self, incidents=(*self.incidents, incident))
 
-    def with_restart(self, restart: Restart) -> Experience:
+    def with_restart(self, restart: Restart) -> Self:
         return replace(self, restarts=(*self.restarts, restart))
 
-    def with_learned(self, learned: LearnedLimits) -> Experience:
+    def with_learned(self, learned: LearnedLimits) -> Self:
         return replace(self, learned=learned)
 
 

@@ -1,11 +1,9 @@
 """Defines the findings of the checks before a rehearsal, each with its cure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
 from autotrain_mem.support.codec import Form
 from autotrain_mem.support.errors import AutofitError, from_json
@@ -28,7 +26,7 @@ class Finding:
         return f"{self.message} {self.cure}".strip()
 
     @classmethod
-    def of(cls, error: AutofitError) -> Finding:
+    def of(cls, error: AutofitError) -> Self:
         """Makes a finding from an error that a check raised."""
         return cls(kind="error", message=error.message, cure=error.hint, error=type(error).__name__)
 

@@ -1,9 +1,7 @@
 """Defines the hardware for which a plan is made, and its rental price."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
 from autotrain_mem.support.units import MIB
 
@@ -122,7 +120,7 @@ class Hardware:
         """Returns the compute capability, or Ampere's if only the size is known."""
         return self.compute_capability or ASSUMED_CAPABILITY
 
-    def with_communicators(self, count: int) -> Hardware:
+    def with_communicators(self, count: int) -> Self:
         """Returns a copy whose ``non_torch_bytes`` include this many NCCL communicators."""
         held_bytes = self.non_torch_bytes + count * self.communicator_bytes
         return replace(self, non_torch_bytes=held_bytes, communicator_bytes=0)

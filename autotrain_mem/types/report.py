@@ -1,10 +1,8 @@
 """Defines the report of a training run, which compares predicted and measured memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support.codec import Form
@@ -35,7 +33,7 @@ class MemoryReading:
     num_alloc_retries: int
 
     @classmethod
-    def from_stats(cls, stats: Mapping[str, int]) -> MemoryReading:
+    def from_stats(cls, stats: Mapping[str, int]) -> Self:
         """Reads ``torch.cuda.memory_stats()``. Missing figures are 0: before a CUDA context exists, all are missing."""
         return cls(
             allocated_bytes=stats.get("allocated_bytes.all.current", 0),

@@ -1,11 +1,9 @@
 """Defines a run's workload, which is independent of the GPU, and the time of a step on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from autotrain_mem.support.codec import Form
 
@@ -89,7 +87,7 @@ class Workload:
     micro_steps_per_generation: int = 0
     """The micro-steps that train on the completions of one generation; 0 without generation."""
 
-    def extrapolated(self, longer: Workload, ratio: float) -> Workload:
+    def extrapolated(self, longer: Self, ratio: float) -> Self:
         """Computes ``self + ratio x (longer - self)``: for copies of 2 and 4 layers, a ratio of 15 gives 32 layers."""
         counts = {_operator(work): work.count * (1 - ratio) for work in self.work}
         for work in longer.work:
@@ -97,7 +95,7 @@ class Workload:
             counts[operator] = counts.get(operator, 0.0) + work.count * ratio
         return replace(self, work=tuple(replace(operator, count=count) for operator, count in counts.items() if count))
 
-    def with_chunks(self, rehearsed: int, whole: int) -> Workload:
+    def with_chunks(self, rehearsed: int, whole: int) -> Self:
         """Scales the work of a loss's chunks from the ``rehearsed`` number of chunks to the ``whole`` number."""
         grown = (replace(one, count=one.count * whole / rehearsed) if one.of_chunk else one for one in self.work)
         return replace(self, work=tuple(grown))
@@ -107,7 +105,7 @@ class Workload:
         """Returns the operators that run for each chunk of a loss."""
         return frozenset(one for one in self.work if one.of_chunk)
 
-    def without_mask(self) -> Workload:
+    def without_mask(self) -> Self:
         """Returns the work for rows without padding: a causal kernel skips half of what a masked kernel computes."""
         halved = (replace(each, flops=each.flops // 2) if each.kind is Kind.ATTENTION else each for each in self.work)
         return replace(self, work=tuple(halved))

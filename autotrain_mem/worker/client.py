@@ -1,13 +1,11 @@
 """Sends the parent's requests to a worker: applies a time limit, replaces a dead worker, and rebuilds its errors."""
 
-from __future__ import annotations
-
 import builtins
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from autotrain_mem.settings.trl_parser import TrlFlags
 from autotrain_mem.support import codec, errors
@@ -52,7 +50,7 @@ class Worker:
         self._over = False
         self._child: Child | None = None
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,12 +1,10 @@
 """Runs several workers, which import TRL in the background and share the requests."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from autotrain_mem.support.host import cores, host_memory
 from autotrain_mem.support.units import GIB
@@ -41,7 +39,7 @@ class Workers:
         for worker in reversed(self._all):
             self._free.put(worker)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,8 +10,6 @@ version's commit; put its ``src`` on PYTHONPATH to rehearse it. The length of th
 inferred from one run, LoRA of rank 32; all others are predictions.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import statistics

@@ -1,7 +1,5 @@
 """Rehearses public rows, prints a line for each and a table of families, and checks their limits."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Compares records of ``scripts/record_gpu`` with rehearsals of the same cases, and replays their histories."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The changes whose files ``scripts/change_cost`` counts: a method, an on/off setting with a harm, a CUDA rule."""
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -85,8 +83,6 @@ def add_setting(tree: pathlib.Path) -> None:
 
 
 RULE = '''"""A rule whose cost is counted: it changes nothing but the list of what is not counted."""
-
-from __future__ import annotations
 
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """The commands that are run, with their cards, their injected faults, and the results that they must show."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ About half of the rows are truncated to LENGTH tokens, so many batches of a shor
 ``scripts/cuda_parity --hours`` measures how batches of many lengths fragment the allocator's memory.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs one command on the stand-in device that computes, and checks its result."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

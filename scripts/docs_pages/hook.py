@@ -1,7 +1,5 @@
 """The hook that mkdocs.yml names: replaces ``{{ NAME }}`` by a table or figure, and adds the root's Markdown pages."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -3,8 +3,6 @@
 python -m docs_pages.picture REPORT.html docs/assets/report.png
 """
 
-from __future__ import annotations
-
 import base64
 import sys
 from pathlib import Path

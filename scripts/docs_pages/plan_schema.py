@@ -1,7 +1,5 @@
 """Builds the JSON schema of plan files from the dataclasses: their fields, their ``json_form``, and docstrings."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

@@ -1,7 +1,5 @@
 """Builds the documentation's tables, each from the declarations in the code."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import re

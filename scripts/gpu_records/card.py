@@ -4,8 +4,6 @@ Both classes have the same methods, so other modules also work without a GPU. ``
 memory history with phase and module, since recording a stack trace for each allocation would take most of the time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The trainings that are recorded: a fixed set, the most useful ones first."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

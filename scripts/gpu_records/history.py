@@ -5,14 +5,12 @@ An entry of ``torch.cuda.memory._snapshot()["device_traces"]`` is a dict of some
 (``c10/cuda/CUDACachingAllocator.cpp: record_trace``).
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 from autotrain_mem.types.trace import Events
 
@@ -52,7 +50,7 @@ class History:
     label_names: tuple[str, ...]
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> History:
+    def of(cls, events: Iterable[Event]) -> Self:
         """Builds the columns. Other events, such as ``snapshot``, are left out."""
         places, streams, labels = (defaultdict[Any, int](count().__next__) for _ in range(3))
         columns: list[array[int]] = [array(code) for code in "biqii"]
@@ -74,7 +72,7 @@ class History:
         )
 
     @classmethod
-    def of_trace(cls, entries: Iterable[Mapping[str, Any]]) -> History:
+    def of_trace(cls, entries: Iterable[Mapping[str, Any]]) -> Self:
         """Builds a history from one device's list in ``_snapshot()["device_traces"]``. An ``oom`` has no address."""
         events, otherwise = list[Event](), LOADING
         for entry in entries:

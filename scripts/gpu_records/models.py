@@ -1,7 +1,5 @@
 """Writes models with random weights to disk once, so that the trainer's own ``from_pretrained`` loads them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The record of one run on a card: a small JSON file with everything needed to predict the run."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -8,8 +8,6 @@ emptied cache is recognised by the released segments; one that released none cha
 (``num_alloc_retries``), the allocator emptied the cache itself; this is replayed in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, groupby, zip_longest

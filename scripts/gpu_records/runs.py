@@ -1,7 +1,5 @@
 """Runs cases one after another, each in a new process, within a time budget. Keeps records and notes failures."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

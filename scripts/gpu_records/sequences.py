@@ -5,8 +5,6 @@ difference it continues at the nearest place from which both sequences are equal
 the time is linear in their length; a shortest edit script would be quadratic in their differences.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence

@@ -4,8 +4,6 @@ The folder comes first on PYTHONPATH, so its torch is imported. All other packag
 bitsandbytes, are those of the present environment, which rehearsals use too.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The compared cases: every trainer, every kind of weights, checkpointing on and off, both allocator modes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

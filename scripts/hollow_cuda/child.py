@@ -3,8 +3,6 @@
 The run is the same as for ``scripts/record_gpu`` (``gpu_records.child``), on another kind of card.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

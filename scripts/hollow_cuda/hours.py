@@ -5,8 +5,6 @@ Each prediction uses two rehearsals, of the longest rows and of shorter ones. It
 drew, to which the limits apply, and for batches that planning draws from the histogram of row lengths.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Writes models whose weights take no disk space: sparse files of the right length, which read as zeros."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

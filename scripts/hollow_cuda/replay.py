@@ -16,8 +16,6 @@ Every answer has ``numbers``, torch.cuda.memory_stats() after the event. A regio
 of addresses.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Makes real runs on the stand-in device, each in a new process, and caches their records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

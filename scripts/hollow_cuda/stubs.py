@@ -4,8 +4,6 @@ Only functions that return something else are written by hand. The libraries' ke
 torch allocates cuBLAS workspaces itself, in its own allocator, so these are real.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import defaultdict

@@ -16,8 +16,6 @@ below it, autograd itself behaves differently (for example, it adds gradients ou
 that a backward formula reads back cannot be supplied.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ dispatch key CUDA, below autograd and without a mode, so autograd and the alloca
 CPU's. Kernels that the CPU lacks are written here (attention) or compute nothing; HOLLOW_TRACE=1 prints their names.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import os

@@ -1,7 +1,5 @@
 """Lists what the oracle runs: command lines on tiny models, recorded allocations, trainings with faults, recipes."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 from collections.abc import Callable, Mapping

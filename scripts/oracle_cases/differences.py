@@ -1,7 +1,5 @@
 """Finds where the results of two runs differ."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

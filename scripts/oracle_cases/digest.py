@@ -4,8 +4,6 @@ A trace is too long to store, so each of its columns becomes a digest. Columns a
 dataclasses, independent of how traces are serialized. JSON is stored without the values that differ from run to run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pathlib

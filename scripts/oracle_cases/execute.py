@@ -4,8 +4,6 @@ Commands that do not train run in this process and share one worker; every trace
 that train run in separate processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

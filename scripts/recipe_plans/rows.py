@@ -1,7 +1,5 @@
 """Lists the cards for which each recipe is planned, and the configs that stand in for other models' configs."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator
 

@@ -1,11 +1,10 @@
 """Writes the generated lines of a recipe's header, and the contents of its golden files, from a plan."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 from autotrain_mem.report import formatting
 from autotrain_mem.support import codec
@@ -107,7 +106,7 @@ class Golden:
     levers: tuple[str, ...]
 
     @classmethod
-    def of(cls, plan: Plan) -> Golden:
+    def of(cls, plan: Plan) -> Self:
         moved = (
             f"{lever.name} {formatting.value(lever.before)} -> {formatting.value(lever.after)}" for lever in plan.levers
         )
@@ -120,7 +119,7 @@ class Golden:
         )
 
     @classmethod
-    def read(cls, text: str) -> Golden:
+    def read(cls, text: str) -> Self:
         """Parses the text that :meth:`__str__` returns. Raises ValueError for any other text."""
         level, needs, knobs, *levers = (line.partition(" ")[2] for line in text.splitlines())
         required, _, _, budget, _ = needs.split()

@@ -6,12 +6,10 @@ later, and would count fewer rehearsals than a user's first run. So the two kind
 The cache stays valid when the planner changes, since its keys depend only on the packages in ``RELEVANT``.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Subject
@@ -45,7 +43,7 @@ class Kept:
     footprints_of_whole: dict[Any, Footprint] = field(default_factory=dict)
 
     @classmethod
-    def under(cls, folder: pathlib.Path | None) -> Kept:
+    def under(cls, folder: pathlib.Path | None) -> Self:
         """Keeps each kind in its own subfolder, or only in memory if there is no folder."""
         few_layers, whole = (
             RehearsalStore(folder and folder / kind, on_damage=print) for kind in ("few_layers", "whole")

@@ -1,7 +1,5 @@
 """Rehearses every point of every level up to the chosen one, and compares them with the search's choice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """The jobs: six models on five cards, ten on several GPUs, and ten that need more than full fine-tuning can give."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Trains the same data on the same cards with plain TRL, with ``auto_find_batch_size=True``, and with autofit."""
 
-from __future__ import annotations
-
 import json
 import pathlib
 import statistics

@@ -3,8 +3,6 @@
 Prints ``reached`` and holds its connections, or exits with 1 if it was told something or was not refused.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import socket

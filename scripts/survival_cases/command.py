@@ -1,7 +1,5 @@
 """Runs the command as a user would type it, in its own process, and reads its results."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

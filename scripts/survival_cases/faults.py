@@ -7,8 +7,6 @@ differently. The effect was 9e-5 of the loss in 12 steps, just below ``TOLERANCE
 gradients agreed to 1e-7). An error that matters, such as a lost or repeated row, changes the loss by 1e-2.
 """
 
-from __future__ import annotations
-
 import pathlib
 import signal
 from collections import Counter

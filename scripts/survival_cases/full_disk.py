@@ -4,8 +4,6 @@
 writes fail as well, from the moment that the training process marks the fault until it marks its end.
 """
 
-from __future__ import annotations
-
 import pathlib
 import sys
 

@@ -1,7 +1,5 @@
 """The flags of each method and mode, and the card that a plan fills."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from autotrain_mem import api

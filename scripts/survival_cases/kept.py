@@ -1,7 +1,5 @@
 """Keeps results on disk, a JSON object for each case, so that an interrupted run can be continued."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

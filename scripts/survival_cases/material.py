@@ -3,8 +3,6 @@
 Everything is generated from fixed seeds. Each word is a token: a row of 20 words has 20 tokens and an end token.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator
 from random import Random

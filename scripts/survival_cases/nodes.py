@@ -13,8 +13,6 @@ has its own loopback and its own address. A power failure is simulated by taking
 notified of closed connections. This needs root; without it, both machines are this host, at 127.0.0.1.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

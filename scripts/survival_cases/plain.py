@@ -5,8 +5,6 @@
 Its last line of output is a JSON object with every attempt at training, its number of steps, and the error.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -4,8 +4,6 @@ Losses are compared with those of the undisturbed run, as in ``survival_cases/fa
 would log losses in it. No process may be left running: every rank holds the output folder's lock until it exits.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping
 from random import Random

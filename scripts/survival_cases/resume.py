@@ -5,8 +5,6 @@ undisturbed. Another is killed while it writes its second checkpoint, in step 6 
 with ``--resume_from_checkpoint --gpus N --sharding S``. What cannot be resumed is rejected before planning.
 """
 
-from __future__ import annotations
-
 import pathlib
 import shutil
 from collections.abc import Mapping

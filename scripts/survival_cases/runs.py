@@ -1,7 +1,5 @@
 """Makes 60 runs with 6 trainers, each on a simulated card whose memory its plan fills."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Several processes act as one: events are merged, the rank that failed is named, and none is left over."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Tests one worker and several at once: results, failures, interrupts, and that nothing is left over."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -11,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Self
 from unittest.mock import Mock
 
 import psutil
@@ -36,7 +35,7 @@ class FakeWorker:
         self.over = threading.Event()
         self._lock = threading.Lock()
 
-    def __enter__(self) -> FakeWorker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

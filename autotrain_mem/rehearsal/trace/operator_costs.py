@@ -4,13 +4,11 @@ FLOPs follow torch's formulas (``torch/utils/flop_counter.py: flop_registry``) a
 those read and written; views and allocations cost nothing.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -37,11 +35,11 @@ class Cost:
     shape: tuple[int, ...] = ()
     """The lengths with which the cost grows, for work that is not an operator's."""
 
-    def scaled(self, share: float) -> Cost:
+    def scaled(self, share: float) -> Self:
         """Returns the cost for a share of the tokens; fixed bytes stay."""
         return replace(self, flops=round(self.flops * share), bytes=round(self.bytes * share))
 
-    def fixed(self) -> Cost:
+    def fixed(self) -> Self:
         """Returns the cost with all bytes fixed."""
         return replace(self, bytes=0, fixed_bytes=self.bytes + self.fixed_bytes)
 

@@ -4,14 +4,12 @@ A :class:`Recorder` looks at the result of each operator: a new storage is a bir
 death. A ``workspace`` function computes the memory that a kernel allocates and frees within one operator.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
@@ -151,14 +149,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
         finally:
             self.ledger.end(block)
 
-    def fork(self) -> Recorder:
+    def fork(self) -> Self:
         """Returns a recorder for a trial outside the run, with this one's weight shapes and kept scratch."""
         other = Recorder(self._execute, workspace=self._workspace)
         other.work = self.work.fork()
         other._kept = dict(self._kept)
         return other
 
-    def has_kept_as_much_as(self, other: Recorder) -> bool:
+    def has_kept_as_much_as(self, other: Self) -> bool:
         return self._kept.keys() == other._kept.keys()
 
     def replay(self, steps: Iterable[Played], blocks: dict[int, int]) -> None:
@@ -297,7 +295,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is untyped to 
             self._emptied[storage] = emptied
 
     @contextmanager
-    def recording(self) -> Iterator[Recorder]:
+    def recording(self) -> Iterator[Self]:
         """Records operators, storage resizes (with which FSDP2 frees memory), and module names within the block."""
         resize = torch.UntypedStorage.resize_
 

@@ -1,7 +1,5 @@
 """Leads a run from the first machine: waits for the others, starts processes there, and reports the outcome."""
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import json
@@ -15,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.support import codec
@@ -199,7 +198,7 @@ class Machines:
 
         return start
 
-    def __enter__(self) -> Machines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:

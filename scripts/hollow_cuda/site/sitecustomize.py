@@ -8,8 +8,6 @@ are refused (torch makes two for one allocation, the second after it has release
 as if by another process. A fault occurs once for a folder HOLLOW_LEDGER. The error is torch's own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.abc
 import importlib.machinery

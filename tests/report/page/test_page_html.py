@@ -1,7 +1,5 @@
 """The HTML of a report, as text: what is in it, and what cannot be."""
 
-from __future__ import annotations
-
 import html.parser
 import itertools
 

@@ -1,7 +1,5 @@
 """The report in headless Chromium: what a reader sees, points at, hears and saves. One browser serves all tests."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pathlib
