@@ -8,16 +8,7 @@ same calls to torch's compiled allocator and compares every answer.
 from collections import deque
 from typing import Any
 
-from autotrain_mem.allocator.blocks import (
-    MIN_BLOCK_BYTES,
-    SMALL_BYTES,
-    DeviceBlock,
-    Pool,
-    merge,
-    round_size,
-    segment_size,
-    shown_segments,
-)
+from autotrain_mem.allocator import blocks
 from autotrain_mem.allocator.out_of_memory import OutOfMemory, Refusal
 from autotrain_mem.allocator.segments import (
     AllocatorState,
@@ -40,8 +31,8 @@ class CachingAllocator(AllocatorState):
             return 0
         if self._pending:
             self._finish_events(self._completed_events)
-        size = round_size(requested_bytes)
-        pool = self.small if size <= SMALL_BYTES else self.large
+        size = blocks.round_size(requested_bytes)
+        pool = self.small if size <= blocks.SMALL_BYTES else self.large
         block = free_block_for(self, pool, size, stream)
         if block is None:
             block = self._from_device(pool, size, stream, requested_bytes)
@@ -99,20 +90,20 @@ class CachingAllocator(AllocatorState):
 
     def segments(self) -> list[dict[str, Any]]:
         """Returns what ``torch.cuda.memory._snapshot()["segments"]`` returns."""
-        return shown_segments((*self.active_blocks(), *self.free_blocks()))
+        return blocks.shown_segments((*self.active_blocks(), *self.free_blocks()))
 
-    def active_blocks(self) -> tuple[DeviceBlock, ...]:
+    def active_blocks(self) -> tuple[blocks.DeviceBlock, ...]:
         """Lists the blocks that are allocated, or still in use by another stream."""
         pending = {id(block): block for queue in self._pending.values() for _, block in queue}
         return (*self._allocated.values(), *pending.values())
 
-    def free_blocks(self) -> list[DeviceBlock]:
+    def free_blocks(self) -> list[blocks.DeviceBlock]:
         return [*self.small.free_blocks(), *self.large.free_blocks()]
 
-    def _from_device(self, pool: Pool, size: int, stream: int, requested_bytes: int) -> DeviceBlock:
+    def _from_device(self, pool: blocks.Pool, size: int, stream: int, requested_bytes: int) -> blocks.DeviceBlock:
         """Allocates from the device; if that fails, releases cached memory and retries (``malloc``)."""
         collect_garbage(self)
-        asked = segment_size(self.settings, size)
+        asked = blocks.segment_size(self.settings, size)
         block = self._allocate_block(pool, size, stream, asked)
         if block is None and release_available_blocks(self, pool, size, stream):
             block = self._allocate_block(pool, size, stream, asked)
@@ -128,7 +119,7 @@ class CachingAllocator(AllocatorState):
             raise OutOfMemory(self.refusal(requested_bytes, asked))
         return block
 
-    def _allocate_block(self, pool: Pool, size: int, stream: int, asked: int) -> DeviceBlock | None:
+    def _allocate_block(self, pool: blocks.Pool, size: int, stream: int, asked: int) -> blocks.DeviceBlock | None:
         """Allocates a segment of ``asked`` bytes, or ``size`` bytes of an expandable one (``alloc_block``)."""
         if self.allowed_bytes is not None and self.reserved_bytes + asked > self.allowed_bytes:
             return None
@@ -136,7 +127,7 @@ class CachingAllocator(AllocatorState):
             return allocate_expandable(self, pool, size, stream)
         if not self.device.take(asked):
             return None
-        block = DeviceBlock(self.device.addresses(asked), asked, stream, pool)
+        block = blocks.DeviceBlock(self.device.addresses(asked), asked, stream, pool)
         self.change_reserved("segment_alloc", block.address, asked, stream)
         return block
 
@@ -153,16 +144,16 @@ class CachingAllocator(AllocatorState):
             outside_bytes=self.outside_bytes,
         )
 
-    def _hand_out(self, block: DeviceBlock, pool: Pool, size: int, requested_bytes: int) -> int:
+    def _hand_out(self, block: blocks.DeviceBlock, pool: blocks.Pool, size: int, requested_bytes: int) -> int:
         """Allocates a block and splits off a useful surplus (``alloc_found_block``, ``should_split``)."""
         surplus = block.size - size
         if pool.is_small or self.settings.grows:
-            may_split = surplus >= MIN_BLOCK_BYTES
+            may_split = surplus >= blocks.MIN_BLOCK_BYTES
         else:
             limit = self.settings.max_split_bytes
-            may_split = surplus > SMALL_BYTES and (limit is None or size < limit)
+            may_split = surplus > blocks.SMALL_BYTES and (limit is None or size < limit)
         if may_split:
-            rest = DeviceBlock(block.address + size, surplus, block.stream, pool, block.segment)
+            rest = blocks.DeviceBlock(block.address + size, surplus, block.stream, pool, block.segment)
             rest.put_between(block, block.next)
             block.size = size
             pool.insert(rest)
@@ -175,13 +166,13 @@ class CachingAllocator(AllocatorState):
             self.on_action("alloc", block.address, requested_bytes, block.stream)
         return block.address
 
-    def _free_block(self, block: DeviceBlock) -> None:
+    def _free_block(self, block: blocks.DeviceBlock) -> None:
         """Merges a block with free neighbours, and returns it to its pool (``free_block``)."""
         if self.on_action is not None:
             self.on_action("free_completed", block.address, block.requested, block.stream)
         for neighbour in (block.prev, block.next):
             if neighbour is not None and not neighbour.allocated:
-                merge(block, neighbour)
+                blocks.merge(block, neighbour)
         block.pool.insert(block)
 
     def synchronize(self) -> None:

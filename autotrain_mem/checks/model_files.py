@@ -12,15 +12,9 @@ from autotrain_mem.support.errors import ModelConfigError, UnsupportedModelError
 from autotrain_mem.support.sources import check_model_folder, check_sizes, saved_model
 from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.trainers.script_call import model_of
-from autotrain_mem.types import Job
+from autotrain_mem.types import Job, methods_table
 from autotrain_mem.types.findings import Download
 from autotrain_mem.types.hardware import Capability
-from autotrain_mem.types.methods_table import (
-    OTHER_MODEL_ARGUMENTS,
-    REWARD_MODEL_ARGUMENTS,
-    TEACHER_ARGUMENTS,
-    MethodFacts,
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +45,7 @@ def read_config(job: Job) -> Any:
 def reward_model(subject: ModelOnCard) -> None:
     """Refuses a reward model whose architecture has no sequence classifier in the installed transformers."""
     job = subject.job
-    for name in REWARD_MODEL_ARGUMENTS:
+    for name in methods_table.REWARD_MODEL_ARGUMENTS:
         if (model := job.arguments.get(name)) is not None:
             _check_classifier(model, _load(job, model, f"--{name}"))
 
@@ -59,7 +53,7 @@ def reward_model(subject: ModelOnCard) -> None:
 def teacher_model(subject: ModelOnCard) -> None:
     """Refuses a teacher with another vocabulary (``trl/trainer/distillation_trainer.py: __init__``)."""
     job = subject.job
-    for name in TEACHER_ARGUMENTS:
+    for name in methods_table.TEACHER_ARGUMENTS:
         if (model := job.arguments.get(name)) is None:
             continue
         config = _load(job, model, f"--{name}")
@@ -76,7 +70,7 @@ def teacher_model(subject: ModelOnCard) -> None:
 def config_digest(job: Job, config: Any) -> str:
     """Returns a digest of the configs of the job's models, which is the same for equal models."""
     trust = bool(job.arguments.get("trust_remote_code", False))
-    others = [job.arguments[name] for name in OTHER_MODEL_ARGUMENTS if job.arguments.get(name)]
+    others = [job.arguments[name] for name in methods_table.OTHER_MODEL_ARGUMENTS if job.arguments.get(name)]
     configs = [config, *(load_config(other, trust_remote_code=trust) for other in others)]
     digest = hashlib.blake2b(digest_size=16)
     for each in configs:
@@ -109,7 +103,7 @@ def _load(job: Job, model: str, flag: str, **options: Any) -> Any:
     return config
 
 
-def _check_architecture(model: str, method: MethodFacts, config: Any) -> None:
+def _check_architecture(model: str, method: methods_table.MethodFacts, config: Any) -> None:
     """Refuses a model that TRL's ``create_model_from_path`` cannot build, or builds as another kind of model."""
     import transformers
     from transformers.models.auto import modeling_auto

@@ -22,13 +22,7 @@ from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, u
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.flag_verdicts import Verdict, group_of
 from autotrain_mem.settings.optimizer_verdicts import is_projecting, optimizer_of
-from autotrain_mem.support.errors import (
-    AutofitError,
-    DatasetError,
-    DatasetFormatError,
-    MissingExtraError,
-    TokenizerError,
-)
+from autotrain_mem.support import errors
 from autotrain_mem.support.host import missing_to_compile
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Job
@@ -63,7 +57,7 @@ class Setup:
             return None
         try:
             return load.load(self.job, self.filled)[self.filled.script.dataset_train_split]
-        except AutofitError as error:
+        except errors.AutofitError as error:
             return error
 
     @functools.cached_property
@@ -112,7 +106,7 @@ def flash_attention_package(setup: Setup) -> None:
     name = str(setup.job.arguments.get("attn_implementation") or "")
     command = flash_package_missing(name)
     if command and setup.to_train and not setup.on_cpu:
-        raise MissingExtraError(
+        raise errors.MissingExtraError(
             f"Training with --attn_implementation {name} needs a package that is not installed here.",
             hint=f"{command}, or remove the flag: sdpa, the default, has its own flash kernel.",
         )
@@ -138,9 +132,9 @@ def data(setup: Setup) -> Problems:
     without training gets only a warning, provided that the number of tokens in a row is given.
     """
     job, error = setup.job, setup.rows
-    if not isinstance(error, AutofitError):
+    if not isinstance(error, errors.AutofitError):
         return
-    out_of_reach = isinstance(error, DatasetError) and isinstance(error.__cause__, ConnectionError)
+    out_of_reach = isinstance(error, errors.DatasetError) and isinstance(error.__cause__, ConnectionError)
     if setup.to_train or job.row_tokens is None or not out_of_reach:
         yield Finding.of(error)
         return
@@ -176,7 +170,7 @@ def special_tokens(setup: Setup) -> Problems:
     given = getattr(filled.training, "pad_token", None) or getattr(filled.training, "eos_token", None)
     if not given and tokenizer.pad_token is None and tokenizer.eos_token is None:
         flag = "Give --pad_token a token of its vocabulary, or: " if hasattr(filled.training, "pad_token") else ""
-        raise TokenizerError(
+        raise errors.TokenizerError(
             "The tokenizer has neither a padding token nor an end token, so no batch can be padded.",
             hint=f"{flag}Set tokenizer.pad_token and save the tokenizer with the model.",
         )
@@ -233,7 +227,7 @@ def chat_template(setup: Setup) -> None:
     from trl import is_conversational
 
     filled, tokenizer, rows = setup.filled, setup.tokenizer, setup.rows
-    if tokenizer is None or rows is None or isinstance(rows, AutofitError):
+    if tokenizer is None or rows is None or isinstance(rows, errors.AutofitError):
         return
     if tokenizer.chat_template is not None or getattr(filled.training, "chat_template_path", None):
         return
@@ -242,7 +236,7 @@ def chat_template(setup: Setup) -> None:
     if "conversations" not in columns and not any(is_conversational(row) for row in looked_at):
         return
     flag = "--chat_template_path FILE (a .jinja file, or a model with a template), "
-    raise DatasetFormatError(
+    raise errors.DatasetFormatError(
         f"The data are conversations, and the tokenizer of {setup.job.model} has no chat template.",
         hint=f"Give {flag if hasattr(filled.training, 'chat_template_path') else ''}a chat model, or plain text.",
     )

@@ -15,13 +15,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes, progress_reported_to
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.settings.words import MAX_LENGTH
-from autotrain_mem.support.errors import (
-    AutofitError,
-    DatasetFormatError,
-    EmptyDatasetError,
-    ModelNotFoundError,
-    described,
-)
+from autotrain_mem.support import errors
 from autotrain_mem.support.sources import check_image_packages
 from autotrain_mem.trainers.pretrained import why_unreachable
 from autotrain_mem.trainers.script_call import keyword_of
@@ -46,14 +40,14 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
         )
     lengths = Counter(trained.longer)
     if max(lengths, default=0) < FEWEST_TOKENS[job.is_online]:
-        raise EmptyDatasetError(
+        raise errors.EmptyDatasetError(
             f"No row of {load.dataset_name(job)} has enough tokens to train on.",
             hint="Every row is empty or was dropped as fully masked; check the chat template and the columns.",
         )
     drops = job.method_facts.long_rows == "dropped"  # ``trl/trainer/reward_trainer.py: _prepare_dataset``
     limit, shortest = job.arguments.get(MAX_LENGTH), min(lengths)
     if drops and isinstance(limit, int) and limit < shortest:
-        raise EmptyDatasetError(
+        raise errors.EmptyDatasetError(
             f"--max_length {limit} drops every pair of {load.dataset_name(job)}: reward training drops longer pairs, "
             f"and the shortest pair has {shortest} tokens.",
             hint=f"--max_length {shortest} keeps the shortest, --max_length {max(lengths)} or auto keeps all.",
@@ -107,8 +101,8 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
         raise _no_tokenizer(model, why_unreachable(error)) from error
 
 
-def _no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:
-    return ModelNotFoundError(
+def _no_tokenizer(model: str, why: str = "") -> errors.ModelNotFoundError:
+    return errors.ModelNotFoundError(
         f"{model} has no tokenizer that can be loaded{f': {why}' if why else ''}.",
         hint="Give a model folder with its tokenizer files, or --max_length N (for prompts: --prompt_length N) to plan "
         "for N tokens.",
@@ -146,7 +140,7 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
         if has_images(rows.column_names) and job.method_facts.reads_images:
             # ``trl/trainer/sft_trainer.py: __init__`` rejects a text model, but only once it is loaded.
             if getattr(tokenizer, "image_processor", None) is None:
-                raise DatasetFormatError(
+                raise errors.DatasetFormatError(
                     f"{name} holds images, but {job.model} reads only text.",
                     hint="Use a model that reads images, such as Qwen/Qwen2.5-VL-3B-Instruct, or remove the column of "
                     "images to train on the text.",
@@ -157,7 +151,7 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
             # (``trl/trainer/grpo_trainer.py: _generate_and_score_completions``).
             without, total = images.rows_by_images.get(0, 0), sum(images.rows_by_images.values())
             if job.is_online and 0 < without < total:
-                raise DatasetFormatError(
+                raise errors.DatasetFormatError(
                     f"{without:,} of the {total:,} rows of {name} have no image, and {job.method_facts.trainer} cannot "
                     "mix rows with and without images in a batch.",
                     hint="Remove the rows without images, or train on them separately.",
@@ -165,11 +159,11 @@ def _lengths(job: Job, filled: Configs, rows: Any, name: str) -> tuple[RowLength
             return lengths, images
         more = () if formatting is None else (formatting,)
         return method_of(job.method).row_lengths(filled, rows, tokenizer, *more), None
-    except AutofitError:
+    except errors.AutofitError:
         raise
     except Exception as error:  # TRL, the chat template and the tokenizer may raise anything
         where = "--debug shows where TRL failed." if job.python_call is None else "Also check formatting_func if given."
-        raise DatasetFormatError(
-            f"TRL cannot prepare {name}: {described(error)}",
+        raise errors.DatasetFormatError(
+            f"TRL cannot prepare {name}: {errors.described(error)}",
             hint=f"Check the values of its columns and the chat template. {where}",
         ) from error

@@ -14,15 +14,7 @@ from autotrain_mem.planning.output_dir import RESUME
 from autotrain_mem.planning.rehearsals import Rehearsals
 from autotrain_mem.planning.run_request import RunRequest, check_launch, no_model
 from autotrain_mem.planning.vllm_server import gpus_served_here
-from autotrain_mem.settings.adapter_config import (
-    PEFT_CONFIG,
-    SAID,
-    arguments_of,
-    canonical,
-    kind_of,
-    needs_data_first,
-    why_not_quantized,
-)
+from autotrain_mem.settings import adapter_config
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import PlanFileError, UsageError
@@ -162,7 +154,7 @@ def rehearsals_for(workers: Workers, request: RunRequest, warn: Callable[[str], 
     )
 
 
-FLAG = f"--{PEFT_CONFIG}"
+FLAG = f"--{adapter_config.PEFT_CONFIG}"
 FILE = "adapter_config.json"
 """The file's name in PEFT (``peft/utils/constants.py: CONFIG_NAME``)."""
 _WANTED = f"It takes the {FILE} that PEFT's save_pretrained writes, or the folder that holds it."
@@ -176,20 +168,20 @@ def with_peft_config(request: RunRequest) -> RunRequest:
     content = config_content(given, FLAG, hint=_WANTED, file_name=FILE)
     if not isinstance(content.get("peft_type"), str):
         raise UsageError(f"{FLAG} {given} has no peft_type, which every PEFT config needs.", hint=_WANTED)
-    text, problems = canonical(content), []
-    kind, why = kind_of(text), why_not_quantized(text)
-    if function := needs_data_first(text):
+    text, problems = adapter_config.canonical(content), []
+    kind, why = adapter_config.kind_of(text), adapter_config.why_not_quantized(text)
+    if function := adapter_config.needs_data_first(text):
         cure = "Call it in a script with a trainer of autotrain_mem, or remove init_lora_weights from the config."
         problems.append((f"{FLAG}: its init_lora_weights needs peft's {function}, which no trainer calls", cure))
     if request.names("use_peft") and not request.argument("use_peft"):
         problems.append((f"--use_peft false and {FLAG} contradict each other", "Remove one."))
-    if twice := [name for name in SAID[1:] if request.names(name)]:
+    if twice := [name for name in adapter_config.SAID[1:] if request.names(name)]:
         flags = ", ".join(f"--{name}" for name in twice)
         cure = f"Remove {flags}, or write it into the config."
         problems.append((f"{flags} and {FLAG} both define the adapter", cure))
     quantized = [name for name in BASE_BITS if why and request.argument(name)]
     problems += [(f"--{name} does not work with {kind}: {why}", f"Remove --{name}, or use LoRA.") for name in quantized]
-    if arguments_of(text).get(CHECKPOINTING) is False and any(map(request.argument, RECOMPUTES)):
+    if adapter_config.arguments_of(text).get(CHECKPOINTING) is False and any(map(request.argument, RECOMPUTES)):
         problem = f"--gradient_checkpointing does not work with {kind}: a recomputed layer has no prefix"
         problems.append((problem, "Remove --gradient_checkpointing."))
     refuse_all(problems)

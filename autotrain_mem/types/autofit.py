@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from autotrain_mem import types as nouns
+from autotrain_mem.settings import words
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG, arguments_of
 from autotrain_mem.settings.declaration import PLAN, TRAIN, Group, Problem, one_of, setting, settings_of, that, up_to
 from autotrain_mem.settings.own import OWN, OwnSettings
-from autotrain_mem.settings.words import (
-    FITS,
-    MAX_SLOWDOWN,
-    Fit,
-    is_image_size,
-    read_counts,
-    read_seconds,
-    read_tokens,
-    size_or_share,
-)
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import format_bytes
 
@@ -58,7 +49,7 @@ class AutoFit(OwnSettings):
         check=up_to(1_024, "GPUs"),
         group=Group.DEVICE,
         metavar="N",
-        read=read_counts,
+        read=words.read_counts,
         help="number of cards that train together (default: all cards here, or 1 if --gpu names a card); "
         "--gpu all --gpus 1,2,4 compares these numbers",
     )
@@ -92,7 +83,7 @@ class AutoFit(OwnSettings):
         None,
         takes="a text such as '500MiB' or '8%'",
         check=that(
-            lambda text: size_or_share(text, 1) is not None, "{value!r} is neither a size nor a share", _HEADROOM
+            lambda text: words.size_or_share(text, 1) is not None, "{value!r} is neither a size nor a share", _HEADROOM
         ),
         group=Group.DEVICE,
         metavar="SIZE",
@@ -112,7 +103,7 @@ class AutoFit(OwnSettings):
         None,
         takes="a text such as '1024x768,640x480'",
         check=that(
-            lambda text: all(map(is_image_size, text.split(","))),
+            lambda text: all(map(words.is_image_size, text.split(","))),
             "{value!r} is not a list of image sizes",
             "the sizes of a row's images: 1024x768 for one, 1024x768,640x480 for two.",
         ),
@@ -121,10 +112,10 @@ class AutoFit(OwnSettings):
         help="plan for rows with images of these sizes: 1024x768",
     )
     """The image sizes of each row, ``1024x768,640x480`` (width x height in pixels), to plan for if no data are read."""
-    fit: Fit = setting(
+    fit: words.Fit = setting(
         "all",
-        choices=FITS,
-        check=one_of(FITS, prefix=""),
+        choices=words.FITS,
+        check=one_of(words.FITS, prefix=""),
         help="stop before changes of rounding (lossless), or before LoRA (rounding)",
     )
     """What a plan may change: only speed (``lossless``), also rounding (``rounding``), or anything (``all``)."""
@@ -133,7 +124,7 @@ class AutoFit(OwnSettings):
     )
     """The names of levers that a plan must not use, in any iterable."""
     max_slowdown: float = setting(
-        MAX_SLOWDOWN,
+        words.MAX_SLOWDOWN,
         check=that(
             lambda factor: factor >= 1,
             "{value:g} is not a factor by which a plan may be slower",
@@ -147,7 +138,9 @@ class AutoFit(OwnSettings):
         None,
         takes="a text such as '8h' or '90min'",
         check=that(
-            lambda text: read_seconds(text) is not None, "{value!r} is not a time", "a time such as 8h, 90min or 2d."
+            lambda text: words.read_seconds(text) is not None,
+            "{value!r} is not a time",
+            "a time such as 8h, 90min or 2d.",
         ),
         metavar="TIME",
         commands=(TRAIN, PLAN),
@@ -171,7 +164,7 @@ class AutoFit(OwnSettings):
     tokens: int | None = setting(
         None,
         check=up_to(10**18, "tokens"),
-        read=read_tokens,
+        read=words.read_tokens,
         metavar="N",
         commands=(PLAN,),
         elsewhere=("it predicts no training.", "autofit plan METHOD ... --tokens 20M predicts time and cost."),
@@ -250,7 +243,7 @@ class AutoFit(OwnSettings):
         the whole device."""
         if self.headroom is None:
             return None
-        size_bytes = size_or_share(self.headroom, total_bytes)
+        size_bytes = words.size_or_share(self.headroom, total_bytes)
         if size_bytes is None or not 0 <= size_bytes < total_bytes:
             device = f"a device of {format_bytes(total_bytes)}"
             raise UsageError(
@@ -261,7 +254,7 @@ class AutoFit(OwnSettings):
     @property
     def within_seconds(self) -> float | None:
         """Returns ``within`` in seconds; None if it is not set."""
-        return None if self.within is None else read_seconds(self.within)
+        return None if self.within is None else words.read_seconds(self.within)
 
     def over(self, plan: nouns.Plan, *, here: bool) -> AutoFit:
         """Returns a copy that takes unset fields from an existing plan. ``here``: whether to plan for this machine's
@@ -279,7 +272,7 @@ class AutoFit(OwnSettings):
             image_sizes=self.image_sizes or ",".join(job.images) or None,
             fit=job.fit if self.fit == "all" else self.fit,
             forbid=self.forbid or job.forbid,
-            max_slowdown=job.max_slowdown if self.max_slowdown == MAX_SLOWDOWN else self.max_slowdown,
+            max_slowdown=job.max_slowdown if self.max_slowdown == words.MAX_SLOWDOWN else self.max_slowdown,
             **{name: getattr(self, name) or job.arguments.get(name) or each.default for name, each in OWN.items()},
         )
 

@@ -25,14 +25,7 @@ from autotrain_mem.methods.row_lengths import prepared_lengths, smallest_model
 from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.search.space import make_space
 from autotrain_mem.settings.levers import LADDER
-from autotrain_mem.support.errors import (
-    AutofitError,
-    ContextLengthError,
-    DatasetError,
-    DatasetFormatError,
-    ModelNotFoundError,
-    UsageError,
-)
+from autotrain_mem.support import errors
 from autotrain_mem.types import Job
 from autotrain_mem.types.findings import refuse
 from autotrain_mem.types.methods_table import METHODS
@@ -81,7 +74,7 @@ def test_rows_prompts_and_answers_are_counted_as_trls_collator_makes_them(model_
 def test_rows_without_a_prompt_that_is_their_beginning_are_refused(model_folder: Folder, tmp_path: Path) -> None:
     alone, text = {"messages": [ASKED]}, {"messages": [ASKED, ANSWERED], "prompt": "one two"}
     for row, why in ((alone, "1 of 1 conversations have a single message"), (text, "a column prompt with texts")):
-        with pytest.raises(DatasetError, match=why):
+        with pytest.raises(errors.DatasetError, match=why):
             profile(gkd_job(model_folder("qwen2"), written(tmp_path, row)), str(tmp_path / "scratch"))
 
 
@@ -163,7 +156,7 @@ def test_rows_that_stay_longer_than_max_length_are_refused_and_auto_counts_them_
     assert profile(job_of(method, model, data, max_length=whole), str(tmp_path)).longest == whole
     cut = max(cut_lengths.longer)
     assert cut > 12, "TRL cuts no prompt"
-    with pytest.raises(DatasetError, match=f"1 rows stay longer than --max_length 12, the longest {cut} tokens"):
+    with pytest.raises(errors.DatasetError, match=f"1 rows stay longer than --max_length 12, the longest {cut} tokens"):
         profile(job_of(method, model, data, max_length=12), str(tmp_path))
 
 
@@ -184,7 +177,7 @@ def test_no_plan_makes_rows_shorter_nor_goes_beyond_the_models_context(tmp_path:
     facts = ModelFacts(context_length=64, is_quantized=False)
     for method in EXPERIMENTAL:
         assert not [row.name for row in LADDER if row.suits(METHODS[method]) and "max_length" in row.knobs]
-        with pytest.raises(ContextLengthError, match="a long prompt stays"):
+        with pytest.raises(errors.ContextLengthError, match="a long prompt stays"):
             make_space(TRL_DEFAULTS, job_of(method, tmp_path), facts, longest=65)
 
 
@@ -212,10 +205,10 @@ def test_prompts_are_counted_as_the_trainer_tokenizes_them(model_folder: Folder,
 
 def test_rows_with_an_image_and_lengths_without_a_number_are_refused(tmp_path: Path) -> None:
     rows = Dataset.from_dict({"prompt": ["What is this?"], "image": ["a.png"]})
-    with pytest.raises(DatasetFormatError, match="Rows with images are not supported"):
+    with pytest.raises(errors.DatasetFormatError, match="Rows with images are not supported"):
         online_dpo.row_lengths(online_configs(tmp_path), rows, None)
     for keyword in ("auto", "p99", None):
-        with pytest.raises(AutofitError, match="TRL needs a number for prompt plus completion"):
+        with pytest.raises(errors.AutofitError, match="TRL needs a number for prompt plus completion"):
             refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": keyword}, own={}))
 
 
@@ -223,7 +216,7 @@ def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(tmp_path
     (tmp_path / "config.json").write_text((model_folder("qwen2") / "config.json").read_text())
     for method in ("online_dpo", "grpo"):
         name = "reward_model_path" if method == "online_dpo" else "reward_model_name_or_path"
-        with pytest.raises(ModelNotFoundError, match="has no tokenizer, which it needs to read completions"):
+        with pytest.raises(errors.ModelNotFoundError, match="has no tokenizer, which it needs to read completions"):
             trl_arguments.reward_tokenizer(Flags(method=method, given={name: str(tmp_path)}, own={}))
     trl_arguments.reward_tokenizer(Flags(method="ppo", given={"reward_model_path": str(tmp_path)}, own={}))
 
@@ -261,7 +254,7 @@ def test_what_ends_trls_trainer_or_is_not_rehearsed_is_refused(name: str, tmp_pa
     known = counting_arguments(job, str(tmp_path))
     method.check(method.configs(known), to_train=False)
     for given, told in REFUSED[name]:
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(errors.UsageError, match=told):
             method.check(method.configs(known | given), to_train=False)
 
 

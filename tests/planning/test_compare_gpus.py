@@ -12,15 +12,7 @@ from autotrain_mem import api
 from autotrain_mem.planning.predictions import judge
 from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.report.plan_view import decision, gentler_levels, passed_over
-from autotrain_mem.support import codec
-from autotrain_mem.support.errors import (
-    DatasetNotFoundError,
-    DoesNotFitError,
-    HostMemoryError,
-    LimitError,
-    RehearsalError,
-    UsageError,
-)
+from autotrain_mem.support import codec, errors
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.types import DataProfile, Footprint, Hardware, Job, Knobs, Phase, Plan, Workload
@@ -117,10 +109,10 @@ def test_a_card_that_lacks_little_is_told_which_flags_would_do() -> None:
 def test_a_card_that_refuses_the_job_does_not_end_the_others_unless_all_do() -> None:
     worker, t4 = FakeWorker(refusing=frozenset({TURING})), card("t4", 16, TURING)
     assert levels(compared(worker, LARGE, t4)) == {"t4": "(7, 5) has no such kernel.", "large": "lossless"}
-    with pytest.raises(UsageError, match=r"\(7, 5\) has no such kernel\."):
+    with pytest.raises(errors.UsageError, match=r"\(7, 5\) has no such kernel\."):
         compared(FakeWorker(refusing=frozenset({TURING, ADA})), SMALL, card("t4", 10, TURING))
     worker = FakeWorker(failing=frozenset({"sft"}))
-    with pytest.raises(RehearsalError):
+    with pytest.raises(errors.RehearsalError):
         compared(worker, TINY, SMALL, LARGE)
     assert len(worker.asked) == 1, "what is wrong whatever the card ends it at once"
 
@@ -160,7 +152,7 @@ def test_a_plan_that_offloads_more_than_this_machines_host_memory_holds_is_passe
             if gib < 8:
                 told = "lossless, offloading fits the card, but offloads more than host memory holds"
                 assert gentler_levels(plan) == [told]
-                with pytest.raises(HostMemoryError, match=r"--optimizer_offload: 8\.00 GiB are needed"):
+                with pytest.raises(errors.HostMemoryError, match=r"--optimizer_offload: 8\.00 GiB are needed"):
                     api.plan(replace(asked(card=here), job=replace(JOB, forbid=ACTIVATIONS, fit="lossless")))
 
 
@@ -194,7 +186,7 @@ def test_the_time_of_a_run_holds_that_of_scoring_its_rows_once() -> None:
 
 
 def test_where_nothing_keeps_it_the_error_says_what_it_would_take() -> None:
-    with pytest.raises(LimitError) as raised:
+    with pytest.raises(errors.LimitError) as raised:
         planned(within_seconds=1.0, budget=0.01)
     error = raised.value
     assert "meets --within 1.0 s and --budget 0.01 USD" in error.message
@@ -212,7 +204,7 @@ def test_what_nobody_can_tell_is_said_before_anything_is_rehearsed() -> None:
         ({"prices": {}, "budget": 3.0}, "the price of toy is unknown"),
     ):
         rehearsals = asked(**words)
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(errors.UsageError, match=said):
             api.plan(rehearsals)
         assert not rehearsals.workers.first.asked
 
@@ -262,7 +254,7 @@ def test_more_of_the_card_are_named_where_shards_fit_them_as_rehearsed() -> None
         arguments = {"max_length": 64, "use_peft": False, "dtype": "float32", "optim": "adamw_torch"} | words
         job = Job(method="sft", model="m", dataset=None, arguments=arguments, forbid=frozenset({"optimizer_offload"}))
         worker = FakeWorker(lambda job, knobs, gib=gib: [gib * GIB // knobs.shards, 0])
-        with pytest.raises(DoesNotFitError) as raised:
+        with pytest.raises(errors.DoesNotFitError) as raised:
             api.plan(rehearsals(worker, job, TOY8))
         hint = raised.value.hint
         assert (more in hint, " of these" in hint) == (True, bool(more))
@@ -291,7 +283,7 @@ HOURS = "memory reserved over hours with rows of every length: "
 
 class Unreadable(FakeWorker):
     def profile(self, job: Job, on_counting: object) -> DataProfile:
-        raise DatasetNotFoundError("There is no file rows.jsonl.")
+        raise errors.DatasetNotFoundError("There is no file rows.jsonl.")
 
 
 def test_the_reason_is_told_unless_all_batches_are_alike() -> None:

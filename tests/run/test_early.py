@@ -13,14 +13,7 @@ from autotrain_mem.methods.parameter_count import parameters
 from autotrain_mem.parallel.place import Place
 from autotrain_mem.planning.output_dir import check_weights
 from autotrain_mem.run.early import refuse
-from autotrain_mem.support import sources
-from autotrain_mem.support.errors import (
-    MissingExtraError,
-    ModelNotFoundError,
-    NoGpuError,
-    OutputFolderError,
-    UsageError,
-)
+from autotrain_mem.support import errors, sources
 from autotrain_mem.training.checkpoints import write_manifest
 from autotrain_mem.types import Job
 from autotrain_mem.types.autofit import AutoFit
@@ -41,11 +34,11 @@ def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them_and_on
     (model / "config.json").write_text(json.dumps({"model_type": "gemma3_text"}))
     refuse(request, to_train=False)
     (model / "config.json").write_text(json.dumps({"model_type": "gemma3", "vision_config": {}}))
-    with pytest.raises(MissingExtraError, match="Pillow"):
+    with pytest.raises(errors.MissingExtraError, match="Pillow"):
         refuse(request, to_train=False)
     refuse(request, to_train=False, reads_data=False)
     (model / "training_args.bin").touch()
-    with pytest.raises(ModelNotFoundError, match="holds no weights"):
+    with pytest.raises(errors.ModelNotFoundError, match="holds no weights"):
         check_weights(model)
     (model / "pytorch_model.bin").touch()
     check_weights(model)
@@ -57,7 +50,7 @@ def test_a_folder_with_a_file_of_the_users_own_is_refused_also_where_a_plan_is_f
     plan = api.plan(fake_worker.rehearsals(FakeWorker(), job, LARGE))
     request = api.RunRequest(method="sft", autofit=AutoFit(plan=plan))
     refuse(request, to_train=False)
-    with pytest.raises(OutputFolderError, match=r"\(README\.md\)"):
+    with pytest.raises(errors.OutputFolderError, match=r"\(README\.md\)"):
         refuse(request, to_train=True)
     refuse(replace(request, argv=("--output_dir", str(tmp_path / "new"))), to_train=True)
     follower = Place(rank=1, machines=2, address="", port=0)  # only the first machine uses the folder
@@ -83,13 +76,13 @@ ZERO = "global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt"
 def test_ranks_that_cannot_read_it_are_refused(tmp_path: Path) -> None:
     checkpoint(tmp_path, 3, ZERO)
     refuse(request(tmp_path, AutoFit()), to_train=True)  # without a plan the sharding is not known yet
-    with pytest.raises(OutputFolderError, match="DeepSpeed resumes it only with that stage"):
+    with pytest.raises(errors.OutputFolderError, match="DeepSpeed resumes it only with that stage"):
         refuse(request(tmp_path, AutoFit(gpus=2, sharding="fsdp2")), to_train=True)
     made_on(2).save(tmp_path / "plan.json")
-    with pytest.raises(OutputFolderError, match="it is a DeepSpeed ZeRO-3 checkpoint of 2 ranks") as refused:
+    with pytest.raises(errors.OutputFolderError, match="it is a DeepSpeed ZeRO-3 checkpoint of 2 ranks") as refused:
         refuse(request(tmp_path, AutoFit(gpus=4, sharding="fsdp2")), to_train=True)
     assert "--gpus 2 --sharding zero3" in refused.value.hint
-    with pytest.raises(OutputFolderError, match="ZeRO-3"):
+    with pytest.raises(errors.OutputFolderError, match="ZeRO-3"):
         refuse(request(tmp_path, AutoFit(sharding="fsdp2"), str(tmp_path / "checkpoint-3")), to_train=True)
     refuse(request(tmp_path, AutoFit(sharding="zero3")), to_train=True)
 
@@ -98,7 +91,9 @@ def test_another_seed_is_refused_before_anything_is_planned_unless_the_epoch_beg
     for step, seed in ((3, "7"), (6, "42")):
         checkpoint(tmp_path, step, "optimizer.pt")
         write_manifest(tmp_path / f"checkpoint-{step}", {}, "", {"--seed": seed, "--dataset": "of 13 rows"})
-    with pytest.raises(OutputFolderError, match=r"checkpoint-6 was trained .*: --seed 42 in the checkpoint, 7 now"):
+    with pytest.raises(
+        errors.OutputFolderError, match=r"checkpoint-6 was trained .*: --seed 42 in the checkpoint, 7 now"
+    ):
         refuse(request(tmp_path, AutoFit(), argv=("--seed", "7")), to_train=True)
     refuse(request(tmp_path, AutoFit(), argv=("--seed=42", "--data_seed", "1")), to_train=True)
     refuse(request(tmp_path, AutoFit(), argv=("--seed", "7", "--ignore_data_skip")), to_train=True)
@@ -110,7 +105,7 @@ def test_one_checkpoint_that_can_be_read_is_enough_but_a_simulated_run_needs_its
     made_on(2).save(tmp_path / "plan.json")
     checkpoint(tmp_path, 3, "optimizer.pt")
     monkeypatch.setattr(choose, "detect", lambda *_: ())
-    with pytest.raises(NoGpuError, match=r"used the simulated card .* No NVIDIA GPU was found") as refused:
+    with pytest.raises(errors.NoGpuError, match=r"used the simulated card .* No NVIDIA GPU was found") as refused:
         refuse(request(tmp_path, AutoFit(), simulate=False), to_train=True)
     assert refused.value.hint.startswith("Add --simulate")
     checkpoint(tmp_path, 6, ZERO)
@@ -122,10 +117,10 @@ def test_one_checkpoint_that_can_be_read_is_enough_but_a_simulated_run_needs_its
 def test_gpus_that_do_not_divide_the_batch_are_refused_with_those_that_do(tmp_path: Path) -> None:
     plan = made_on(2)
     plan.save(tmp_path / "plan.json")
-    with pytest.raises(UsageError, match="3 GPUs do not divide the run's effective batch of 16 rows") as refused:
+    with pytest.raises(errors.UsageError, match="3 GPUs do not divide the run's effective batch of 16 rows") as refused:
         refuse(request(tmp_path, AutoFit(gpus=3)), to_train=True)
     assert "--gpus 2 or 4" in refused.value.hint
-    with pytest.raises(UsageError, match="3 GPUs"):
+    with pytest.raises(errors.UsageError, match="3 GPUs"):
         refuse(replace(request(tmp_path / "elsewhere", AutoFit(gpus=3)), plan=plan), to_train=True)
 
 

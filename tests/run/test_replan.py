@@ -13,15 +13,7 @@ from nouns import TRL_DEFAULTS
 
 from autotrain_mem.planning.predictions import Predictions
 from autotrain_mem.planning.rehearsals import Rehearsals
-from autotrain_mem.run import supervised
-from autotrain_mem.run.replan import (
-    MOVABLE,
-    flags_of,
-    on_machines,
-    smallest_change,
-    with_less_on_device,
-    with_less_on_host,
-)
+from autotrain_mem.run import replan, supervised
 from autotrain_mem.run.supervised import SupervisedRun, as_begun
 from autotrain_mem.support import codec, files
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
@@ -44,7 +36,7 @@ INCIDENT = Incident(step=7, phase=Phase.BACKWARD, remedy="split into 4 + 4 rows"
 
 def _less(peak_reserved_bytes: int | None = None, plan: Plan = PLAN, **arguments: Any) -> Plan | None:
     job = replace(plan.job, arguments={**plan.job.arguments, **arguments})
-    return with_less_on_device(rehearsals(counting(), job), plan, peak_reserved_bytes)
+    return replan.with_less_on_device(rehearsals(counting(), job), plan, peak_reserved_bytes)
 
 
 def _moved(before: Knobs, after: Knobs) -> set[str]:
@@ -57,7 +49,7 @@ def test_a_plan_that_ran_out_of_memory_is_followed_by_the_same_training_in_clear
     assert less.estimate.required_bytes <= 0.9 * PLAN.estimate.required_bytes
     assert less.estimate.budget_bytes == PLAN.estimate.budget_bytes
     assert less.knobs.effective_batch_size == PLAN.knobs.effective_batch_size
-    assert _moved(PLAN.knobs, less.knobs) <= MOVABLE
+    assert _moved(PLAN.knobs, less.knobs) <= replan.MOVABLE
     assert much_less is None or much_less.estimate.required_bytes < less.estimate.required_bytes
     # dataloader_drop_last: 100 rows in eights are 12 steps, in twice four rows 13
     assert "per_device_train_batch_size" in _moved(PLAN.knobs, less.knobs)
@@ -73,7 +65,7 @@ def on_machines_of(nodes: int, devices: int = 2, **knobs: Any) -> tuple[Rehearsa
     job = replace(plan.job, arguments=plan.job.arguments | {"sharding": before.sharding})
     asked = rehearsals(counting(), job)
     asked = replace(asked, hardware=replace(asked.hardware, topology=Topology(nodes=4, devices=devices)))
-    return on_machines(asked, plan, Topology(nodes=nodes, devices=devices))
+    return replan.on_machines(asked, plan, Topology(nodes=nodes, devices=devices))
 
 
 HSDP = {"sharding": "hsdp", "dp_replicate_size": 4}
@@ -106,13 +98,13 @@ def test_the_users_settings_do_not_change() -> None:
 
 def test_offloading_that_the_plan_chose_is_undone() -> None:
     plan = replace(PLAN, estimate=replace(PLAN.estimate, knobs=replace(PLAN.knobs, activation_offloading=True)))
-    back = with_less_on_host(rehearsals(counting(), plan.job), plan)
+    back = replan.with_less_on_host(rehearsals(counting(), plan.job), plan)
     assert back is not None
     assert not back.knobs.activation_offloading
-    assert with_less_on_host(rehearsals(counting(), PLAN.job), PLAN) is None, "it offloads nothing"
+    assert replan.with_less_on_host(rehearsals(counting(), PLAN.job), PLAN) is None, "it offloads nothing"
     after = replace(PLAN.knobs, gradient_checkpointing=True, optimizer_offload=True)
     before = replace(PLAN.knobs, gradient_checkpointing=False)
-    assert flags_of(before, after) == "--gradient_checkpointing true --optimizer_offload"
+    assert replan.flags_of(before, after) == "--gradient_checkpointing true --optimizer_offload"
 
 
 def _run(folder: Path, job: Job = JOB) -> Any:
@@ -268,7 +260,7 @@ def suggested(needed_gib: int, others_gib: int = 0, *, failing: frozenset[str] =
         outside_bytes=0,
         measured={},
     )
-    return smallest_change(asked, plan, short)
+    return replan.smallest_change(asked, plan, short)
 
 
 def test_the_smallest_change_is_that_of_least_harm_and_none_if_nothing_fits_or_the_search_fails() -> None:

@@ -10,30 +10,18 @@ from unittest.mock import Mock
 import pytest
 from huggingface_hub import constants
 
-from autotrain_mem.support.errors import (
-    DatasetNotFoundError,
-    MalformedDatasetError,
-    ModelConfigError,
-    ModelNotFoundError,
-)
-from autotrain_mem.support.sources import (
-    check_cached,
-    check_data_path,
-    check_kept_rows,
-    check_model_folder,
-    why_not_asked,
-)
+from autotrain_mem.support import errors, sources
 
 ROWS = "trl-lib/SomeRows"
 
 
 def test_a_name_with_two_slashes_is_a_path_and_one_with_one_may_be_a_hub_id() -> None:
-    with pytest.raises(DatasetNotFoundError, match="No file or folder data/of/mine"):
-        check_data_path("data/of/mine")
-    with pytest.raises(ModelNotFoundError, match="No folder models/of/mine"):
-        check_model_folder("models/of/mine", "--model")
-    check_data_path("trl-lib/Capybara")
-    assert check_model_folder("Qwen/Qwen2.5-0.5B", "--model") is None
+    with pytest.raises(errors.DatasetNotFoundError, match="No file or folder data/of/mine"):
+        sources.check_data_path("data/of/mine")
+    with pytest.raises(errors.ModelNotFoundError, match="No folder models/of/mine"):
+        sources.check_model_folder("models/of/mine", "--model")
+    sources.check_data_path("trl-lib/Capybara")
+    assert sources.check_model_folder("Qwen/Qwen2.5-0.5B", "--model") is None
 
 
 @pytest.fixture
@@ -47,30 +35,30 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def test_an_unreachable_hub_or_invalid_id_is_refused(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why_not_asked() == ""
-    check_cached("nobody/nothing", None)
-    with pytest.raises(ModelNotFoundError, match=r"No model 'my model': .* and it is not a hub id"):
-        check_cached("my model", None)
+    assert sources.why_not_asked() == ""
+    sources.check_cached("nobody/nothing", None)
+    with pytest.raises(errors.ModelNotFoundError, match=r"No model 'my model': .* and it is not a hub id"):
+        sources.check_cached("my model", None)
     listening.close()
-    with pytest.raises(ModelNotFoundError, match=r"No model 'nobody/nothing': .* the hub \(http://127"):
-        check_cached("nobody/nothing", None)
+    with pytest.raises(errors.ModelNotFoundError, match=r"No model 'nobody/nothing': .* the hub \(http://127"):
+        sources.check_cached("nobody/nothing", None)
     monkeypatch.setattr(urllib.request, "getproxies", lambda: {"http": "http://proxy"})
-    check_cached("nobody/nothing", None)
+    sources.check_cached("nobody/nothing", None)
 
 
 def test_only_an_unknown_host_is_unreachable(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     for error, is_away in ((socket.gaierror(-2, "Name or service not known"), True), (TimeoutError(), False)):
         monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
-        assert bool(why_not_asked()) is is_away
+        assert bool(sources.why_not_asked()) is is_away
 
 
 def test_cached_datasets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DatasetNotFoundError, match=f"No dataset '{ROWS}': .* HF_HUB_OFFLINE forbids"):
-        check_kept_rows(ROWS, {"HF_DATASETS_CACHE": str(tmp_path)})
-    check_kept_rows(str(tmp_path), {})
+    with pytest.raises(errors.DatasetNotFoundError, match=f"No dataset '{ROWS}': .* HF_HUB_OFFLINE forbids"):
+        sources.check_kept_rows(ROWS, {"HF_DATASETS_CACHE": str(tmp_path)})
+    sources.check_kept_rows(str(tmp_path), {})
     (tmp_path / "datasets" / "trl-lib___some_rows").mkdir(parents=True)
-    check_kept_rows(ROWS, {"HF_HOME": str(tmp_path)})
+    sources.check_kept_rows(ROWS, {"HF_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
@@ -85,19 +73,19 @@ def test_cached_datasets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_a_config_that_no_model_has_is_refused(tmp_path: Path, written: str, message: str) -> None:
     (tmp_path / "config.json").write_text(written)
-    with pytest.raises(ModelConfigError, match=message):
-        check_model_folder(str(tmp_path), "--model")
+    with pytest.raises(errors.ModelConfigError, match=message):
+        sources.check_model_folder(str(tmp_path), "--model")
 
 
 def test_what_would_be_read_for_ever_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "x", "hidden_size": 64, "rms_norm_eps": 1e-6}')
-    assert check_model_folder(str(tmp_path), "--model")
+    assert sources.check_model_folder(str(tmp_path), "--model")
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         for name in ("tokenizer.json", "additional_chat_templates/tools.jinja"):
             (tmp_path / name).parent.mkdir(exist_ok=True)
             make(tmp_path / name)
-            with pytest.raises(ModelConfigError, match=rf"{name} is not a regular file"):
-                check_model_folder(str(tmp_path), "--model")
-            with pytest.raises(MalformedDatasetError, match=rf"{name} is not a regular file"):
-                check_data_path(str(tmp_path))
+            with pytest.raises(errors.ModelConfigError, match=rf"{name} is not a regular file"):
+                sources.check_model_folder(str(tmp_path), "--model")
+            with pytest.raises(errors.MalformedDatasetError, match=rf"{name} is not a regular file"):
+                sources.check_data_path(str(tmp_path))
             (tmp_path / name).unlink()

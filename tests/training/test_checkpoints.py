@@ -10,23 +10,8 @@ from typing import Any
 import pytest
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 
+from autotrain_mem.training import checkpoints
 from autotrain_mem.training.checkpoint_kinds import Resumer, how_to_resume, is_of_another_form, why_not
-from autotrain_mem.training.checkpoints import (
-    MANIFEST,
-    check_order,
-    discard,
-    instead_of,
-    newest_start,
-    newest_whole,
-    reach_disk,
-    rotate,
-    run_of,
-    step_of,
-    why_no_start,
-    why_not_whole,
-    why_torn,
-    write_manifest,
-)
 
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 
@@ -42,7 +27,7 @@ def checkpoint(folder: Path, step: int) -> Path:
 
 
 def _prove(checkpoint: Path, run: str = "") -> None:
-    write_manifest(checkpoint, reach_disk(checkpoint), run)
+    checkpoints.write_manifest(checkpoint, checkpoints.reach_disk(checkpoint), run)
 
 
 def _pipe(file: Path) -> None:
@@ -60,8 +45,8 @@ def test_a_file_that_is_short_or_gone_is_seen(tmp_path: Path, name: str, hurt: C
             _prove(made)
         hurt(made / name)
         is_seen = name == "trainer_state.json" or (name, hurt) == ("model.safetensors", Path.unlink) or hurt is _pipe
-        assert bool(why_torn(made)) is (is_seen or folder.name == "proven")
-        assert (newest_whole(folder) is None) is bool(why_torn(made))
+        assert bool(checkpoints.why_torn(made)) is (is_seen or folder.name == "proven")
+        assert (checkpoints.newest_whole(folder) is None) is bool(checkpoints.why_torn(made))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -73,10 +58,10 @@ def test_other_bytes_of_the_same_number_are_seen_before_a_run_goes_on_with_them(
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     why = f"{name} differs from its checksum"
-    assert why_not_whole(file.parent) == why_no_start(file.parent) == why
-    assert newest_whole(tmp_path).step == 5
+    assert checkpoints.why_not_whole(file.parent) == checkpoints.why_no_start(file.parent) == why
+    assert checkpoints.newest_whole(tmp_path).step == 5
     told: list[str] = []
-    assert newest_start(tmp_path, on_torn=told.append).step == 5
+    assert checkpoints.newest_start(tmp_path, on_torn=told.append).step == 5
     assert told == [f"checkpoint-10 is torn ({why}): it was moved to torn-checkpoint-10"]
 
 
@@ -96,26 +81,26 @@ def test_without_a_manifest_only_files_of_weights_pass_for_weights(tmp_path: Pat
     (made / name).parent.mkdir(exist_ok=True)
     (made / "model.safetensors").unlink()
     (made / name).touch()
-    assert why_torn(made) == ("" if is_one else "it holds no weights")
+    assert checkpoints.why_torn(made) == ("" if is_one else "it holds no weights")
     told: list[str] = []
-    assert newest_start(tmp_path, on_torn=told.append).path == (made if is_one else other)
+    assert checkpoints.newest_start(tmp_path, on_torn=told.append).path == (made if is_one else other)
     assert told == ([] if is_one else ["checkpoint-5 is torn (it holds no weights): it was moved to torn-checkpoint-5"])
 
 
 def test_without_a_manifest_a_name_of_another_step_is_told_and_not_gone_on_with(tmp_path: Path) -> None:
     made = checkpoint(tmp_path, 5)
-    assert why_torn(made.rename(tmp_path / "before-the-holidays")) == ""
+    assert checkpoints.why_torn(made.rename(tmp_path / "before-the-holidays")) == ""
     (tmp_path / "before-the-holidays").rename(tmp_path / "checkpoint-9")
     checkpoint(tmp_path, 3)
     told: list[str] = []
-    assert newest_start(tmp_path, on_torn=told.append).step == 3
+    assert checkpoints.newest_start(tmp_path, on_torn=told.append).step == 3
     why = "trainer_state.json has step 5"
     assert told == [f"checkpoint-9 is torn ({why}): it was moved to torn-checkpoint-9"]
     assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-3"), "transformers finds no torn one"
     assert sort_checkpoints(str(tmp_path)) == [str(tmp_path / "checkpoint-3")]
     (tmp_path / "checkpoint-9").mkdir()
-    newest_start(tmp_path)
-    discard(tmp_path / "checkpoint-9")  # what is not there is no error
+    checkpoints.newest_start(tmp_path)
+    checkpoints.discard(tmp_path / "checkpoint-9")  # what is not there is no error
     assert (tmp_path / "torn-checkpoint-9-2").is_dir()
 
 
@@ -130,7 +115,13 @@ def test_the_manifest_is_written_last_and_synced_too(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", fsync)
     _prove(made)
-    assert synced == [*sorted(FILES), made.name, tmp_path.name, f".{MANIFEST}".removesuffix(".json"), made.name]
+    assert synced == [
+        *sorted(FILES),
+        made.name,
+        tmp_path.name,
+        f".{checkpoints.MANIFEST}".removesuffix(".json"),
+        made.name,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -149,23 +140,23 @@ def test_the_fewest_steps_go_first(tmp_path: Path, limit: int | None, best: str 
     for step in (2, 4, 6, 8, 10):
         made = checkpoint(tmp_path, step)
         os.utime(made, (0, 10**9 - 100 * step))
-    rotate(tmp_path, step=8, limit=limit, best=best)
-    assert sorted(step_of(path) for path in tmp_path.iterdir()) == left
+    checkpoints.rotate(tmp_path, step=8, limit=limit, best=best)
+    assert sorted(checkpoints.step_of(path) for path in tmp_path.iterdir()) == left
 
 
 def test_a_torn_manifest_is_none(tmp_path: Path) -> None:
     made = checkpoint(tmp_path, 5)
     _prove(made)
     (made / "README.md").write_text("A note.")
-    assert why_torn(made) == ""
+    assert checkpoints.why_torn(made) == ""
     for written in ('{"files": {"mod', '{"files": ' + "[" * 100_000, "[]", '{"files": 1, "order": []}'):
-        (made / MANIFEST).write_text(written)
-        assert why_torn(made).startswith("it cannot be read")
-        assert (run_of(made), check_order(made, {"--seed": "7"})) == ("", None)
+        (made / checkpoints.MANIFEST).write_text(written)
+        assert checkpoints.why_torn(made).startswith("it cannot be read")
+        assert (checkpoints.run_of(made), checkpoints.check_order(made, {"--seed": "7"})) == ("", None)
     for step in ('{"a":' * 100_000, '{"global_step": 1e400}'):
-        (made / MANIFEST).unlink(missing_ok=True)
+        (made / checkpoints.MANIFEST).unlink(missing_ok=True)
         (made / "trainer_state.json").write_text(step)
-        assert (why_torn(made).startswith("it cannot be read"), step_of(made)) == (True, 0)
+        assert (checkpoints.why_torn(made).startswith("it cannot be read"), checkpoints.step_of(made)) == (True, 0)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
@@ -175,18 +166,18 @@ def test_the_newest_by_number_counts_and_a_model_alone_is_none_to_go_on_from(tmp
     (made[100] / "trainer_state.json").unlink()
     (tmp_path / "checkpoint-final").mkdir()
     (made[10] / name).unlink()
-    assert newest_whole(tmp_path).step == 10
-    assert newest_start(tmp_path).step == 9
-    assert "--save_only_model" in why_no_start(made[10])
+    assert checkpoints.newest_whole(tmp_path).step == 10
+    assert checkpoints.newest_start(tmp_path).step == 9
+    assert "--save_only_model" in checkpoints.why_no_start(made[10])
     _prove(made[8], "mine")
-    assert newest_start(tmp_path, run="mine").step == 8
+    assert checkpoints.newest_start(tmp_path, run="mine").step == 8
 
 
 def test_an_older_one_that_a_run_can_go_on_with_is_named_instead_and_never_a_newer_one(tmp_path: Path) -> None:
     made = {step: checkpoint(tmp_path, step) for step in (5, 10, 15, 20)}
     (made[10] / "trainer_state.json").unlink()
-    assert instead_of(made[15]) == f"Resume from an older one: --resume_from_checkpoint {made[5]}."
-    assert instead_of(made[5]) == "Start again: give another --output_dir, and no --resume_from_checkpoint."
+    assert checkpoints.instead_of(made[15]) == f"Resume from an older one: --resume_from_checkpoint {made[5]}."
+    assert checkpoints.instead_of(made[5]) == "Start again: give another --output_dir, and no --resume_from_checkpoint."
 
 
 OF_FORM = {

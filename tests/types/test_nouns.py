@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 from nouns import TRL_DEFAULTS
 
+from autotrain_mem import types
 from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.search.levels import LEVELS
@@ -16,21 +17,6 @@ from autotrain_mem.settings.words import read_length, wished_share, without_maxi
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import TokenizerError, UsageError
 from autotrain_mem.support.units import GIB, KIB, MIB
-from autotrain_mem.types import (
-    Block,
-    Candidate,
-    Estimate,
-    Hardware,
-    Job,
-    Owner,
-    Phase,
-    ReservedByMode,
-    ReservedEstimate,
-    StepTime,
-    Trace,
-    Work,
-    Workload,
-)
 from autotrain_mem.types.findings import Finding, settle
 from autotrain_mem.types.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
 from autotrain_mem.types.hardware import Price, Topology
@@ -41,7 +27,7 @@ from autotrain_mem.types.work import Kind
 from tests.report import report_examples
 
 
-def reserved(peak_bytes: int) -> ReservedEstimate:
+def reserved(peak_bytes: int) -> types.ReservedEstimate:
     return report_examples.reserved(peak_bytes, slack_bytes=peak_bytes - 3 * GIB)
 
 
@@ -50,10 +36,10 @@ HARDWARE = replace(report_examples.RTX3060, total_bytes=24 * GIB, free_bytes=24 
 MEMORY = replace(
     report_examples.memory(),
     peak_allocated_bytes=3 * GIB,
-    reserved=ReservedByMode(native=reserved(4 * GIB), expandable_segments=reserved(3 * GIB + MIB)),
+    reserved=types.ReservedByMode(native=reserved(4 * GIB), expandable_segments=reserved(3 * GIB + MIB)),
 )
-TIME = StepTime(tokens=300.0, phases={Phase.FORWARD: 0.25, Phase.BACKWARD: 0.5})
-ESTIMATE = Estimate(knobs=KNOBS, hardware=HARDWARE, memory=MEMORY, budget_bytes=23 * GIB, time=TIME)
+TIME = types.StepTime(tokens=300.0, phases={types.Phase.FORWARD: 0.25, types.Phase.BACKWARD: 0.5})
+ESTIMATE = types.Estimate(knobs=KNOBS, hardware=HARDWARE, memory=MEMORY, budget_bytes=23 * GIB, time=TIME)
 
 
 def test_a_knob_that_does_not_apply_overlays_nothing() -> None:
@@ -101,10 +87,10 @@ def test_exactly_the_budget_fits_one_byte_more_does_not_nor_a_run_that_stumbles_
     required = ESTIMATE.required_bytes
     for budget, fits in ((required, True), (required - 1, False)):
         assert replace(ESTIMATE, budget_bytes=budget).fits is fits
-        assert Candidate(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
+        assert types.Candidate(knobs=KNOBS, required_bytes=required, budget_bytes=budget).fits is fits
 
 
-GRPO = Job(method="grpo", model="tiny", dataset=None)
+GRPO = types.Job(method="grpo", model="tiny", dataset=None)
 PLAN = replace(report_examples.PLAN, job=GRPO, estimate=ESTIMATE, optimizer_steps=None, row_tokens=77)
 
 
@@ -143,7 +129,7 @@ def test_the_budget_is_what_is_free_less_a_headroom_of_4_percent_but_at_least_40
 
 
 def test_a_length_is_pinned_by_a_number_only_and_a_prompts_by_its_own_flag() -> None:
-    job = Job(method="sft", model="m", dataset=None)
+    job = types.Job(method="sft", model="m", dataset=None)
     assert not job.pins_length
     for length, pinned in (("auto", False), ("p99.9", False), (9, True), (None, True)):
         assert replace(job, arguments={"max_length": length}).pins_length is pinned
@@ -176,18 +162,20 @@ def test_anything_else_is_refused_with_its_own_words() -> None:
 def test_a_job_evaluates_by_a_strategy_or_before_its_first_step() -> None:
     """A script may hand over rows to evaluate on and ask for the first alone."""
     asked = ({"eval_strategy": "steps"}, {"eval_on_start": True}, {"eval_strategy": "no"}, {})
-    jobs = [Job(method="sft", model="m", dataset=None, arguments=given) for given in asked]
+    jobs = [types.Job(method="sft", model="m", dataset=None, arguments=given) for given in asked]
     assert [job.is_evaluated for job in jobs] == [True, True, False, False]
 
 
-def trace(events: list[int]) -> Trace:
+def trace(events: list[int]) -> types.Trace:
     """Three blocks of 1, 2 and 4 KiB, the last one on stream 1; the optimizer step begins at the fourth event."""
-    owners = (Owner.WEIGHTS, Owner.ACTIVATIONS, Owner.OPTIMIZER_STATE)
+    owners = (types.Owner.WEIGHTS, types.Owner.ACTIVATIONS, types.Owner.OPTIMIZER_STATE)
     sizes = [(KIB << index, owner, index // 2) for index, owner in enumerate(owners)]
-    return Trace(
-        blocks=tuple(Block(size_bytes=size, owner=owner, module="", stream=stream) for size, owner, stream in sizes),
+    return types.Trace(
+        blocks=tuple(
+            types.Block(size_bytes=size, owner=owner, module="", stream=stream) for size, owner, stream in sizes
+        ),
         events=array("q", events),
-        phase_starts=((0, Phase.FORWARD), (3, Phase.OPTIMIZER_STEP)),
+        phase_starts=((0, types.Phase.FORWARD), (3, types.Phase.OPTIMIZER_STEP)),
         operators=3,
         seconds=0.0,
     )
@@ -196,7 +184,7 @@ def trace(events: list[int]) -> Trace:
 def test_a_trace_comes_back_as_it_went() -> None:
     moments = {"stream_uses": (StreamUse(event=2, block=3, stream=0),), "engine_marks": ((3, EngineMark.WAKES),)}
     sent = replace(trace([1, 3, CACHE_EMPTIED, -3, -1]), **moments)
-    received = codec.from_json(Trace, json.loads(json.dumps(codec.to_json(sent))))
+    received = codec.from_json(types.Trace, json.loads(json.dumps(codec.to_json(sent))))
     assert received == sent
     assert [*received.awake()] == [range(3, 5)], "to the end, where nothing says that it sleeps"
 
@@ -208,18 +196,18 @@ def test_a_block_may_be_born_again_once_it_is_dead() -> None:
     assert estimate_memory(again, DeviceCapacity(capacity_bytes=None)).peak_allocated_bytes == 7 * KIB
 
 
-def work(count: float = 1.0, flops: int = 100, phase: Phase = Phase.FORWARD) -> Work:
+def work(count: float = 1.0, flops: int = 100, phase: types.Phase = types.Phase.FORWARD) -> types.Work:
     numbers = {"flops": flops, "bytes": 10, "fixed_bytes": 20, "launches": 1}
-    return Work(phase=phase, kind=Kind.MATMUL, dtype="bfloat16", count=count, **numbers)
+    return types.Work(phase=phase, kind=Kind.MATMUL, dtype="bfloat16", count=count, **numbers)
 
 
-def layers(count: int) -> Workload:
+def layers(count: int) -> types.Workload:
     """Each layer has three products; the update passes all of them at once."""
-    update = work(1.0, flops=7 * count, phase=Phase.OPTIMIZER_STEP)
-    return Workload(work=(work(5.0, flops=1), work(3.0 * count), update), micro_steps=2, optimizer_steps=1)
+    update = work(1.0, flops=7 * count, phase=types.Phase.OPTIMIZER_STEP)
+    return types.Workload(work=(work(5.0, flops=1), work(3.0 * count), update), micro_steps=2, optimizer_steps=1)
 
 
-def total_flops(workload: Workload) -> float:
+def total_flops(workload: types.Workload) -> float:
     return sum(each.flops * each.count for each in workload.work)
 
 
@@ -232,22 +220,24 @@ def test_few_layers_tell_the_work_of_many() -> None:
 
 
 def test_few_chunks_tell_the_work_of_all() -> None:
-    few, all_of_them = (Workload(work=(work(4.0), replace(work(count), of_chunk=True))) for count in (6.0, 128.0))
+    few, all_of_them = (types.Workload(work=(work(4.0), replace(work(count), of_chunk=True))) for count in (6.0, 128.0))
     assert few.with_chunks(3, 64) == all_of_them
 
 
 def test_without_a_mask_attention_computes_half_and_nothing_else_changes() -> None:
     attention = replace(work(), kind=Kind.ATTENTION)
-    found = Workload(work=(attention, work())).without_mask().work
+    found = types.Workload(work=(attention, work())).without_mask().work
     assert [each.flops for each in found] == [50, 100]
 
 
 def verdict(name: str, gib: int, level: str, speed: float = 1.0, gpus: int = 1) -> CardVerdict:
     size_bytes, topology = gib * GIB, Topology(devices=gpus)
-    card = Hardware(
+    card = types.Hardware(
         name=name, origin="named", total_bytes=size_bytes, free_bytes=size_bytes, non_torch_bytes=0, topology=topology
     )
-    return CardVerdict(hardware=card, level=level, estimate=cast(Estimate, SimpleNamespace(tokens_per_second=speed)))
+    return CardVerdict(
+        hardware=card, level=level, estimate=cast(types.Estimate, SimpleNamespace(tokens_per_second=speed))
+    )
 
 
 PRICE = Price(gpu="rented", per_hour=1.0)

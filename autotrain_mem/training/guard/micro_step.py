@@ -17,17 +17,9 @@ import torch
 
 from autotrain_mem.methods.interface import Basis
 from autotrain_mem.training.cuda_oom import RanOut, attempt, release
+from autotrain_mem.training.guard import loss_weights
 from autotrain_mem.training.guard.batch_split import Piece, count, joined
 from autotrain_mem.training.guard.context import ON_HOST, REPEATED, GuardContext, keep_rng_state
-from autotrain_mem.training.guard.loss_weights import (
-    UNKNOWN,
-    OwnLoss,
-    Rule,
-    is_models_loss,
-    rule_of,
-    try_loss,
-    why_division_matters,
-)
 from autotrain_mem.training.guard.metrics_ledger import MetricsLedger
 from autotrain_mem.training.guard.ranks import OtherRankFullError
 from autotrain_mem.types import Phase
@@ -66,8 +58,8 @@ class MicroSteps:
         self._get_batch_samples: Callable[..., Any] = trainer.get_batch_samples
         self._prepared = False
         self._weight = 1.0
-        self._own_loss: OwnLoss | None = None
-        self._shared_own_loss: OwnLoss | None = None
+        self._own_loss: loss_weights.OwnLoss | None = None
+        self._shared_own_loss: loss_weights.OwnLoss | None = None
         self._batches: Sequence[Any] = ()
         """The micro-batches of this optimizer step."""
         trainer.get_batch_samples = self.get_batch_samples
@@ -108,7 +100,7 @@ class MicroSteps:
             self._trainer.optimizer.train()
         self._gradients.follow(model)
         counted = num_items_in_batch is not None
-        layout = rule_of(self._trainer, counted=counted).layout
+        layout = loss_weights.rule_of(self._trainer, counted=counted).layout
         whole = Piece(inputs=self._prepare_inputs(inputs), layout=layout, image_token=self.context.image_token)
         metrics = MetricsLedger(self._trainer, "train", self.context.ranks)
         losses: list[Any] = []
@@ -131,24 +123,24 @@ class MicroSteps:
             self._gradients.begin()  # averaging over ranks must not count as new gradients
         return losses[0] if len(losses) == 1 else sum(losses)
 
-    def rule(self, whole: Piece, *, counted: bool) -> Rule:
+    def rule(self, whole: Piece, *, counted: bool) -> loss_weights.Rule:
         """Returns how to split a batch. If the loss is the model's own, tests it first."""
-        return rule_of(self._trainer, counted=counted).as_tried(self.own_loss(whole.inputs))
+        return loss_weights.rule_of(self._trainer, counted=counted).as_tried(self.own_loss(whole.inputs))
 
-    def own_loss(self, inputs: Mapping[str, Any]) -> OwnLoss | None:
+    def own_loss(self, inputs: Mapping[str, Any]) -> loss_weights.OwnLoss | None:
         """Tests once how the model reduces its labels to a loss; None if the loss is not the model's own."""
-        if self._own_loss is None and is_models_loss(self._trainer):
+        if self._own_loss is None and loss_weights.is_models_loss(self._trainer):
             metrics = MetricsLedger(self._trainer, "eval", self.context.ranks)
             metrics.begin()
             try:
                 with self._trainer.compute_loss_context_manager(), self.context.ranks.alone():
-                    tried = attempt(lambda: try_loss(self._compute_loss, self._trainer.model, inputs))
+                    tried = attempt(lambda: loss_weights.try_loss(self._compute_loss, self._trainer.model, inputs))
             except Exception:  # an unknown model may need more inputs than tokens; the log has the error
                 traceback.print_exc()
-                self._own_loss = UNKNOWN
+                self._own_loss = loss_weights.UNKNOWN
             else:
                 if isinstance(tried, RanOut):
-                    return UNKNOWN  # for now: a later call tests again
+                    return loss_weights.UNKNOWN  # for now: a later call tests again
                 self._own_loss = tried
             finally:
                 metrics.undo()
@@ -160,7 +152,7 @@ class MicroSteps:
         ranks, steps = self.context.ranks, len(self._batches)
         if steps * ranks.count < 2 or self.context.why_not:
             return 1.0
-        if why := why_division_matters(self._trainer, counted=counted):
+        if why := loss_weights.why_division_matters(self._trainer, counted=counted):
             self.context.notice(f"{DIVISION}: {why}. {TO_KEEP}")
             return 1.0
         own = self._own_loss_of_all(whole)
@@ -175,14 +167,14 @@ class MicroSteps:
         of_step = math.fsum(count(Piece(inputs=batch, layout=whole.layout), basis) for batch in self._batches)
         return count(whole, basis) / max(math.fsum(ranks.gather(of_step)) if is_of_all else of_step, 1.0)
 
-    def _own_loss_of_all(self, whole: Piece) -> OwnLoss | None:
+    def _own_loss_of_all(self, whole: Piece) -> loss_weights.OwnLoss | None:
         """Tests how the model reduces its loss; with several ranks, takes the first definite answer."""
         if self.context.ranks.count == 1:
             return self.own_loss(whole.inputs)
-        if self._shared_own_loss is None and is_models_loss(self._trainer):
-            answers = self.context.ranks.gather(self.own_loss(whole.inputs) or UNKNOWN)
-            known = [answer for answer in answers if answer != UNKNOWN]
-            self._shared_own_loss = self._own_loss = known[0] if known else UNKNOWN
+        if self._shared_own_loss is None and loss_weights.is_models_loss(self._trainer):
+            answers = self.context.ranks.gather(self.own_loss(whole.inputs) or loss_weights.UNKNOWN)
+            known = [answer for answer in answers if answer != loss_weights.UNKNOWN]
+            self._shared_own_loss = self._own_loss = known[0] if known else loss_weights.UNKNOWN
         return self._shared_own_loss
 
     def prepared(self, weight: float = 1.0) -> AbstractContextManager[Any]:
@@ -219,7 +211,7 @@ class InParts:
         limit: str,
         metrics: MetricsLedger,
         once: Callable[[InParts, Piece, bool], None],
-        rule: Callable[[], Rule],
+        rule: Callable[[], loss_weights.Rule],
         phase: Callable[[], Phase],
         *,
         trains: bool,
@@ -229,7 +221,7 @@ class InParts:
         self._can_wait_on_host = trains and not getattr(context.trainer.args, "activation_offloading", False)
 
     @functools.cached_property
-    def rule(self) -> Rule:
+    def rule(self) -> loss_weights.Rule:
         return self._make_rule()
 
     def through(self, piece: Piece, *, is_last: bool = True, is_repeated: bool = False) -> None:
@@ -318,7 +310,7 @@ class Evaluation:
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> Prediction:
-        rule = rule_of(self._trainer, counted=False)
+        rule = loss_weights.rule_of(self._trainer, counted=False)
         prepared = self._trainer._prepare_inputs(inputs)
         whole = Piece(inputs=prepared, layout=rule.layout, image_token=self._context.image_token)
         metrics = MetricsLedger(self._trainer, "eval", self._context.ranks)

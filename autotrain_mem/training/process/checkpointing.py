@@ -22,16 +22,7 @@ from transformers import trainer as trainer_module
 from autotrain_mem.support.errors import OutputFolderError
 from autotrain_mem.support.host import free_disk_bytes, free_room
 from autotrain_mem.support.units import MIB
-from autotrain_mem.training.checkpoints import (
-    discard,
-    instead_of,
-    is_deepspeeds,
-    newest_whole,
-    reach_disk,
-    rotate,
-    sync_all,
-    write_manifest,
-)
+from autotrain_mem.training import checkpoints
 from autotrain_mem.training.cuda_oom import is_out_of_memory, release
 from autotrain_mem.training.process.world import World
 from autotrain_mem.training.task import SendEvent
@@ -135,7 +126,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
         def to_disk() -> None:
             if self._world.is_first:
-                sums.update(reach_disk(path))
+                sums.update(checkpoints.reach_disk(path))
 
         with self._barriers_that_fail():
             # Ranks gather shards on their devices: if one is out of memory, the others wait in the collective.
@@ -145,7 +136,7 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
                 failed = self._tried(save)
         if failed := failed or self._tried(to_disk):
             if self._world.is_first:
-                discard(path)
+                checkpoints.discard(path)
             vars(trainer.state).update(self._best)  # else the best model would be one that was never written
             self._send({"event": "save_failed", **place, "message": failed})
             return
@@ -153,11 +144,11 @@ class _Saving(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         if not self._world.is_first:
             return
         try:
-            write_manifest(path, sums, self._run, getattr(trainer, "autofit_order", {}))
+            checkpoints.write_manifest(path, sums, self._run, getattr(trainer, "autofit_order", {}))
         except OSError as error:
             self._send({"event": "checkpoint", **place, "message": _in_a_line(error)})
             return
-        rotate(path.parent, step=step, limit=self._limit, best=trainer.state.best_model_checkpoint)
+        checkpoints.rotate(path.parent, step=step, limit=self._limit, best=trainer.state.best_model_checkpoint)
         self._send({"event": "checkpoint", **place})
 
     def _tried(self, write: Callable[[], None], *, again: bool = False) -> str:
@@ -218,12 +209,12 @@ def save_trained(trainer: Any, output_dir: str) -> None:
                 if is_last or not is_out_of_memory(error):
                     raise
             release()
-        sync_all([*(path for path in folder.iterdir() if path.is_file()), folder])
+        checkpoints.sync_all([*(path for path in folder.iterdir() if path.is_file()), folder])
     except Exception as error:
         if not is_full_disk(error, output_dir):
             raise
         message = f"The trained model could not be written to {folder}, {free_room(folder)}: {_in_a_line(error)}"
-        newest, step = newest_whole(folder), trainer.state.global_step
+        newest, step = checkpoints.newest_whole(folder), trainer.state.global_step
         if newest is None:
             hint = "Free some space and run the same command again: it trains from the beginning."
         elif newest.step != step:
@@ -261,7 +252,7 @@ def without_code(checkpoint: Path) -> Iterator[None]:
     (``torch/distributed/checkpoint/default_planner.py: load_bytes``, ``filesystem.py: read_metadata``) load anything.
     """
     classes: list[Any] = []
-    if is_deepspeeds(checkpoint) or "deepspeed" in sys.modules:
+    if checkpoints.is_deepspeeds(checkpoint) or "deepspeed" in sys.modules:
         from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
         from deepspeed.runtime.zero.config import ZeroStageEnum
         from deepspeed.utils.tensor_fragment import fragment_address
@@ -288,7 +279,7 @@ def without_code(checkpoint: Path) -> Iterator[None]:
             raise
         what = f"{asked[1]}, which does not belong in a checkpoint" if asked else "more than tensors"
         message = f"{last} was not loaded: it contains {what} and could run code."
-        raise OutputFolderError(message, hint=instead_of(checkpoint)) from error
+        raise OutputFolderError(message, hint=checkpoints.instead_of(checkpoint)) from error
 
 
 _TRACKERS = "transformers.integrations."

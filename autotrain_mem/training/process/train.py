@@ -19,13 +19,8 @@ from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.training.checkpoints import check_order
 from autotrain_mem.training.cuda_oom import HOST, kind_of
 from autotrain_mem.training.guard.attach import attach_guard
+from autotrain_mem.training.process import checkpointing
 from autotrain_mem.training.process.build import SMALLER, Device, DeviceOf, build, real_device
-from autotrain_mem.training.process.checkpointing import (
-    drop_logs_without_room,
-    follow_saving,
-    save_trained,
-    without_code,
-)
 from autotrain_mem.training.process.finite_values import FiniteValues
 from autotrain_mem.training.process.longest_batch import attach_longest_batch
 from autotrain_mem.training.process.oom_report import shortage_of
@@ -42,12 +37,12 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
     with device_of(request) as device:
         trainer = build(request, device.placed)
         keep_order(trainer)
-        drop_logs_without_room(trainer, send)
+        checkpointing.drop_logs_without_room(trainer, send)
         world = World(trainer.args)
         progress = ProgressCallback(send, device.read, world)
         for callback in (progress, Moves(), ResumedRun(trainer)):
             trainer.add_callback(callback)
-        follow_saving(trainer, send, request.run, world)
+        checkpointing.follow_saving(trainer, send, request.run, world)
         save_in_place(trainer, request)
         started = time.perf_counter()
         _run(trainer, device, request, send, world)
@@ -55,7 +50,7 @@ def train(request: Request, send: SendEvent, device_of: DeviceOf = real_device) 
         seconds = time.perf_counter() - started
         reading = device.read()
         if not progress.interrupted:  # while the ranks are still connected: each may hold only a part of the model
-            save_trained(trainer, request.output_dir)
+            checkpointing.save_trained(trainer, request.output_dir)
             if trainer.args.push_to_hub:
                 Moves.count = 0  # an upload makes no progress that is counted, and can take an hour
                 trainer.push_to_hub(dataset_name=load.dataset_name(request.job))
@@ -77,7 +72,7 @@ def _run(trainer: Any, device: Device, request: Request, send: SendEvent, world:
         check_order(Path(resume), trainer.autofit_order)
     read_other_forms(trainer, resume, request.knobs, send)
     for name in ("_prepare_for_training", *(name for name in dir(trainer) if name.startswith("_load_"))):
-        setattr(trainer, name, without_code(Path(resume or ""))(getattr(trainer, name)))
+        setattr(trainer, name, checkpointing.without_code(Path(resume or ""))(getattr(trainer, name)))
     try:
         device.train(trainer, resume_from_checkpoint=resume)
     except Exception as error:

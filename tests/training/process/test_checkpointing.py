@@ -33,31 +33,9 @@ from transformers import TrainerCallback
 
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support.errors import OutputFolderError, TrainingError
-from autotrain_mem.training.checkpoints import (
-    MANIFEST,
-    check_order,
-    newest_whole,
-    step_of,
-    why_not_whole,
-    write_manifest,
-)
-from autotrain_mem.training.process import checkpointing, train
-from autotrain_mem.training.process.checkpointing import (
-    drop_logs_without_room,
-    follow_saving,
-    order_of,
-    save_trained,
-    without_code,
-)
+from autotrain_mem.training import checkpoints
+from autotrain_mem.training.process import checkpointing, resharding, train
 from autotrain_mem.training.process.finite_values import FiniteValues
-from autotrain_mem.training.process.resharding import (
-    OTHER_MODEL,
-    _copy_part,
-    _fill_from_file,
-    _fill_from_shards,
-    _load_weights,
-    read_other_forms,
-)
 from autotrain_mem.training.process.train import ResumedRun
 from autotrain_mem.training.process.world import World
 
@@ -91,7 +69,7 @@ def _trainer(model: Path, folder: Path, **changes: Any) -> tuple[Any, list[dict[
     told: list[dict[str, Any]] = []
     made.add_callback(ResumedRun(made))
     made.autofit_order = ORDER
-    follow_saving(made, lambda event: told.append(dict(event)), "", World(made.args))
+    checkpointing.follow_saving(made, lambda event: told.append(dict(event)), "", World(made.args))
     return made, told
 
 
@@ -117,7 +95,7 @@ def _undisturbed(model: Path, folder: Path, **changes: Any) -> Any:
 def _gone_on_with(calm: Any, model: Path, folder: Path, step: int, **changes: Any) -> Any:
     shutil.copytree(Path(calm.args.output_dir) / f"checkpoint-{step}", folder / f"checkpoint-{step}")
     made, _ = _trainer(model, folder, **changes)
-    made.train(resume_from_checkpoint=str(newest_whole(folder).path))
+    made.train(resume_from_checkpoint=str(checkpoints.newest_whole(folder).path))
     return made
 
 
@@ -135,8 +113,8 @@ def test_every_checkpoint_is_told_and_ends_with_its_manifest(calm: Any) -> None:
         (kind, step) for step in steps for kind in ("saving", "checkpoint")
     ]
     for event in calm.told[1::2]:
-        assert why_not_whole(Path(event["path"])) == ""
-        assert json.loads((Path(event["path"]) / MANIFEST).read_text())["order"] == ORDER
+        assert checkpoints.why_not_whole(Path(event["path"])) == ""
+        assert json.loads((Path(event["path"]) / checkpoints.MANIFEST).read_text())["order"] == ORDER
 
 
 @pytest.mark.parametrize("step", [4, 6, STEPS])
@@ -173,7 +151,7 @@ class Saver:
         self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=1, **single)
         self.state = SimpleNamespace(global_step=0, best_model_checkpoint=best, best_global_step=None, best_metric=None)
         self.events: list[dict[str, Any]] = []
-        follow_saving(self, self.events.append, "", World(self.args))
+        checkpointing.follow_saving(self, self.events.append, "", World(self.args))
 
     def add_callback(self, callback: Any) -> None:
         callback.on_train_begin(self.args, self.state, None)
@@ -210,19 +188,19 @@ def test_no_checkpoint_goes_before_the_next_is_proven(
     saver = Saver(tmp_path)
     assert saver.save(1) == ["saving", "checkpoint"]
     with monkeypatch.context() as disk:
-        disk.setattr(saver if fails == "is_full" else checkpointing, fails, Mock(side_effect=FULL))
+        disk.setattr(saver if fails == "is_full" else checkpoints, fails, Mock(side_effect=FULL))
         assert saver.save(2) == ["saving", event]
     assert "No space left" in event_line(saver.events[-1])
-    assert sorted(step_of(path) for path in tmp_path.iterdir()) == left
+    assert sorted(checkpoints.step_of(path) for path in tmp_path.iterdir()) == left
     assert (saver.state.best_metric, saver.state.best_global_step) == (best, int(best))
     assert Path(saver.state.best_model_checkpoint).name == f"checkpoint-{int(best)}"
-    assert newest_whole(tmp_path).step == left[-1]
+    assert checkpoints.newest_whole(tmp_path).step == left[-1]
     saver.save(3)
-    assert [step_of(path) for path in tmp_path.iterdir()] == [3]
+    assert [checkpoints.step_of(path) for path in tmp_path.iterdir()] == [3]
     saver.is_best = False
     saver.save(4)
-    assert sorted(step_of(path) for path in tmp_path.iterdir()) == [3, 4], "the newest beside the best"
-    monkeypatch.setattr(checkpointing, "reach_disk", Mock(side_effect=KeyError("not the disk")))
+    assert sorted(checkpoints.step_of(path) for path in tmp_path.iterdir()) == [3, 4], "the newest beside the best"
+    monkeypatch.setattr(checkpoints, "reach_disk", Mock(side_effect=KeyError("not the disk")))
     with pytest.raises(KeyError, match="not the disk"):
         saver.save(5)
     assert saver.events[-1]["event"] == "saving"
@@ -252,7 +230,7 @@ def test_a_model_that_has_no_room_at_the_end_is_said_to_be_where_it_is(
     state = SimpleNamespace(global_step=step, best_model_checkpoint=best or "run/checkpoint-2")
     unsaved = SimpleNamespace(state=state, save_model=save, args=SimpleNamespace(load_best_model_at_end=bool(best)))
     with pytest.raises(OutputFolderError, match=hint):
-        save_trained(unsaved, calm.args.output_dir)
+        checkpointing.save_trained(unsaved, calm.args.output_dir)
 
 
 def test_logs_for_which_the_disk_has_no_room_end_no_training(gpt2: Path, tmp_path: Path) -> None:
@@ -267,7 +245,7 @@ def test_logs_for_which_the_disk_has_no_room_end_no_training(gpt2: Path, tmp_pat
     tracker = type("Tracker", (TrainerCallback,), {"on_log": full, "__module__": "transformers.integrations.fake"})
     made.add_callback(tracker())
     made.add_callback(type("After", (TrainerCallback,), {"on_log": lambda *_, **__: seen.append(1)})())
-    drop_logs_without_room(made, told.append)
+    checkpointing.drop_logs_without_room(made, told.append)
     made.train()
     assert made.state.global_step == 2
     assert len(seen) == 3, "two steps and the end"
@@ -281,7 +259,7 @@ CHATS = [{"messages": [{"role": "user", "content": f"No. {n}"}], "image": b"%d" 
 
 
 def _order(rows: Any, **arguments: Any) -> dict[str, str]:
-    return order_of(SimpleNamespace(**{"seed": 42, "data_seed": None} | arguments), rows)
+    return checkpointing.order_of(SimpleNamespace(**{"seed": 42, "data_seed": None} | arguments), rows)
 
 
 def test_the_same_rows_in_the_same_order_are_known_however_they_lie_and_others_are_told_apart() -> None:
@@ -301,17 +279,17 @@ def test_the_same_rows_in_the_same_order_are_known_however_they_lie_and_others_a
 
 def test_a_checkpoint_of_another_order_is_refused_with_what_it_was_and_what_accepts_it(tmp_path: Path) -> None:
     order = ORDER | {"--data_seed": "None"}
-    write_manifest(tmp_path, {}, "run", order)
-    check_order(tmp_path, order)
+    checkpoints.write_manifest(tmp_path, {}, "run", order)
+    checkpoints.check_order(tmp_path, order)
     with pytest.raises(OutputFolderError) as caught:
-        check_order(tmp_path, order | {"--seed": "7", "--data_seed": "9"})
+        checkpoints.check_order(tmp_path, order | {"--seed": "7", "--data_seed": "9"})
     assert caught.value.message == (
         f"{tmp_path} was trained on rows in another order: --seed 42 in the checkpoint, 7 now; --data_seed None in the "
         "checkpoint, 9 now. This epoch would train on some rows twice and skip others."
     )
     assert caught.value.hint.startswith("Resume with the values of the first run: --seed 42, no --data_seed.\n")
     assert "--ignore_data_skip true" in caught.value.hint
-    check_order(tmp_path / "TRL's own", {"--seed": "7"})
+    checkpoints.check_order(tmp_path / "TRL's own", {"--seed": "7"})
 
 
 def _run(trains: Callable[..., Any], arguments: dict[str, Any], **ours: Any) -> None:
@@ -326,7 +304,7 @@ def _run(trains: Callable[..., Any], arguments: dict[str, Any], **ours: Any) -> 
 
 @pytest.mark.parametrize("accepts", [False, True])
 def test_another_order_is_refused_before_loading_unless_the_epoch_begins_anew(tmp_path: Path, accepts: bool) -> None:
-    write_manifest(tmp_path, {}, "run", {"--seed": "42"})
+    checkpoints.write_manifest(tmp_path, {}, "run", {"--seed": "42"})
     trained: list[Any] = []
     resume, args = {"resume_from_checkpoint": str(tmp_path)}, SimpleNamespace(ignore_data_skip=accepts)
     with nullcontext() if accepts else pytest.raises(OutputFolderError, match="--seed 42 in the checkpoint, 7 now"):
@@ -409,7 +387,7 @@ def test_a_checkpoint_that_asks_for_code_is_refused_by_name_and_runs_none(
     checkpoint, mark = tmp_path / "checkpoint-3", tmp_path / "ran"
     checkpoint.mkdir()
     write(checkpoint, Evil(mark))
-    with pytest.raises(OutputFolderError) as caught, without_code(checkpoint):
+    with pytest.raises(OutputFolderError) as caught, checkpointing.without_code(checkpoint):
         load(checkpoint)
     assert not mark.exists()
     assert f"{checkpoint / named}" in caught.value.message
@@ -434,7 +412,7 @@ def _shards_of(calm: Any) -> Path:
 
 def test_a_run_goes_on_with_shards_to_the_bit(either: Any, gpt2: Path, tmp_path: Path) -> None:
     made, notes = _trainer(gpt2, tmp_path, **either.changes)[0], []
-    read_other_forms(made, str(_shards_of(either)), TRL_DEFAULTS, notes.append)
+    resharding.read_other_forms(made, str(_shards_of(either)), TRL_DEFAULTS, notes.append)
     made.train(resume_from_checkpoint=str(_shards_of(either)))
     assert not notes
     _assert_same(made, either)
@@ -459,20 +437,20 @@ def test_shards_of_another_model_and_unreadable_ones_are_refused(either: Any, gp
         else:
             shutil.rmtree(other / name)
             _save(content, other / name)
-        read_other_forms(made, str(other), TRL_DEFAULTS, [].append)
+        resharding.read_other_forms(made, str(other), TRL_DEFAULTS, [].append)
         with pytest.raises(kind, match=words) as caught:
             made._load_optimizer_and_scheduler(str(other))
         again = "Start again: give another --output_dir, and no --resume_from_checkpoint."
-        assert caught.value.hint == (again if content is None else OTHER_MODEL)
+        assert caught.value.hint == (again if content is None else resharding.OTHER_MODEL)
         shutil.rmtree(other)
 
 
 def test_both_forms_hold_the_same(either: Any, gpt2: Path, tmp_path: Path) -> None:
     """``optimizer.pt`` counts parameters, and shards name them."""
     whole, states = Path(either.args.output_dir) / "checkpoint-2", []
-    for checkpoint, fill in ((whole, _fill_from_file), (_shards_of(either), _fill_from_shards)):
+    for checkpoint, fill in ((whole, resharding._fill_from_file), (_shards_of(either), resharding._fill_from_shards)):
         made = _trainer(gpt2, tmp_path, **either.changes)[0]
-        assert _load_weights(made.model, checkpoint, is_in_shards=checkpoint != whole) == ""
+        assert resharding._load_weights(made.model, checkpoint, is_in_shards=checkpoint != whole) == ""
         state = get_optimizer_state_dict(made.model, made.create_optimizer())
         fill(state, checkpoint)
         states.append((dict(made.model.named_parameters()), state["state"]))
@@ -481,7 +459,7 @@ def test_both_forms_hold_the_same(either: Any, gpt2: Path, tmp_path: Path) -> No
 
 
 def test_weights_that_lose_precision_are_said(calm: Any) -> None:
-    said = _load_weights(copy.deepcopy(calm.model).to(torch.bfloat16), _shards_of(calm), is_in_shards=True)
+    said = resharding._load_weights(copy.deepcopy(calm.model).to(torch.bfloat16), _shards_of(calm), is_in_shards=True)
     assert said == "weights are float32 in the checkpoint and are rounded to bfloat16, the dtype of this run"
 
 
@@ -489,10 +467,10 @@ def test_a_rank_takes_its_part_of_what_is_whole() -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         part = distribute_tensor(torch.zeros(3, 2), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
-        _copy_part("a", torch.arange(6.0).view(3, 2), part)
+        resharding._copy_part("a", torch.arange(6.0).view(3, 2), part)
         assert part.to_local().tolist() == [[4, 5]]
         with pytest.raises(TrainingError, match=r"a has the shape \(2, 2\) in the checkpoint, and \(3, 2\) in this"):
-            _copy_part("a", torch.zeros(2, 2), part)
+            resharding._copy_part("a", torch.zeros(2, 2), part)
     finally:
         torch.distributed.destroy_process_group()
 

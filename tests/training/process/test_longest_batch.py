@@ -20,24 +20,16 @@ from torch.distributed.fsdp import fully_shard
 
 from autotrain_mem.data.longest_rows import longest_image_rows
 from autotrain_mem.trainers.finish import keep_cache_in_evaluation
-from autotrain_mem.training.process.longest_batch import (
-    LongestBatch,
-    _kept_by_adam,
-    _why_not,
-    attach_longest_batch,
-    keeps_whole_gradients,
-    run_longest_batch,
-    untouched,
-)
+from autotrain_mem.training.process import longest_batch
 from autotrain_mem.training.process.probe import take_longest
 
 Model = Callable[[str], Path]
 
 
-def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[LongestBatch]]:
-    told: list[LongestBatch] = []
+def trained(made: Any, *, worst_first: bool, **options: Any) -> tuple[Any, list[longest_batch.LongestBatch]]:
+    told: list[longest_batch.LongestBatch] = []
     if worst_first:
-        attach_longest_batch(made, told.append)
+        longest_batch.attach_longest_batch(made, told.append)
     made.train(**options)
     return outcome(made), told
 
@@ -83,7 +75,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_there(gpt2: Path, tmp_path:
 
 def test_the_batch_holds_the_longest_rows_of_the_data(gpt2: Path, tmp_path: Path) -> None:
     made, shapes = trainer("dpo", gpt2, tmp_path), []
-    result = run_longest_batch(made, made.model, lambda _, inputs, items: shapes.append(inputs["input_ids"].shape))
+    result = longest_batch.run_longest_batch(
+        made, made.model, lambda _, inputs, items: shapes.append(inputs["input_ids"].shape)
+    )
     assert result.rows == 2
     assert shapes == [(4, result.longest_tokens)]
 
@@ -102,7 +96,7 @@ def test_an_error_is_shown_with_the_stand_ins_and_leaves_the_trainer_as_it_was(g
         shown.append((str(error), has_gradients, len(made.optimizer.optimizer.state)))
 
     made.accelerator.backward = full
-    attach_longest_batch(made, lambda batch: None, show)
+    longest_batch.attach_longest_batch(made, lambda batch: None, show)
     with pytest.raises(torch.OutOfMemoryError):
         made.train()
     assert shown == [("CUDA out of memory.", True, len(parameters))]
@@ -118,16 +112,16 @@ def test_optimizer_state_stands_in_as_adam_keeps_it_where_it_is_not_there_yet() 
     weights = [torch.nn.Parameter(torch.zeros(3, 5, dtype=torch.bfloat16)), torch.nn.Parameter(torch.zeros(2))]
     weights[1].requires_grad_(False)
     stepped = torch.optim.AdamW(weights)
-    assert [dtype for _, dtype in _kept_by_adam(stepped)] == [torch.bfloat16]
-    assert _kept_by_adam(torch.optim.SGD(weights, momentum=0.9)) == []
+    assert [dtype for _, dtype in longest_batch._kept_by_adam(stepped)] == [torch.bfloat16]
+    assert longest_batch._kept_by_adam(torch.optim.SGD(weights, momentum=0.9)) == []
     weights[0].grad = torch.ones_like(weights[0])
     stepped.step()
-    assert _kept_by_adam(stepped) == []
+    assert longest_batch._kept_by_adam(stepped) == []
     bitsandbytes = pytest.importorskip("bitsandbytes")
     weights = [torch.nn.Parameter(torch.zeros(4096)), torch.nn.Parameter(torch.zeros(4095))]
-    kept = _kept_by_adam(bitsandbytes.optim.AdamW8bit(weights))
+    kept = longest_batch._kept_by_adam(bitsandbytes.optim.AdamW8bit(weights))
     assert [dtype for _, dtype in kept] == [torch.uint8, torch.float32]
-    assert _kept_by_adam(bitsandbytes.optim.PagedAdamW8bit(weights)) == []
+    assert longest_batch._kept_by_adam(bitsandbytes.optim.PagedAdamW8bit(weights)) == []
 
 
 def test_completions_have_their_full_length_and_advantages_without_rewards(gpt2: Path, tmp_path: Path) -> None:
@@ -172,16 +166,16 @@ def test_a_vllm_engine_is_not_asked(gpt2: Path, tmp_path: Path) -> None:
 def test_what_cannot_run_first_has_a_reason(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer("sft", gpt2, tmp_path, max_steps=1)
     rows_of_it, made.train_dataset = made.train_dataset, rows("sft").to_iterable_dataset()
-    batch = run_longest_batch(made, made.model, made.training_step)
+    batch = longest_batch.run_longest_batch(made, made.model, made.training_step)
     assert (batch.rows, "stream" in batch.why_not) == (0, True)
     made.train_dataset = rows_of_it
     next(made.model.parameters()).register_post_accumulate_grad_hook(lambda parameter: None)
-    assert "within the backward pass" in _why_not(made)
+    assert "within the backward pass" in longest_batch._why_not(made)
     with monkeypatch.context() as under_zero:  # whose stages 1 and 2 have such hooks too
         under_zero.setattr(made.accelerator.state, "distributed_type", DistributedType.DEEPSPEED)
-        assert "DeepSpeed's backward" in _why_not(made)
+        assert "DeepSpeed's backward" in longest_batch._why_not(made)
     made.train_dataset = rows("sft")
-    assert "text" in _why_not(made)
+    assert "text" in longest_batch._why_not(made)
 
 
 class Growing(torch.nn.Module):
@@ -212,7 +206,7 @@ def test_buffers_and_the_models_mode_are_put_back_to_the_bit_after_an_error_too(
     before = {name: (buffer, buffer.clone()) for name, buffer in made.model.named_buffers()}
 
     def step() -> None:
-        with untouched(made):
+        with longest_batch.untouched(made):
             made._step = 4
             made.model.train()
             made.model(torch.randn(9, 3))
@@ -245,10 +239,10 @@ def test_whole_gradients_that_fsdp2_keeps_between_micro_steps_are_dropped(reques
 
     expected = gradients()
     model.zero_grad()
-    with untouched(made):
-        assert not keeps_whole_gradients(model)
+    with longest_batch.untouched(made):
+        assert not longest_batch.keeps_whole_gradients(model)
         model.set_requires_gradient_sync(False)
-        assert keeps_whole_gradients(model)
+        assert longest_batch.keeps_whole_gradients(model)
         model(torch.ones(2, 3)).sum().backward()
         model.set_requires_gradient_sync(True)
     assert all(map(torch.equal, gradients(), expected))
@@ -262,7 +256,7 @@ def test_all_random_states_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: of_cards)
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", put_back.append)
-    with untouched(bare()):
+    with longest_batch.untouched(bare()):
         inside = drawn()
     assert drawn() == inside
     assert put_back == [of_cards]
@@ -272,13 +266,13 @@ def test_a_scaler_has_the_scale_that_it_had_and_a_method_that_was_replaced_for_g
     made = bare()
     made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     before = made.accelerator.scaler.state_dict()
-    with untouched(made):
+    with longest_batch.untouched(made):
         made.accelerator.scaler.scale(torch.ones(()))
         made.accelerator.scaler.update(2.0)
     assert made.accelerator.scaler._scale is None
     assert made.accelerator.scaler.state_dict() == before
     made = bare(compute_loss=min)
-    with untouched(made):
+    with longest_batch.untouched(made):
         made.compute_loss = max
         made.guard = SimpleNamespace()  # which may have learned to keep activations on the host
     assert made.compute_loss is max
@@ -336,6 +330,6 @@ def test_rows_whose_images_cannot_be_read_are_not_run_first(vision_folder: Model
     made = vision_trainer("sft", vision_folder("qwen2_5_vl"), tmp_path)
     columns = {"messages": made.train_dataset["messages"][:], "images": [["https://a.b/c.png"]] * len(SIZES)}
     made.train_dataset = Dataset.from_dict(columns).cast_column("images", List(Value("string")))
-    batch = run_longest_batch(made, made.model, made.training_step)
+    batch = longest_batch.run_longest_batch(made, made.model, made.training_step)
     why_not = "An image of row 1 cannot be read: https://a.b/c.png is on another machine"
     assert (batch.rows, batch.why_not) == (0, why_not)
