@@ -53,43 +53,17 @@ if TYPE_CHECKING:
     from autotrain_mem.support.errors import AutofitError, DoesNotFitError, UsageError
     from autotrain_mem.training.watch.callback import MemoryWatch
     from autotrain_mem.training.watch.diagnose import Sign
-    from autotrain_mem.types import (
-        Candidate,
-        DataSummary,
-        Estimate,
-        Experience,
-        Hardware,
-        Harm,
-        ImageSummary,
-        Incident,
-        Job,
-        Knobs,
-        LearnedLimits,
-        Lever,
-        MemoryEstimate,
-        MixedLengths,
-        OtherProcess,
-        Owner,
-        Phase,
-        PhasePeak,
-        Plan,
-        Probe,
-        Proposal,
-        Report,
-        ReservedByMode,
-        ReservedEstimate,
-        Restart,
-        Routing,
-        StepTime,
-        Topology,
-        Trained,
-        VllmServer,
-        VllmSleep,
-    )
+    from autotrain_mem.types import Candidate, Estimate, Harm, Job, Knobs, Lever, Plan, Probe, Proposal, Report
     from autotrain_mem.types.autofit import AutoFit
+    from autotrain_mem.types.data import DataSummary, ImageSummary
+    from autotrain_mem.types.estimate import MemoryEstimate, MixedLengths, ReservedByMode, ReservedEstimate
+    from autotrain_mem.types.experience import Experience, Incident, LearnedLimits, OtherProcess, PhasePeak, Restart
     from autotrain_mem.types.gpu_comparison import Cards, CardVerdict, LargestValue
-    from autotrain_mem.types.hardware import Price
+    from autotrain_mem.types.hardware import Hardware, Price, Topology
     from autotrain_mem.types.report import MemoryReading
+    from autotrain_mem.types.trace import Owner, Routing, Trained
+    from autotrain_mem.types.vllm import VllmServer, VllmSleep
+    from autotrain_mem.types.work import Phase, StepTime
     from autotrain_mem.verbs import cards, estimate, fit, gpus, plan, write_report
 else:  # hidden from type checkers, for which __getattr__ would make every name valid
     from autotrain_mem.support.lazy_names import lazily_imported

@@ -52,11 +52,8 @@ from autotrain_mem.support.versions import versions_key
 from autotrain_mem.training.environment import process_environment
 from autotrain_mem.training.machines.lead import Machines
 from autotrain_mem.training.run_folder import RunFolder, is_under_way
-from autotrain_mem.types import Candidate, Estimate, Hardware, Plan, Report
-from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.gpu_comparison import Cards
+from autotrain_mem.types import AutoFit, Candidate, Cards, Estimate, Hardware, Page, Plan, Report
 from autotrain_mem.types.hardware import ASSUMED_CAPABILITY
-from autotrain_mem.types.page import Page
 from autotrain_mem.worker.client import Worker
 from autotrain_mem.worker.pool import Workers
 

@@ -16,10 +16,8 @@ from typing import Any, NoReturn
 from autotrain_mem import api
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.support.units import printable
-from autotrain_mem.types import Estimate, Hardware, Plan, Report
+from autotrain_mem.types import METHODS, Cards, Estimate, Hardware, Plan, Report
 from autotrain_mem.types.autofit import AutoFit, as_autofit
-from autotrain_mem.types.gpu_comparison import Cards
-from autotrain_mem.types.methods_table import METHODS
 from autotrain_mem.types.python_names import as_json, python_errors
 
 Environment = Mapping[str, str]

@@ -3,9 +3,7 @@
 from nouns import TRL_DEFAULTS, memory_of
 
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase, Probe, StepTime
-from autotrain_mem.types.experience import PhasePeak
-from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types import Estimate, Hardware, Knobs, MemoryReading, Owner, Phase, PhasePeak, Probe, StepTime
 
 BUDGET = 100 * MIB
 CARD = Hardware(name="toy", origin="imagined", total_bytes=128 * MIB, free_bytes=104 * MIB, non_torch_bytes=0)

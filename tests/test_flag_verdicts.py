@@ -27,9 +27,7 @@ from autotrain_mem.settings.flag_verdicts import GROUPS, REFUSED, REFUSED_WHEN_O
 from autotrain_mem.settings.knobs import APPLIED, LAUNCHED, NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.settings.old_names import old_names
-from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
+from autotrain_mem.types import METHODS, TEXT_COLUMN, Job, Knobs, PythonCall
 
 pytestmark = pytest.mark.newest
 

@@ -11,9 +11,8 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.trl_parser import TrlFlags, actions_of, check_finite, flags_of, read_given
 from autotrain_mem.settings.words import MOST, SAME_ARGUMENT
 from autotrain_mem.support.errors import MissingExtraError
-from autotrain_mem.types import Knobs
+from autotrain_mem.types import METHODS, Knobs
 from autotrain_mem.types.findings import refuse
-from autotrain_mem.types.methods_table import METHODS
 
 
 def parse(

@@ -10,9 +10,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.levers import SMALLER_IMAGES
 from autotrain_mem.support.errors import UnsupportedModelError
 from autotrain_mem.trainers.pretrained import FAMILIES
-from autotrain_mem.types import Job
-from autotrain_mem.types.findings import Problems
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types import Capability, Job, Problems
 
 
 def quantization(subject: ModelOnCard) -> None:

@@ -15,8 +15,7 @@ from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.settings.optimizer_verdicts import OF_TORCH, is_projecting, package_of
 from autotrain_mem.settings.optimizer_verdicts import REFUSED as REFUSED_OPTIMIZERS
 from autotrain_mem.settings.words import AUTO, MAX_LENGTH, is_maximized
-from autotrain_mem.types.findings import Finding, Problems
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Finding, Problems
 
 _EXCLUSIVE: tuple[tuple[str, str, str, str], ...] = (
     (

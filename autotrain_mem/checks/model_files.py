@@ -12,9 +12,7 @@ from autotrain_mem.support.errors import ModelConfigError, UnsupportedModelError
 from autotrain_mem.support.sources import check_model_folder, check_sizes, saved_model
 from autotrain_mem.trainers.pretrained import load_config
 from autotrain_mem.trainers.script_call import model_of
-from autotrain_mem.types import Job, methods_table
-from autotrain_mem.types.findings import Download
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types import Capability, Download, Job, methods_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

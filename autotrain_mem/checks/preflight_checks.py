@@ -25,8 +25,7 @@ from autotrain_mem.settings.optimizer_verdicts import is_projecting, optimizer_o
 from autotrain_mem.support import errors
 from autotrain_mem.support.host import missing_to_compile
 from autotrain_mem.trainers.script_call import keyword_of
-from autotrain_mem.types import Job
-from autotrain_mem.types.findings import Finding, Problems
+from autotrain_mem.types import Finding, Job, Problems
 from autotrain_mem.types.hardware import AMPERE, Capability, lacks_bf16
 
 UNFORESEEN = (Exception,)

@@ -14,8 +14,7 @@ from autotrain_mem.search.shardings import NOT_WITH, WAYS, SharedTokens
 from autotrain_mem.settings.knobs import BASE_BITS, ZEROS
 from autotrain_mem.settings.levers import LADDER, OFFLOADING, SHARED_SEQUENCE
 from autotrain_mem.settings.own import SHARE_TOKENS
-from autotrain_mem.types.findings import Problems
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Problems
 
 FSDP = ("fsdp2-no-reshard", "fsdp2", "hsdp")
 _UNDIVIDED = {row.knobs[0]: row.not_sharded for row in LADDER if row.not_sharded}

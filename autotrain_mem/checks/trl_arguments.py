@@ -15,8 +15,7 @@ from autotrain_mem.methods.configs import OF_WORKERS, on_cpu, read_config, undiv
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG
 from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, UsageError
-from autotrain_mem.types.findings import Problems
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Problems
 
 
 def data_workers(flags: Flags) -> Problems:

@@ -18,8 +18,7 @@ from autotrain_mem.report.terminal import Console, warn
 from autotrain_mem.settings.knobs import LAUNCHED, ZEROS
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError, UsageError
-from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types import AutoFit, Job, Plan
 from autotrain_mem.types.plan_file import STDIN, check_place
 from autotrain_mem.types.planned import as_recorded, save_plan
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.support.errors import OutputFolderError, UsageError
 from autotrain_mem.support.files import read_object
-from autotrain_mem.types.methods_table import METHODS, MethodFacts
-from autotrain_mem.types.plan_file import PLAN_NAME
-from autotrain_mem.types.report import RUN_NAME
+from autotrain_mem.types import METHODS, PLAN_NAME, RUN_NAME, MethodFacts
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 MODEL_WEIGHTS = (

@@ -19,8 +19,7 @@ from autotrain_mem.support import errors
 from autotrain_mem.support.sources import check_image_packages
 from autotrain_mem.trainers.pretrained import why_unreachable
 from autotrain_mem.trainers.script_call import keyword_of
-from autotrain_mem.types import DataProfile, Job
-from autotrain_mem.types.data import ImageProfile
+from autotrain_mem.types import DataProfile, ImageProfile, Job
 
 
 def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: None) -> DataProfile:

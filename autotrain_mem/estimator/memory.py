@@ -8,8 +8,8 @@ from itertools import islice
 
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.estimator.replay import DeviceCapacity, reserve
-from autotrain_mem.types import Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED, RunFacts
+from autotrain_mem.types import CACHE_EMPTIED, Block, MemoryEstimate, Owner, Phase, ReservedByMode, Trace
+from autotrain_mem.types.trace import RunFacts
 
 LARGEST_MODULES = 5
 

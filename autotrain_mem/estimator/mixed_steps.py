@@ -25,9 +25,8 @@ from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator
 from autotrain_mem.estimator.depth.alignment import name_of
 from autotrain_mem.estimator.step_parts import FOREIGN, Kind, TraceSpan, step_parts
-from autotrain_mem.types import Block, DataProfile, Trace
-from autotrain_mem.types.estimate import STEPS, MixedLengths
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types import CACHE_EMPTIED, Block, DataProfile, MixedLengths, Trace
+from autotrain_mem.types.estimate import STEPS
 
 CLASSES = 8
 """The number of distinct lengths to replay, each of which makes planning slower."""

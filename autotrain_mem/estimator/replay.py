@@ -10,8 +10,7 @@ from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.allocator.segments import OnAction
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
-from autotrain_mem.types import ReservedEstimate, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types import CACHE_EMPTIED, ReservedEstimate, Trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

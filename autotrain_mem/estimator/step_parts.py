@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from autotrain_mem.estimator.memory import alive_after
-from autotrain_mem.types import Block, Owner, Phase, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types import CACHE_EMPTIED, Block, Owner, Phase, Trace
 
 FOREIGN = 1 << 40
 """Events from this number on free a block of an earlier part; the block's kind is ``foreign[event - FOREIGN]``."""

@@ -17,8 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
-from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase, Topology, Work, Workload
-from autotrain_mem.types.work import Kind, StepTime
+from autotrain_mem.types import Estimate, Hardware, Kind, Knobs, Owner, Phase, StepTime, Topology, Work, Workload
 
 MATMUL_EFFICIENCY = 0.75
 """A share of the data sheet's FLOP/s. The best of many shapes reaches 0.86 on an A100 SXM, 0.82 on an A100 PCIe, 0.80

@@ -4,9 +4,7 @@ import heapq
 
 from autotrain_mem.allocator.blocks import round_size
 from autotrain_mem.estimator.replay import DeviceCapacity, allocated_after_each, held_after_each
-from autotrain_mem.types import Owner, Trace
-from autotrain_mem.types.page import Holder, Timeline
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types import CACHE_EMPTIED, Holder, Owner, Timeline, Trace
 
 PLACES = 1000
 """Number of intervals that the events are divided into: about as many as a figure has pixels."""

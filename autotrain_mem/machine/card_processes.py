@@ -9,8 +9,8 @@ from typing import Any
 
 from autotrain_mem.machine.nvml import NvmlError, memory_of, nvml_session
 from autotrain_mem.support.units import GIB, MIB
+from autotrain_mem.types import Hardware
 from autotrain_mem.types.experience import OtherProcess
-from autotrain_mem.types.hardware import Hardware
 
 STEADY_BYTES = 16 * MIB
 """A change of free memory up to this size is ignored: every CUDA context of a new process is larger."""

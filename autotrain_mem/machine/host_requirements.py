@@ -13,8 +13,7 @@ from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import AutofitError, HostMemoryError, ModelNotFoundError, OutputFolderError
 from autotrain_mem.support.host import HostMemory, existing, host_memory
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import Job, MemoryEstimate
-from autotrain_mem.types.findings import Download, Finding
+from autotrain_mem.types import Download, Finding, Job, MemoryEstimate
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTIZED_BYTES = {name: bits / 8 for name, bits in BASE_BITS.items()}

@@ -9,8 +9,7 @@ from typing import NoReturn
 from autotrain_mem.allocator.out_of_memory import Refusal
 from autotrain_mem.allocator.settings import AllocatorSettings
 from autotrain_mem.allocator.simulator import CachingAllocator, OutOfMemory
-from autotrain_mem.types import Hardware
-from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types import Hardware, MemoryReading
 
 
 class SimulatedGpu:

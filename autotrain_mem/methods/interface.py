@@ -15,9 +15,7 @@ from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows
 from autotrain_mem.settings.words import EPOCHS
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import DataProfile, Job, Knobs
-from autotrain_mem.types.findings import Finding
-from autotrain_mem.types.methods_table import METHODS, MethodFacts
+from autotrain_mem.types import METHODS, DataProfile, Finding, Job, Knobs, MethodFacts
 
 
 class Basis(StrEnum):

@@ -11,8 +11,7 @@ from autotrain_mem.methods.interface import LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows, repeated
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.findings import Finding
+from autotrain_mem.types import Finding, Job, Knobs
 
 takes_model_name = False
 is_evaluated = False

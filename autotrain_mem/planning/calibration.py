@@ -23,8 +23,7 @@ from typing import Any
 from autotrain_mem.settings.levers import BATCHES, LEVERS
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.units import parse_bytes
-from autotrain_mem.types import Estimate, Knobs, MemoryEstimate, Owner, Phase, ReservedByMode, ReservedEstimate
-from autotrain_mem.types.experience import Probe
+from autotrain_mem.types import Estimate, Knobs, MemoryEstimate, Owner, Phase, Probe, ReservedByMode, ReservedEstimate
 
 SCALES = (0.5, 2.0)
 """Limits of the scale. No prediction was more than 15 % off a public run (docs/understand/accuracy.md)."""

@@ -26,8 +26,7 @@ from autotrain_mem.settings.words import MAX_LENGTH, MAXIMIZED, is_maximized
 from autotrain_mem.support.errors import DoesNotFitError, UsageError
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Hardware, Harm, Job, Knobs, LearnedLimits, Plan
-from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types import Hardware, Harm, Job, Knobs, LearnedLimits, ModelFacts, Plan
 from autotrain_mem.types.planned import as_recorded
 
 GIVEN_ANEW = (MAX_LENGTH, *COMPLETION_KNOBS, "lora_r", "lora_alpha", "lora_target_modules")

@@ -12,9 +12,7 @@ from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.settings.optimizer_verdicts import OF_TORCH
 from autotrain_mem.settings.own import OF_DEEPSPEED, OFFLOADED, SHARE_TOKENS, Sharding
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Knobs, Plan
-from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.hardware import Topology
+from autotrain_mem.types import AutoFit, Knobs, Plan, Topology
 
 
 def for_processes(defaults: Knobs, topology: Topology, given: Mapping[str, Any]) -> Knobs:

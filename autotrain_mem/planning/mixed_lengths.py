@@ -9,8 +9,7 @@ from autotrain_mem.estimator.step_parts import UnclearStepsError, step_parts
 from autotrain_mem.estimator.vllm_share import sleeps
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.planning.rehearsals import Subject
-from autotrain_mem.types import Estimate, Job, Knobs, Trace
-from autotrain_mem.types.estimate import MixedLengths
+from autotrain_mem.types import Estimate, Job, Knobs, MixedLengths, Trace
 
 LEAST_TOKENS = 32
 """If the longest rows have fewer tokens, shorter ones are not worth a rehearsal."""

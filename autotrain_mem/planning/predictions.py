@@ -20,8 +20,7 @@ from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Estimate, Footprint, Knobs, Phase, StepTime, Trace, Workload
-from autotrain_mem.types.estimate import MixedLengths
+from autotrain_mem.types import Estimate, Footprint, Knobs, MixedLengths, Phase, StepTime, Trace, Workload
 from autotrain_mem.types.hardware import Capability, kernel_class
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, MORE_LOSS_CHUNKS, Depths
 from autotrain_mem.worker.client import Worker

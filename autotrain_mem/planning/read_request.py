@@ -19,8 +19,7 @@ from autotrain_mem.settings.knobs import BASE_BITS
 from autotrain_mem.settings.words import CHECKPOINTING, RECOMPUTES
 from autotrain_mem.support.errors import PlanFileError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
-from autotrain_mem.types import Plan
-from autotrain_mem.types.plan_file import PLAN_NAME
+from autotrain_mem.types import PLAN_NAME, Plan
 from autotrain_mem.worker.pool import Workers
 
 _MODEL_NAMES = ("model", "model_name_or_path")

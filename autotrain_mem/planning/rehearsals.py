@@ -19,9 +19,8 @@ from autotrain_mem.settings.words import MAX_LENGTH, is_maximized
 from autotrain_mem.support.errors import AutofitError, ContextLengthError, ModelNotFoundError, UsageError
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Counting, DataProfile, Fingerprint, Hardware, Job, Knobs, Trace
+from autotrain_mem.types import Counting, DataProfile, Fingerprint, Hardware, Job, Knobs, ModelFacts, Trace
 from autotrain_mem.types.hardware import Price, kernel_class
-from autotrain_mem.types.model import ModelFacts
 from autotrain_mem.worker.pool import Workers
 
 LONGEST_UNKNOWN = 1024

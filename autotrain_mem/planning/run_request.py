@@ -13,9 +13,7 @@ from autotrain_mem.settings.declaration import PLAN, TRAIN, Group, setting
 from autotrain_mem.settings.old_names import spellings
 from autotrain_mem.settings.words import RESTARTS
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Job
-from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types import AutoFit, Job, PythonCall
 
 if TYPE_CHECKING:
     from autotrain_mem.parallel.place import Place

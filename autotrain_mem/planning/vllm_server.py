@@ -10,8 +10,7 @@ from autotrain_mem.estimator.vllm_share import VLLM_MODE, VLLM_SHARE
 from autotrain_mem.planning.rehearsals import Subject
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import Knobs
-from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types import Knobs, ModelFacts
 from autotrain_mem.types.vllm import OVERHEAD_BYTES, SERVER_PORT, SERVER_UTILIZATION, VllmServer
 
 _HERE = ("0.0.0.0", "127.0.0.1", "localhost")  # TRL's default for a server on this machine

@@ -29,8 +29,7 @@ from autotrain_mem.rehearsal.windows.at_once import windows_at_once
 from autotrain_mem.trainers.model_support import unquantized_bytes
 from autotrain_mem.trainers.phases import follow
 from autotrain_mem.trainers.weightless import without_weights
-from autotrain_mem.types import Knobs, Phase, Trace, Trained
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types import Capability, Knobs, Phase, Trace, Trained
 
 Collate = Callable[[list[Any]], Any]
 EditRows = Callable[[list[Any]], list[Any]]

@@ -39,9 +39,7 @@ from autotrain_mem.trainers.finish import finished, keep_cache_in_evaluation
 from autotrain_mem.trainers.model_support import quantized_to_host
 from autotrain_mem.trainers.pretrained import revision_of
 from autotrain_mem.trainers.script_call import EVALUATED, Keywords, loading, read, substitution
-from autotrain_mem.types import Job, Knobs, Trace
-from autotrain_mem.types.hardware import Capability
-from autotrain_mem.types.trace import Routing
+from autotrain_mem.types import Capability, Job, Knobs, Routing, Trace
 
 PROCESSES_WITH_ROWS = 8
 """Rows are tokenized for at most this many processes and repeated for the others: TRL needs 1 ms per 2,048 tokens."""

@@ -17,8 +17,7 @@ from autotrain_mem.report.layout import QUIET, Indented
 from autotrain_mem.report.plan_view import NOTES, Fact, decision, facts, searched
 from autotrain_mem.report.run_view import report_view
 from autotrain_mem.report.terminal import Console
-from autotrain_mem.types import Estimate, Harm, Plan, Report
-from autotrain_mem.types.gpu_comparison import Cards
+from autotrain_mem.types import Cards, Estimate, Harm, Plan, Report
 
 LINES = 24
 """Lines of a default terminal window."""

@@ -14,8 +14,7 @@ from rich.text import Text
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, table
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.support.yaml_files import Recipe
-from autotrain_mem.types import Hardware
-from autotrain_mem.types.findings import Health, Soundness
+from autotrain_mem.types import Hardware, Health, Soundness
 
 _UNKNOWN = "-"
 

@@ -18,12 +18,10 @@ from autotrain_mem.settings.knobs import APPLIED, NOT_TRLS, knob_names
 from autotrain_mem.settings.levers import WARNINGS
 from autotrain_mem.settings.own import OF_DEEPSPEED, SHARE_TOKENS, flag_words
 from autotrain_mem.support.units import amount, counted, duration, format_bytes, money, percent
-from autotrain_mem.types import Candidate, Estimate, Harm, Plan
+from autotrain_mem.types import METHODS, Candidate, Estimate, Harm, LargestValue, Plan
 from autotrain_mem.types.data import PERCENTILES
 from autotrain_mem.types.estimate import STEPS
-from autotrain_mem.types.gpu_comparison import LargestValue
 from autotrain_mem.types.hardware import SECONDS_PER_HOUR
-from autotrain_mem.types.methods_table import METHODS
 
 
 def searched(plan: Plan) -> str:

@@ -12,9 +12,8 @@ from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import open_ordinary, parse_object
 from autotrain_mem.support.units import MIB, counted, duration, format_bytes
-from autotrain_mem.types import Phase, PhasePeak, Plan, Probe
+from autotrain_mem.types import MemoryReading, Phase, PhasePeak, Plan, Probe
 from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory, RunMarker, StepReading
-from autotrain_mem.types.report import MemoryReading
 
 LARGEST_BYTES = 256 * MIB
 """The most bytes that one read takes from a file: about 380,000 lines of about 700 bytes, one for each logged step."""

@@ -11,9 +11,8 @@ from rich.text import Text
 from autotrain_mem.report import formatting
 from autotrain_mem.report.layout import BAD, GOOD, QUIET, Indented, add, hanging, table
 from autotrain_mem.support.units import counted, duration, format_bytes, rate
-from autotrain_mem.types import Plan, Report
+from autotrain_mem.types import REWARD_NAMES, Plan, Report
 from autotrain_mem.types.experience import RunHistory, RunMarker
-from autotrain_mem.types.report import REWARD_NAMES
 
 BAR_WIDTH = 24
 SHORT_RUN_ERROR = 0.02

@@ -11,8 +11,7 @@ from autotrain_mem.report.terminal import Console
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import GpuOutOfMemoryError
 from autotrain_mem.support.units import counted, format_bytes
-from autotrain_mem.types import Owner, Plan
-from autotrain_mem.types.report import Shortage
+from autotrain_mem.types import Owner, Plan, Shortage
 
 WIDTH = 80
 """Columns of the text in an error, which a log or a notebook shows unwrapped."""

@@ -18,8 +18,7 @@ from autotrain_mem.report import formatting
 from autotrain_mem.report.run_history import event_line
 from autotrain_mem.support.processes import LossyStream
 from autotrain_mem.support.units import counted, duration, format_bytes, printable
-from autotrain_mem.types import Candidate, Counting, Hardware, Job, Knobs
-from autotrain_mem.types.report import REWARD_NAMES
+from autotrain_mem.types import REWARD_NAMES, Candidate, Counting, Hardware, Job, Knobs
 
 UNWRAPPED_COLUMNS = 4000
 """The width without a terminal: lines are not wrapped, since a name cut in two cannot be searched for in a log."""

@@ -20,9 +20,7 @@ from autotrain_mem.settings.levers import EXPANDABLE, OFFLOADING
 from autotrain_mem.settings.own import SWITCHES_OF_OURS
 from autotrain_mem.settings.words import CHECKPOINTING
 from autotrain_mem.support.errors import AutofitError, TrainingError
-from autotrain_mem.types import Estimate, Knobs, Plan
-from autotrain_mem.types.hardware import Topology
-from autotrain_mem.types.report import Shortage
+from autotrain_mem.types import Estimate, Knobs, Plan, Shortage, Topology
 
 MOVABLE = frozenset({ROWS, STEPS, EVALUATED_ROWS, EXPANDABLE, CHECKPOINTING, *OFFLOADING})
 

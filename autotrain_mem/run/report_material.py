@@ -22,11 +22,7 @@ from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.files import OUTPUT_FOLDER, check_replaceable, read_object, read_start, refusal, replace_file
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import KIB
-from autotrain_mem.types import Plan, Report
-from autotrain_mem.types.data import DataProfile
-from autotrain_mem.types.page import Material, Page, Timeline
-from autotrain_mem.types.plan_file import PLAN_NAME
-from autotrain_mem.types.report import RUN_NAME
+from autotrain_mem.types import PLAN_NAME, RUN_NAME, DataProfile, Material, Page, Plan, Report, Timeline
 
 _TIMELINE, _ROWS = "timeline", "row lengths"
 """The kinds of cache entries for a plan's report."""

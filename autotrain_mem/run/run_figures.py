@@ -11,9 +11,8 @@ from typing import Any
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import JsonLines
 from autotrain_mem.training.rank_processes import Event
-from autotrain_mem.types import Plan, Report
+from autotrain_mem.types import REWARD_NAMES, MemoryReading, Plan, Report
 from autotrain_mem.types.experience import EVENTS_NAME
-from autotrain_mem.types.report import REWARD_NAMES, MemoryReading
 
 
 @dataclass(kw_only=True)

@@ -27,11 +27,9 @@ from autotrain_mem.training.rank_processes import Event
 from autotrain_mem.training.run_folder import LastRun, RunFolder, hold_folder
 from autotrain_mem.training.supervisor import Change, RunAttempt, supervise
 from autotrain_mem.training.task import Request
-from autotrain_mem.types import Hardware, Incident, Job, Knobs, Plan, Report
+from autotrain_mem.types import PLAN_NAME, RUN_NAME, Hardware, Incident, Job, Knobs, Plan, Report
 from autotrain_mem.types.experience import Experience, LearnedLimits, Restart
-from autotrain_mem.types.plan_file import PLAN_NAME
 from autotrain_mem.types.planned import as_recorded
-from autotrain_mem.types.report import RUN_NAME
 from autotrain_mem.worker.pool import Workers
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 from autotrain_mem.methods.interface import method_of, steps_of
 from autotrain_mem.settings.knobs import DROPOUT, EXPERTS
-from autotrain_mem.types import DataProfile, Job, Knobs
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types import METHODS, DataProfile, Job, Knobs, ModelFacts
 
 LEARNING_RATE_FACTOR = 10
 """The best learning rate of an adapter divided by that of full fine-tuning ("LoRA Without Regret"; TRL's

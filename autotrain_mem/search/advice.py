@@ -14,9 +14,7 @@ from autotrain_mem.search.space import loses_updates
 from autotrain_mem.settings.adapter_config import LORA, kind_of
 from autotrain_mem.settings.levers import LADDER, LOST_ABOVE, ROUNDING, USUAL_WEIGHT, is_pulled
 from autotrain_mem.settings.optimizer_verdicts import KEEPS_UPDATES
-from autotrain_mem.types import Candidate, DataProfile, Harm, Job, Knobs, Proposal
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types import METHODS, Candidate, DataProfile, Harm, Job, Knobs, ModelFacts, Proposal
 
 MUCH_FASTER = 1.25
 """The speedup from which a more harmful level is offered: predicted speeds are off by up to 15 % either way."""

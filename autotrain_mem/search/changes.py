@@ -28,8 +28,7 @@ from autotrain_mem.settings.levers import (
 )
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_LENGTH
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import Estimate, Harm, Knobs, Lever
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Estimate, Harm, Knobs, Lever
 
 
 def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estimate] = ()) -> tuple[Lever, ...]:

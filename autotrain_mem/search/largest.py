@@ -20,8 +20,7 @@ from autotrain_mem.search.levels import Level, levels
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.search import Limits, SearchResult, find
 from autotrain_mem.search.space import Space
-from autotrain_mem.types import Estimate, Knobs
-from autotrain_mem.types.gpu_comparison import LargestValue
+from autotrain_mem.types import Estimate, Knobs, LargestValue
 
 TURNS = 12
 """The most guesses for one level; plain bisection of 16,384 values takes 14."""

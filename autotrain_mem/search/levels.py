@@ -41,8 +41,7 @@ from autotrain_mem.settings.levers import (
 )
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Fit, Harm, Knobs
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Fit, Harm, Knobs
 
 FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "all": Harm.DATA}
 """The last level of harm that each ``--fit`` allows."""

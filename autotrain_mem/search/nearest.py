@@ -11,8 +11,7 @@ from autotrain_mem.settings.knobs import EVALUATED_ROWS, ROWS, STEPS
 from autotrain_mem.settings.levers import FREE, LADDER, LEVERS, SWITCHES, pulled
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types import Estimate, Harm, Knobs, Phase
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Estimate, Harm, Knobs, Phase
 
 _PHASES = {
     Phase.LOAD: "while loading",

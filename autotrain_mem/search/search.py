@@ -13,8 +13,7 @@ from autotrain_mem.search.memo import Memo, candidate
 from autotrain_mem.search.nearest import does_not_fit
 from autotrain_mem.search.space import Space
 from autotrain_mem.support.errors import PlanError
-from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, Lever
-from autotrain_mem.types.gpu_comparison import LargestValue
+from autotrain_mem.types import Candidate, Estimate, Harm, Knobs, LargestValue, Lever
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

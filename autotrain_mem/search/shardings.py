@@ -8,8 +8,7 @@ from autotrain_mem.search.space import Space
 from autotrain_mem.settings.knobs import ROWS, STEPS, ZEROS
 from autotrain_mem.settings.levers import LEVERS, SHARDING, SHARED_SEQUENCE, SHARED_TOKENS, pulled
 from autotrain_mem.settings.own import SHARE_TOKENS, Sharding
-from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Job, Knobs
 
 FASTEST_FIRST: tuple[Sharding, ...] = ("ddp", "fsdp2-no-reshard", "fsdp2", "hsdp")
 """Shardings that a search tries; the first of equally fast ones wins. DeepSpeed is used only if the user asks."""

@@ -13,9 +13,8 @@ from autotrain_mem.settings.knobs import COMPLETION_KNOBS, EVALUATED_ROWS, ROWS,
 from autotrain_mem.settings.levers import EXPANDABLE, LOST_ABOVE, USUAL_WEIGHT
 from autotrain_mem.settings.words import MAX_LENGTH, MAX_SLOWDOWN, wished_share, without_maximized
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError
-from autotrain_mem.types import DataProfile, Fit, Job, Knobs
+from autotrain_mem.types import DataProfile, Fit, Job, Knobs, ModelFacts
 from autotrain_mem.types.hardware import Capability, lacks_bf16
-from autotrain_mem.types.model import ModelFacts
 
 UNKNOWN_ROW_TOKENS = 1024
 """TRL 1.12's default ``max_length`` (``SFTConfig``), used to guide the search if nothing limits a row."""

@@ -19,8 +19,7 @@ from autotrain_mem.training.machines.lead import Machines, capitalized
 from autotrain_mem.training.rank_processes import Event, Progress, RankDied, RankProcesses, RankTimeout
 from autotrain_mem.training.run_folder import unwritable
 from autotrain_mem.training.task import Request, interrupted_before_training, largest
-from autotrain_mem.types import Phase
-from autotrain_mem.types.experience import PhasePeak, Probe
+from autotrain_mem.types import Phase, PhasePeak, Probe
 
 RUN_PROCESS = "autotrain_mem.training.process.main"
 SIMULATED_PROCESS = "autotrain_mem.rehearsal.simulated_run"

@@ -15,8 +15,7 @@ from autotrain_mem.support.errors import AutofitError, InterruptedByUser, Output
 from autotrain_mem.training.checkpoints import Checkpoint
 from autotrain_mem.training.exit_causes import Cause, Ending, Remedy, cause_of
 from autotrain_mem.training.rank_processes import Event
-from autotrain_mem.types import Knobs, LearnedLimits
-from autotrain_mem.types.experience import Restart
+from autotrain_mem.types import Knobs, LearnedLimits, Restart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from autotrain_mem.support.errors import InterruptedByUser
 from autotrain_mem.training.pulses import SILENT_SECONDS
-from autotrain_mem.types import Hardware, Job, Knobs, LearnedLimits, Phase, PhasePeak
-from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types import Hardware, Job, Knobs, LearnedLimits, MemoryReading, Phase, PhasePeak
 
 Task = Literal["train", "probe"]
 Figures = TypeVar("Figures", MemoryReading, PhasePeak)

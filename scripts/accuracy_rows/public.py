@@ -15,8 +15,7 @@ from autotrain_mem.machine.catalog import named
 from autotrain_mem.planning.predictions import judge_trace
 from autotrain_mem.planning.rehearsals import Lengths
 from autotrain_mem.support.units import GIB
-from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Trace
-from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, ModelFacts, Phase, Trace
 
 SMI_MODEL = "Mistral-7B"
 """The model whose nvidia-smi figures are those of one process on one card, with idle memory subtracted."""

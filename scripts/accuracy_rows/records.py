@@ -12,8 +12,7 @@ from autotrain_mem import api
 from autotrain_mem.machine.overhead import overhead
 from autotrain_mem.support.errors import AutofitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Hardware, Trace
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Hardware, Trace
 
 MOST_LINES = 12
 

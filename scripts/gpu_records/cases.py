@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from autotrain_mem.support.codec import Form
-from autotrain_mem.types import Job, Knobs
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, Job, Knobs
 
 SEED = 0
 COMPLETION = 64

@@ -15,8 +15,7 @@ import pytest
 from test_contract import SLOW_TO_IMPORT, loaded_by
 
 import autotrain_mem
-from autotrain_mem.types.job import PythonCall
-from autotrain_mem.types.methods_table import MethodFacts
+from autotrain_mem.types import MethodFacts, PythonCall
 from tests.forked import Forge
 
 ROOT = Path(__file__).parents[2]

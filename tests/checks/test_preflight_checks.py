@@ -22,9 +22,8 @@ from autotrain_mem.checks.model_files import ModelOnCard, download, parameters_o
 from autotrain_mem.checks.preflight_checks import UNFORESEEN, Setup, setup_of
 from autotrain_mem.cli import word_problems
 from autotrain_mem.trainers.pretrained import load_config
-from autotrain_mem.types import Job
+from autotrain_mem.types import Job, PythonCall
 from autotrain_mem.types.findings import Finding, collect
-from autotrain_mem.types.job import PythonCall
 
 Folder = Callable[[str], pathlib.Path]
 

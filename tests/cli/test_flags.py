@@ -11,9 +11,7 @@ from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.knobs import knob_names
 from autotrain_mem.settings.trl_parser import flags_of, read_given
 from autotrain_mem.support.errors import UsageError
-from autotrain_mem.types import Knobs
-from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.methods_table import METHODS
+from autotrain_mem.types import METHODS, AutoFit, Knobs
 from autotrain_mem.worker.client import Worker
 
 YAML = """\

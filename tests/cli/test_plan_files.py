@@ -10,8 +10,7 @@ import yaml
 
 from autotrain_mem.cli import commands, flags
 from autotrain_mem.cli.plan_files import command
-from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types import AutoFit, Job, Plan
 from autotrain_mem.worker.client import Worker
 from tests.place import Autofit, Ran
 

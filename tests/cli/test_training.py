@@ -17,8 +17,7 @@ from safetensors.numpy import load_file
 from autotrain_mem.support import codec, processes
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.training.run_folder import LOCK_NAME, WEIGHTS, WRITTEN
-from autotrain_mem.types import Plan
-from autotrain_mem.types.report import RUN_NAME
+from autotrain_mem.types import RUN_NAME, Plan
 from tests.place import Autofit
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,7 @@ from autotrain_mem.estimator.memory import estimate_memory
 from autotrain_mem.estimator.replay import DeviceCapacity
 from autotrain_mem.estimator.snapshot import Snapshot, make_snapshot
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types import Owner, Phase, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED, StreamUse
+from autotrain_mem.types import CACHE_EMPTIED, Owner, Phase, StreamUse, Trace
 
 ROOMY = DeviceCapacity(capacity_bytes=1 << 40, total_bytes=1 << 40)
 BOTH_MODES = pytest.mark.parametrize("expandable", [False, True], ids=["native", "expandable"])

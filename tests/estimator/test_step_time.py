@@ -8,8 +8,7 @@ from nouns import TRL_DEFAULTS, memory_of
 
 from autotrain_mem.estimator import step_time as module
 from autotrain_mem.estimator.step_time import GATHERED_IN, shared_work, step_time
-from autotrain_mem.types import Estimate, Hardware, Knobs, Owner, Phase, StepTime, Topology, Work, Workload
-from autotrain_mem.types.work import Kind
+from autotrain_mem.types import Estimate, Hardware, Kind, Knobs, Owner, Phase, StepTime, Topology, Work, Workload
 
 RATES = {
     "bandwidth_bytes_per_second": 1000 * 10**9,

@@ -5,8 +5,7 @@ from array import array
 from hypothesis import strategies as st
 
 from autotrain_mem.support.units import MIB
-from autotrain_mem.types import Block, Owner, Phase, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types import CACHE_EMPTIED, Block, Owner, Phase, Trace
 
 
 def block(size_bytes: int, owner: Owner = Owner.TEMPORARY, module: str = "") -> Block:

@@ -26,10 +26,8 @@ from autotrain_mem.methods.worst_case_text import stub_tokenizer
 from autotrain_mem.search.space import make_space
 from autotrain_mem.settings.levers import LADDER
 from autotrain_mem.support import errors
-from autotrain_mem.types import Job
+from autotrain_mem.types import METHODS, Job, ModelFacts
 from autotrain_mem.types.findings import refuse
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.model import ModelFacts
 
 pytestmark = pytest.mark.newest
 

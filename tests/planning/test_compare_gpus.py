@@ -15,9 +15,8 @@ from autotrain_mem.report.plan_view import decision, gentler_levels, passed_over
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.host import HostMemory
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import DataProfile, Footprint, Hardware, Job, Knobs, Phase, Plan, Workload
+from autotrain_mem.types import DataProfile, Footprint, Hardware, Job, Knobs, Phase, Plan, Price, Topology, Workload
 from autotrain_mem.types.gpu_comparison import NO_PRICE, NOTHING_FITS, TOO_DEAR, TOO_SLOW, Cards
-from autotrain_mem.types.hardware import Price, Topology
 from tests.fake_worker import FakeWorker, rehearsals, toy, work_of
 
 AMPERE, ADA, TURING = (8, 6), (8, 9), (7, 5)

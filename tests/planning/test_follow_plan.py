@@ -18,9 +18,7 @@ from autotrain_mem.support.errors import AutofitError, DoesNotFitError, UsageErr
 from autotrain_mem.support.store import Store
 from autotrain_mem.support.units import GIB, MIB
 from autotrain_mem.support.versions import versions_key
-from autotrain_mem.types import Candidate, Experience, Hardware, Job, Knobs, Plan, Topology
-from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types import AutoFit, Candidate, Experience, Hardware, Job, Knobs, Plan, PythonCall, Topology
 from tests import fake_worker, probe_examples
 from tests.fake_worker import FakeWorker
 from tests.planning.test_compare_gpus import ADA, LARGE, SMALL

@@ -14,9 +14,7 @@ from autotrain_mem.report.plan_view import most_sentence
 from autotrain_mem.settings.words import MAX_LENGTH, MOST
 from autotrain_mem.support.errors import BatchSplitError, ContextLengthError, DoesNotFitError, UsageError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import DataProfile, Fingerprint, Job, Knobs, Plan
-from autotrain_mem.types.data import ImageProfile
-from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types import DataProfile, Fingerprint, ImageProfile, Job, Knobs, ModelFacts, Plan
 from tests.fake_worker import FakeWorker, rehearsals, toy
 
 GRPO = replace(TRL_DEFAULTS, max_length=None, max_completion_length=256, num_generations=8)

@@ -30,8 +30,7 @@ from autotrain_mem.run import early
 from autotrain_mem.settings.trl_parser import TrlFlag, TrlFlags, keep_flags
 from autotrain_mem.support.errors import ModelNotFoundError, UnknownGpuError, UsageError
 from autotrain_mem.support.store import Store, cache_folder
-from autotrain_mem.types import Hardware, Job
-from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types import AutoFit, Hardware, Job
 from autotrain_mem.types.findings import collect
 from autotrain_mem.worker import pool
 

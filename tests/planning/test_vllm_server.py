@@ -14,9 +14,7 @@ from autotrain_mem.planning.rehearsals import Lengths, Subject
 from autotrain_mem.planning.vllm_server import check_colocated, vllm_server
 from autotrain_mem.report.plan_view import vllm_server as shown
 from autotrain_mem.support.errors import DoesNotFitError
-from autotrain_mem.types import DataProfile, Hardware, Job, Plan, Topology
-from autotrain_mem.types.model import ModelFacts
-from autotrain_mem.types.vllm import VllmServer
+from autotrain_mem.types import DataProfile, Hardware, Job, ModelFacts, Plan, Topology, VllmServer
 from tests.nouns import TRL_DEFAULTS
 from tests.report.report_examples import GRPO_KNOBS, GRPO_PLAN
 

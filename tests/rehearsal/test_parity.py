@@ -38,8 +38,7 @@ from autotrain_mem.rehearsal.known_values import real_tensors
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.settings.adapter_config import canonical
 from autotrain_mem.settings.optimizer_verdicts import PACKAGES, is_projecting
-from autotrain_mem.types import Owner, Phase, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED, Routing
+from autotrain_mem.types import CACHE_EMPTIED, Owner, Phase, Routing, Trace
 
 pytestmark = pytest.mark.slow
 

@@ -27,9 +27,7 @@ from autotrain_mem.rehearsal.ranks.zero_offload import HostAdam
 from autotrain_mem.rehearsal.trace.recorder import Recorder
 from autotrain_mem.rehearsal.vllm_stub import vllm_stand_in
 from autotrain_mem.support.errors import RehearsalError
-from autotrain_mem.types import Owner, Phase
-from autotrain_mem.types.trace import CACHE_EMPTIED
-from autotrain_mem.types.work import Kind
+from autotrain_mem.types import CACHE_EMPTIED, Kind, Owner, Phase
 
 SMALL = 512
 """Bytes up to which blocks are told apart: scalars of metrics, which c10d boxes anew as it likes."""

@@ -32,9 +32,8 @@ from autotrain_mem.report.terminal import CardsProgress, Console, SearchProgress
 from autotrain_mem.support import codec, errors
 from autotrain_mem.support.errors import GpuOutOfMemoryError, TrainingError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Counting, Hardware, Knobs, Owner, Phase, ReservedByMode, Topology
+from autotrain_mem.types import Counting, Hardware, Knobs, Owner, Phase, ReservedByMode, Shortage, Topology
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards, CardVerdict
-from autotrain_mem.types.report import Shortage
 from tests.golden import kept
 
 GOLDEN = Path(__file__).parent / "golden"

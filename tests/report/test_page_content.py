@@ -23,11 +23,8 @@ from autotrain_mem.run.run_figures import EventLog
 from autotrain_mem.support import codec
 from autotrain_mem.support.store import Store
 from autotrain_mem.training.run_folder import lock_folder
-from autotrain_mem.types import Phase, Plan
-from autotrain_mem.types.data import DataProfile
+from autotrain_mem.types import DataProfile, Material, MemoryReading, Page, Phase, Plan
 from autotrain_mem.types.experience import EVENTS_NAME, RECORD_NAME, RunHistory, RunMarker, StepReading
-from autotrain_mem.types.page import Material, Page
-from autotrain_mem.types.report import MemoryReading
 
 DEVICE = MemoryReading(
     allocated_bytes=10, peak_allocated_bytes=20, reserved_bytes=30, peak_reserved_bytes=40, num_alloc_retries=0

@@ -28,12 +28,7 @@ from autotrain_mem.settings.knobs import Knobs
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import OutputFolderError, PlanFileError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.autofit import AutoFit
-from autotrain_mem.types.data import ImageSummary
-from autotrain_mem.types.gpu_comparison import LargestValue
-from autotrain_mem.types.hardware import Price
-from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types import AutoFit, ImageSummary, Job, LargestValue, Plan, Price, PythonCall
 from autotrain_mem.types.plan_file import LARGEST_BYTES, PLAN_NAME, PLAN_SCHEMA
 from autotrain_mem.types.planned import read_plan
 

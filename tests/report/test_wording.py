@@ -25,11 +25,9 @@ from autotrain_mem.search.space import make_space
 from autotrain_mem.support import codec
 from autotrain_mem.support.files import write_json
 from autotrain_mem.support.units import GIB, MIB, duration, percent
-from autotrain_mem.types import Harm, Job, Knobs, Lever, OtherProcess, Plan, Proposal
+from autotrain_mem.types import METHODS, PLAN_NAME, Harm, Job, Knobs, Lever, ModelFacts, Plan, Proposal
+from autotrain_mem.types.experience import OtherProcess
 from autotrain_mem.types.gpu_comparison import NOTHING_FITS, Cards
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.model import ModelFacts
-from autotrain_mem.types.plan_file import PLAN_NAME
 
 
 def test_figures_carry_over_and_one_of_anything_is_singular() -> None:

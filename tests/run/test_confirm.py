@@ -17,8 +17,7 @@ from autotrain_mem.run.confirm import MOST_PROBES, ProbeBackend, Replanned, conf
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, Topology
-from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types import Estimate, Hardware, Job, Knobs, Phase, Plan, Probe, PythonCall, Topology
 from tests.fake_worker import FakeWorker, rehearsals, toy
 from tests.probe_examples import BUDGET, CARD, ROW_TOKENS, predicted, probe
 from tests.report.report_examples import UNCHANGED_PLAN

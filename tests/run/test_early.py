@@ -15,8 +15,7 @@ from autotrain_mem.planning.output_dir import check_weights
 from autotrain_mem.run.early import refuse
 from autotrain_mem.support import errors, sources
 from autotrain_mem.training.checkpoints import write_manifest
-from autotrain_mem.types import Job
-from autotrain_mem.types.autofit import AutoFit
+from autotrain_mem.types import AutoFit, Job
 from tests import fake_worker
 from tests.fake_worker import FakeWorker
 from tests.planning.test_compare_gpus import LARGE

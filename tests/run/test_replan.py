@@ -21,9 +21,7 @@ from autotrain_mem.support.units import GIB
 from autotrain_mem.training.checkpoints import reach_disk, write_manifest
 from autotrain_mem.training.exit_causes import Ending
 from autotrain_mem.training.run_folder import LOCK_NAME, LastRun, RunFolder
-from autotrain_mem.types import Incident, Job, Knobs, LearnedLimits, Phase, Plan, Topology
-from autotrain_mem.types.experience import Restart
-from autotrain_mem.types.report import Shortage
+from autotrain_mem.types import Incident, Job, Knobs, LearnedLimits, Phase, Plan, Restart, Shortage, Topology
 from tests import fake_worker
 from tests.fake_worker import FakeWorker, toy
 from tests.planning.test_follow_plan import JOB, counting, made, rehearsals

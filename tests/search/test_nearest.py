@@ -19,8 +19,7 @@ from autotrain_mem.search.space import Space
 from autotrain_mem.settings.levers import LEVERS
 from autotrain_mem.support.errors import DoesNotFitError, PlanError
 from autotrain_mem.support.units import GIB, format_bytes
-from autotrain_mem.types import Estimate, Knobs
-from autotrain_mem.types.gpu_comparison import LargestValue
+from autotrain_mem.types import Estimate, Knobs, LargestValue
 
 ON_THE_DEVICE: dict[str, Any] = {"activation_offloading": False, "optimizer_offload": False}
 FULL: dict[str, Any] = {"use_peft": False, "dtype": "float32", "optim": "adamw_torch"}

@@ -29,9 +29,8 @@ from autotrain_mem.settings.levers import EXPANDABLE, LEVERS
 from autotrain_mem.settings.words import MAX_SLOWDOWN
 from autotrain_mem.support.errors import DoesNotFitError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import DataProfile, Estimate, Harm, Job, Knobs, Owner, StepTime, Trained
+from autotrain_mem.types import DataProfile, Estimate, Harm, Job, Knobs, ModelFacts, Owner, StepTime, Trained
 from autotrain_mem.types.estimate import MixedLengths
-from autotrain_mem.types.model import ModelFacts
 
 
 def test_everything_that_fits_is_found_in_three_rehearsals_and_without_recomputing() -> None:

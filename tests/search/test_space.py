@@ -14,9 +14,8 @@ from autotrain_mem.search.space import Space, make_space, precise_for, with_rows
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import BatchSplitError, DoesNotFitError, UsageError
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import DataProfile, Harm, Job
+from autotrain_mem.types import DataProfile, Harm, Job, ModelFacts
 from autotrain_mem.types.hardware import lacks_bf16
-from autotrain_mem.types.model import ModelFacts
 
 
 def test_trl_defaults_are_the_base_when_nothing_is_given_and_knobs_alone_are_pinned() -> None:

@@ -12,10 +12,7 @@ from autotrain_mem import types as nouns
 from autotrain_mem.settings.knobs import Lever
 from autotrain_mem.support import codec
 from autotrain_mem.training.task import Request
-from autotrain_mem.types import DataProfile, Footprint, Hardware, Job, Phase, StepTime
-from autotrain_mem.types.findings import Preflight
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.model import ModelFacts
+from autotrain_mem.types import METHODS, DataProfile, Footprint, Hardware, Job, ModelFacts, Phase, Preflight, StepTime
 from autotrain_mem.types.report import MemoryReading, Shortage
 
 READ = (

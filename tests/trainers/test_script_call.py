@@ -21,8 +21,7 @@ from autotrain_mem.rehearsal.truncated_depth import pattern_of
 from autotrain_mem.support.errors import DatasetFormatError, OutputFolderError, UsageError
 from autotrain_mem.trainers import script_call
 from autotrain_mem.trainers.script_call import Call
-from autotrain_mem.types import Job
-from autotrain_mem.types.job import PythonCall
+from autotrain_mem.types import Job, PythonCall
 
 Folder = Callable[[str], pathlib.Path]
 Make = Callable[..., Job]

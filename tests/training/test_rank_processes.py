@@ -35,8 +35,7 @@ from autotrain_mem.training.process import world
 from autotrain_mem.training.pulses import ASLEEP_SECONDS, MUTE_SECONDS, Pulses
 from autotrain_mem.training.rank_processes import RankDied, RankProcesses, RankTimeout
 from autotrain_mem.training.task import Request, Task
-from autotrain_mem.types import Job, Phase, PhasePeak, Probe, Topology
-from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types import Job, MemoryReading, Phase, PhasePeak, Probe, Topology
 from tests.forked import Forge
 
 GONE = "The trainer raised RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4242"

@@ -17,13 +17,9 @@ from autotrain_mem.settings.words import read_length, wished_share, without_maxi
 from autotrain_mem.support import codec
 from autotrain_mem.support.errors import TokenizerError, UsageError
 from autotrain_mem.support.units import GIB, KIB, MIB
+from autotrain_mem.types import CACHE_EMPTIED, METHODS, EngineMark, Kind, MemoryReading, Price, StreamUse, Topology
 from autotrain_mem.types.findings import Finding, settle
 from autotrain_mem.types.gpu_comparison import LOSSLESS, NOTHING_FITS, Cards, CardVerdict
-from autotrain_mem.types.hardware import Price, Topology
-from autotrain_mem.types.methods_table import METHODS
-from autotrain_mem.types.report import MemoryReading
-from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
-from autotrain_mem.types.work import Kind
 from tests.report import report_examples
 
 

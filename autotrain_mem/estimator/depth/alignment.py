@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
-from autotrain_mem.types import Trace
-from autotrain_mem.types.model import Depths
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types import CACHE_EMPTIED, Depths, Trace
 
 NOWHERE = -1
 """The value in ``Steps.births`` for a step that concerns no block."""

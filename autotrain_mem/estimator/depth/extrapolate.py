@@ -31,9 +31,8 @@ from autotrain_mem.estimator.depth.alignment import (
     steps_of,
 )
 from autotrain_mem.estimator.depth.writer import Act, Birth, Pick, Picks, UnclearError, Use, Writer, agreed
-from autotrain_mem.types import Block, Phase, Trace, Trained, Workload
-from autotrain_mem.types.model import Depths
-from autotrain_mem.types.trace import EngineMark, RunFacts
+from autotrain_mem.types import Block, Depths, EngineMark, Phase, Trace, Trained, Workload
+from autotrain_mem.types.trace import RunFacts
 
 SIZES = tuple(each.name for each in fields(RunFacts) if each.name.endswith("_bytes"))
 

@@ -5,8 +5,7 @@ from bisect import bisect_left
 from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotrain_mem.types import Block, Phase
-from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, StreamUse
+from autotrain_mem.types import CACHE_EMPTIED, Block, EngineMark, Phase, StreamUse
 
 
 class UnclearError(Exception):

@@ -24,8 +24,7 @@ from autotrain_mem.rehearsal.ranks.fsdp import fsdp2_offload, fsdp2_rules
 from autotrain_mem.rehearsal.ranks.recording import Collectives, RankRecorder
 from autotrain_mem.rehearsal.ranks.ring_attention import ring_attention
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Knobs, Owner
-from autotrain_mem.types.hardware import Capability
+from autotrain_mem.types import Capability, Knobs, Owner
 
 _LOADED_BY_ALL = {"FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_SYNC_MODULE_STATES": "false"}
 """A rehearsal loads no weights, so no rank needs to broadcast them."""

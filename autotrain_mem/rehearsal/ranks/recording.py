@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from autotrain_mem.rehearsal.known_values import know, known_value, real_tensors, tensors_in
 from autotrain_mem.rehearsal.trace.operator_costs import Cost, host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Owner
-from autotrain_mem.types.work import Kind
+from autotrain_mem.types import Kind, Owner
 
 if TYPE_CHECKING:
     from autotrain_mem.rehearsal.ranks.zero_offload import HostTensors

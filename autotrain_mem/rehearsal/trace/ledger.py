@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autotrain_mem.types import Block, Owner, Phase, Trace, Workload
-from autotrain_mem.types.trace import CACHE_EMPTIED, EngineMark, LossPass, StreamUse
+from autotrain_mem.types import CACHE_EMPTIED, Block, EngineMark, Owner, Phase, StreamUse, Trace, Workload
+from autotrain_mem.types.trace import LossPass
 
 _NO_WORK = Workload()
 

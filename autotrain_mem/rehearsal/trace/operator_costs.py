@@ -15,8 +15,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from autotrain_mem.rehearsal.known_values import tensors_in, written_arguments
 from autotrain_mem.trainers.host_optimizer import master_bytes
-from autotrain_mem.types import Phase, Work
-from autotrain_mem.types.work import Kind
+from autotrain_mem.types import Kind, Phase, Work
 
 Shapes = Set[tuple[int, ...]]
 

@@ -11,11 +11,9 @@ from autotrain_mem.report.layout import add, table
 from autotrain_mem.report.page.figures import Limits, bar_figure, line_figure, timeline_figure
 from autotrain_mem.report.plan_view import gentler_levels, levels_table, plan_verdict, settings_table
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, rate
-from autotrain_mem.types import Plan, Report
+from autotrain_mem.types import REWARD_NAMES, Material, Page, Plan, Report, Section
 from autotrain_mem.types.estimate import STEPS
 from autotrain_mem.types.experience import StepReading
-from autotrain_mem.types.page import Material, Page, Section
-from autotrain_mem.types.report import REWARD_NAMES
 
 VERSION_DIGITS = 12
 """Digits shown of our own version, which is a digest."""

@@ -8,8 +8,7 @@ from typing import Any
 from autotrain_mem.report import formatting
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import format_bytes
-from autotrain_mem.types.experience import RunMarker
-from autotrain_mem.types.page import Section, Timeline
+from autotrain_mem.types import RunMarker, Section, Timeline
 
 MOST_ROWS = 60
 """The approximate limit of rows in a figure's table."""

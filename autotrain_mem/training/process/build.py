@@ -27,8 +27,7 @@ from autotrain_mem.trainers.template_limits import limit_templates
 from autotrain_mem.training.cuda_oom import is_out_of_memory
 from autotrain_mem.training.process.checkpointing import order_of
 from autotrain_mem.training.task import Request, largest
-from autotrain_mem.types import Hardware, Owner, Phase, PhasePeak
-from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types import Hardware, MemoryReading, Owner, Phase, PhasePeak
 
 Placing = Callable[[Mapping[str, Any]], dict[str, Any]]
 

@@ -13,8 +13,7 @@ from autotrain_mem.support.units import parse_bytes
 from autotrain_mem.trainers.model_support import statistics
 from autotrain_mem.training.process.build import Device
 from autotrain_mem.training.process.longest_batch import models_of
-from autotrain_mem.types import Owner
-from autotrain_mem.types.report import Shortage
+from autotrain_mem.types import Owner, Shortage
 
 _SIZE = r"(\d+(?:\.\d+)? (?:GiB|MiB|KiB|bytes))"
 """The format of ``c10/cuda/CUDACachingAllocator.cpp: format_size``; the patterns match

@@ -25,9 +25,7 @@ from autotrain_mem.training.process.build import Device, DeviceOf, PhasePeaks, b
 from autotrain_mem.training.process.checkpointing import write_shards
 from autotrain_mem.training.process.world import Moves
 from autotrain_mem.training.task import Request, SendEvent
-from autotrain_mem.types import Job, Knobs, Phase
-from autotrain_mem.types.experience import Probe
-from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types import Job, Knobs, MemoryReading, Phase, Probe
 
 
 def probe(request: Request, send: SendEvent, device_of: DeviceOf = real_device) -> dict[str, Any]:

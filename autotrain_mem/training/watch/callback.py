@@ -22,9 +22,8 @@ from autotrain_mem.support.files import JsonLines
 from autotrain_mem.support.host import HostMemory, host_memory
 from autotrain_mem.support.units import GIB
 from autotrain_mem.training.watch.diagnose import Sample, Sign, SignDetector
-from autotrain_mem.types import Phase, PhasePeak
+from autotrain_mem.types import MemoryReading, Phase, PhasePeak
 from autotrain_mem.types.experience import RECORD_NAME
-from autotrain_mem.types.report import MemoryReading
 
 logger = logging.get_logger("transformers.memory_watch")  # so that it follows transformers' verbosity and handlers
 

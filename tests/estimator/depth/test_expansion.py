@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from story import story
 
 from autotrain_mem.estimator.depth.extrapolate import expand
-from autotrain_mem.types import Block, Owner, Phase, Trace
+from autotrain_mem.types import CACHE_EMPTIED, Block, Kind, Owner, Phase, StreamUse, Trace, Work, Workload
 from autotrain_mem.types.model import FEW_LOSS_CHUNKS, LAYERS_HELD_BACK, MORE_LOSS_CHUNKS, Depths, LayerPattern
-from autotrain_mem.types.trace import CACHE_EMPTIED, LossPass, StreamUse
-from autotrain_mem.types.work import Kind, Work, Workload
+from autotrain_mem.types.trace import LossPass
 
 
 @dataclass(frozen=True, kw_only=True)

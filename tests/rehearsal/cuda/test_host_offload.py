@@ -15,8 +15,7 @@ from autotrain_mem.rehearsal.fake_run import fake_tensors
 from autotrain_mem.rehearsal.known_values import KnownValues, known_value
 from autotrain_mem.rehearsal.trace.operator_costs import host_step
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Owner, Phase, Trace
-from autotrain_mem.types.work import Kind
+from autotrain_mem.types import Kind, Owner, Phase, Trace
 
 
 def copied(trace: Trace, kind: Kind) -> dict[Phase, int]:

@@ -20,8 +20,7 @@ from autotrain_mem.rehearsal.cuda import rules as rules_module
 from autotrain_mem.rehearsal.cuda.autocast import cuda_autocast
 from autotrain_mem.rehearsal.cuda.rules import cuda_semantics, every_rule, recorded_empty_cache
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Phase, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types import CACHE_EMPTIED, Phase, Trace
 
 
 def rules() -> AbstractContextManager[None]:

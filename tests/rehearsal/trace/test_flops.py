@@ -15,8 +15,7 @@ from autotrain_mem.rehearsal.cuda.attention import cuda_attention
 from autotrain_mem.rehearsal.rehearse import trainer_spec
 from autotrain_mem.rehearsal.trace.loss_chunks import marked_chunks
 from autotrain_mem.rehearsal.trace.recorder import Recorder
-from autotrain_mem.types import Job, Knobs, Phase, Work
-from autotrain_mem.types.work import Kind
+from autotrain_mem.types import Job, Kind, Knobs, Phase, Work
 
 TOKENS, INPUTS, OUTPUTS = 12, 32, 48
 FLOAT = 4

@@ -15,8 +15,7 @@ from trace_reading import SmallCard, live
 from autotrain_mem.rehearsal.trace.ledger import PinnedMemory
 from autotrain_mem.rehearsal.trace.recorder import Recorder, Scratch
 from autotrain_mem.support.units import KIB
-from autotrain_mem.types import Block, Owner, Phase, Trace
-from autotrain_mem.types.trace import CACHE_EMPTIED
+from autotrain_mem.types import CACHE_EMPTIED, Block, Owner, Phase, Trace
 
 FLOAT = 4
 N = 1000

@@ -10,11 +10,8 @@ from typing import Any
 from autotrain_mem.report.page.content import page_of
 from autotrain_mem.support import codec
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types.data import DataProfile
+from autotrain_mem.types import DataProfile, Holder, Material, Owner, Page, Phase, Timeline
 from autotrain_mem.types.experience import PhasePeak, RunHistory, RunMarker, StepReading
-from autotrain_mem.types.page import Holder, Material, Page, Timeline
-from autotrain_mem.types.trace import Owner
-from autotrain_mem.types.work import Phase
 from tests.report.report_examples import MEASURED, PLAN, REPORT
 
 OWNERS = tuple(owner for owner in Owner)

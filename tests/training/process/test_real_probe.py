@@ -32,9 +32,8 @@ from autotrain_mem.training.process.build import PhasePeaks, build, cuda_peaks, 
 from autotrain_mem.training.process.probe import probe, probe_changes
 from autotrain_mem.training.task import Request
 from autotrain_mem.training.watch.callback import cuda_reading
-from autotrain_mem.types import Job, Knobs, Phase, PhasePeak, Probe
+from autotrain_mem.types import Job, Knobs, MemoryReading, Phase, PhasePeak, Probe
 from autotrain_mem.types.plan_file import check_place
-from autotrain_mem.types.report import MemoryReading
 
 KNOBS = replace(
     TRL_DEFAULTS,
