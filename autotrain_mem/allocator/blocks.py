@@ -3,8 +3,6 @@
 Follows ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13; the constants are from ``c10/core/AllocatorConfig.h``.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,14 +30,14 @@ class DeviceBlock:
     address: int
     size: int
     stream: int
-    pool: Pool
+    pool: "Pool"
     segment: Segment | None = None
     """The expandable segment that contains it; None in a fixed-size segment."""
     mapped: bool = True
     requested: int = 0
     allocated: bool = False
-    prev: DeviceBlock | None = None
-    next: DeviceBlock | None = None
+    prev: "DeviceBlock | None" = None
+    next: "DeviceBlock | None" = None
     stream_uses: set[int] | None = None
     """Other streams that use it (``record_stream``); None if there are none."""
     pending_events: int = 0
@@ -55,7 +53,7 @@ class DeviceBlock:
         """Returns whether it is neither allocated nor still in use by another stream."""
         return not (self.allocated or self.pending_events or self.stream_uses)
 
-    def put_between(self, before: DeviceBlock | None, after: DeviceBlock | None) -> None:
+    def put_between(self, before: "DeviceBlock | None", after: "DeviceBlock | None") -> None:
         """Links this block between two others (``Block::splice``)."""
         self.prev, self.next = before, after
         if before is not None:

@@ -4,8 +4,6 @@ The shell runs it at each press of the tab key, so nothing here imports TRL. TRL
 has cached; until there is one, only our own flags are completed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
@@ -83,7 +81,7 @@ def parser_for(words: Sequence[str], others: Sequence[str], run: Run) -> argpars
 
 
 def _add_method(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, prog: str, full: bool
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, prog: str, full: bool
 ) -> None:
     own = [flags.make_parser(f"{prog} {name}")] if full else []
     parser = commands.add_parser(name, parents=own, add_help=False)

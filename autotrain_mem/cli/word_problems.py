@@ -37,10 +37,7 @@ _SENTENCES = {
         "On the way home {name} loses {amount}.",
         "At the market {name} sells {amount}.",
     ),
-    "*": (
-        "A trader swaps each one for {amount} new ones.",
-        "Each one is replaced by {amount} others.",
-    ),
+    "*": ("A trader swaps each one for {amount} new ones.", "Each one is replaced by {amount} others."),
     "/": (
         "Then {name} sorts them into {amount} equal piles and keeps one pile.",
         "They are shared equally among {amount} people, and {name} keeps one share.",

@@ -40,7 +40,7 @@ def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
     sizes = []
     for number, row in enumerate(_undecoded(rows), 1):
         try:
-            sizes.append(sizes_of_row(row))
+            sizes.append(tuple(map(_size, _images(row))))
         except AutofitError:
             raise
         except Exception as error:  # PIL's readers of broken files raise anything
@@ -49,11 +49,6 @@ def row_image_sizes(rows: Any) -> list[tuple[Size, ...]]:
                 hint="Drop the row, or put the image at its path; download images from other machines beforehand.",
             ) from error
     return sizes or [()] * len(rows)
-
-
-def sizes_of_row(row: Mapping[str, Any]) -> tuple[Size, ...]:
-    """Returns the sizes of a row's images; raises Pillow's error for an image that cannot be read."""
-    return tuple(map(_size, _images(row)))
 
 
 def image_files(rows: Any) -> Iterator[tuple[str, os.stat_result]]:

@@ -101,11 +101,11 @@ def samples_completions(trainer: Any) -> bool:
 def longest_of(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:
     """Returns the indices of the longest rows or prompts, and the tokens of the longest. Raises DatasetFormatError
     if an image cannot be read."""
-    if are_image_rows(dataset):
+    prepared = prepared_lengths(dataset)
+    if prepared is None and has_images(dataset.column_names):
         return longest_image_rows(trainer, dataset, count)
     if are_conversations(trainer, dataset):
         return longest_conversations(trainer, dataset, count)
-    prepared = prepared_lengths(dataset)
     if prepared is None:
         return longest_prompts(trainer, dataset, count)
     lengths = cut(prepared.longer, trainer.args)
@@ -128,11 +128,6 @@ FEWEST_CANDIDATES = 8
 
 _TEXTS = ("messages", "prompt", "completion", "chosen", "rejected")
 _ROWS_AT_ONCE = 1000
-
-
-def are_image_rows(dataset: Any) -> bool:
-    """Returns whether a trainer's data have images and are not tokenized."""
-    return has_images(dataset.column_names) and prepared_lengths(dataset) is None
 
 
 def longest_image_rows(trainer: Any, dataset: Any, count: int) -> tuple[list[int], int]:

@@ -240,12 +240,7 @@ class Run:
     """
 
     def __init__(
-        self,
-        templates: Templates,
-        settings: AllocatorSettings,
-        *,
-        longest_first: bool,
-        is_small: bool = False,
+        self, templates: Templates, settings: AllocatorSettings, *, longest_first: bool, is_small: bool = False
     ) -> None:
         self.allocator = CachingAllocator(None, settings)
         self._templates, self._is_small = templates, is_small

@@ -1,7 +1,5 @@
 """Replays a trace through the simulated allocator to find the reserved bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -27,7 +25,7 @@ class DeviceCapacity:
     """False for the host, which has no caching allocator."""
 
     @property
-    def endless(self) -> DeviceCapacity:
+    def endless(self) -> "DeviceCapacity":
         """Returns a capacity without a limit, and without settings that free cached blocks early."""
         settings = replace(self.settings, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
         return DeviceCapacity(capacity_bytes=None, settings=settings, caches=self.caches)

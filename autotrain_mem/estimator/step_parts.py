@@ -1,7 +1,5 @@
 """Divides a rehearsal into loading, its first step and a later one, so that steps can be replayed many times."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ class UnclearStepsError(Exception):
 class TraceSpan:
     """Holds a part of a rehearsal: allocations and frees of its own blocks, and frees of blocks of earlier parts."""
 
-    events: array[int]
+    events: "array[int]"
     foreign: tuple[Kind, ...]
     """Kinds of the blocks of earlier parts that this part frees, in order."""
     kept: dict[int, Kind] = field(default_factory=dict)

@@ -11,8 +11,6 @@ process sends gradients of a micro-step that can still run out of memory and be 
 The constants are the same for every card and model; none is fitted to a run.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -97,10 +95,10 @@ class _Busy:
     after: float = 0.0
     """Seconds of work that waits for everything else."""
 
-    def __add__(self, other: _Busy) -> _Busy:
+    def __add__(self, other: "_Busy") -> "_Busy":
         return _Busy(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
-    def of_one(self, passes: int) -> _Busy:
+    def of_one(self, passes: int) -> "_Busy":
         """Returns the share of one of several equal passes; ``alone`` already belongs to one pass."""
         sums = {each.name: getattr(self, each.name) / passes for each in fields(self)}
         return _Busy(**{**sums, "alone": self.alone})

@@ -186,12 +186,7 @@ class Faults:
     """The original ``torch.save``."""
 
     def __init__(
-        self,
-        gpu: SimulatedGpu,
-        marks: pathlib.Path,
-        whose: str,
-        phase: Callable[[], Phase],
-        faults: Sequence[Fault],
+        self, gpu: SimulatedGpu, marks: pathlib.Path, whose: str, phase: Callable[[], Phase], faults: Sequence[Fault]
     ) -> None:
         self._gpu, self._marks, self._whose, self._phase = gpu, marks, whose, phase
         self._marked = set(marks.read_text(encoding="utf-8").splitlines()) if marks.is_file() else set()

@@ -13,10 +13,7 @@ from autotrain_mem.methods.row_lengths import RowLengths, count_prepared, smalle
 from autotrain_mem.methods.worst_case_text import EditRows, repeated, shorten_last_rejected, text_of
 from autotrain_mem.types import Knobs
 
-LLAMAFACTORY_PAIRS = {
-    "ranking": True,
-    "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
-}
+LLAMAFACTORY_PAIRS = {"ranking": True, "columns": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}}
 LLAMAFACTORY_PAIR_ROWS = "rows with prompt, chosen and rejected as text; conversations need formatting sharegpt"
 
 joins_sides = True

@@ -8,8 +8,7 @@ from autotrain_mem.methods.interface import AxolotlFacts, Basis
 
 liger_since = "1.16"
 axolotl = AxolotlFacts(
-    keys={"rl": "grpo"},
-    notes=("datasets: rows with a prompt column need no type, since TRL reads them as they are",),
+    keys={"rl": "grpo"}, notes=("datasets: rows with a prompt column need no type, since TRL reads them as they are",)
 )
 base = online
 build_trainer = partial(online.build_trainer, "GRPOTrainer")

@@ -6,7 +6,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from autotrain_mem.methods import configs, online
+from autotrain_mem.methods import online
+from autotrain_mem.methods.configs import (
+    REHEARSED_ACCUMULATION,
+    REHEARSED_STEPS,
+    Configs,
+    arguments_of_loaded,
+    experimental_parser,
+    trusts_remote_code,
+)
 from autotrain_mem.methods.interface import LlamaFactoryFacts
 from autotrain_mem.methods.row_lengths import RowLengths, list_lengths
 from autotrain_mem.methods.worst_case_text import ORDINARY_TOKEN, PADDING_TOKEN, EditRows, repeated
@@ -87,12 +95,12 @@ def not_counted(job: Job, knobs: Knobs) -> Iterator[str]:
 
 def make_parser() -> Any:
     """Returns a TRL parser. Raises MissingExtraError if the installed TRL has no PPO."""
-    return configs.experimental_parser("ppo", _config_type())
+    return experimental_parser("ppo", _config_type())
 
 
 def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, Any]:
     """Keeps the size of the plan's rollout, which is generated at once, and sets one epoch over it."""
-    episodes = knobs.effective_batch_size * configs.REHEARSED_STEPS
+    episodes = knobs.effective_batch_size * REHEARSED_STEPS
     return {
         "gradient_accumulation_steps": knobs.gradient_accumulation_steps,
         "num_ppo_epochs": 1,
@@ -101,20 +109,20 @@ def rehearsal_changes(arguments: Mapping[str, Any], knobs: Knobs) -> dict[str, A
     }
 
 
-def build_trainer(filled: configs.Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
+def build_trainer(filled: Configs, model: str, train_dataset: Any, eval_dataset: Any, stub: Any = None) -> Any:
     """Builds our PPOTrainer. Reward and value model are loaded from ``--reward_model_path``, without quantization."""
     from transformers import AutoTokenizer
     from trl.trainer.utils import create_model_from_path
 
     from autotrain_mem.trainers.ppo_trainer import PPOTrainer
 
-    common, loading = configs.arguments_of_loaded(filled, model, stub)
+    common, loading = arguments_of_loaded(filled, model, stub)
     own = filled.training.model_init_kwargs
     value_model, reward_model = online.reward_model(filled, own), online.reward_model(filled, own)
     tokenizer = stub or AutoTokenizer.from_pretrained(
         model,
         padding_side="left",  # as generation needs
-        trust_remote_code=configs.trusts_remote_code(filled),
+        trust_remote_code=trusts_remote_code(filled),
         revision=filled.model.model_revision,
     )
     return PPOTrainer(
@@ -130,22 +138,22 @@ def build_trainer(filled: configs.Configs, model: str, train_dataset: Any, eval_
     )
 
 
-def worst_rows(filled: configs.Configs, length: int, rows: int) -> Any:
+def worst_rows(filled: Configs, length: int, rows: int) -> Any:
     """Makes prompts of ``length`` tokens that begin with padding, like most prompts of a real rollout."""
     return repeated({"input_ids": [PADDING_TOKEN, *[ORDINARY_TOKEN] * (length - 1)][-length:]}, rows)
 
 
-def rows_editor(filled: configs.Configs) -> EditRows:
+def rows_editor(filled: Configs) -> EditRows:
     """Returns ``list``, which changes no row, since the rows already begin with padding."""
     return list
 
 
 @contextmanager
-def training_patches(trainer: Any, filled: configs.Configs, knobs: Knobs) -> Iterator[None]:
+def training_patches(trainer: Any, filled: Configs, knobs: Knobs) -> Iterator[None]:
     """Makes a rehearsal train on two micro-batches of each rollout. The rollout keeps its size, since the constructor
     has already created the dataloader (trl/experimental/ppo/ppo_trainer.py: train and __init__)."""
     arguments = trainer.args
-    steps = min(configs.REHEARSED_ACCUMULATION, arguments.gradient_accumulation_steps)
+    steps = min(REHEARSED_ACCUMULATION, arguments.gradient_accumulation_steps)
     arguments.local_batch_size = arguments.local_mini_batch_size = steps * arguments.per_device_train_batch_size
     trainer.accelerator.gradient_accumulation_steps = steps
     yield
@@ -161,12 +169,12 @@ def optimizer_steps(rows: int, epochs: float, knobs: Knobs, arguments: Mapping[s
     return math.ceil((arguments.get("total_episodes") or int(epochs * rows)) / knobs.effective_batch_size)
 
 
-def micro_steps_per_generation(filled: configs.Configs, knobs: Knobs) -> int:
+def micro_steps_per_generation(filled: Configs, knobs: Knobs) -> int:
     """Returns the number of micro-steps in a rollout."""
     return knobs.gradient_accumulation_steps
 
 
-def row_lengths(filled: configs.Configs, split: Any, tokenizer: Any) -> RowLengths:
+def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     """Counts the tokens of every prompt. Raises the errors that the trainer's constructor would raise."""
     from autotrain_mem.trainers import ppo_checks
 
@@ -177,7 +185,7 @@ def row_lengths(filled: configs.Configs, split: Any, tokenizer: Any) -> RowLengt
     return online.prompt_lengths(split, tokenize, processes=filled.training.dataset_num_proc)
 
 
-def tokenizer_findings(filled: configs.Configs, tokenizer: Any) -> Iterator[Finding]:
+def tokenizer_findings(filled: Configs, tokenizer: Any) -> Iterator[Finding]:
     """Yields the problems for which the trainer's constructor would raise an error."""
     from autotrain_mem.trainers import ppo_checks
 

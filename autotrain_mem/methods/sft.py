@@ -24,12 +24,7 @@ llamafactory = LlamaFactoryFacts(
     entry={
         "formatting": "sharegpt",
         "columns": {"messages": "messages"},
-        "tags": {
-            "role_tag": "role",
-            "content_tag": "content",
-            "user_tag": "user",
-            "assistant_tag": "assistant",
-        },
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
     },
     rows="rows with a messages column; name other columns in the entry",
     losses=(None, "nll"),  # TRL's nll computes full logits

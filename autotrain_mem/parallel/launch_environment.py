@@ -40,11 +40,7 @@ _PARALLELISM = {
     **{"cp_backend": "torch", "sp_backend": "deepspeed"},
 }
 
-_SEQUENCE = {
-    "sp_seq_length": "None",
-    "sp_seq_length_is_variable": "True",
-    "sp_attn_implementation": "sdpa",
-}
+_SEQUENCE = {"sp_seq_length": "None", "sp_seq_length_is_variable": "True", "sp_attn_implementation": "sdpa"}
 """Further variables for DeepSpeed's sequence parallelism, with the defaults of accelerate's flags."""
 
 

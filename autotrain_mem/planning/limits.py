@@ -107,8 +107,7 @@ def limits_of(subject: Subject, knobs: Knobs) -> RunLimits:
     rates = (card.bandwidth_bytes_per_second, card.fp16_flops_per_second, card.fp32_flops_per_second)
     if None in (*rates, card.host_link_bytes_per_second):  # assumed rates only rank plans
         raise UsageError(
-            f"{flags}: the speed of {card.name} is unknown.",
-            hint="Name a card with --gpu (autofit gpus lists them).",
+            f"{flags}: the speed of {card.name} is unknown.", hint="Name a card with --gpu (autofit gpus lists them)."
         )
     if job.budget is not None and subject.price is None:
         raise UsageError(

@@ -1,7 +1,5 @@
 """Holds one job on one device, the workers that can rehearse it, and the facts of its model and rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
@@ -218,7 +216,7 @@ class Rehearsals:
         key = {"fingerprint": found.digest, "versions": versions_key()}
         return kept_or_asked(self.store, "profile", key, DataProfile, lambda: worker.profile(job, on_counting))
 
-    def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> Subject:
+    def subject(self, facts: ModelFacts | None = None, lengths: Lengths | None = None) -> "Subject":
         """Adds the facts of the model and the lengths of rows; a worker finds those that are not given."""
         known = {each.name: getattr(self, each.name) for each in fields(Rehearsals)}
         return Subject(**known, facts=facts or self.describe(), lengths=lengths or self.count_lengths())

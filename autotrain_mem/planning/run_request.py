@@ -59,9 +59,7 @@ class RunRequest:
     )
     plan_only: bool = setting(False, group=Group.OUTPUT, before="plan", help="plan and stop")
     overwrite_output_dir: bool = setting(
-        False,
-        **_OF_RUN,
-        help="rename another run in --output_dir to NAME.previous-1; nothing is deleted",
+        False, **_OF_RUN, help="rename another run in --output_dir to NAME.previous-1; nothing is deleted"
     )
     max_restarts: int = setting(
         RESTARTS,

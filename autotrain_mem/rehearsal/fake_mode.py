@@ -7,8 +7,6 @@ decides what may be cached. Operators with other arguments than ordinary fake te
 take torch's path.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from types import NoneType
@@ -57,12 +55,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
 
     def _key(self, func: Any, args: Any, kwargs: Any) -> Key | None:
         """Returns the facts in torch's ``_cache_key`` for static shapes; None if an argument is not ordinary."""
-        facts = [
-            func,
-            torch.get_default_dtype(),
-            torch._C._get_default_device(),
-            torch.is_inference_mode_enabled(),
-        ]
+        facts = [func, torch.get_default_dtype(), torch._C._get_default_device(), torch.is_inference_mode_enabled()]
         ordinary = self._is_quick and self._read(args, facts)
         if kwargs and ordinary:
             facts += kwargs
@@ -102,7 +95,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
         if func.namespace not in _PURE_NAMESPACES or func._schema.is_mutable:
             super()._validate_cache_key(func, args, kwargs)
 
-    def _recipe(self, func: Any, args: Any, kwargs: Any) -> _Recipe | None:
+    def _recipe(self, func: Any, args: Any, kwargs: Any) -> "_Recipe | None":
         """Makes a recipe from torch's cache entry for an operator that just ran; None if there is no ordinary entry."""
         try:
             key = self._cache_key(fake_tensor._CacheKeyState(self.shape_env), func, args, kwargs)
@@ -116,7 +109,7 @@ class QuickFakeMode(FakeTensorMode):  # type: ignore[misc]  # torch is untyped t
             return None
         return (lambda mode, args: tuple([part(mode, args) for part in parts])) if entry.is_output_tuple else parts[0]
 
-    def _follow(self, recipe: _Recipe, args: Any) -> Any:
+    def _follow(self, recipe: "_Recipe", args: Any) -> Any:
         with torch._C._DisableTorchDispatch():
             return recipe(self, args)
 

@@ -105,12 +105,7 @@ def train_on_fakes(spec: TrainerSpec, recorder: Recorder, values: KnownValues) -
         recorder.unquantized_bytes = unquantized_bytes(trainer.model)
         trainer.data_collator = _host_collator(trainer.data_collator, spec.edit_rows)
         whole = trained_in_full(trainer) if isinstance(recorder, RankRecorder) else nullcontext()
-        with (
-            spec.patches(trainer),
-            whole,
-            _arrivals(values.arrive, recorder),
-            windows_at_once(trainer.model, recorder),
-        ):
+        with spec.patches(trainer), whole, _arrivals(values.arrive, recorder), windows_at_once(trainer.model, recorder):
             follow(trainer, recorder)
             with recorder.recording():
                 trainer.train()
@@ -145,10 +140,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        device: SeenDevice | None = None,
-        compute_capability: Capability = (8, 0),
-        knobs: Knobs | None = None,
+        self, device: SeenDevice | None = None, compute_capability: Capability = (8, 0), knobs: Knobs | None = None
     ) -> None:
         self._ranked = knobs if knobs is not None and knobs.has_group else None
         kind = Recorder if self._ranked is None else RankRecorder

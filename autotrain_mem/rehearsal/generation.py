@@ -7,8 +7,6 @@ The first completion has the maximum length and the others are one token shorter
 possible and need a mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -114,7 +112,7 @@ class _Ends:
     """
 
     def __init__(
-        self, prompt: torch.Tensor, config: Any, model_config: Any, record: _Record | None, *, scores_are_logits: bool
+        self, prompt: torch.Tensor, config: Any, model_config: Any, record: "_Record | None", *, scores_are_logits: bool
     ) -> None:
         self._prompt = known_value(prompt)
         self._prompt_length = prompt.shape[1]
@@ -184,7 +182,7 @@ class _Ends:
         if self._record is not None:
             self._record.end(self._states())
 
-    def _states(self) -> dict[str, _Growing]:
+    def _states(self) -> "dict[str, _Growing]":
         """Returns the tensors that grow with each step, by name."""
         named = {"input_ids": self._ids, **self._model_kwargs}
         states = {

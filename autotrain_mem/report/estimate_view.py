@@ -15,8 +15,6 @@ from autotrain_mem.support.files import check_replaceable, read_start, refusal, 
 from autotrain_mem.support.units import brief, counted, duration, format_bytes, percent
 from autotrain_mem.types import Estimate, Hardware, Owner
 
-LARGEST_MODULES = 5
-
 Line = tuple[str, str, int | None, str]
 """A line of a sum: its sign, a name, bytes and a note. The bytes of a total are None: it sums the lines above."""
 
@@ -87,7 +85,7 @@ def module_tables(estimate: Estimate) -> Iterator[tuple[str, str, Table]]:
     memory = estimate.memory
     for key, heading, sizes in (
         ("parts", "parts of the model at the peak, with all that they hold", memory.parts_at_peak),
-        ("modules", "largest modules at the peak", memory.modules_at_peak[:LARGEST_MODULES]),
+        ("modules", "largest modules at the peak", memory.modules_at_peak),
     ):
         grid = table("", "", right=(0,), show_header=False)
         for name, size in sizes:

@@ -13,19 +13,8 @@ from autotrain_mem.search.guess import static_bytes
 from autotrain_mem.search.levels import harm_of, levels, lever_name
 from autotrain_mem.search.memo import Memo
 from autotrain_mem.search.space import Space, half_of
+from autotrain_mem.settings import levers
 from autotrain_mem.settings.declaration import LeverRow
-from autotrain_mem.settings.levers import (
-    BATCHES,
-    EXPANDABLE,
-    HALF_WEIGHTS,
-    LADDER,
-    LEVERS,
-    MICRO_BATCH,
-    OFFLOADING,
-    SHARDING,
-    brought,
-    taken_back,
-)
 from autotrain_mem.settings.words import CHECKPOINTING, MAX_LENGTH
 from autotrain_mem.support.units import format_bytes
 from autotrain_mem.types import METHODS, Estimate, Harm, Knobs, Lever
@@ -39,9 +28,9 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
     Example: ``Lever(name="use_peft", before=False, after=True, harm=WHAT_IS_TRAINED, why="full fine-tuning needs at
     least 31.2 GiB, the budget is 11.1 GiB: a LoRA adapter is trained and the base model stays frozen")``.
     """
-    base, adapter, along = space.base, space.adapter, brought(space.base, knobs)
-    levers = []
-    for row in LADDER:
+    base, adapter, along = space.base, space.adapter, levers.brought(space.base, knobs)
+    told = []
+    for row in levers.LADDER:
         before, after = _value(row, base), _value(row, knobs)
         if before == after or not along.isdisjoint(row.knobs):
             continue
@@ -49,7 +38,7 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
         if _is_let_go(row, base, knobs) or _rounds_nothing(row, space, knobs):
             harm = Harm.NONE
         why = _why(row, space, knobs, memo, too_slow)
-        levers.append(Lever(name=lever_name(row), before=before, after=after, harm=harm, why=why))
+        told.append(Lever(name=lever_name(row), before=before, after=after, harm=harm, why=why))
     of_adapter = []
     if adapter is not None and knobs.use_peft:
         why_adapter, rank = dict(adapter.why), adapter.lora_r
@@ -70,23 +59,25 @@ def changes(space: Space, knobs: Knobs, memo: Memo, *, too_slow: Sequence[Estima
             for name, before, after in moved
             if before != after
         ]
-    cut = [lever for lever in levers if lever.harm is Harm.DATA]
-    return (*(lever for lever in levers if lever not in cut), *of_adapter, *cut)
+    cut = [lever for lever in told if lever.harm is Harm.DATA]
+    return (*(lever for lever in told if lever not in cut), *of_adapter, *cut)
 
 
 def _rounds_nothing(row: LeverRow, space: Space, knobs: Knobs) -> bool:
-    return row.name == HALF_WEIGHTS and knobs.use_peft and space.checkpoint_dtype == knobs.dtype == half_of(knobs)
+    return (
+        row.name == levers.HALF_WEIGHTS and knobs.use_peft and space.checkpoint_dtype == knobs.dtype == half_of(knobs)
+    )
 
 
 def _value(row: LeverRow, knobs: Knobs) -> Any:
     """Returns the knob's value; ``8 x 1`` (rows x accumulation steps) for the micro-batch."""
     values = [getattr(knobs, name) for name in row.knobs]
-    return " x ".join(map(str, values)) if row.name == MICRO_BATCH else values[0]
+    return " x ".join(map(str, values)) if row.name == levers.MICRO_BATCH else values[0]
 
 
 def _is_let_go(row: LeverRow, base: Knobs, knobs: Knobs) -> bool:
     """Returns whether a lever that costs time is released: more rows at once, or no recomputation."""
-    if row.name == MICRO_BATCH:
+    if row.name == levers.MICRO_BATCH:
         return knobs.per_device_train_batch_size > base.per_device_train_batch_size
     return row.name == CHECKPOINTING and not knobs.recomputes
 
@@ -101,21 +92,21 @@ ROUNDED_ONCE = "its weights take half the bytes: they are rounded once, as they 
 def _why(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     if _is_let_go(row, space.base, knobs):
         return row.let_go
-    if row.name == SHARDING:
+    if row.name == levers.SHARDING:
         return _why_shared(knobs, memo)
-    if row.name == EXPANDABLE:
+    if row.name == levers.EXPANDABLE:
         native = replace(memo(knobs), knobs=knobs.growing(False))
         is_later = native.reserved_bytes > native.reserved.peak_reserved_bytes
         hours = ", over hours with rows of every length," if is_later else ""
         needed = f"with {native.knobs.segments}{hours} it needs {against(native.required_bytes, native.budget_bytes)}"
-    elif row.name == MICRO_BATCH:
+    elif row.name == levers.MICRO_BATCH:
         needed = _why_no_more_rows(space, knobs, memo)
     else:
         needed = _needed_without(row, space, knobs, memo, too_slow)
     reason = row.reason
     if _rounds_nothing(row, space, knobs):
         reason = SAVED_SO
-    elif row.name == HALF_WEIGHTS and knobs.use_peft:
+    elif row.name == levers.HALF_WEIGHTS and knobs.use_peft:
         reason = ROUNDED_ONCE
     elif METHODS[space.method].long_rows == "dropped" and row.name == MAX_LENGTH:
         reason = "pairs with a side of more tokens are dropped"
@@ -152,8 +143,8 @@ def _why_no_more_rows(space: Space, knobs: Knobs, memo: Memo) -> str:
 
 def _alike(one: Knobs, other: Knobs, *, but: Sequence[str]) -> bool:
     """Returns whether two points differ only in batches, expandable segments and the knobs in ``but``."""
-    batches = [name for lever in BATCHES for name in LEVERS[lever].knobs]
-    kept = {name: getattr(other, name) for name in (*batches, EXPANDABLE, *but)}
+    batches = [name for lever in levers.BATCHES for name in levers.LEVERS[lever].knobs]
+    kept = {name: getattr(other, name) for name in (*batches, levers.EXPANDABLE, *but)}
     return replace(one, **kept) == other
 
 
@@ -169,7 +160,7 @@ def _rows_need(space: Space, estimate: Estimate) -> str:
 def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_slow: Sequence[Estimate]) -> str:
     """Describes the memory or speed without a lever, as rehearsed; empty if no rehearsal shows it."""
     # First, the plan with just this change taken back.
-    without = taken_back(row, knobs, space.base)
+    without = levers.taken_back(row, knobs, space.base)
     found = next(iter(memo.known([without])), None) if without is not None else None
     if found is not None and not found.fits:
         return f"without it {_rows_need(space, found)} {_against(found, knobs)}"
@@ -177,7 +168,7 @@ def _needed_without(row: LeverRow, space: Space, knobs: Knobs, memo: Memo, too_s
     if ratio < 1 - TIE:
         return f"without it the plan fits at {ratio:.2f} x the speed"
     if harm_of(row, space) <= Harm.TIME:  # compare with settings that lack only this lever, with no more rows
-        time = (*OFFLOADING, CHECKPOINTING)
+        time = (*levers.OFFLOADING, CHECKPOINTING)
         others = {name for name in time if getattr(knobs, name)} - {row.knobs[0]}
         alike = [
             each

@@ -6,8 +6,6 @@ the next one if that plan is too slow or breaks a limit. Peaks are nearly linear
 rehearsals lead near the border; finally, both sides of the border are rehearsed on the whole model.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -104,7 +102,7 @@ def find_border(question: Question, level: str, memo: Memo) -> Boundary | None:
     return border if start is None else _border(points, start) or border
 
 
-def _at_once(question: Question, level: str, memo: Memo, following: int) -> tuple[_Points, int | None]:
+def _at_once(question: Question, level: str, memo: Memo, following: int) -> "tuple[_Points, int | None]":
     """Returns the points of the whole batch at once, and the index from which they may fit although fewer rows do not.
     The index is None if no gradients accumulate anyway, or if these points are too large."""
     accumulated = _Points(question, level, memo, attrgetter("least"))(following)
@@ -116,7 +114,7 @@ def _at_once(question: Question, level: str, memo: Memo, following: int) -> tupl
     return points, start if may_fit_at_once(space, accumulated, points.knobs(start)) else None
 
 
-def _border(points: _Points, start: int) -> Boundary | None:
+def _border(points: "_Points", start: int) -> Boundary | None:
     """Finds the boundary from ``start`` on, both sides rehearsed on the whole model; None if ``start`` does not fit."""
     if not points.holds(start):
         return None
@@ -133,7 +131,7 @@ def _border(points: _Points, start: int) -> Boundary | None:
     return Boundary(index=low, estimate=points(low), beyond=points(high) if high < end else None)
 
 
-def _narrowed(points: _Points, low: int, high: int) -> tuple[int, int]:
+def _narrowed(points: "_Points", low: int, high: int) -> tuple[int, int]:
     """Narrows the border; the lower side fits, and the upper does not, or is past the last value."""
     for turn in range(1, TURNS + 1):
         if high - low <= 1:

@@ -25,20 +25,8 @@ from autotrain_mem.search.space import (
     micro_batches,
     with_rows,
 )
+from autotrain_mem.settings import levers
 from autotrain_mem.settings.declaration import LeverRow
-from autotrain_mem.settings.levers import (
-    HALF_WEIGHTS,
-    LADDER,
-    LEVERS,
-    LIGER,
-    MICRO_BATCH,
-    OFFLOADED_SHARDS,
-    OFFLOADING,
-    PRECOMPUTING,
-    ROUNDING,
-    SHARDING,
-    TRAINED,
-)
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import METHODS, Fit, Harm, Knobs
@@ -49,12 +37,12 @@ FURTHEST: dict[Fit, Harm] = {"lossless": Harm.TIME, "rounding": Harm.ROUNDING, "
 
 def lever_name(row: LeverRow) -> str:
     """Returns a lever's name in plans: its knob, or its own name if it moves several (``micro_batch``)."""
-    return row.name if row.name == MICRO_BATCH else row.knobs[0]
+    return row.name if row.name == levers.MICRO_BATCH else row.knobs[0]
 
 
 def harm_of(row: LeverRow, space: Space) -> Harm:
     """Returns a lever's harm in this job: none if frozen weights keep the checkpoint's precision."""
-    if row.name == HALF_WEIGHTS and loses_nothing(space.base, space.checkpoint_dtype):
+    if row.name == levers.HALF_WEIGHTS and loses_nothing(space.base, space.checkpoint_dtype):
         return Harm.NONE
     return row.harm
 
@@ -62,29 +50,31 @@ def harm_of(row: LeverRow, space: Space) -> Harm:
 def check_forbid(names: Iterable[str]) -> frozenset[str]:
     """Returns the names if each is a lever; otherwise raises UsageError with suggestions for all."""
     names = frozenset(names)
-    unknown = sorted(names - LEVERS.keys())
+    unknown = sorted(names - levers.LEVERS.keys())
     if not unknown:
         return names
     meant = {  # the lever that moves the knob of this name, or else the one with the most similar name
-        name: [row.name for row in LADDER if name in row.knobs] or get_close_matches(name, LEVERS, n=1, cutoff=0.5)
+        name: [row.name for row in levers.LADDER if name in row.knobs]
+        or get_close_matches(name, levers.LEVERS, n=1, cutoff=0.5)
         for name in unknown
     }
     guesses = [f"--forbid {guesses[0]} instead of {name}" for name, guesses in meant.items() if guesses]
     did_you_mean = f"did you mean {', '.join(guesses)}?\n" if guesses else ""
     raise UsageError(
-        f"--forbid: no lever is named {', '.join(unknown)}", hint=f"{did_you_mean}the levers are {', '.join(LEVERS)}"
+        f"--forbid: no lever is named {', '.join(unknown)}",
+        hint=f"{did_you_mean}the levers are {', '.join(levers.LEVERS)}",
     )
 
 
 def allowed(row: LeverRow, space: Space) -> bool:
     """Returns whether this job's method, pins and limits allow the lever."""
-    possible = {name: (getattr(space.base, name),) for name in row.needs} | {SHARDING: shardings(space)}
+    possible = {name: (getattr(space.base, name),) for name in row.needs} | {levers.SHARDING: shardings(space)}
     return (
         row.suits(METHODS[space.method])
         and all(not {*possible[name]}.isdisjoint(values) for name, values in row.needs.items())
         and all(
             _pull(other, space.base, space) == space.base or allowed(other, space)
-            for other in (LEVERS[name] for name in row.along)
+            for other in (levers.LEVERS[name] for name in row.along)
             if other.harm == row.harm
         )
         and row.name not in space.forbid
@@ -97,25 +87,25 @@ def allowed(row: LeverRow, space: Space) -> bool:
 def pull_all(space: Space, names: Iterable[str]) -> Knobs:
     """Returns the requested knobs with these levers pulled, and with the allowed ones that come with them."""
     knobs = space.base
-    for row in (LEVERS[name] for name in names):
+    for row in (levers.LEVERS[name] for name in names):
         for name in row.along:
-            if allowed(LEVERS[name], space):
-                knobs = _pull(LEVERS[name], knobs, space)
+            if allowed(levers.LEVERS[name], space):
+                knobs = _pull(levers.LEVERS[name], knobs, space)
         knobs = _pull(row, knobs, space)
     return knobs
 
 
 def moves(name: str, space: Space) -> bool:
     """Returns whether a lever may be pulled and would change anything."""
-    return allowed(LEVERS[name], space) and _pull(LEVERS[name], space.base, space) != space.base
+    return allowed(levers.LEVERS[name], space) and _pull(levers.LEVERS[name], space.base, space) != space.base
 
 
 def _pull(row: LeverRow, knobs: Knobs, space: Space) -> Knobs:
-    to: Any = half_of(knobs) if row.name == HALF_WEIGHTS else row.to
+    to: Any = half_of(knobs) if row.name == levers.HALF_WEIGHTS else row.to
     moved = {name: to for name in row.knobs if getattr(knobs, name) in row.moves_from}
     if not moved:
         return knobs
-    kept = space.pinned.union(*(LEVERS[name].knobs for name in space.forbid))
+    kept = space.pinned.union(*(levers.LEVERS[name].knobs for name in space.forbid))
     also = {name: value for name, value in row.also.items() if name not in kept}
     if row.turns_on_adapter and space.adapter is not None:
         also |= space.adapter.settings(space.pinned)
@@ -131,14 +121,14 @@ class _Step:
     offloads: tuple[str, ...] = ()
 
 
-OFFLOADING_ADAPTERS = tuple(name for name in OFFLOADING if LEVERS[name].pays_for_adapters)
+OFFLOADING_ADAPTERS = tuple(name for name in levers.OFFLOADING if levers.LEVERS[name].pays_for_adapters)
 
 LEVELS = (
     _Step("lossless", ()),
-    _Step("lossless, precomputed reference", (PRECOMPUTING,)),
-    _Step("lossless, offloading", (), OFFLOADING),
-    _Step("rounding", ROUNDING),
-    _Step("rounding, offloading", ROUNDING, OFFLOADING),
+    _Step("lossless, precomputed reference", (levers.PRECOMPUTING,)),
+    _Step("lossless, offloading", (), levers.OFFLOADING),
+    _Step("rounding", levers.ROUNDING),
+    _Step("rounding, offloading", levers.ROUNDING, levers.OFFLOADING),
     _Step("LoRA", ("lora",)),
     _Step("LoRA on an 8-bit base", ("8bit_base",)),
     _Step("LoRA on a 4-bit base", ("4bit_base",)),
@@ -244,20 +234,21 @@ def levels(space: Space) -> tuple[Level, ...]:
     climbed: list[Level] = []
     seen: set[Knobs] = set()
     steps: tuple[_Step, ...] = LEVELS
-    trained = [name for name in TRAINED if moves(name, space)]
-    if trained and trained[-1] != TRAINED[-1]:  # offloading comes after the adapters where there is no 4-bit base
+    trained = [name for name in levers.TRAINED if moves(name, space)]
+    # Offloading comes after the adapters where there is no 4-bit base.
+    if trained and trained[-1] != levers.TRAINED[-1]:
         last = next(step for step in LEVELS if step.own == (trained[-1],))
         steps = (*LEVELS, _Step(f"{last.name}, offloading", last.own, OFFLOADING_ADAPTERS))
     for step in steps:
         settings = tuple(dict.fromkeys(setting for setting in _settings(space, step) if setting not in seen))
         seen.update(settings)
         if settings:
-            harm = max((LEVERS[name].harm for name in step.own), default=Harm.TIME)
+            harm = max((levers.LEVERS[name].harm for name in step.own), default=Harm.TIME)
             ranks, offloads = _ranks(space, settings[0]), bool(step.offloads)
             climbed.append(
                 Level(name=step.name, space=space, harm=harm, settings=settings, offloads=offloads, ranks=ranks)
             )
-    may_cut = allowed(LEVERS[MAX_LENGTH], space)
+    may_cut = allowed(levers.LEVERS[MAX_LENGTH], space)
     if may_cut and (lengths := lengths_below(space.row_tokens(space.base), space.least_length)):
         least = (_least(space),)
         climbed.append(Level(name=SHORTER_ROWS, space=space, harm=Harm.DATA, settings=least, lengths=lengths))
@@ -272,17 +263,17 @@ def strongest(climbed: Sequence[Level]) -> Level:
 def _settings(space: Space, step: _Step) -> Iterator[Knobs]:
     """Yields every set of the level's levers with every set of offloading levers, fewest offloading levers first; then
     the same with Liger's kernels."""
-    free = [name for name in ROUNDING if harm_of(LEVERS[name], space) is Harm.NONE and moves(name, space)]
+    free = [name for name in levers.ROUNDING if harm_of(levers.LEVERS[name], space) is Harm.NONE and moves(name, space)]
     own = tuple(name for name in step.own if name not in free)
-    if space.base.processes == 1 and step not in LEVELS[:2] and not {*TRAINED}.intersection(own):
-        free += filter(partial(moves, space=space), [PRECOMPUTING])
+    if space.base.processes == 1 and step not in LEVELS[:2] and not {*levers.TRAINED}.intersection(own):
+        free += filter(partial(moves, space=space), [levers.PRECOMPUTING])
     pulled = [chosen for chosen in _sets(own, space) if chosen or not step.own]
     if free:  # levers that cost nothing are always pulled, except in the job as requested
         pulled = [*([()] if step == LEVELS[0] else []), *((*free, *chosen) for chosen in pulled)]
     offloads = [chosen for chosen in _sets(step.offloads, space) if chosen or not step.offloads]
-    offloads.sort(key=lambda chosen: OFFLOADED_SHARDS in chosen)  # the last setting must need least
-    for kernels, offloaded, chosen in product(_sets((LIGER,), space), offloads, pulled):
-        replaced = {name for lever in offloaded for name in LEVERS[lever].instead_of}
+    offloads.sort(key=lambda chosen: levers.OFFLOADED_SHARDS in chosen)  # the last setting must need least
+    for kernels, offloaded, chosen in product(_sets((levers.LIGER,), space), offloads, pulled):
+        replaced = {name for lever in offloaded for name in levers.LEVERS[lever].instead_of}
         setting = pull_all(space, (*kernels, *chosen, *offloaded))
         is_allowed = setting == space.base or can_scale(setting)
         is_allowed &= loses_updates(setting) <= loses_updates(space.base)
@@ -299,10 +290,10 @@ def _sets(names: tuple[str, ...], space: Space) -> list[tuple[str, ...]]:
 
 def _least(space: Space) -> Knobs:
     """Returns the settings that need the least memory, over all levels."""
-    trained = [name for name in TRAINED if moves(name, space)][-1:]
-    most = (*trained, *OFFLOADING_ADAPTERS) if trained else (PRECOMPUTING, *OFFLOADING, *ROUNDING)
-    names = [name for name in (LIGER, *most) if moves(name, space)]
-    replaced = {other for each in names for other in LEVERS[each].instead_of}
+    trained = [name for name in levers.TRAINED if moves(name, space)][-1:]
+    most = (*trained, *OFFLOADING_ADAPTERS) if trained else (levers.PRECOMPUTING, *levers.OFFLOADING, *levers.ROUNDING)
+    names = [name for name in (levers.LIGER, *most) if moves(name, space)]
+    replaced = {other for each in names for other in levers.LEVERS[each].instead_of}
     moving: list[str] = []
     for name in (each for each in names if each not in replaced):
         setting = pull_all(space, (*moving, name))
@@ -324,7 +315,7 @@ def _ranks(space: Space, setting: Knobs) -> tuple[int, ...]:
 
 def checkpointing_choices(space: Space) -> tuple[bool, ...]:
     """Returns the allowed values of gradient_checkpointing, the fastest first. Turning it off is never forbidden."""
-    lever = LEVERS["gradient_checkpointing"]
+    lever = levers.LEVERS["gradient_checkpointing"]
     if space.pinned.intersection(lever.knobs) or not lever.suits(METHODS[space.method]):
         return (space.base.gradient_checkpointing,)
     return (False,) if lever.name in space.forbid else (False, True)
@@ -333,22 +324,22 @@ def checkpointing_choices(space: Space) -> tuple[bool, ...]:
 @lru_cache(maxsize=256)
 def line(space: Space, setting: Knobs, *, checkpointing: bool) -> Line:
     """Returns one setting at every allowed micro-batch."""
-    lever = LEVERS["micro_batch"]
+    lever = levers.LEVERS["micro_batch"]
     fixed = lever.name in space.forbid or not lever.suits(METHODS[space.method])
     smallest = space.base.per_device_train_batch_size if fixed else 1
     chosen = replace(setting, gradient_checkpointing=checkpointing)
 
     def at_rows(rows: int) -> Knobs:
         """Returns the setting with this number of rows; other batches follow the micro-batch if allowed."""
-        levers = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
-        following = [name for lever in levers for name in _following(space, lever)]
+        batches = ("eval_batch", *(["rollout_batch"] if rows < space.share else []))
+        following = [name for lever in batches for name in _following(space, lever)]
         return replace(with_rows(chosen, rows), **{name: min(getattr(space.base, name), rows) for name in following})
 
     return tuple(at_rows(rows) for rows in micro_batches(space)[::-1] if rows >= smallest)
 
 
 def _following(space: Space, lever: str) -> tuple[str, ...]:
-    row = LEVERS[lever]
+    row = levers.LEVERS[lever]
     return tuple(name for name in row.knobs if allowed(row, space) and getattr(space.base, name) is not None)
 
 

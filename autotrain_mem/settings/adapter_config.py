@@ -67,11 +67,7 @@ UNREHEARSED = {
     "CARTRIDGE": "it consists of the keys and values of a text, which the model's weights compute",
 }
 """Kinds of adapters that are not rehearsed, and why."""
-_PREPARED = {
-    "eva": "initialize_lora_eva_weights",
-    "corda": "preprocess_corda",
-    "lora_ga": "preprocess_loraga",
-}
+_PREPARED = {"eva": "initialize_lora_eva_weights", "corda": "preprocess_corda", "lora_ga": "preprocess_loraga"}
 """Value of ``init_lora_weights`` -> PEFT's function that must be called with data first (``peft/tuners/lora``)."""
 
 

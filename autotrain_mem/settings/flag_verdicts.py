@@ -67,7 +67,7 @@ REFUSED: dict[str, str] = {
 """Flag -> what to do instead. If it were not refused, a plan would ignore it, or the rehearsal would fail."""
 REFUSED_WHEN_OFF: dict[str, str] = {
     # transformers/trainer_utils.py: TrainerMemoryTracker.start
-    "skip_memory_metrics": "transformers would reset the memory counters that autofit reads and reports: remove it",
+    "skip_memory_metrics": "transformers would reset the memory counters that autofit reads and reports: remove it"
 }
 """Flag that is on by default -> what to do instead of turning it off, which is refused."""
 

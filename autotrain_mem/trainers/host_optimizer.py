@@ -56,9 +56,9 @@ class _HostParameter:
     """Holds a parameter on the device, its copy on the host, and a host buffer in the device's precision."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
-        self.device, self._buffer = parameter, _room_on_host(parameter)
+        self.device, self.buffer = parameter, _room_on_host(parameter)
         self.is_rounded = master_bytes(parameter) > 0
-        self.host = torch.empty_like(self._buffer, dtype=torch.float32) if self.is_rounded else _room_on_host(parameter)
+        self.host = torch.empty_like(self.buffer, dtype=torch.float32) if self.is_rounded else _room_on_host(parameter)
         self._version = -1
         """The value of ``device._version`` when both copies were last equal. Each write to ``device`` increases it."""
 
@@ -68,22 +68,18 @@ class _HostParameter:
             # With a cast, only a blocking copy takes no memory on the device (``aten/src/ATen/native/cuda/Copy.cu``).
             self.host.copy_(self.device, non_blocking=not self.is_rounded)
         if self.device.grad is not None:
-            self._buffer.copy_(self.device.grad, non_blocking=True)
+            self.buffer.copy_(self.device.grad, non_blocking=True)
 
     def adopt(self, master: torch.Tensor) -> None:
         """Takes a saved float32 copy if the parameter is that copy, rounded."""
-        if torch.equal(self._buffer.copy_(master), self.device.detach().cpu()):
+        if torch.equal(self.buffer.copy_(master), self.device.detach().cpu()):
             self.host.copy_(master)
             self._version = self.device._version
-
-    def take_gradient(self) -> None:
-        """Gives the fetched gradient to the copy, in the copy's precision."""
-        self.host.grad = None if self.device.grad is None else self._buffer.to(self.host.dtype)
 
     def send(self) -> None:
         """Starts copying the parameter to the device."""
         if self.host.grad is not None:
-            rounded = self._buffer.copy_(self.host) if self.is_rounded else self.host
+            rounded = self.buffer.copy_(self.host) if self.is_rounded else self.host
             self.device.copy_(rounded, non_blocking=True)
             self.host.grad = None
         self._version = self.device._version
@@ -140,7 +136,7 @@ class HostOptimizer(Optimizer):  # type: ignore[misc]  # torch is untyped to myp
             if device.type != "cpu":
                 torch.accelerator.current_stream(device).synchronize()
         for twin in self._twins:
-            twin.take_gradient()
+            twin.host.grad = None if twin.device.grad is None else twin.buffer.to(twin.host.dtype)
         for name in ("grad_scale", "found_inf"):  # as torch/amp/grad_scaler.py: GradScaler.step sets for a fused one
             figure = getattr(self, name, None)
             setattr(inner, name, None if figure is None else figure.cpu())

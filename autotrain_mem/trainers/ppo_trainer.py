@@ -209,10 +209,7 @@ class PPOTrainer(trl_ppo.PPOTrainer):  # type: ignore[misc]
         self.dataloader = self._prompts(dataloader, checkpoint)
         try:
             with patch.multiple(
-                trl_ppo,
-                batch_generation=self._generate_rollout,
-                forward=self._forward,
-                get_reward=self._judge,
+                trl_ppo, batch_generation=self._generate_rollout, forward=self._forward, get_reward=self._judge
             ):
                 super().train()
         except _TrainingEnded:

@@ -108,11 +108,7 @@ def is_left_by(output_dir: str, command: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def hold_folder(
-    output_dir: str,
-    *,
-    resuming: bool,
-    overwrite: bool = False,
-    on_event: OnEvent = lambda event: None,
+    output_dir: str, *, resuming: bool, overwrite: bool = False, on_event: OnEvent = lambda event: None
 ) -> Iterator[RunFolder]:
     """Makes the output folder, and locks it against other runs until the block ends. Raises OutputFolderError if it
     cannot be written, is in use, or holds another run's work.

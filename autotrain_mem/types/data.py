@@ -1,7 +1,5 @@
 """Defines the token lengths of a dataset, from which truncation and padding are computed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +20,7 @@ class ImageProfile:
     worst_elements: int = 0
     """The number of elements in the pixel tensors of the row with the most pixels."""
 
-    def with_worst_of(self, others: Sequence[ImageProfile]) -> ImageProfile:
+    def with_worst_of(self, others: "Sequence[ImageProfile]") -> "ImageProfile":
         """Returns a copy with the worst row and the last image end over all profiles, so that evaluated rows count."""
         worst = max((self, *others), key=lambda each: each.worst_elements)
         ends = {max((self, *others), key=lambda each: each.end).end: 0, **self.rows_by_end}
@@ -33,7 +31,7 @@ class ImageProfile:
         """Returns the smallest ``max_length`` that cuts no image."""
         return max(self.rows_by_end, default=0)
 
-    def summary(self) -> ImageSummary:
+    def summary(self) -> "ImageSummary":
         """Returns the figures to show."""
         tokens = DataProfile(rows_by_length=self.rows_by_image_tokens)
         return ImageSummary(

@@ -89,8 +89,14 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
     """Returns the JSON of a plan from a file's content in UTF-8. ``content``: the whole content, or at least its first
     :data:`LARGEST_BYTES` + 1 bytes. ``name``: the file's name, for errors. Raises PlanFileError if the content is not
     JSON, is too large, is not a plan, or is of another version."""
-    values = _json(content, name)
-    if isinstance(values, dict) and str(values.get("schema")).startswith(_FIT):
+    reason = f"it is larger than {format_bytes(LARGEST_BYTES)}" if len(content) > LARGEST_BYTES else ""
+    try:
+        values: Any = {} if reason else parse_object(content.decode("utf-8"))
+    except ValueError as error:
+        reason = f"it is not JSON: {error}"
+    if reason:
+        raise PlanFileError(f"{name} is not a plan: {reason}.", hint=_MAKES_ONE)
+    if str(values.get("schema")).startswith(_FIT):
         values = values.get("plan")
     schema = values.get("schema") if isinstance(values, dict) else None
     if isinstance(values, dict) and schema == PLAN_SCHEMA:
@@ -100,17 +106,6 @@ def plan_values(content: bytes, name: str) -> dict[str, Any]:
         raise PlanFileError(message, hint=_plan_again(values))
     holds = f"it holds {schema}" if isinstance(schema, str) else "it does not have a plan's schema"
     raise PlanFileError(f"{name} is not a plan: {holds}.", hint=_MAKES_ONE)
-
-
-def _json(content: bytes, name: str) -> Any:
-    reason = f"it is larger than {format_bytes(LARGEST_BYTES)}" if len(content) > LARGEST_BYTES else ""
-    try:
-        values = None if reason else parse_object(content.decode("utf-8"))
-    except ValueError as error:
-        reason = f"it is not JSON: {error}"
-    if reason:
-        raise PlanFileError(f"{name} is not a plan: {reason}.", hint=_MAKES_ONE)
-    return values
 
 
 def _plan_again(values: Mapping[str, Any]) -> str:

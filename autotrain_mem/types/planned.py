@@ -1,7 +1,5 @@
 """Defines the plan: settings that fit, the changes that lead to them, and the attempts of the search."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -188,7 +186,7 @@ class Plan:
         return self.price.cost(self.run_seconds, cards=self.estimate.hardware.topology.processes)
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
+    def load(cls, path: str | Path) -> "Plan":
         """Reads a plan's file, or the ``plan.json`` in an output folder.
 
         Raises:

@@ -6,28 +6,10 @@ from typing import Any
 from nouns import TRL_DEFAULTS, reserved
 
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import (
-    Candidate,
-    DataSummary,
-    Estimate,
-    Hardware,
-    Harm,
-    Job,
-    Knobs,
-    Lever,
-    MemoryEstimate,
-    Owner,
-    Phase,
-    Plan,
-    Proposal,
-    Report,
-    ReservedByMode,
-    StepTime,
-    Topology,
-    Trained,
-)
-from autotrain_mem.types.estimate import MixedLengths
-from autotrain_mem.types.report import MemoryReading
+from autotrain_mem.types import DataSummary, Harm, Job, Knobs, Lever, Owner, Phase, Plan, Proposal, StepTime, Trained
+from autotrain_mem.types.estimate import Candidate, Estimate, MemoryEstimate, MixedLengths, ReservedByMode
+from autotrain_mem.types.hardware import Hardware, Topology
+from autotrain_mem.types.report import MemoryReading, Report
 from autotrain_mem.types.vllm import VllmSleep
 
 RTX3060 = Hardware(

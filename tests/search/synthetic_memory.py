@@ -16,19 +16,8 @@ from autotrain_mem.settings.knobs import EXPERTS
 from autotrain_mem.settings.levers import EXPANDABLE, SLOWING
 from autotrain_mem.settings.own import OF_DEEPSPEED
 from autotrain_mem.support.units import GIB, MIB
-from autotrain_mem.types import (
-    Estimate,
-    Hardware,
-    Job,
-    Knobs,
-    MemoryEstimate,
-    Owner,
-    Phase,
-    ReservedByMode,
-    ReservedEstimate,
-    StepTime,
-    Trained,
-)
+from autotrain_mem.types import Hardware, Job, Knobs, Owner, Phase, StepTime, Trained
+from autotrain_mem.types.estimate import Estimate, MemoryEstimate, ReservedByMode, ReservedEstimate
 from autotrain_mem.types.model import ModelFacts
 
 TRL = TRL_DEFAULTS

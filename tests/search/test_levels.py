@@ -164,10 +164,7 @@ def test_limits_pins_and_methods_end_the_levels() -> None:
         ({"fit": "rounding"}, [*FIRST]),
         ({"use_peft": False}, [*FIRST, SHORTER_ROWS]),
         ({"forbid": frozenset({"lora"})}, [*FIRST, SHORTER_ROWS]),
-        (
-            {"forbid": frozenset({"4bit_base"})},
-            [*FIRST, *list(LORA)[:2], f"{list(LORA)[1]}, offloading", SHORTER_ROWS],
-        ),
+        ({"forbid": frozenset({"4bit_base"})}, [*FIRST, *list(LORA)[:2], f"{list(LORA)[1]}, offloading", SHORTER_ROWS]),
         # What the user asked for is no harm: whatever comes before LoRA loses what the job loses anyway.
         ({"dtype": "bfloat16"}, [*FIRST, *LORA, SHORTER_ROWS]),
         # Nothing is lost by a larger step, by an optimizer that sums up what is lost, or by float32.

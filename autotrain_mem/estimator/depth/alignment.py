@@ -6,8 +6,6 @@ chunked loss, one for each extra chunk. Where the two runs diverge, a copy's len
 with equal copies of that length, one for each extra layer or chunk, and both runs match again after them.
 """
 
-from __future__ import annotations
-
 import re
 from array import array
 from collections.abc import Container, Hashable, Iterator, Mapping
@@ -137,7 +135,7 @@ def steps_of(trace: Trace, vocabulary: Vocabulary) -> Steps:
     return steps
 
 
-def in_order(trace: Trace) -> array[int]:
+def in_order(trace: Trace) -> "array[int]":
     """Lists the events, with consecutive deaths sorted by birth.
 
     Nothing depends on the order of these deaths, which can be arbitrary: autocast frees its casts in the order of a

@@ -122,13 +122,7 @@ def _bias(mask: torch.Tensor | None, inputs: Inputs, backend: Backend) -> torch.
 
 
 def _math(
-    inputs: Inputs,
-    mask: torch.Tensor | None,
-    *,
-    scale: float | None,
-    dropout: float,
-    is_causal: bool,
-    enable_gqa: bool,
+    inputs: Inputs, mask: torch.Tensor | None, *, scale: float | None, dropout: float, is_causal: bool, enable_gqa: bool
 ) -> torch.Tensor:
     """Computes ``attention.cpp: _scaled_dot_product_attention_math``, whose scores are float32 even in half precision.
     Under any dispatch mode, torch's own function would add the mask out of place (``areAnyTensorSubclassLike``)."""

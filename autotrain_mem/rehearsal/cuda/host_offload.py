@@ -6,8 +6,6 @@ Copies back, and contiguous copies before offloading, are allocated on TRL's cop
 allocates during training on one GPU. ``settings.levers`` lists what a rehearsal cannot predict.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -95,7 +93,7 @@ class _OnDevice:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor, name)
 
-    def untyped_storage(self) -> _Storage:
+    def untyped_storage(self) -> "_Storage":
         return _Storage(self.tensor.untyped_storage())
 
 
@@ -158,7 +156,7 @@ class _Stream:
     def __init__(self, number: int = 0) -> None:
         self.number = number
 
-    def record(self, *_: Any) -> _Stream:
+    def record(self, *_: Any) -> "_Stream":
         return self
 
     record_event = record

@@ -4,8 +4,6 @@ Some replacements of kernels run no torch operator (fused attention, Liger's hea
 work to :func:`recorder.note`. The cost of an operator is computed once for each of its shapes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -91,7 +89,7 @@ class WorkCounter:
             self._costs[cost,] = cost
             self._counts[cost,] = self._counts.get((cost,), 0.0) + 1.0
 
-    def fork(self) -> WorkCounter:
+    def fork(self) -> "WorkCounter":
         """Returns a counter for a trial outside the run, with this one's costs and weight shapes."""
         other = WorkCounter()
         other._costs, other._weights = self._costs, self._weights

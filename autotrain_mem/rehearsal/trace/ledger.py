@@ -1,7 +1,5 @@
 """Records the blocks of a run, their births and deaths, and the run's phases; holds no tensors."""
 
-from __future__ import annotations
-
 import time
 import weakref
 from array import array
@@ -155,7 +153,7 @@ class Ledger:
         self.sizes.append(size_bytes)
         return len(self.sizes) - 1
 
-    def rewrite(self, start: int, stop: int, events: array[int]) -> None:
+    def rewrite(self, start: int, stop: int, events: "array[int]") -> None:
         """Replaces the events from ``start`` to ``stop``, which lie in one phase; the device does not get them."""
         longer = len(events) - (stop - start)
         self.events[start:stop] = events

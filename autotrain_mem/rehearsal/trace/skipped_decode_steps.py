@@ -6,8 +6,6 @@ of the cache is written for as many skipped steps as the budget allows. Some of 
 copies of the last step: masks and attention scores, which depend on the length, have the last step's sizes.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import deque
 from collections.abc import Iterator
@@ -163,7 +161,7 @@ class _Writing:
                 made.setdefault(self._ledger.sizes[event - 1], deque()).append(event)
         return made
 
-    def steps(self, grown: int, whole: int) -> array[int]:
+    def steps(self, grown: int, whole: int) -> "array[int]":
         """Returns the events of ``grown`` skipped steps with growing caches; ``whole`` of these steps are complete."""
         slots = self._births | self._deaths
         growth = array("q", (event for event in self._step if event in slots and slots[event].lengths))
@@ -176,7 +174,7 @@ class _Writing:
             self.moved |= self._left
         return written
 
-    def _write(self, events: array[int], step: int, written: array[int]) -> None:
+    def _write(self, events: "array[int]", step: int, written: "array[int]") -> None:
         for event in events:
             if (slot := self._births.get(event)) is not None:
                 written.append(slot.bear(step))
@@ -193,7 +191,7 @@ class _Writing:
         for slot in self._states:  # frees a shorter cache that something held beyond the step
             written.extend(slot.clear())
 
-    def last_step(self) -> array[int]:
+    def last_step(self) -> "array[int]":
         """Returns the events of the rehearsed step, which frees the blocks of the previous step."""
         events = array("q")
         for event in self._step:

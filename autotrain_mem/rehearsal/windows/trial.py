@@ -1,7 +1,5 @@
 """Runs attention window by window on new tensors, under a separate recorder, and makes a :class:`Script` from it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -47,7 +45,7 @@ class TensorLayout:
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> TensorLayout:
+    def of(cls, tensor: torch.Tensor) -> "TensorLayout":
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
 
     def empty(self) -> torch.Tensor:
@@ -69,7 +67,7 @@ class Pass:
     counts: Mark = field(default_factory=dict)
     """Work that a replay of this pass does not count."""
 
-    def beside(self, whole: Trial, played: Trial, phase: Phase) -> Pass:
+    def beside(self, whole: "Trial", played: "Trial", phase: Phase) -> "Pass":
         """Adds the operators and work of the windows' trial, ``whole``, that the replay's trial, ``played``, lacks."""
         more, less = (trial.recorder.work.counts(phase) for trial in (whole, played))
         counts = {key: more.get(key, 0.0) - less.get(key, 0.0) for key in {**more, **less}}

@@ -1,7 +1,5 @@
 """Attaches the guard: when the device is out of memory, a step is repeated in parts that give the same gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import TrainerCallback
@@ -26,7 +24,7 @@ def attach_guard(
     on_incident: OnIncident,
     grow_after: int = GROW_AFTER,
     on_notice: OnNotice = lambda message: None,
-) -> Guard:
+) -> "Guard":
     """Guards one trainer, not its class. Call it after building the trainer, before ``train()``.
 
     The guard covers micro-steps, evaluation steps, and the generation and scoring of completions. Gradient clipping,

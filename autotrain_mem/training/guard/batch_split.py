@@ -3,8 +3,6 @@
 Images are cut only if it is certain to which row each belongs (:func:`images_of_rows`).
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +61,7 @@ class Piece:
         images = self._images()
         return images if isinstance(images, str) and self.members > 1 else None
 
-    def _images(self) -> RowsImages | str | None:
+    def _images(self) -> "RowsImages | str | None":
         return images_of_rows(self.inputs, self.image_token) if has_images(self.inputs) else None
 
     @property
@@ -75,7 +73,7 @@ class Piece:
     def _ids(self) -> list[Any]:
         return [self.inputs[name] for name in _IDS if name in self.inputs]
 
-    def cut(self, count: int, *, trim: bool = True) -> list[Piece]:
+    def cut(self, count: int, *, trim: bool = True) -> "list[Piece]":
         """Cuts it into parts of sizes as equal as possible. ``trim``: whether to drop the columns that are all
         padding in a part."""
         images = self._images()

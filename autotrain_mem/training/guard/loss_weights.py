@@ -1,7 +1,5 @@
 """Determines which trainers' losses are the weighted sum of their parts' losses, and with which weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +23,7 @@ class Rule:
     why_not: str | None
     """Why the sum is not exact; None if it is."""
 
-    def as_tried(self, own: OwnLoss | None) -> Rule:
+    def as_tried(self, own: "OwnLoss | None") -> "Rule":
         """Returns the rule with the basis that a test found. ``own``: the test's result; None for TRL's own loss."""
         if own is None or own.heeds_count:
             return self

@@ -3,8 +3,6 @@
 Each parameter gets exactly the gradient of the whole micro-batch: the parts' losses are weighted so that they add up to
 the whole's, and parameters that already had their gradient when a backward pass failed get no more."""
 
-from __future__ import annotations
-
 import functools
 import math
 import traceback
@@ -210,7 +208,7 @@ class InParts:
         context: GuardContext,
         limit: str,
         metrics: MetricsLedger,
-        once: Callable[[InParts, Piece, bool], None],
+        once: "Callable[[InParts, Piece, bool], None]",
         rule: Callable[[], loss_weights.Rule],
         phase: Callable[[], Phase],
         *,

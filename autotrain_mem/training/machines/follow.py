@@ -125,8 +125,7 @@ class _Following:
             except KeyboardInterrupt as interrupt:
                 if self._interrupted_at is not None:
                     raise InterruptedByUser(
-                        "Interrupted twice, in the middle of a step.",
-                        hint="Earlier complete checkpoints stay valid.",
+                        "Interrupted twice, in the middle of a step.", hint="Earlier complete checkpoints stay valid."
                     ) from interrupt
                 self._say("Interrupted: asking machine 0 to stop after this step; Ctrl-C again stops this machine now")
                 self._interrupted_at = time.monotonic()

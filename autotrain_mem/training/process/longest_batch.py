@@ -1,7 +1,5 @@
 """Runs the longest rows once, forward and backward, before the first step, to fail early if they do not fit."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import time
@@ -41,7 +39,7 @@ class LongestBatch:
 
 
 def attach_longest_batch(
-    trainer: Any, on_result: Callable[[LongestBatch], None], on_error: OnError | None = None
+    trainer: Any, on_result: Callable[[LongestBatch], None], on_error: "OnError | None" = None
 ) -> None:
     """Runs the longest rows before the first micro-step of this trainer, on every rank. Attach a guard before this.
 
@@ -68,7 +66,7 @@ def attach_longest_batch(
 
 
 def run_longest_batch(
-    trainer: Any, model: Any, step: Callable[..., Any], on_error: OnError | None = None
+    trainer: Any, model: Any, step: Callable[..., Any], on_error: "OnError | None" = None
 ) -> LongestBatch:
     """Runs the longest rows once through ``step``, and restores everything."""
     why_not = _why_not(trainer)

@@ -2,8 +2,6 @@
 
 Nothing is pushed to a hub or reported to a tracker. The user's reward functions are called."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any
@@ -78,7 +76,7 @@ def probe_changes(job: Job, knobs: Knobs) -> dict[str, Any]:
     }
 
 
-def _run(request: Request, device: Device, peaks: PhasePeaks, progress: _Progress) -> None:
+def _run(request: Request, device: Device, peaks: PhasePeaks, progress: "_Progress") -> None:
     """Runs a whole probe, from loading the model to saving it."""
     job, knobs = request.job, request.knobs
     changes = probe_changes(job, knobs)

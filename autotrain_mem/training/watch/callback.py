@@ -1,7 +1,5 @@
 """Watches the memory of any transformers Trainer's run, and reports each problem in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -40,7 +38,7 @@ def _harmless(event: Event) -> Event:
     """Wraps a method of the watch, so that its exceptions are logged once and never stop the training."""
 
     @functools.wraps(event)
-    def watched(self: MemoryWatch, *args: Any, **kwargs: Any) -> None:
+    def watched(self: "MemoryWatch", *args: Any, **kwargs: Any) -> None:
         try:
             event(self, *args, **kwargs)
         except Exception as error:

@@ -155,26 +155,21 @@ class SignDetector:
             return None
         if self._leaks_from is None:
             self._leaks_from = climb.start
-        sample = self._samples[-1]
+        first, sample, left = self._samples[0], self._samples[-1], ""
+        if sample.total_bytes is not None:
+            per_step = climb.rise / (CLIMBED * (sample.step - first.step))
+            steps = max(0, sample.total_bytes - devices[-1].peak_allocated_bytes) / per_step
+            left = f"; at this rate the GPU runs out of memory in about {float(f'{steps:.1e}'):,.0f} steps"
         return Sign(
             kind="leak",
             step=sample.step,
             seen=f"Memory held after a step rose from {format_bytes(int(climb.start))} to "
-            f"{format_bytes(int(climb.end))} within {sample.step - self._samples[0].step} steps, though the rows did "
-            f"not grow longer{self._steps_left(climb.rise)}.",
+            f"{format_bytes(int(climb.end))} within {sample.step - first.step} steps, though the rows did "
+            f"not grow longer{left}.",
             advice="Some code keeps tensors: accumulate losses and metrics with .item() or .detach(), clear lists of "
             "outputs and growing caches, and check your compute_loss, reward functions and callbacks.",
             severity=climb.end - self._leaks_from,
         )
-
-    def _steps_left(self, rise: float) -> str:
-        """Returns text on the steps left until the GPU is full, rounded: 1,200 for 1,234. Empty if unknown."""
-        first, sample = self._samples[0], self._samples[-1]
-        if sample.total_bytes is None or sample.device is None:
-            return ""
-        per_step = rise / (CLIMBED * (sample.step - first.step))
-        left = max(0, sample.total_bytes - sample.device.peak_allocated_bytes) / per_step
-        return f"; at this rate the GPU runs out of memory in about {float(f'{left:.1e}'):,.0f} steps"
 
     def _host(self) -> Sign | None:
         sample = self._samples[-1]
