@@ -98,7 +98,6 @@ def begin(
             from autotrain_mem.machine import fault_injection  # only for simulated cards
 
             fault_injection.parse_mishaps({**os.environ, **job.environment}.get(fault_injection.VARIABLE, ""))
-        workers.first.check_can_train(job)
         check_to_train(job, request)
         if machines is not None:  # plans for the smallest free memory of all machines
             there, planned_for = machines.gather(device), rehearsals.hardware

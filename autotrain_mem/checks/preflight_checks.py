@@ -17,13 +17,14 @@ from typing import Any
 from autotrain_mem.checks.compatibility import flash_package_missing
 from autotrain_mem.data import load
 from autotrain_mem.data.load import columns_read
-from autotrain_mem.data.token_lengths import lacks_tokenizer, load_tokenizer
+from autotrain_mem.data.token_lengths import load_tokenizer
 from autotrain_mem.methods.configs import Configs, on_cpu, trusts_remote_code, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.flag_verdicts import Verdict, group_of
 from autotrain_mem.settings.optimizer_verdicts import is_projecting, optimizer_of
 from autotrain_mem.support import errors
 from autotrain_mem.support.host import missing_to_compile
+from autotrain_mem.support.sources import lacks_tokenizer, no_template
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import Finding, Job, Problems
 from autotrain_mem.types.hardware import AMPERE, Capability, lacks_bf16
@@ -234,11 +235,7 @@ def chat_template(setup: Setup) -> None:
     looked_at = [{name: rows[index][name] for name in columns} for index in range(min(LOOKED_AT_ROWS, len(rows)))]
     if "conversations" not in columns and not any(is_conversational(row) for row in looked_at):
         return
-    flag = "--chat_template_path FILE (a .jinja file, or a model with a template), "
-    raise errors.DatasetFormatError(
-        f"The data are conversations, and the tokenizer of {setup.job.model} has no chat template.",
-        hint=f"Give {flag if hasattr(filled.training, 'chat_template_path') else ''}a chat model, or plain text.",
-    )
+    raise no_template(setup.job.model, takes_path=hasattr(filled.training, "chat_template_path"))
 
 
 def idle(setup: Setup) -> Problems:

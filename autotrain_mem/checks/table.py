@@ -67,14 +67,6 @@ MODEL: tuple[Check[ModelOnCard], ...] = (
 )
 """Refuses arguments that do not work with the model, the card, or the installed TRL."""
 
-TRAINING: tuple[Check[Flags], ...] = (
-    trl_arguments.ready_to_train,
-    trl_arguments.reward_tokenizer,
-    trl_arguments.packages,
-    trl_arguments.trackers,
-)
-"""Checks what training needs but a plan does not."""
-
 PREFLIGHT: tuple[Check[Setup], ...] = (
     preflight_checks.emulated_bf16,
     preflight_checks.tf32,

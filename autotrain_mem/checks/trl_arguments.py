@@ -3,18 +3,17 @@
 import contextlib
 import copy
 import difflib
-import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotrain_mem.checks.flag_checks import Flags
-from autotrain_mem.data.token_lengths import lacks_tokenizer
 from autotrain_mem.methods.configs import OF_WORKERS, on_cpu, read_config, undivided
 from autotrain_mem.methods.interface import method_of
 from autotrain_mem.settings.adapter_config import PEFT_CONFIG
-from autotrain_mem.support.errors import MissingExtraError, ModelNotFoundError, UsageError
+from autotrain_mem.settings.words import words_of
+from autotrain_mem.support.errors import UsageError
 from autotrain_mem.types import METHODS, Problems
 
 
@@ -102,13 +101,6 @@ def _text(value: Any) -> str:
     return str(getattr(value, "value", value) or "")
 
 
-def packages(flags: Flags) -> None:
-    """Refuses to train with Liger if its package is missing; a rehearsal does not need it."""
-    if flags.given.get("use_liger_kernel") and importlib.util.find_spec("liger_kernel") is None:
-        hint = "pip install 'autotrain_mem[liger]', or remove the flag."
-        raise MissingExtraError("--use_liger_kernel needs the package liger_kernel to train.", hint=hint)
-
-
 def accepted_by_trl(flags: Flags) -> None:
     """Raises UsageError if TRL's dataclasses refuse the arguments, except for what the planner checks."""
     try:
@@ -116,7 +108,9 @@ def accepted_by_trl(flags: Flags) -> None:
     except (ValueError, TypeError, ImportError, OSError) as error:
         reason, hint = str(error).strip().rstrip("."), f"See autofit {flags.method} --help for the allowed values."
         raise UsageError(f"TRL refuses these arguments: {reason}.", hint=hint) from error
-    _refuse_by_method(flags, filled, to_train=False)
+    if (absent := method_of(flags.method).missing(flags.given.get, to_train=False)) is not None:
+        raise absent
+    method_of(flags.method).check(filled)
 
 
 def accepted_by_peft(flags: Flags) -> None:
@@ -133,63 +127,21 @@ def accepted_by_peft(flags: Flags) -> None:
         ) from error
 
 
-def ready_to_train(flags: Flags) -> None:
-    """Raises the method's error if the job can be planned but not trained, for example because it has no rewards."""
-    _refuse_by_method(flags, _filled(flags), to_train=True)
-
-
-def _refuse_by_method(flags: Flags, filled: Any, *, to_train: bool) -> None:
-    method = method_of(flags.method)
-    if (error := method.missing(flags.given.get, to_train=to_train)) is not None:
-        raise error
-    method.check(filled, to_train=to_train)
-
-
-def reward_tokenizer(flags: Flags) -> None:
-    """Raises ModelNotFoundError if a reward model reads text but has no tokenizer."""
-    model = method_of(flags.method).judge_of_text(flags.given)
-    if model and lacks_tokenizer(Path(model)):
-        raise ModelNotFoundError(
-            f"The reward model {model} has no tokenizer, which it needs to read completions.",
-            hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
-        )
-
-
 def _filled(flags: Flags) -> Any:
     values = copy.deepcopy(undivided(flags.given))
     return method_of(flags.method).configs({**on_cpu(values), "report_to": "none"})
-
-
-_EVERY_OR_NO_TRACKER = ("none", "all")
 
 
 def tracker_names(flags: Flags) -> Problems:
     """Refuses trackers that transformers does not support."""
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-    known = [*_EVERY_OR_NO_TRACKER, *sorted(INTEGRATION_TO_CALLBACK)]
-    for name in _trackers(flags):
+    known = ["none", "all", *sorted(INTEGRATION_TO_CALLBACK)]
+    for name in words_of(flags.given.get("report_to")):
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             meant = f"Did you mean {near[0]}? " if near else ""
             yield f"--report_to {name}: transformers has no such tracker.", f"{meant}It has {', '.join(known)}."
-
-
-def trackers(flags: Flags) -> None:
-    """Refuses to train with a tracker that is not installed."""
-    from transformers.integrations import get_available_reporting_integrations
-
-    available = [*_EVERY_OR_NO_TRACKER, *get_available_reporting_integrations()]
-    if missing := [name for name in _trackers(flags) if name not in available]:
-        raise MissingExtraError(
-            f"--report_to {' '.join(missing)} is not installed here. A plan alone needs no tracker.",
-            hint=f"Install it, or give --report_to one of {', '.join(available)}.",
-        )
-
-
-def _trackers(flags: Flags) -> list[str]:
-    report_to = flags.given.get("report_to") or []
-    return [report_to] if isinstance(report_to, str) else report_to
 
 
 def checkpoint_to_resume(flags: Flags) -> Problems:

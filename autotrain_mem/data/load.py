@@ -15,7 +15,7 @@ from autotrain_mem.support.errors import (
     MalformedDatasetError,
     UsageError,
 )
-from autotrain_mem.support.sources import DATA_KINDS, ONE_ROW, WHAT_IS_READ, check_data_path
+from autotrain_mem.support.sources import DATA_KINDS, ONE_ROW, WHAT_IS_READ, check_data_path, no_split
 from autotrain_mem.trainers.script_call import keyword_of, splits_of
 from autotrain_mem.types.job import Job
 from autotrain_mem.types.methods_table import METHODS, TEXT_COLUMN
@@ -51,10 +51,7 @@ def load(job: Job, filled: Configs) -> Any:
         splits = load_named(dataset_name(job), filled.script.dataset_config)
     name, split, test = dataset_name(job), filled.script.dataset_train_split, filled.script.dataset_test_split
     if split not in splits:
-        raise DatasetFormatError(
-            f"{name} has no split {split!r}; it has {', '.join(splits)}.",
-            hint=f"Give --dataset_train_split one of {', '.join(splits)}.",
-        )
+        raise no_split(name, split, splits, is_evaluated=False)
     evaluated = evaluated_splits(job, filled, splits)
     if job.is_evaluated and not any(used in splits for used in evaluated):
         if job.python_call is not None:
@@ -62,10 +59,7 @@ def load(job: Job, filled: Configs) -> Any:
                 "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
                 hint='Give eval_dataset=, or the config eval_strategy="no".',
             )
-        raise DatasetFormatError(
-            f"--eval_strategy asks for evaluation, but {name} has no split {test!r}; it has {', '.join(splits)}.",
-            hint="Give --dataset_test_split, or --eval_strategy no.",
-        )
+        raise no_split(name, test, splits, is_evaluated=True)
     for used in (split, *evaluated):
         name, columns = rows_name(job, filled, used), splits[used].column_names
         if len(splits[used]) == 0:

@@ -16,7 +16,7 @@ from autotrain_mem.methods.row_lengths import OnProgress, RowLengths, processes,
 from autotrain_mem.settings.levers import SWITCHES
 from autotrain_mem.settings.words import MAX_LENGTH
 from autotrain_mem.support import errors
-from autotrain_mem.support.sources import check_image_packages
+from autotrain_mem.support.sources import check_image_packages, lacks_tokenizer, no_tokenizer
 from autotrain_mem.trainers.pretrained import why_unreachable
 from autotrain_mem.trainers.script_call import keyword_of
 from autotrain_mem.types import DataProfile, ImageProfile, Job
@@ -70,16 +70,6 @@ def profile(job: Job, scratch: str, on_progress: OnProgress = lambda counting: N
 FEWEST_TOKENS = {False: 2, True: 1}
 """The fewest tokens to train on, by ``Job.is_online``. A row needs one token to predict another; a prompt needs one."""
 
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"),
-    *("sentencepiece.bpe.model", "tekken.json", "processor_config.json"),
-)
-
-
-def lacks_tokenizer(folder: pathlib.Path) -> bool:
-    """Returns whether a folder has no tokenizer: transformers 5 would make one with an empty vocabulary."""
-    return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
-
 
 def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) -> Any:
     """Returns the model's tokenizer. Raises ModelNotFoundError if there is none, and MissingExtraError if it is part of
@@ -87,7 +77,7 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
     from autotrain_mem.trainers.pretrained import FAMILIES, load_processor
 
     if lacks_tokenizer(pathlib.Path(model)):
-        raise _no_tokenizer(model)
+        raise no_tokenizer(model)
     try:
         return load_processor(model, max_pixels, **options)
     except (OSError, ValueError, TypeError, ImportError) as error:
@@ -97,15 +87,7 @@ def load_tokenizer(model: str, max_pixels: int | None = None, **options: Any) ->
             model_type = AutoConfig.from_pretrained(model, **options).model_type
             if model_type in FAMILIES:
                 check_image_packages(model, model_type)
-        raise _no_tokenizer(model, why_unreachable(error)) from error
-
-
-def _no_tokenizer(model: str, why: str = "") -> errors.ModelNotFoundError:
-    return errors.ModelNotFoundError(
-        f"{model} has no tokenizer that can be loaded{f': {why}' if why else ''}.",
-        hint="Give a model folder with its tokenizer files, or --max_length N (for prompts: --prompt_length N) to plan "
-        "for N tokens.",
-    )
+        raise no_tokenizer(model, why_unreachable(error)) from error
 
 
 def counting_arguments(job: Job, output_dir: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ _LOADED_BY = frozenset({"dtype", "attn_implementation", "revision", "trust_remot
 """The keys of ``teacher_model_init_kwargs`` that a rehearsal supports. It supports none that place the model."""
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
+def check(filled: Configs) -> None:
     """Raises UsageError if ``teacher_model_init_kwargs`` has keys that a rehearsal does not support."""
     given: Mapping[str, Any] = filled.training.teacher_model_init_kwargs or {}
     if others := sorted(given.keys() - _LOADED_BY):

@@ -211,10 +211,10 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     return RowLengths(longer=list(counted["tokens"]), prompts=list(counted["prompt"]))
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
+def check(filled: Configs) -> None:
     """Raises UsageError for arguments that the trainer would reject later or misinterpret."""
     training = filled.training
-    distillation.check(filled, to_train=to_train)
+    distillation.check(filled)
     if training.max_length is None:
         raise UsageError(
             "TRL's trainer would take --max_length none as a limit of 1,024 tokens.",

@@ -209,7 +209,7 @@ class Method(Protocol):
     def image_texts(self, filled: Configs, row: Mapping[str, Any], images: int, processor: Any) -> Texts:
         """Formats one of the user's rows, which has this number of images, as the trainer does."""
 
-    def check(self, filled: Configs, *, to_train: bool) -> None:
+    def check(self, filled: Configs) -> None:
         """Raises UsageError for arguments that the trainer would reject later or silently ignore."""
 
     def tokenizer_findings(self, filled: Configs, tokenizer: Any) -> Iterable[Finding]:

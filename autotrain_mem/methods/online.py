@@ -9,7 +9,7 @@ from typing import Any
 from autotrain_mem.methods import image_rows
 from autotrain_mem.methods.configs import Configs, trainer_arguments
 from autotrain_mem.methods.interface import method_of_trainer
-from autotrain_mem.methods.reward_functions import check_packages, rehearsed_reward, reward_functions, try_once
+from autotrain_mem.methods.reward_functions import rehearsed_reward, reward_functions, try_once
 from autotrain_mem.methods.row_lengths import RowLengths
 from autotrain_mem.methods.worst_case_text import EditRows, repeated, text_of
 from autotrain_mem.types import Knobs
@@ -192,10 +192,6 @@ def prompt_ids(prompt: Any, tokenizer: Any, **options: Any) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
-    """Checks that reward functions exist, and for training that their packages are installed. Raises UsageError if a
-    function does not exist, and MissingExtraError if one of TRL's rewards needs a package that is not installed."""
-    names = filled.script.reward_funcs or []
-    reward_functions(names)
-    if to_train:
-        check_packages(names)
+def check(filled: Configs) -> None:
+    """Raises UsageError if a reward function does not exist."""
+    reward_functions(filled.script.reward_funcs or [])

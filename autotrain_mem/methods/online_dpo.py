@@ -75,7 +75,7 @@ def row_lengths(filled: Configs, split: Any, tokenizer: Any) -> RowLengths:
     return online.prompt_lengths(split, partial(prompt_ids, tokenizer=tokenizer), processes=None)
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
+def check(filled: Configs) -> None:
     """Raises UsageError for arguments that fail later in the trainer or are not rehearsed. Calls ``online.check``."""
     training = filled.training
     if filled.is_evaluated:  # transformers/trainer.py: prediction_step passes the prompts' text to the model
@@ -103,7 +103,7 @@ def check(filled: Configs, *, to_train: bool) -> None:
             "--train_sampling_strategy group_by_length needs input_ids, but prompts are text until a step begins.",
             hint="Remove it.",
         )
-    online.check(filled, to_train=to_train)
+    online.check(filled)
 
 
 def why_not_split(trainer: Any) -> str | None:

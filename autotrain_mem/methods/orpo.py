@@ -84,7 +84,7 @@ def pair_row_lengths(home: str, filled: Configs, split: Any, tokenizer: Any) -> 
 row_lengths = partial(pair_row_lengths, "trl.experimental.orpo")
 
 
-def check(filled: Configs, *, to_train: bool) -> None:
+def check(filled: Configs) -> None:
     """Raises UsageError for arguments that the trainer would misinterpret, and for sampling during evaluation."""
     training = filled.training
     if training.max_length is None:

@@ -1,5 +1,6 @@
 """Finds reward functions by name, and tries them before planning."""
 
+import ast
 import contextlib
 import difflib
 import functools
@@ -8,9 +9,11 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from autotrain_mem.support.errors import MissingExtraError, RewardFunctionError, UsageError, described
+from autotrain_mem.support.errors import RewardFunctionError, UsageError, described
 
 RewardFunction = Callable[..., Any]
 
@@ -20,49 +23,85 @@ _SIGNATURE = (
 )
 
 
+BUILT_IN = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
+"""TRL's own reward functions, by their names for ``trl grpo`` (trl/scripts/grpo.py: main)."""
+_HINT = f"Give --reward_funcs one of {', '.join(BUILT_IN)}, or module.function with the module in this folder."
+
+
 def built_in_rewards() -> dict[str, RewardFunction]:
-    """Returns TRL's own reward functions by their names for ``trl grpo`` (trl/scripts/grpo.py: main)."""
+    """Returns TRL's own reward functions, as ``trl grpo`` makes them."""
     from trl import rewards
 
+    limits = {"max_completion_len": 1280, "soft_punish_cache": 256}
     return {
-        "accuracy_reward": rewards.accuracy_reward,
-        "reasoning_accuracy_reward": rewards.reasoning_accuracy_reward,
-        "think_format_reward": rewards.think_format_reward,
-        "get_soft_overlong_punishment": rewards.get_soft_overlong_punishment(
-            max_completion_len=1280, soft_punish_cache=256
-        ),
+        **{name: getattr(rewards, name) for name in BUILT_IN[:-1]},
+        BUILT_IN[-1]: rewards.get_soft_overlong_punishment(**limits),
     }
+
+
+def undefined_rewards(names: Iterable[str]) -> Iterator[UsageError]:
+    """Yields an error for each name that TRL does not have, whose module does not exist, or which the module's file in
+    the working folder does not define. Imports none of them."""
+    for name in (each for each in names if each not in BUILT_IN):
+        module, _, function = name.rpartition(".")
+        package, path = module.partition(".")[0], Path(*module.split("."))
+        if not module:
+            yield _unknown(name)
+            continue
+        files = [each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()]
+        if not files and not Path(package).is_dir() and not (package.isidentifier() and find_spec(package)):
+            yield _no_module(name, package)
+        for file in files:
+            with contextlib.suppress(SyntaxError, ValueError):  # its import tells what is wrong
+                nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+                words = {str(getattr(node, "id", getattr(node, "name", ""))) for node in nodes}
+                words |= {node.asname for node in nodes if isinstance(node, ast.alias) and node.asname}
+                if not {function, "*", "__getattr__", "globals", "setattr", "exec"} & words:
+                    yield _no_function(module, function, words - {""})
+
+
+def _unknown(name: str) -> UsageError:
+    return UsageError(f"--reward_funcs: TRL knows no reward function {name!r}.", hint=_meant(name, BUILT_IN) + _HINT)
+
+
+def _no_module(name: str, module: str) -> UsageError:
+    return UsageError(f"--reward_funcs {name}: there is no module {module!r}.", hint=_HINT)
+
+
+def _no_function(module: str, function: str, defined: Iterable[str]) -> UsageError:
+    names = {f"{module}.{name}" for name in defined}
+    hint = _meant(f"{module}.{function}", names) + _HINT
+    return UsageError(f"--reward_funcs: {module} has no {function!r}.", hint=hint)
 
 
 def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
     """Returns the functions of these names: TRL's own, or ``module.function``, importable from the working folder.
     Raises UsageError with the reason if a function is not found."""
     known = built_in_rewards()
-    return [_naming_itself(name, known[name]) if name in known else _imported(name, known) for name in names]
+    return [_naming_itself(name, known[name]) if name in known else _imported(name) for name in names]
 
 
-def _imported(name: str, known: Mapping[str, RewardFunction]) -> RewardFunction:
+def _imported(name: str) -> RewardFunction:
     module_name, _, function_name = name.rpartition(".")
-    hint = f"Give --reward_funcs one of {', '.join(known)}, or module.function with the module in this folder."
     if not module_name:
-        raise UsageError(f"--reward_funcs: TRL knows no reward function {name!r}.", hint=_meant(name, known) + hint)
+        raise _unknown(name)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # importing runs the user's module, which may raise anything
         if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
-            raise UsageError(f"--reward_funcs {name}: there is no module {error.name!r}.", hint=hint) from error
+            raise _no_module(name, str(error.name)) from error
         raise UsageError(
             f"--reward_funcs {name}: {module_name} cannot be imported: {described(error)}",
             hint=f"Fix {module_name}, or install what it imports.",
         ) from error
     function = getattr(module, function_name, None)
     if function is None:
-        names = {f"{module_name}.{each}" for each, value in vars(module).items() if inspect.isfunction(value)}
-        raise UsageError(f"--reward_funcs: {module_name} has no {function_name!r}.", hint=_meant(name, names) + hint)
+        functions = [each for each, value in vars(module).items() if inspect.isfunction(value)]
+        raise _no_function(module_name, function_name, functions)
     if not callable(function):
-        raise UsageError(f"--reward_funcs {name} is not a function.", hint=hint)
+        raise UsageError(f"--reward_funcs {name} is not a function.", hint=_HINT)
     return _naming_itself(name, function)
 
 
@@ -106,7 +145,7 @@ def _naming_itself(name: str, function: RewardFunction) -> RewardFunction:
 def try_once(names: Sequence[str], split: Any) -> None:
     """Calls every function as TRL does, on two rows of the dataset with a placeholder completion each.
 
-    A package that one of TRL's own functions lacks is ignored here; :func:`check_packages` reports it before a run.
+    A package that one of TRL's own functions lacks is ignored here; ``run.early`` reports it before a run.
     Raises RewardFunctionError if a function raises, or does not return one number per completion.
     """
     rows = [split[index] for index in range(min(2, len(split)))]
@@ -137,20 +176,6 @@ def try_once(names: Sequence[str], split: Any) -> None:
                 raise RewardFunctionError(
                     f"The reward function {name} returned {value!r}, which is not a number.", hint=_SIGNATURE
                 )
-
-
-def check_packages(names: Iterable[str]) -> None:
-    """Raises MissingExtraError if a package is missing that one of TRL's own functions imports when it is called."""
-    known = built_in_rewards()
-    sample = {"prompt": [{"role": "user", "content": "What is 2 + 2?"}], "solution": "4"}
-    for name in known.keys() & set(names):
-        try:
-            _call(known[name], [sample])
-        except ImportError as error:
-            raise MissingExtraError(
-                f"--reward_funcs {name} lacks a package: {error}.",
-                hint="Install it (pip install math-verify), or give --reward_funcs another function.",
-            ) from error
 
 
 def _call(function: RewardFunction, rows: Sequence[Mapping[str, Any]]) -> Any:

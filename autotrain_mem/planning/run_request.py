@@ -111,14 +111,17 @@ class RunRequest:
 
     @property
     def flags(self) -> dict[str, str]:
-        """Returns the flags by name with their values; a flag without a value is ``true``."""
-        read = {}
-        for token, following in zip(self.argv, (*self.argv[1:], "--"), strict=False):
-            flag, equals, text = token.partition("=")
-            if flag.startswith("--"):
-                value = "true" if following.startswith("--") else following
-                read[flag[2:].replace("-", "_")] = text if equals else value
-        return read
+        """Returns the flags by name with their values, joined by blanks; a flag without a value is ``true``."""
+        values: dict[str, list[str]] = {}
+        name = ""
+        for token in self.argv:
+            if token.startswith("--"):
+                flag, equals, text = token[2:].partition("=")
+                name = flag.replace("-", "_")
+                values[name] = [text] if equals else []
+            elif name:
+                values[name].append(token)
+        return {name: " ".join(words) if words else "true" for name, words in values.items()}
 
     def argument(self, name: str) -> object:
         """Returns the value of one of TRL's arguments in flags or keys; None if not given, or if the flag is false."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotrain_mem.machine.choose import choose, several, training_device
 from autotrain_mem.methods.interface import method_of
+from autotrain_mem.methods.reward_functions import undefined_rewards
 from autotrain_mem.planning.for_processes import check_processes
 from autotrain_mem.planning.output_dir import RESUME, check_output, check_weights, output_dir, resumes_in_folder
 from autotrain_mem.planning.run_request import RunRequest, check_launch, no_model
@@ -19,7 +21,15 @@ from autotrain_mem.planning.vllm_server import gpus_served_here
 from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.trl_parser import kept_flags, kept_names, parser_of, read_given
-from autotrain_mem.support.errors import AutofitError, NoGpuError, PlanFileError, UsageError
+from autotrain_mem.settings.words import MAX_LENGTH, words_of
+from autotrain_mem.support.errors import (
+    AutofitError,
+    MissingExtraError,
+    ModelNotFoundError,
+    NoGpuError,
+    PlanFileError,
+    UsageError,
+)
 from autotrain_mem.support.sources import (
     check_cached,
     check_data_path,
@@ -27,11 +37,19 @@ from autotrain_mem.support.sources import (
     check_kept_rows,
     check_model_folder,
     check_regular,
+    first_row,
+    lacks_template,
+    lacks_tokenizer,
+    no_split,
+    no_template,
+    no_tokenizer,
+    splits_of,
 )
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, why_not
 from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
 from autotrain_mem.types import Job, Plan
+from autotrain_mem.types.findings import Finding, settle
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
 
@@ -39,7 +57,11 @@ if TYPE_CHECKING:
     from autotrain_mem.worker.pool import Workers
 
 
-_READ = ("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENTS)
+_READ = (
+    *("output_dir", RESUME, "dataset_name", "datasets", *OTHER_MODEL_ARGUMENTS, MAX_LENGTH, "chat_template_path"),
+    *("trust_remote_code", "dataset_train_split", "dataset_test_split", "eval_strategy", "eval_on_start"),
+    *("reward_funcs", "use_liger_kernel", "use_vllm", "report_to", "use_cpu", "model_revision"),
+)
 """TRL arguments that are needed before TRL's own parser runs."""
 
 
@@ -140,6 +162,8 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
         check_kept_rows(str(data))
     if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
         check_image_packages(job.model, config["model_type"])
+    rows = str(data) if data and reads_data else ""
+    settle(map(Finding.of, _lacking(job, rows, to_train=to_train, simulate=request.simulate)))
     if to_train:
         _check_written(job, request)
 
@@ -160,7 +184,69 @@ def check_to_train(job: Job, request: RunRequest) -> None:
             "No --dataset is given, and training needs one.",
             hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without one.",
         )
+    settle(map(Finding.of, _lacking(job, "", to_train=True, simulate=request.simulate)))
     _check_written(job, request)
+
+
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    **{f"--report_to {name}": (name,) for name in ("clearml", "codecarbon", "comet_ml", "dagshub", "dvclive")},
+    **{f"--report_to {name}": (name,) for name in ("mlflow", "neptune", "swanlab", "trackio", "wandb")},
+    "--report_to flyte": ("flytekit",),
+    "--report_to tensorboard": ("tensorboard", "tensorboardX"),
+    **dict.fromkeys(("--reward_funcs accuracy_reward", "--reward_funcs reasoning_accuracy_reward"), ("math_verify",)),
+    **{"--use_liger_kernel": ("liger_kernel",), "--use_vllm": ("vllm",)},
+}
+"""Flag -> the packages of which training needs one, but a rehearsal none (``integration_utils.py: is_*_available``).
+The trackers of Azure and Kubeflow need more than a package."""
+
+
+def _lacking(job: Job, data: str, *, to_train: bool, simulate: bool) -> Iterator[AutofitError]:
+    """Yields what planning or training will lack, as files and the names of installed packages show.
+
+    Args:
+        job: Its arguments may be texts, as they are typed.
+        data: The file, folder or hub id of the rows; empty if they are not read.
+        simulate: Whether the CPU simulates the card.
+    """
+    arguments, folder = job.arguments, Path(job.model)
+    if data and (to_train or not job.pins_length) and lacks_tokenizer(folder):
+        yield no_tokenizer(job.model)
+    row = first_row(data)
+    read = next((columns for columns in job.method_facts.formats if row.keys() >= {*columns}), ())
+    firsts = [value[0] for name in read if isinstance(value := row[name], list) and value]
+    is_chat = "conversations" in read or any(isinstance(each, dict) and "role" in each for each in firsts)
+    revision = arguments.get("model_revision")
+    has_another = {"chat_template_path", "trust_remote_code"} & arguments.keys()
+    if is_chat and not has_another and lacks_template(job.model, revision and str(revision)):
+        flags = (kept_names(Store(cache_folder())) or {}).get(job.method, ())
+        yield no_template(job.model, takes_path="chat_template_path" in flags)
+    splits = splits_of(data) if data else ()
+    trained, evaluated = arguments.get("dataset_train_split"), arguments.get("dataset_test_split") or "test"
+    if splits and trained and trained not in splits:  # without the flag, the rows' reader says what is wrong
+        yield no_split(data, str(trained), splits, is_evaluated=False)
+    if splits and job.is_evaluated and evaluated not in splits:
+        yield no_split(data, str(evaluated), splits, is_evaluated=True)
+    rewards = words_of(arguments.get("reward_funcs"))
+    yield from undefined_rewards(rewards)
+    if not to_train:
+        return
+    judge = method_of(job.method).judge_of_text(arguments)
+    if judge and lacks_tokenizer(Path(str(judge))):
+        yield ModelNotFoundError(
+            f"The reward model {judge} has no tokenizer, which it needs to read completions.",
+            hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
+        )
+    of_gpus = [] if simulate or arguments.get("use_cpu") else ["use_liger_kernel", "use_vllm"]  # refused there anyway
+    asked = [f"--{name}" for name in of_gpus if arguments.get(name)]
+    asked += [f"--reward_funcs {name}" for name in rewards]
+    asked += [f"--report_to {name}" for name in words_of(arguments.get("report_to"))]
+    needed = {flag: _PACKAGES[flag] for flag in asked if flag in _PACKAGES}
+    # A folder of a package's name, such as W&B's in the working folder, is no package: it has no origin.
+    if absent := [flag for flag, names in needed.items() if not any(getattr(find_spec(n), "origin", 0) for n in names)]:
+        yield MissingExtraError(
+            f"{', '.join(absent)} needs a package that is not installed here. A plan alone needs none.",
+            hint=f"pip install {' '.join(dict.fromkeys(needed[flag][0] for flag in absent))}",
+        )
 
 
 def _check_written(job: Job, request: RunRequest) -> None:

@@ -70,6 +70,11 @@ def read_length(text: str) -> int | str | None:
     return int(word)
 
 
+def words_of(value: Any) -> list[str]:
+    """Returns the names in the value of an argument that takes several: a list, or a text with blanks."""
+    return value.split() if isinstance(value, str) else list(value or ())
+
+
 def is_maximized(value: Any) -> bool:
     """Returns whether the value is still to be found: ``auto`` or a percentile in the data, ``max`` by a search."""
     return isinstance(value, str) and (value in (AUTO, MOST) or _PERCENTILE.fullmatch(value) is not None)

@@ -1,15 +1,19 @@
 """Rejects missing models and data, and an unreachable hub, within seconds; the hub's clients take half a minute."""
 
+import contextlib
+import json
 import math
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from autotrain_mem.support.errors import (
+    DatasetFormatError,
     DatasetNotFoundError,
     EmptyDatasetError,
     MalformedDatasetError,
@@ -94,6 +98,53 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
             )
 
 
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json", "processor_config.json"),
+)
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "tekken.json")
+"""Files that hold a chat template, or stand for a tokenizer with one of its own (``tokenization_utils_base.py:
+PreTrainedTokenizerBase.from_pretrained``, ``processing_utils.py: ProcessorMixin.get_processor_dict``)."""
+
+
+def lacks_tokenizer(folder: Path) -> bool:
+    """Returns whether a folder has no tokenizer: transformers 5 would make one with an empty vocabulary."""
+    return folder.is_dir() and not any(path.name in _TOKENIZER_FILES for path in folder.iterdir())
+
+
+def no_tokenizer(model: str, why: str = "") -> ModelNotFoundError:
+    """Returns the error for a model without a tokenizer; ``why``: why it cannot be loaded, if known."""
+    return ModelNotFoundError(
+        f"{model} has no tokenizer that can be loaded{f': {why}' if why else ''}.",
+        hint="Give a model folder with its tokenizer files, or --max_length N (for prompts: --prompt_length N) to plan "
+        "for N tokens.",
+    )
+
+
+def lacks_template(model: str, revision: str | None) -> bool:
+    """Returns whether the tokenizer in a folder, or of a cached hub id, has no chat template. False if that is unknown:
+    a cached file does not mean that transformers also looked for a template on the hub, which leaves a mark."""
+    folder = Path(model)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache  # takes 0.2 s
+
+        names = ("tokenizer_config.json", _TEMPLATES[0])
+        config, template = (try_to_load_from_cache(model, name, revision=revision) for name in names)
+        folder = Path(config).parent if isinstance(config, str) and template is not None else folder
+    configs = [file for name in ("tokenizer", "processor") if (file := folder / f"{name}_config.json").is_file()]
+    templates = [*(name for name in _TEMPLATES if (folder / name).exists()), *folder.glob(_MORE_TEMPLATES)]
+    return bool(configs) and not templates and not any(b'"chat_template"' in file.read_bytes() for file in configs)
+
+
+def no_template(model: str, *, takes_path: bool) -> DatasetFormatError:
+    """Returns the error for conversations without a chat template; ``takes_path``: whether the method has the flag."""
+    flag = "--chat_template_path FILE (a .jinja file, or a model with a template), "
+    return DatasetFormatError(
+        f"The data are conversations, and the tokenizer of {model} has no chat template.",
+        hint=f"Give {flag if takes_path else ''}a chat model, or plain text.",
+    )
+
+
 _OF_ALL_IMAGES = {"PIL": "Pillow"}
 _OF_A_FAMILY = {"smolvlm": {"num2words": "num2words"}}
 """``model_type`` -> the packages that only its processor imports, by module name
@@ -128,6 +179,53 @@ def check_data_path(name: str) -> None:
         raise MalformedDatasetError(f"The file type of {name} is not supported.", hint=WHAT_IS_READ)
     elif is_path(name) and not path.exists():
         raise DatasetNotFoundError(f"No file or folder {name}.", hint=_CHECK_PATH)
+
+
+_SPLITS = {
+    "train": {"train", "training"},
+    "validation": {"validation", "valid", "dev", "val"},
+    "test": {"test", "testing", "eval", "evaluation"},
+}
+"""Split -> the words in files' paths that select it (``datasets/data_files.py: SPLIT_KEYWORDS``)."""
+
+
+def splits_of(name: str) -> tuple[str, ...]:
+    """Returns the splits that the datasets library can find in a file or a folder; () if only it can tell."""
+    path = Path(name)
+    if path.is_file() or (path / "state.json").is_file():
+        return ("train",)
+    if (path / "dataset_dict.json").is_file():
+        return tuple(read_object(path / "dataset_dict.json").get("splits", ()))
+    if not path.is_dir() or (path / "README.md").exists():  # it may define any splits
+        return ()
+    words = {word for file in path.rglob("*") for word in re.split("[-._ 0-9/]", str(file.relative_to(path)))}
+    return tuple(split for split, selected in _SPLITS.items() if words & selected) or ("train",)
+
+
+def no_split(name: str, split: str, splits: Iterable[str], *, is_evaluated: bool) -> DatasetFormatError:
+    """Returns the error for a split that the data lack."""
+    has = ", ".join(splits)
+    if is_evaluated:
+        return DatasetFormatError(
+            f"--eval_strategy asks for evaluation, but {name} has no split {split!r}; it has {has}.",
+            hint="Give --dataset_test_split, or --eval_strategy no.",
+        )
+    return DatasetFormatError(
+        f"{name} has no split {split!r}; it has {has}.", hint=f"Give --dataset_train_split one of {has}."
+    )
+
+
+_FIRST_CHARACTERS = 2**16
+
+
+def first_row(name: str) -> dict[str, Any]:
+    """Returns the first row of a .json or .jsonl file; {} for another file, or one whose first row is long or wrong."""
+    if Path(name).suffix.lower() not in (".json", ".jsonl") or not Path(name).is_file():
+        return {}
+    with open(name, encoding="utf-8-sig", errors="replace") as file, contextlib.suppress(ValueError):
+        row, _ = json.JSONDecoder().raw_decode(file.read(_FIRST_CHARACTERS).lstrip("[ \r\n\t"))
+        return row if isinstance(row, dict) else {}
+    return {}
 
 
 OFFLINE_HINT = (

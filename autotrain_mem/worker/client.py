@@ -111,10 +111,6 @@ class Worker:
         """Returns the layers that accelerate's config must name for FSDP; none if accelerate finds them itself."""
         return codec.from_json(tuple[str, ...], self._ask("layers_to_name", job=job))
 
-    def check_can_train(self, job: Job) -> None:
-        """Raises UsageError if the job lacks something that training needs."""
-        self._ask("check", job=job)
-
     def preflight(
         self, job: Job, compute_capability: Capability, *, to_train: bool, on_cpu: bool, reads_data: bool
     ) -> Preflight:

@@ -94,15 +94,6 @@ def layers_to_name(job: Job) -> tuple[str, ...]:
     return () if {*found} == {*(model._no_split_modules or ())} else found
 
 
-def check(job: Job) -> None:
-    """Refuses a job that lacks what training needs besides a device, weights and data."""
-    from autotrain_mem.checks import table
-    from autotrain_mem.checks.flag_checks import Flags
-    from autotrain_mem.types.findings import refuse
-
-    refuse(table.TRAINING, Flags(method=job.method, given=job.arguments))
-
-
 def preflight(
     job: Job, compute_capability: Capability, to_train: bool, on_cpu: bool, reads_data: bool, scratch: str
 ) -> Preflight:
@@ -151,7 +142,6 @@ OPERATIONS: dict[str, tuple[str, Callable[..., Any] | str]] = {
     "flags": ("Reading TRL's flags", flags),
     "describe": ("Reading the model's config", describe),
     "layers_to_name": ("Looking for the model's layers", layers_to_name),
-    "check": ("Checking the job", check),
     "preflight": ("Checking model, tokenizer and data", preflight),
     "fingerprint": ("Looking at the data", "autotrain_mem.data.fingerprint:fingerprint"),
     "profile": ("Counting the tokens of the data", "autotrain_mem.data.token_lengths:profile"),

@@ -108,7 +108,7 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> None:
         "mixed/chats.jsonl": '{"text": "a"}\n',
         "mixed/pairs.jsonl": '{"prompt": "a", "chosen": "b", "rejected": "c"}\n',
         "my_rewards.py": REWARDS,
-        "broken_rewards.py": "import a_package_that_nobody_has\n",
+        "broken_rewards.py": "from a_package_that_nobody_has import a\n",
     }
     for name, content in {**DATASETS, **CONFIGS, **PLANS, **texts}.items():
         (folder / name).parent.mkdir(exist_ok=True)

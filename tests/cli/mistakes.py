@@ -95,7 +95,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "model_made_up_class": (21, f"{ESTIMATE} --model made_up_class", "transformers GronkForCausalLM made_up_class"),
     "model_no_class": (21, f"{ESTIMATE} --model no_class", "no_class architectures Qwen2ForCausalLM"),
     "model_bert": (21, f"{ESTIMATE} --model bert", "BertForMaskedLM SFT Qwen2ForCausalLM"),
-    "reward_no_classifier": (21, f"plan reward --model mamba {CARD} --dataset pairs.jsonl", "mamba Qwen2"),
+    "reward_no_classifier": (
+        21,
+        f"plan reward --model mamba {CARD} --dataset pairs.jsonl --max_length 9",
+        "mamba Qwen2",
+    ),
     "quantized_twice": (21, f"{SHORT} --model quantized --load_in_8bit --use_peft", "bitsandbytes --load_in_8bit"),
     "quantized_full": (21, f"{SHORT} --model quantized", "--use_peft"),
     # -- files of data
@@ -115,6 +119,11 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "data_not_parquet": (32, f"{PLAN} --dataset not_parquet.parquet", "not_parquet.parquet '5 bytes'"),
     "data_no_split": (33, f"{DATA} --dataset_train_split nowhere", "nowhere --dataset_train_split train"),
     "data_no_test_split": (33, f"{DATA} --eval_strategy steps --eval_steps 5", "--dataset_test_split --eval_strategy"),
+    "data_no_dev_split": (
+        33,
+        f"{PLAN} --dataset splits --dataset_test_split dev --eval_strategy steps",
+        "splits dev 'it has train, test' --dataset_test_split",
+    ),
     # -- rows
     "data_other_text_field": (33, f"{PLAN} --dataset text.jsonl --dataset_text_field body", "text body"),
     "data_dpo_prompts": (33, f"plan dpo {TINY} --dataset prompts.jsonl", "DPOTrainer 'prompt, chosen, rejected'"),
@@ -133,6 +142,12 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "reward_no_module": (2, f"{GRPO} --reward_funcs no_rewards.short", "no_rewards module.function"),
     "reward_not_callable": (2, f"{GRPO} --reward_funcs my_rewards.THRESHOLD", "my_rewards.THRESHOLD module.function"),
     "reward_import_fails": (2, f"{GRPO} --reward_funcs broken_rewards.a", "broken_rewards a_package_that_nobody_has"),
+    "reward_lacks_package": (3, f"{GRPO[5:]} --simulate --reward_funcs accuracy_reward", "'pip install math_verify'"),
+    "four_known_at_once": (
+        20,
+        f"{GRPO[5:]} --model no_tokenizer --simulate --eval_on_start --reward_funcs nope --report_to clearml",
+        "'4 problems' no_tokenizer 'no split' nope accuracy_reward clearml",
+    ),
     # -- settings
     "end_token_unknown": (2, f"{DATA} --eos_token nope", "--eos_token nope <|im_end|>"),
     "half_base_trained": (2, f"{SHORT} --fp16 --dtype bfloat16", "--fp16 'dtype float32' '--bf16 true' --use_peft"),
@@ -193,6 +208,13 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "allocator_wrong_value": (2, f"{PLAN} --max_length 16", "expandable_segments:yes True PYTORCH_ALLOC_CONF"),
     "allocator_of_env": (2, f"plan sft --config env_allocator.yaml {CARD} --max_length 16", "cudaMallocAsync native"),
 }
+
+EARLY = {
+    *("model_no_tokenizer", "data_no_template", "reward_no_function", "reward_model_no_tokenizer", "reward_no_module"),
+    *("data_no_split", "data_no_test_split", "data_no_dev_split", "reward_lacks_package", "four_known_at_once"),
+    "tracker_not_installed",
+}
+"""Mistakes that are told without a worker, so before TRL is imported. Others that are, too, are tested elsewhere."""
 
 SHELL = {
     "launched_by_torchrun": ("LOCAL_RANK", "0"),

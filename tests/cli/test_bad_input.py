@@ -10,10 +10,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from mistakes import MISTAKES, SHELL
+from mistakes import EARLY, MISTAKES, SHELL
 
 from autotrain_mem import api
 from autotrain_mem.support import errors
+from autotrain_mem.worker import pool
 from tests.golden import kept
 from tests.place import Autofit, Ran
 
@@ -30,6 +31,8 @@ def test_a_mistake_has_one_message(name: str, autofit: Autofit, files: Path, mon
     code, line, words = MISTAKES[name]
     if name in SHELL:
         monkeypatch.setenv(*SHELL[name])
+    if name in EARLY:
+        monkeypatch.setattr(pool, "Workers", None)
     on_one_line = " ".join(message_of(autofit(*shlex.split(line)), code, files).split())
     absent = [word for word in shlex.split(words) if not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", on_one_line)]
     assert words
@@ -42,6 +45,8 @@ def test_a_lasting_message_is_golden(name: str, autofit: Autofit, files: Path, m
     assert typed is not None
     if typed["variable"]:
         monkeypatch.setenv(typed["variable"], typed["value"])
+    if name in EARLY:
+        monkeypatch.setattr(pool, "Workers", None)
     message = message_of(autofit(*shlex.split(typed["line"])), int(typed["code"]), files)
     if name.startswith("does_not_fit"):  # sizes differ with the installed libraries
         message = re.sub(r"[\d.]+ (B|KiB|MiB)\b", "SIZE", message)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from trl.experimental.utils import DataCollatorForChatML
 from trl.trainer.utils import RepeatSampler
 
-from autotrain_mem.checks import table, trl_arguments
+from autotrain_mem.checks import table
 from autotrain_mem.checks.flag_checks import Flags
 from autotrain_mem.data.token_lengths import counting_arguments, load_tokenizer, profile
 from autotrain_mem.methods import gkd, online_dpo
@@ -210,15 +210,6 @@ def test_rows_with_an_image_and_lengths_without_a_number_are_refused(tmp_path: P
             refuse(table.FLAGS, Flags(method="online_dpo", given={"max_length": keyword}, own={}))
 
 
-def test_training_needs_the_tokenizer_of_a_reward_model_that_reads_text(tmp_path: Path, model_folder: Folder) -> None:
-    (tmp_path / "config.json").write_text((model_folder("qwen2") / "config.json").read_text())
-    for method in ("online_dpo", "grpo"):
-        name = "reward_model_path" if method == "online_dpo" else "reward_model_name_or_path"
-        with pytest.raises(errors.ModelNotFoundError, match="has no tokenizer, which it needs to read completions"):
-            trl_arguments.reward_tokenizer(Flags(method=method, given={name: str(tmp_path)}, own={}))
-    trl_arguments.reward_tokenizer(Flags(method="ppo", given={"reward_model_path": str(tmp_path)}, own={}))
-
-
 PAIRS = (
     ({"max_length": None}, "--max_length none as a limit of 512 tokens"),
     ({"generate_during_eval": True}, "its samples are not rehearsed"),
@@ -250,10 +241,10 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
 def test_what_ends_trls_trainer_or_is_not_rehearsed_is_refused(name: str, tmp_path: Path) -> None:
     method, job = method_of(name), Job(method=name, model="model", dataset=None, arguments={"max_length": 64})
     known = counting_arguments(job, str(tmp_path))
-    method.check(method.configs(known), to_train=False)
+    method.check(method.configs(known))
     for given, told in REFUSED[name]:
         with pytest.raises(errors.UsageError, match=told):
-            method.check(method.configs(known | given), to_train=False)
+            method.check(method.configs(known | given))
 
 
 def test_a_job_without_a_teacher_or_a_reward_is_refused() -> None:

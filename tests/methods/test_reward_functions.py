@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotrain_mem.methods import reward_functions
-from autotrain_mem.support.errors import MissingExtraError, RewardFunctionError, UsageError
+from autotrain_mem.support.errors import RewardFunctionError, UsageError
 
 PLAIN = [{"prompt": "How many?", "answer": "4"}, {"prompt": "How much?", "answer": "5"}]
 CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in PLAIN]
@@ -55,7 +55,8 @@ def test_a_function_that_trl_could_not_use_is_named_and_trls_own_are_tried_too(w
         reward_functions.try_once(["think_format_reward"], PLAIN)
 
 
-def test_a_package_that_trls_function_needs_is_asked_for_by_a_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_trls_function_lacks_is_passed_over_by_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reward_functions.built_in_rewards().keys() == {*reward_functions.BUILT_IN}
     asked: list[None] = []
 
     def needs_a_package(**_: Any) -> list[float]:
@@ -64,13 +65,7 @@ def test_a_package_that_trls_function_needs_is_asked_for_by_a_run_alone(monkeypa
 
     monkeypatch.setattr(reward_functions, "built_in_rewards", lambda: {"accuracy_reward": needs_a_package})
     reward_functions.try_once(["accuracy_reward"], CHAT)
-    assert asked, "it was tried, and its request was let pass"
-    reward_functions.check_packages(["my.own"])
-    with pytest.raises(MissingExtraError, match="accuracy_reward lacks a package: math_verify"):
-        reward_functions.check_packages(["my.own", "accuracy_reward"])
-    monkeypatch.undo()
-    reward_functions.check_packages(["think_format_reward", "get_soft_overlong_punishment"])
-    assert {"think_format_reward", "get_soft_overlong_punishment"} <= reward_functions.built_in_rewards().keys()
+    assert asked
 
 
 def test_a_function_that_runs_out_of_memory_is_not_blamed_and_an_unknown_one_refused(write: Write) -> None:

@@ -28,6 +28,7 @@ def test_a_model_that_reads_images_is_refused_where_nothing_can_read_them_and_on
     monkeypatch.setattr(sources, "find_spec", lambda name: None)
     model, rows = tmp_path / "model", tmp_path / "rows.jsonl"
     model.mkdir()
+    (model / "tokenizer.json").touch()
     rows.write_text("{}\n")
     request = api.RunRequest(method="sft", model=str(model), dataset=str(rows), autofit=AutoFit(gpu="t4"))
     (model / "config.json").write_text(json.dumps({"model_type": "gemma3_text"}))

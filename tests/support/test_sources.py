@@ -52,6 +52,30 @@ def test_only_an_unknown_host_is_unreachable(listening: socket.socket, monkeypat
         assert bool(sources.why_not_asked()) is is_away
 
 
+def test_what_files_show_of_templates_splits_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, commit = tmp_path / "models--org--base", "0" * 40
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot, asked = cache / "snapshots" / commit, cache / ".no_exist" / commit / "chat_template.jinja"
+    for folder in (snapshot, asked.parent, cache / "refs", tmp_path / "data" / "evaluation"):
+        folder.mkdir(parents=True)
+    (cache / "refs" / "main").write_text(commit)
+    (snapshot / "tokenizer_config.json").write_text("{}")
+    assert sources.lacks_template(str(snapshot), None)
+    assert not sources.lacks_template("org/base", None), "nobody asked the hub for a template"
+    asked.touch()
+    assert sources.lacks_template("org/base", None)
+    (snapshot / "tokenizer_config.json").write_text('{"chat_template": "a"}')
+    assert not sources.lacks_template("org/base", None)
+    rows = tmp_path / "data" / "evaluation" / "rows.json"
+    rows.write_text('\ufeff[\n {"text": "a"}, {')
+    assert (sources.first_row(str(rows)), sources.first_row(str(asked))) == ({"text": "a"}, {})
+    found = [sources.splits_of(str(name)) for name in (rows, rows.parent, "org/rows")]
+    assert found == [("train",), ("train",), ()]
+    assert sources.splits_of(str(tmp_path / "data")) == ("test",)
+    (tmp_path / "data" / "README.md").touch()
+    assert sources.splits_of(str(tmp_path / "data")) == (), "a dataset card may define any"
+
+
 def test_cached_datasets_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(errors.DatasetNotFoundError, match=f"No dataset '{ROWS}': .* HF_HUB_OFFLINE forbids"):
