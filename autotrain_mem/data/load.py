@@ -51,7 +51,7 @@ def load(job: Job, filled: Configs) -> Any:
         splits = load_named(dataset_name(job), filled.script.dataset_config)
     name, split, test = dataset_name(job), filled.script.dataset_train_split, filled.script.dataset_test_split
     if split not in splits:
-        raise no_split(name, split, splits, is_evaluated=False)
+        raise no_split(name, "train", split, splits)
     evaluated = evaluated_splits(job, filled, splits)
     if job.is_evaluated and not any(used in splits for used in evaluated):
         if job.python_call is not None:
@@ -59,7 +59,7 @@ def load(job: Job, filled: Configs) -> Any:
                 "eval_strategy asks for evaluation, but the trainer is given no eval_dataset.",
                 hint='Give eval_dataset=, or the config eval_strategy="no".',
             )
-        raise no_split(name, test, splits, is_evaluated=True)
+        raise no_split(name, "test", test, splits)
     for used in (split, *evaluated):
         name, columns = rows_name(job, filled, used), splits[used].column_names
         if len(splits[used]) == 0:

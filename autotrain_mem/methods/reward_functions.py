@@ -45,33 +45,23 @@ def undefined_rewards(names: Iterable[str]) -> Iterator[UsageError]:
     for name in (each for each in names if each not in BUILT_IN):
         module, _, function = name.rpartition(".")
         package, path = module.partition(".")[0], Path(*module.split("."))
+        files = [each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()] if module else []
+        is_here, wrong, known = bool(files) or (bool(package) and Path(package).is_dir()), "", {*BUILT_IN}
         if not module:
-            yield _unknown(name)
-            continue
-        files = [each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()]
-        if not files and not Path(package).is_dir() and not (package.isidentifier() and find_spec(package)):
-            yield _no_module(name, package)
+            wrong = f": TRL knows no reward function {name!r}"
+        elif not is_here and not (package.isidentifier() and find_spec(package)):
+            wrong = f" {name}: there is no module {package!r}"
         for file in files:
             with contextlib.suppress(SyntaxError, ValueError):  # its import tells what is wrong
                 nodes = [*ast.walk(ast.parse(file.read_bytes()))]
                 words = {str(getattr(node, "id", getattr(node, "name", ""))) for node in nodes}
                 words |= {node.asname for node in nodes if isinstance(node, ast.alias) and node.asname}
                 if not {function, "*", "__getattr__", "globals", "setattr", "exec"} & words:
-                    yield _no_function(module, function, words - {""})
-
-
-def _unknown(name: str) -> UsageError:
-    return UsageError(f"--reward_funcs: TRL knows no reward function {name!r}.", hint=_meant(name, BUILT_IN) + _HINT)
-
-
-def _no_module(name: str, module: str) -> UsageError:
-    return UsageError(f"--reward_funcs {name}: there is no module {module!r}.", hint=_HINT)
-
-
-def _no_function(module: str, function: str, defined: Iterable[str]) -> UsageError:
-    names = {f"{module}.{name}" for name in defined}
-    hint = _meant(f"{module}.{function}", names) + _HINT
-    return UsageError(f"--reward_funcs: {module} has no {function!r}.", hint=hint)
+                    wrong, known = f": {module} has no {function!r}", {f"{module}.{word}" for word in words if word}
+        if wrong:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"Did you mean {near[0]}?\n" if near else ""
+            yield UsageError(f"--reward_funcs{wrong}.", hint=f"{meant}{_HINT}")
 
 
 def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
@@ -82,32 +72,22 @@ def reward_functions(names: Sequence[str]) -> list[RewardFunction]:
 
 
 def _imported(name: str) -> RewardFunction:
+    for error in undefined_rewards([name]):
+        raise error
     module_name, _, function_name = name.rpartition(".")
-    if not module_name:
-        raise _unknown(name)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # importing runs the user's module, which may raise anything
-        if isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name)):
-            raise _no_module(name, str(error.name)) from error
         raise UsageError(
             f"--reward_funcs {name}: {module_name} cannot be imported: {described(error)}",
             hint=f"Fix {module_name}, or install what it imports.",
         ) from error
     function = getattr(module, function_name, None)
-    if function is None:
-        functions = [each for each, value in vars(module).items() if inspect.isfunction(value)]
-        raise _no_function(module_name, function_name, functions)
     if not callable(function):
         raise UsageError(f"--reward_funcs {name} is not a function.", hint=_HINT)
     return _naming_itself(name, function)
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean {near[0]}?\n" if near else ""
 
 
 @contextlib.contextmanager

@@ -22,29 +22,7 @@ from autotrain_mem.search.levels import check_forbid
 from autotrain_mem.settings.knobs import alone_too
 from autotrain_mem.settings.trl_parser import kept_flags, kept_names, parser_of, read_given
 from autotrain_mem.settings.words import MAX_LENGTH, words_of
-from autotrain_mem.support.errors import (
-    AutofitError,
-    MissingExtraError,
-    ModelNotFoundError,
-    NoGpuError,
-    PlanFileError,
-    UsageError,
-)
-from autotrain_mem.support.sources import (
-    check_cached,
-    check_data_path,
-    check_image_packages,
-    check_kept_rows,
-    check_model_folder,
-    check_regular,
-    first_row,
-    lacks_template,
-    lacks_tokenizer,
-    no_split,
-    no_template,
-    no_tokenizer,
-    splits_of,
-)
+from autotrain_mem.support import errors, sources
 from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, why_not
 from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
@@ -96,8 +74,8 @@ def opened(
             workers.start()
         try:
             yield workers
-        except UsageError:  # caches the flags, so that the next typo is reported at once
-            with contextlib.suppress(AutofitError):
+        except errors.UsageError:  # caches the flags, so that the next typo is reported at once
+            with contextlib.suppress(errors.AutofitError):
                 if kept_names(Store(cache_folder())) is None:
                     workers.first.flags()
             raise
@@ -154,14 +132,14 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
         _refuse_model(job.arguments[name], f"--{name}")
     for name in ("chat_template_path", "accelerator_config"):
         if (file := request.argument(name)) and os.path.exists(str(file)):
-            check_regular(str(file), f"--{name}")
+            sources.check_regular(str(file), f"--{name}")
     data = job.dataset or job.arguments.get("dataset_name")
     if data and reads_data:
-        check_data_path(str(data))
+        sources.check_data_path(str(data))
     if data and to_train:
-        check_kept_rows(str(data))
+        sources.check_kept_rows(str(data))
     if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
-        check_image_packages(job.model, config["model_type"])
+        sources.check_image_packages(job.model, config["model_type"])
     rows = str(data) if data and reads_data else ""
     settle(map(Finding.of, _lacking(job, rows, to_train=to_train, simulate=request.simulate)))
     if to_train:
@@ -180,7 +158,7 @@ def check_to_train(job: Job, request: RunRequest) -> None:
     OutputFolderError if the output folder cannot be used."""
     if not job.names_data:
         example = f"The example of TRL's documentation is --dataset {job.method_facts.example_dataset}."
-        raise UsageError(
+        raise errors.UsageError(
             "No --dataset is given, and training needs one.",
             hint=f"Give --dataset a hub id, a folder or a file. {example}\n--plan_only plans without one.",
         )
@@ -200,39 +178,34 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
 The trackers of Azure and Kubeflow need more than a package."""
 
 
-def _lacking(job: Job, data: str, *, to_train: bool, simulate: bool) -> Iterator[AutofitError]:
-    """Yields what planning or training will lack, as files and the names of installed packages show.
-
-    Args:
-        job: Its arguments may be texts, as they are typed.
-        data: The file, folder or hub id of the rows; empty if they are not read.
-        simulate: Whether the CPU simulates the card.
-    """
+def _lacking(job: Job, data: str, *, to_train: bool, simulate: bool) -> Iterator[errors.AutofitError]:
+    """Yields what planning or training will lack, as files and the names of installed packages show. ``job``: its
+    arguments may be texts, as they are typed. ``data``: where the rows are; empty if they are not read."""
     arguments, folder = job.arguments, Path(job.model)
-    if data and (to_train or not job.pins_length) and lacks_tokenizer(folder):
-        yield no_tokenizer(job.model)
-    row = first_row(data)
+    if data and (to_train or not job.pins_length) and sources.lacks_tokenizer(folder):
+        yield sources.no_tokenizer(job.model)
+    row = sources.first_row(data)
     read = next((columns for columns in job.method_facts.formats if row.keys() >= {*columns}), ())
     firsts = [value[0] for name in read if isinstance(value := row[name], list) and value]
     is_chat = "conversations" in read or any(isinstance(each, dict) and "role" in each for each in firsts)
     revision = arguments.get("model_revision")
     has_another = {"chat_template_path", "trust_remote_code"} & arguments.keys()
-    if is_chat and not has_another and lacks_template(job.model, revision and str(revision)):
+    if is_chat and not has_another and sources.lacks_template(job.model, revision and str(revision)):
         flags = (kept_names(Store(cache_folder())) or {}).get(job.method, ())
-        yield no_template(job.model, takes_path="chat_template_path" in flags)
-    splits = splits_of(data) if data else ()
-    trained, evaluated = arguments.get("dataset_train_split"), arguments.get("dataset_test_split") or "test"
-    if splits and trained and trained not in splits:  # without the flag, the rows' reader says what is wrong
-        yield no_split(data, str(trained), splits, is_evaluated=False)
-    if splits and job.is_evaluated and evaluated not in splits:
-        yield no_split(data, str(evaluated), splits, is_evaluated=True)
+        yield sources.no_template(job.model, takes_path="chat_template_path" in flags)
+    has, wanted = sources.splits_of(data) if data else (), [("train", arguments.get("dataset_train_split"))]
+    if job.is_evaluated:
+        wanted.append(("test", arguments.get("dataset_test_split") or "test"))
+    for use, split in wanted:
+        if has and split and split not in has:  # without --dataset_train_split, the rows' reader says what is wrong
+            yield sources.no_split(data, use, str(split), has)
     rewards = words_of(arguments.get("reward_funcs"))
     yield from undefined_rewards(rewards)
     if not to_train:
         return
     judge = method_of(job.method).judge_of_text(arguments)
-    if judge and lacks_tokenizer(Path(str(judge))):
-        yield ModelNotFoundError(
+    if judge and sources.lacks_tokenizer(Path(str(judge))):
+        yield errors.ModelNotFoundError(
             f"The reward model {judge} has no tokenizer, which it needs to read completions.",
             hint="Save the tokenizer that it was trained with in the same folder, as autofit reward does.",
         )
@@ -243,7 +216,7 @@ def _lacking(job: Job, data: str, *, to_train: bool, simulate: bool) -> Iterator
     needed = {flag: _PACKAGES[flag] for flag in asked if flag in _PACKAGES}
     # A folder of a package's name, such as W&B's in the working folder, is no package: it has no origin.
     if absent := [flag for flag, names in needed.items() if not any(getattr(find_spec(n), "origin", 0) for n in names)]:
-        yield MissingExtraError(
+        yield errors.MissingExtraError(
             f"{', '.join(absent)} needs a package that is not installed here. A plan alone needs none.",
             hint=f"pip install {' '.join(dict.fromkeys(needed[flag][0] for flag in absent))}",
         )
@@ -260,9 +233,9 @@ def _check_written(job: Job, request: RunRequest) -> None:
 
 
 def _refuse_model(name: str, flag: str, revision: object = None) -> dict[str, Any] | None:
-    config = check_model_folder(name, flag)
+    config = sources.check_model_folder(name, flag)
     if config is None:
-        check_cached(name, None if revision is None else str(revision))
+        sources.check_cached(name, None if revision is None else str(revision))
     return config
 
 
@@ -270,7 +243,7 @@ def _plan_of(given: Plan | str | Path | None) -> Plan | None:
     """Returns a plan, read from its file if necessary; None if that fails, since a later reader reports why."""
     if given is None or isinstance(given, Plan):
         return given
-    with contextlib.suppress(PlanFileError):
+    with contextlib.suppress(errors.PlanFileError):
         return Plan.load(given)
     return None
 
@@ -290,7 +263,7 @@ def _check_checkpoint(request: RunRequest) -> None:
     if card is not None and card.origin != "cpu" and not (request.simulate or request.argument("use_cpu")):
         try:
             choose(request.autofit.gpu, use_cpu=False, environment=request.environment)
-        except NoGpuError as error:
+        except errors.NoGpuError as error:
             if card.origin != "detected":
                 error.message = f"The run to resume used the simulated card {card.name}. {error.message}"
                 error.hint = f"Add --simulate, which continues it on that card.\n{error.hint}"
@@ -303,7 +276,7 @@ def _check_checkpoint(request: RunRequest) -> None:
     if processes is not None and rows % processes:
         fitting = [count for count in range(1, rows + 1) if rows % count == 0]
         nearest = sorted(fitting, key=lambda count: abs(count - processes))[:2]
-        raise UsageError(
+        raise errors.UsageError(
             f"{processes} GPUs do not divide the run's effective batch of {rows} rows, which cannot change.",
             hint=f"Resume with --gpus {' or '.join(map(str, sorted(nearest)))}.",
         )

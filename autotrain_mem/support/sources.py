@@ -202,17 +202,11 @@ def splits_of(name: str) -> tuple[str, ...]:
     return tuple(split for split, selected in _SPLITS.items() if words & selected) or ("train",)
 
 
-def no_split(name: str, split: str, splits: Iterable[str], *, is_evaluated: bool) -> DatasetFormatError:
-    """Returns the error for a split that the data lack."""
-    has = ", ".join(splits)
-    if is_evaluated:
-        return DatasetFormatError(
-            f"--eval_strategy asks for evaluation, but {name} has no split {split!r}; it has {has}.",
-            hint="Give --dataset_test_split, or --eval_strategy no.",
-        )
-    return DatasetFormatError(
-        f"{name} has no split {split!r}; it has {has}.", hint=f"Give --dataset_train_split one of {has}."
-    )
+def no_split(name: str, use: str, split: str, splits: Iterable[str]) -> DatasetFormatError:
+    """Returns the error for a split that the data lack. ``use``: train or test, as in the name of its flag."""
+    has, off = ", ".join(splits), ", or --eval_strategy no" if use == "test" else ""
+    hint = f"Give --dataset_{use}_split one of them{off}."
+    return DatasetFormatError(f"{name} has no split {split!r}; it has {has}.", hint=hint)
 
 
 _FIRST_CHARACTERS = 2**16
