@@ -27,7 +27,7 @@ from autotrain_mem.support.store import Store, cache_folder
 from autotrain_mem.training.checkpoint_kinds import Resumer, check_form, why_not
 from autotrain_mem.training.checkpoints import check_order, newest_first, why_torn
 from autotrain_mem.types import Job, Plan
-from autotrain_mem.types.findings import Finding, settle
+from autotrain_mem.types.findings import Finding, collect, settle
 from autotrain_mem.types.hardware import Topology
 from autotrain_mem.types.methods_table import OTHER_MODEL_ARGUMENTS
 
@@ -114,34 +114,42 @@ def refuse(request: RunRequest, *, to_train: bool, reads_data: bool = True) -> N
     job = _job(request)
     if job is None:
         raise no_model(request.argv)
-    autofit, nodes = request.autofit, request.autofit.nodes or 1
-    gpus = autofit.gpu_counts[0] if len(autofit.gpu_counts) == 1 else None
-    if not request.argument("use_cpu") and not several(
-        autofit.gpu or "", autofit.gpu_counts, nodes=nodes, link=autofit.link
-    ):
-        spared, environment = gpus_served_here(request.argument, nodes), request.environment
-        card = choose(autofit.gpu, use_cpu=False, gpus=gpus, spared=spared, link=autofit.link, environment=environment)
-        if to_train and nodes == 1:
-            training_device(card, simulate=request.simulate, environment=environment)
-    if gpus is not None and autofit.pins and autofit.accelerate_config is None:  # a config may set more
-        check_processes(Topology(nodes=nodes, devices=gpus), autofit.pins)
-    if (error := method_of(request.method).missing(request.argument, to_train=to_train)) is not None:
-        raise error
-    config = _refuse_model(job.model, "--model", request.argument("model_revision"))
-    for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
-        _refuse_model(job.arguments[name], f"--{name}")
-    for name in ("chat_template_path", "accelerator_config"):
-        if (file := request.argument(name)) and os.path.exists(str(file)):
-            sources.check_regular(str(file), f"--{name}")
     data = job.dataset or job.arguments.get("dataset_name")
-    if data and reads_data:
-        sources.check_data_path(str(data))
-    if data and to_train:
-        sources.check_kept_rows(str(data))
-    if config is not None and "vision_config" in config and (to_train or job.images or (data and reads_data)):
-        sources.check_image_packages(job.model, config["model_type"])
     rows = str(data) if data and reads_data else ""
-    settle(map(Finding.of, _lacking(job, rows, to_train=to_train, simulate=request.simulate)))
+
+    def check_device(request: RunRequest) -> None:
+        autofit, nodes = request.autofit, request.autofit.nodes or 1
+        gpus = autofit.gpu_counts[0] if len(autofit.gpu_counts) == 1 else None
+        if not request.argument("use_cpu") and not several(
+            autofit.gpu or "", autofit.gpu_counts, nodes=nodes, link=autofit.link
+        ):
+            spared, shell = gpus_served_here(request.argument, nodes), request.environment
+            card = choose(autofit.gpu, use_cpu=False, gpus=gpus, spared=spared, link=autofit.link, environment=shell)
+            if to_train and nodes == 1:
+                training_device(card, simulate=request.simulate, environment=shell)
+        if gpus is not None and autofit.pins and autofit.accelerate_config is None:  # a config may set more
+            check_processes(Topology(nodes=nodes, devices=gpus), autofit.pins)
+
+    def check_model(request: RunRequest) -> None:
+        config = _refuse_model(job.model, "--model", request.argument("model_revision")) or {}
+        if "vision_config" in config and (to_train or job.images or rows):
+            sources.check_image_packages(job.model, config["model_type"])
+
+    def check_files(request: RunRequest) -> None:
+        for name in filter(job.arguments.get, OTHER_MODEL_ARGUMENTS):
+            _refuse_model(job.arguments[name], f"--{name}")
+        for name in ("chat_template_path", "accelerator_config"):
+            if (file := request.argument(name)) and os.path.exists(str(file)):
+                sources.check_regular(str(file), f"--{name}")
+
+    def check_data(request: RunRequest) -> None:
+        if rows:
+            sources.check_data_path(rows)
+        if data and to_train:
+            sources.check_kept_rows(str(data))
+
+    found = collect((check_device, check_model, check_files, check_data), request)
+    settle([*found, *map(Finding.of, _lacking(job, rows, to_train=to_train, simulate=request.simulate))])
     if to_train:
         _check_written(job, request)
 
@@ -166,9 +174,9 @@ def check_to_train(job: Job, request: RunRequest) -> None:
     _check_written(job, request)
 
 
+_TRACKERS = "clearml codecarbon comet_ml dagshub dvclive mlflow neptune swanlab trackio wandb"
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
-    **{f"--report_to {name}": (name,) for name in ("clearml", "codecarbon", "comet_ml", "dagshub", "dvclive")},
-    **{f"--report_to {name}": (name,) for name in ("mlflow", "neptune", "swanlab", "trackio", "wandb")},
+    **{f"--report_to {name}": (name,) for name in _TRACKERS.split()},
     "--report_to flyte": ("flytekit",),
     "--report_to tensorboard": ("tensorboard", "tensorboardX"),
     **dict.fromkeys(("--reward_funcs accuracy_reward", "--reward_funcs reasoning_accuracy_reward"), ("math_verify",)),
@@ -182,6 +190,8 @@ def _lacking(job: Job, data: str, *, to_train: bool, simulate: bool) -> Iterator
     """Yields what planning or training will lack, as files and the names of installed packages show. ``job``: its
     arguments may be texts, as they are typed. ``data``: where the rows are; empty if they are not read."""
     arguments, folder = job.arguments, Path(job.model)
+    if (error := method_of(job.method).missing(arguments.get, to_train=to_train)) is not None:
+        yield error
     if data and (to_train or not job.pins_length) and sources.lacks_tokenizer(folder):
         yield sources.no_tokenizer(job.model)
     row = sources.first_row(data)

@@ -119,11 +119,6 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "data_not_parquet": (32, f"{PLAN} --dataset not_parquet.parquet", "not_parquet.parquet '5 bytes'"),
     "data_no_split": (33, f"{DATA} --dataset_train_split nowhere", "nowhere --dataset_train_split train"),
     "data_no_test_split": (33, f"{DATA} --eval_strategy steps --eval_steps 5", "--dataset_test_split --eval_strategy"),
-    "data_no_dev_split": (
-        33,
-        f"{PLAN} --dataset splits --dataset_test_split dev --eval_strategy steps",
-        "splits dev 'it has train, test' --dataset_test_split",
-    ),
     # -- rows
     "data_other_text_field": (33, f"{PLAN} --dataset text.jsonl --dataset_text_field body", "text body"),
     "data_dpo_prompts": (33, f"plan dpo {TINY} --dataset prompts.jsonl", "DPOTrainer 'prompt, chosen, rejected'"),
@@ -143,10 +138,10 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
     "reward_not_callable": (2, f"{GRPO} --reward_funcs my_rewards.THRESHOLD", "my_rewards.THRESHOLD module.function"),
     "reward_import_fails": (2, f"{GRPO} --reward_funcs broken_rewards.a", "broken_rewards a_package_that_nobody_has"),
     "reward_lacks_package": (3, f"{GRPO[5:]} --simulate --reward_funcs accuracy_reward", "'pip install math_verify'"),
-    "four_known_at_once": (
-        20,
-        f"{GRPO[5:]} --model no_tokenizer --simulate --eval_on_start --reward_funcs nope --report_to clearml",
-        "'4 problems' no_tokenizer 'no split' nope accuracy_reward clearml",
+    "five_known_at_once": (
+        11,
+        f"{GRPO[5:]} --gpu t44 --model no_tokenizer --simulate --eval_on_start --reward_funcs no --report_to clearml",
+        "'5 problems' t44 no_tokenizer 'no split' accuracy_reward clearml",
     ),
     # -- settings
     "end_token_unknown": (2, f"{DATA} --eos_token nope", "--eos_token nope <|im_end|>"),
@@ -211,7 +206,7 @@ MISTAKES: dict[str, tuple[int, str, str]] = {
 
 EARLY = {
     *("model_no_tokenizer", "data_no_template", "reward_no_function", "reward_model_no_tokenizer", "reward_no_module"),
-    *("data_no_split", "data_no_test_split", "data_no_dev_split", "reward_lacks_package", "four_known_at_once"),
+    *("data_no_split", "data_no_test_split", "reward_lacks_package", "five_known_at_once"),
     "tracker_not_installed",
 }
 """Mistakes that are told without a worker, so before TRL is imported. Others that are, too, are tested elsewhere."""
